@@ -1,0 +1,50 @@
+# make demo   find wrong labels in a real data set, in about three minutes
+# make test   the whole test suite
+# Each target makes its own virtual environment first. Nothing else needs to be installed but Python >= 3.10.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+WORKERS ?= auto
+
+.PHONY: demo test lint format bench docs clean
+
+demo: $(VENV)/.base
+	$(BIN)/compensate demo
+
+test: $(VENV)/.test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS)
+
+lint: $(VENV)/.lint
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(VENV)/.lint
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.base
+	$(BIN)/python -m benchmarks
+
+docs: $(VENV)/.base
+	$(BIN)/compensate methods --markdown docs/methods.md
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.base: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e .
+	touch $@
+
+$(VENV)/.test: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e ".[test]"
+	touch $@
+
+$(VENV)/.lint: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e ".[test,lint]"
+	touch $@

@@ -1,0 +1,27 @@
+"""The one error this package raises for input it cannot use."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class InputError(ValueError):
+    """Something given by the user cannot be used.
+
+    The message says what was given, what was expected and what to do. The command line prints it without a
+    stack trace.
+    """
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint for a misspelt name: the nearest known one, or all of them.
+
+    >>> nearest("logcmp", ["base", "logcomp", "mixcomp"])
+    'did you mean "logcomp"?'
+    >>> nearest("zzz", ["base", "logcomp"])
+    'known: base, logcomp'
+    """
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=1)
+    return f'did you mean "{close[0]}"?' if close else "known: " + ", ".join(known)

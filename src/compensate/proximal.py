@@ -1,0 +1,111 @@
+r"""Proximal maps and projections, written once for numpy arrays and torch tensors.
+
+The proximal map of a penalty :math:`r` answers "how far does a value move toward zero when the penalty pulls at
+it": :math:`\mathrm{prox}_{t r}(v) = \arg\min_w \tfrac12 \|w - v\|^2 + t\, r(w)`. The learned tables, the adversarial
+loop and the scikit-learn estimators all use the functions of this file.
+
+A *row* is one entry of the first axis with all its other axes; `t` and `radius` are numbers or one value per row.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import torch
+
+Array = TypeVar("Array", np.ndarray, torch.Tensor)
+Norm = Literal["l2", "linf"]
+
+
+TINY = float(np.finfo(np.float32).tiny)
+
+
+def _per_row(t: Any, v: Any) -> Any:
+    """`t` shaped to broadcast against the rows of `v`."""
+    shape = getattr(t, "shape", ())
+    return t.reshape(shape + (1,) * (v.ndim - 1)) if len(shape) == 1 and v.ndim > 1 else t
+
+
+def row_norm(v: Array) -> Array:
+    """Euclidean norm of each row, shape (B, 1, ..., 1); its gradient is zero, not NaN, at a zero row.
+
+    >>> row_norm(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
+    tensor([[5.],
+            [0.]])
+    """
+    if isinstance(v, torch.Tensor):
+        flat = torch.linalg.vector_norm(v.flatten(1), dim=1) if v.ndim > 1 else v.abs()
+    else:
+        flat = np.linalg.norm(v.reshape(len(v), -1), axis=1) if v.ndim > 1 else np.abs(v)
+    return flat.reshape((-1,) + (1,) * (v.ndim - 1))
+
+
+def soft_threshold(v: Array, t: Any) -> Array:
+    r"""The proximal map of :math:`t\|v\|_1`: every entry moves toward zero by `t` and stops there.
+
+    >>> soft_threshold(torch.tensor([-3.0, 0.5, 2.0]), 1.0)
+    tensor([-2.,  0.,  1.])
+    """
+    t = _per_row(t, v)
+    return v - v.clip(-t, t)
+
+
+def group_soft_threshold(v: Array, t: Any) -> Array:
+    r"""The proximal map of :math:`t\|v_i\|_2`: every row shortens by `t`, or vanishes as a whole.
+
+    >>> group_soft_threshold(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), 1.0)
+    tensor([[2.4000, 3.2000],
+            [0.0000, 0.0000]])
+    """
+    norm = row_norm(v)
+    return v * (1 - _per_row(t, v) / norm.clip(TINY)).clip(0)
+
+
+def hard_threshold(v: Array, t: Any) -> Array:
+    r"""The proximal map of :math:`\tfrac{t^2}{2}\|v\|_0`: entries of size at most `t` vanish, the others stay.
+
+    >>> hard_threshold(torch.tensor([-3.0, 0.5, 2.0]), 1.0)
+    tensor([-3.,  0.,  2.])
+    """
+    return v * (abs(v) > _per_row(t, v))
+
+
+def shrink(v: Array, t: Any) -> Array:
+    r"""The proximal map of :math:`\tfrac{t}{2}\|v\|_2^2`.
+
+    >>> shrink(torch.tensor([-3.0, 2.0]), 1.0)
+    tensor([-1.5000,  1.0000])
+    """
+    return v / (1 + _per_row(t, v))
+
+
+def project_ball(v: Array, radius: Any, norm: Norm) -> Array:
+    r"""The nearest point of each row in the ball :math:`\|v_i\| \le` `radius`.
+
+    >>> project_ball(torch.tensor([[3.0, 4.0]]), 1.0, "l2")
+    tensor([[0.6000, 0.8000]])
+    >>> project_ball(torch.tensor([[3.0, 0.4]]), 1.0, "linf")
+    tensor([[1.0000, 0.4000]])
+    """
+    radius = _per_row(radius, v)
+    if norm == "linf":
+        return v.clip(-radius, radius)
+    return v * (radius / row_norm(v).clip(TINY)).clip(None, 1)
+
+
+def project_simplex(v: Array) -> Array:
+    r"""The nearest point of each row on the probability simplex.
+
+    With entries sorted in falling order, the threshold is the mean excess of the largest k for the largest k
+    whose k-th entry stays positive.
+
+    >>> project_simplex(torch.tensor([[0.5, 0.7, -0.2]]))
+    tensor([[0.4000, 0.6000, 0.0000]])
+    """
+    if not isinstance(v, torch.Tensor):
+        return project_simplex(torch.as_tensor(v)).numpy()
+    falling = v.sort(dim=-1, descending=True).values
+    excess = (falling.cumsum(-1) - 1) / torch.arange(1, v.shape[-1] + 1).to(v)
+    support = (falling > excess).sum(-1, keepdim=True)
+    return (v - excess.gather(-1, (support - 1).clamp(min=0))).clip(0)
