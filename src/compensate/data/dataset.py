@@ -1,0 +1,143 @@
+"""The one type every reader returns: samples, labels and where they came from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from compensate.data.seeding import generator
+from compensate.errors import InputError
+
+UNLABELLED = -1
+"""The target of a row whose label is missing."""
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """Samples in memory.
+
+    Attributes:
+        x: the samples, anything with a length that can be indexed by an array of rows: (N, C, H, W) images, uint8 or
+            float in [0, 1]; (N, F) features; `Ragged` token ids.
+        target: (N,) whole numbers, the class; `UNLABELLED` where there is none. Floats for regression.
+        classes: the names of the classes, in the order of their numbers; empty for regression.
+        index: (N,) the 0-based row of the source before any split or filter. By default 0..N-1.
+        ids: (N,) names of the samples in the source (a file name, an id column), if it has any.
+        raw: the source's own rows (texts, table rows, paths) for showing to people, if they differ from ``x``.
+
+    >>> data = Data(np.eye(4), np.array([0, 1, 0, 1]), ("cat", "dog"))
+    >>> data.subset(data.target == 1).index
+    array([1, 3])
+    >>> data[2]
+    (array([0., 0., 1., 0.]), 0, 2)
+    """
+
+    x: Any
+    target: NDArray[Any]
+    classes: tuple[str, ...]
+    index: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    ids: NDArray[Any] | None = None
+    raw: Any = None
+
+    def __post_init__(self) -> None:
+        if not len(self.index):
+            object.__setattr__(self, "index", np.arange(len(self.target)))
+        sizes = {
+            name: len(part)
+            for name in ("x", "target", "index", "ids", "raw")
+            if (part := getattr(self, name)) is not None
+        }
+        if len(set(sizes.values())) > 1:
+            raise InputError(f"the parts of a data set differ in length: {sizes}. Each needs one entry a sample.")
+        if not self.regression and len(self) and not -1 <= self.target.min() <= self.target.max() < self.num_classes:
+            row = int(np.flatnonzero((self.target < -1) | (self.target >= self.num_classes))[0])
+            raise InputError(
+                f"the label of row {self.index[row]} is {self.target[row]}; with {self.num_classes} classes it must be "
+                f"0 to {self.num_classes - 1}, or -1 for a missing label."
+            )
+
+    def __len__(self) -> int:
+        return len(self.target)
+
+    def __getitem__(self, row: int) -> tuple[Any, Any, int]:
+        return self.x[row], self.target[row].item(), int(self.index[row])
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.classes)
+
+    @property
+    def regression(self) -> bool:
+        """Whether the target is a quantity and not a class."""
+        return bool(np.issubdtype(self.target.dtype, np.floating))
+
+    @property
+    def labelled(self) -> NDArray[np.bool_]:
+        """(N,) whether the row has a label."""
+        return ~np.isnan(self.target) if self.regression else self.target != UNLABELLED
+
+    @property
+    def class_counts(self) -> NDArray[np.int64]:
+        """(C,) the number of samples of each class; rows without a label are not counted."""
+        return np.bincount(self.target[self.labelled], minlength=self.num_classes)
+
+    def subset(self, rows: ArrayLike) -> Data:
+        """Only these rows: positions in this data set, or a mask over it. ``index`` still names the source's rows."""
+        rows = np.asarray(rows)
+        if rows.dtype == bool:
+            if rows.shape != (len(self),):
+                raise InputError(f"the mask has shape {rows.shape}; expected ({len(self)},), one entry a sample.")
+            rows = np.flatnonzero(rows)
+        rows = rows.astype(np.int64)
+        if rows.ndim != 1 or (rows.size and not 0 <= rows.min() <= rows.max() < len(self)):
+            raise InputError(f"subset needs positions from 0 to {len(self) - 1} in one dimension, or a mask.")
+        return replace(
+            self,
+            x=self.x[rows],
+            target=self.target[rows],
+            index=self.index[rows],
+            ids=None if self.ids is None else self.ids[rows],
+            raw=None if self.raw is None else self.raw.iloc[rows] if hasattr(self.raw, "iloc") else self.raw[rows],
+        )
+
+    def relabel(self, target: ArrayLike) -> Data:
+        """The same samples with other labels, one each."""
+        return replace(self, target=np.asarray(target).astype(self.target.dtype))
+
+    def split(self, fractions: Sequence[float], *, seed: int = 0) -> tuple[Data, ...]:
+        """Random parts of the given shares, which must sum to one; each class is shared out alike.
+
+        Within a part the samples keep the order of the source.
+
+        >>> from compensate.data import digits
+        >>> [len(part) for part in digits().split((0.7, 0.3))]
+        [1258, 539]
+        """
+        if min(fractions, default=0) <= 0 or abs(sum(fractions) - 1) > 1e-6:
+            raise InputError(
+                f"the fractions are {tuple(fractions)}; they must be positive and sum to 1, as (0.8, 0.2)."
+            )
+        order = generator(seed, "split").permutation(len(self))
+        if not self.regression:
+            order = order[np.argsort(self.target[order], kind="stable")]
+        parts, left = [], 1.0
+        for share in fractions[:-1]:
+            # Every 1/share-th of the samples ordered by class: the parts' sizes and their class shares come out even.
+            steps = np.floor(np.arange(len(order) + 1) * (share / left) + 0.5)
+            taken = np.diff(steps) > 0
+            parts.append(order[taken])
+            order, left = order[~taken], left - share
+        return tuple(self.subset(np.sort(rows)) for rows in (*parts, order))
+
+
+@dataclass(frozen=True, eq=False)
+class Splits:
+    """A data set as it comes: its training part, and its test and validation parts if it has them."""
+
+    train: Data
+    test: Data | None = None
+    validation: Data | None = None

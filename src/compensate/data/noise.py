@@ -1,0 +1,268 @@
+"""Wrong labels made on purpose, for experiments whose truth is known.
+
+Every function takes whole-number labels (N,) and returns `Flipped`: the new labels and which of them differ from the
+old. The same seed gives the same errors, and a lower rate gives a subset of the errors of a higher one, so that curves
+over the rate compare like with like.
+
+By default each sample is hit on its own with the given probability, so the number of hits varies (Bernoulli). With
+``exact=True`` exactly ``round(rate * N)`` samples are hit. The two schemes of the paper for text, `first` and
+`first_positive`, draw nothing: they always hit exactly ``round(rate * n)`` samples.
+
+Reference: Yao and Wu, Compensation Learning, 2021, Sec. VI.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from compensate.data.seeding import generator
+from compensate.errors import InputError, nearest
+
+Labels = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Flipped:
+    """The labels after noise, and what the noise did.
+
+    Attributes:
+        labels: (N,) the labels to train on.
+        changed: (N,) true where ``labels`` differs from what was given.
+    """
+
+    labels: Labels
+    changed: NDArray[np.bool_]
+
+    @property
+    def rate(self) -> float:
+        """The share of labels that are wrong now."""
+        return float(self.changed.mean())
+
+
+def clean(labels: ArrayLike, num_classes: int, *, seed: int = 0) -> Flipped:
+    """No noise: the labels as they are. The seed is not used.
+
+    >>> clean([0, 1], 2).labels
+    array([0, 1])
+    """
+    y = _labels(labels, num_classes)
+    return _flipped(y, y.copy())
+
+
+def random(labels: ArrayLike, num_classes: int, rate: float, *, seed: int = 0, exact: bool = False) -> Flipped:
+    r"""The random noise of the paper: a hit sample gets any class, its own included.
+
+    .. math:: P(\tilde y = j \mid y) = (1 - p)\,[j = y] + p / C
+
+    where :math:`p` is the rate and :math:`C` the number of classes. So a share :math:`p (C - 1) / C` becomes wrong.
+
+    >>> random(np.zeros(1000, int), 2, 0.4, seed=1, exact=True).rate
+    0.193
+
+    Reference: Yao and Wu, Compensation Learning, 2021, Sec. VI-A.
+    """
+    y = _labels(labels, num_classes)
+    rng = generator(seed, "noise")
+    hit = _hit(len(y), rate, exact, rng)
+    return _flipped(y, np.where(hit, rng.integers(num_classes, size=len(y)), y))
+
+
+def symmetric(labels: ArrayLike, num_classes: int, rate: float, *, seed: int = 0, exact: bool = False) -> Flipped:
+    r"""A hit sample gets one of the other classes, never its own.
+
+    .. math:: P(\tilde y = j \mid y) = (1 - p)\,[j = y] + \frac{p}{C - 1}\,[j \ne y]
+
+    where :math:`p` is the rate and :math:`C` the number of classes.
+
+    >>> symmetric(np.zeros(1000, int), 2, 0.4, seed=1, exact=True).rate
+    0.4
+    """
+    y = _labels(labels, num_classes)
+    rng = generator(seed, "noise")
+    hit = _hit(len(y), rate, exact, rng)
+    step = rng.integers(1, num_classes, size=len(y))
+    return _flipped(y, np.where(hit, (y + step) % num_classes, y))
+
+
+def pair(labels: ArrayLike, num_classes: int, rate: float, *, seed: int = 0, exact: bool = False) -> Flipped:
+    r"""A hit sample gets the next class of the list; after the last comes the first.
+
+    .. math:: P(\tilde y = (y + 1) \bmod C \mid y) = p
+
+    where :math:`p` is the rate and :math:`C` the number of classes.
+
+    >>> pair([0, 1, 2], 3, 1.0).labels
+    array([1, 2, 0])
+
+    Reference: Yao and Wu, Compensation Learning, 2021, Sec. VI-A.
+    """
+    y = _labels(labels, num_classes)
+    hit = _hit(len(y), rate, exact, generator(seed, "noise"))
+    return _flipped(y, np.where(hit, (y + 1) % num_classes, y))
+
+
+def transition(labels: ArrayLike, matrix: ArrayLike, *, seed: int = 0) -> Flipped:
+    r"""Any noise that depends on the class alone.
+
+    .. math:: P(\tilde y = j \mid y = i) = T_{ij}
+
+    where :math:`T`, (C, C), has rows that sum to one. Each sample is drawn on its own (Bernoulli).
+
+    >>> transition([0, 0, 1, 1], [[1, 0], [1, 0]]).labels
+    array([0, 0, 0, 0])
+    """
+    t = np.asarray(matrix, dtype=np.float64)
+    if t.ndim != 2 or t.shape[0] != t.shape[1]:
+        raise InputError(f"the transition matrix has shape {t.shape}; it must be square, one row a true class.")
+    if not np.isfinite(t).all() or (t < 0).any() or np.abs(t.sum(1) - 1).max() > 1e-6:
+        worst = int(np.argmax(np.abs(np.nan_to_num(t.sum(1), nan=np.inf) - 1)))
+        raise InputError(
+            f"row {worst} of the transition matrix is {t[worst]}; each row must be probabilities that sum to 1: "
+            "T[i, j] is the chance that class i is written as class j. Divide each row by its sum."
+        )
+    y = _labels(labels, len(t))
+    edges = np.cumsum(t, axis=1)
+    draws = generator(seed, "noise").random(len(y)) * edges[y, -1]
+    return _flipped(y, (draws[:, None] >= edges[y]).sum(1))
+
+
+def first(labels: ArrayLike, num_classes: int, rate: float, *, seed: int = 0) -> Flipped:
+    """The paper's symmetric noise for text: the first ``round(rate * N)`` samples are flipped.
+
+    With two classes a flip is the other class; with more it is the next one. Nothing is drawn: the seed is not used.
+    Data sorted by class must be permuted first, or one class takes all the errors.
+
+    >>> first([0, 1, 1, 0], 2, 0.5).labels
+    array([1, 0, 1, 0])
+
+    Reference: Yao and Wu, Compensation Learning, 2021, Sec. VI-B.
+    """
+    y = _labels(labels, num_classes)
+    hit = np.arange(len(y)) < _count(len(y), rate)
+    return _flipped(y, np.where(hit, (y + 1) % num_classes, y))
+
+
+def first_positive(
+    labels: ArrayLike, num_classes: int, rate: float, *, seed: int = 0, positive: int = 1, negative: int = 0
+) -> Flipped:
+    """The paper's asymmetric noise for text: the first ``round(rate * n)`` of the n positives become negative.
+
+    Nothing is drawn: the seed is not used.
+
+    >>> first_positive([0, 1, 1, 0], 2, 0.5).labels
+    array([0, 0, 1, 0])
+
+    Reference: Yao and Wu, Compensation Learning, 2021, Sec. VI-B.
+    """
+    y = _labels(labels, num_classes)
+    for name, value in (("positive", positive), ("negative", negative)):
+        if not 0 <= value < num_classes:
+            raise InputError(f"{name} is {value}; it must be a class from 0 to {num_classes - 1}.")
+    rows = np.flatnonzero(y == positive)
+    noisy = y.copy()
+    noisy[rows[: _count(len(rows), rate)]] = negative
+    return _flipped(y, noisy)
+
+
+SCHEMES: dict[str, Callable[..., Flipped]] = {
+    "none": clean,
+    "random": random,
+    "symmetric": symmetric,
+    "pair": pair,
+    "first": first,
+    "first-positive": first_positive,
+}
+
+
+@dataclass(frozen=True)
+class Noise:
+    """A kind of noise and its rate, ready to be applied; it prints as the text it was parsed from.
+
+    >>> noise = Noise("pair", 1.0)
+    >>> noise([0, 1], num_classes=2, seed=3).labels
+    array([1, 0])
+    >>> str(noise)
+    'pair:1.0'
+    """
+
+    name: str
+    rate: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.name not in SCHEMES:
+            raise InputError(f'unknown noise "{self.name}"; {nearest(self.name, SCHEMES)}.')
+        _check_rate(self.rate)
+
+    def __call__(self, labels: ArrayLike, num_classes: int, *, seed: int = 0, **options: Any) -> Flipped:
+        rate = () if self.name == "none" else (self.rate,)
+        return SCHEMES[self.name](labels, num_classes, *rate, seed=seed, **options)
+
+    def __str__(self) -> str:
+        return "none" if self.name == "none" else f"{self.name}:{self.rate}"
+
+
+def parse(text: str) -> Noise:
+    """The noise named on a command line: ``none``, or a scheme, a colon and a rate.
+
+    >>> parse("first-positive:0.1")
+    Noise(name='first-positive', rate=0.1)
+    """
+    name, colon, rate = text.strip().lower().replace("_", "-").partition(":")
+    if name == "none" and not colon:
+        return Noise("none")
+    if name not in SCHEMES:
+        raise InputError(f'unknown noise "{name}"; {nearest(name, SCHEMES)}. Write for example pair:0.3.')
+    try:
+        return Noise(name, float(rate))
+    except InputError:
+        raise
+    except ValueError:
+        raise InputError(
+            f'noise "{text}" has no rate that can be read; write the scheme, a colon and a share: {name}:0.2.'
+        ) from None
+
+
+def _labels(labels: ArrayLike, num_classes: int) -> Labels:
+    y = np.asarray(labels)
+    if num_classes < 2:
+        raise InputError(f"num_classes is {num_classes}; label noise needs at least 2 classes.")
+    if y.ndim != 1 or not (np.issubdtype(y.dtype, np.integer) or y.size == 0):
+        raise InputError(f"labels have shape {y.shape} and type {y.dtype}; expected (N,) whole numbers, one a sample.")
+    if y.size and not (y.min() >= 0 and y.max() < num_classes):
+        row = int(np.flatnonzero((y < 0) | (y >= num_classes))[0])
+        raise InputError(
+            f"label {y[row]} of row {row} is outside 0..{num_classes - 1}; pass num_classes={int(y.max()) + 1} or "
+            "more, and leave out rows without a label."
+        )
+    return y.astype(np.int64)
+
+
+def _check_rate(rate: float) -> None:
+    if not 0 <= rate <= 1:
+        raise InputError(f"the noise rate is {rate}; it is a share from 0 to 1 (20 percent is 0.2).")
+
+
+def _count(n: int, rate: float) -> int:
+    _check_rate(rate)
+    return round(rate * n)
+
+
+def _hit(n: int, rate: float, exact: bool, rng: np.random.Generator) -> NDArray[np.bool_]:
+    # The draws do not depend on the rate: what is hit at 10 % is hit at 20 % too.
+    draws = rng.random(n)
+    if not exact:
+        _check_rate(rate)
+        return draws < rate
+    hit = np.zeros(n, dtype=bool)
+    hit[np.argsort(draws, kind="stable")[: _count(n, rate)]] = True
+    return hit
+
+
+def _flipped(given: Labels, noisy: NDArray[np.integer]) -> Flipped:
+    labels = noisy.astype(np.int64)
+    return Flipped(labels, labels != given)

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Subset, TensorDataset
+
+from compensate.data import Indexed
+from compensate.errors import InputError
+
+
+def test_index_names_the_sample_whatever_the_order():
+    x, y = torch.randn(10, 3), torch.arange(10) % 4
+    seen = 0
+    for xb, yb, i in DataLoader(Indexed(TensorDataset(x, y)), batch_size=4, shuffle=True):
+        assert torch.equal(xb, x[i])
+        assert torch.equal(yb, y[i])
+        seen += len(i)
+    assert seen == 10
+
+
+def test_a_subset_keeps_the_index_of_the_whole():
+    data = Indexed([(v, v % 2) for v in range(10)])
+    assert [item[2] for item in Subset(data, [7, 3])] == [7, 3]
+
+
+def test_a_plain_loop_ends():
+    assert [i for _, _, i in Indexed([("a", 0), ("b", 1)])] == [0, 1]
+
+
+def test_errors_say_what_to_do():
+    with pytest.raises(InputError, match="map-style"):
+        Indexed(iter([(1, 2)]))
+    with pytest.raises(InputError, match="once"):
+        Indexed(Indexed([(1, 2)]))
+    with pytest.raises(InputError, match="pairs"):
+        Indexed([(1, 2, 3)])[0]
+    with pytest.raises(InputError, match="a int"):
+        Indexed([7])[0]
+    with pytest.raises(IndexError, match="out of range"):
+        Indexed([(1, 2)])[1]
