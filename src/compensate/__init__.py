@@ -1,0 +1,58 @@
+"""Compensation learning: train on data you cannot fully trust.
+
+Instead of multiplying a sample's loss by a weight, add a term to its feature, logit, label, prediction or loss.
+The drop-in form changes one line of a training loop::
+
+    criterion = compensate.methods.logcomp(num_samples=len(train), num_classes=10)
+    loss = criterion(model(x), target, index)
+"""
+
+from compensate import methods
+from compensate._version import __version__
+from compensate.equation import Compensated
+from compensate.errors import InputError
+from compensate.gates import Where, above, below
+from compensate.granularity import Category, Corpus, Fresh, Group, Sample
+from compensate.inference.adversarial import Adversarial, Pull
+from compensate.inference.meta import meta_step
+from compensate.inference.prior import Slack, Toward, prediction, uniform
+from compensate.inference.regularised import L1, L2, AtLeast, Ball, GroupL2
+from compensate.inference.statistics import ClassMean, Evidence, Statistic
+from compensate.inference.tuning import Ramp, Steps, Top
+from compensate.methods import METHODS
+from compensate.state import State
+
+__all__ = [
+    "L1",
+    "L2",
+    "METHODS",
+    "Adversarial",
+    "AtLeast",
+    "Ball",
+    "Category",
+    "ClassMean",
+    "Compensated",
+    "Corpus",
+    "Evidence",
+    "Fresh",
+    "Group",
+    "GroupL2",
+    "InputError",
+    "Pull",
+    "Ramp",
+    "Sample",
+    "Slack",
+    "State",
+    "Statistic",
+    "Steps",
+    "Top",
+    "Toward",
+    "Where",
+    "__version__",
+    "above",
+    "below",
+    "meta_step",
+    "methods",
+    "prediction",
+    "uniform",
+]

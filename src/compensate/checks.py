@@ -1,0 +1,112 @@
+"""Cheap checks of a batch, with errors that say what to do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from compensate.errors import InputError
+
+if TYPE_CHECKING:
+    from compensate.state import State
+
+Check = Literal["sync", "async", "off"]
+
+
+def require(condition: Tensor, message: str, check: Check) -> None:
+    """Raises `message` unless `condition`, a boolean scalar tensor, holds.
+
+    "sync" waits for the value; "async" leaves it to the device, which neither stalls it nor breaks a compiled graph.
+    """
+    if check == "async":
+        torch._assert_async(condition, message)
+    elif check == "sync" and not bool(condition):
+        raise InputError(message)
+
+
+def check_batch(s: State, u: Tensor, check: Check) -> None:
+    """Shapes of logits `u` and targets always; label range and NaN as `check` says."""
+    target = s.target
+    if u.ndim != 2:
+        raise InputError(
+            f"logits have shape {tuple(u.shape)}; expected (batch, classes). For dense outputs (batch, classes, d1, ...) "
+            "write logits.movedim(1, -1).flatten(0, -2) and target.flatten()."
+        )
+    if not u.is_floating_point():
+        raise InputError(f"logits are {u.dtype}; expected floating point numbers, as they come out of the model.")
+    if target.ndim not in (1, 2) or len(target) != len(u):
+        raise InputError(
+            f"target has shape {tuple(target.shape)} for logits of shape {tuple(u.shape)}; expected ({len(u)},) class "
+            f"numbers or {tuple(u.shape)} distributions."
+        )
+    if s.hard:
+        _check_classes(s, u, check)
+    elif target.shape != u.shape or not target.is_floating_point():
+        raise InputError(
+            f"target is {target.dtype} of shape {tuple(target.shape)}; targets with two axes are distributions, "
+            f"floating point of shape {tuple(u.shape)}."
+        )
+    if check != "off" and u.numel():
+        # One pass and no temporary: a NaN survives the sum. Infinities of both signs make one too, hence the second look.
+        total = u.detach().sum()
+        if check == "async":
+            require(~total.isnan(), _NAN, check)
+        elif bool(total.isnan()) and bool(u.isnan().any()):
+            rows = u.isnan().any(-1).nonzero().flatten().tolist()
+            raise InputError(f"{_NAN} First rows of the batch with NaN: {rows[:5]}.")
+
+
+_NAN = (
+    "logits contain NaN: the training has diverged or the input has missing values. Look at the input of these samples, "
+    "lower the learning rate, or clip gradients; check='off' on the criterion skips this check."
+)
+
+
+def _check_classes(s: State, u: Tensor, check: Check) -> None:
+    target, classes = s.target, u.shape[-1]
+    if target.dtype != torch.long:
+        raise InputError(
+            f"target is {target.dtype}; class numbers are torch.long. Write target.long(), or give distributions of shape "
+            f"{tuple(u.shape)}."
+        )
+    if check == "off" or not len(target):
+        return
+    message = (
+        f"a target lies outside 0..{classes - 1}, but the logits have {classes} classes. Number the classes from 0, or "
+        f"mark samples without a label with ignore_index ({s.criterion.ignore_index})."
+    )
+    inside = (target >= 0) & (target < classes) | ~s.valid
+    if check == "sync" and not bool(inside.all()):
+        raise InputError(f"target {int(target[~inside][0])}: {message}")
+    require(inside.all(), message, check)
+
+
+def checked_index(s: State, num_samples: int, reader: str) -> Tensor:
+    """The index of the batch, if it can address `num_samples` rows."""
+    index = s.index
+    if index is None:
+        raise InputError(
+            f"index is missing: {reader} keeps a row per sample. Wrap the data set with "
+            "compensate.data.Indexed(dataset) and pass the index: criterion(logits, target, index)."
+        )
+    if index.is_floating_point() or index.dtype == torch.bool:
+        raise InputError(f"index is {index.dtype}; expected whole numbers, the row of each sample in the training set.")
+    if index.shape != s.target.shape[:1]:
+        raise InputError(f"index has shape {tuple(index.shape)}; expected ({len(s.target)},), one row per sample.")
+    return checked_keys(index, num_samples, reader, "index", s.criterion.check)
+
+
+def checked_keys(keys: Tensor, rows: int, reader: str, name: str, check: Check) -> Tensor:
+    """Keys as torch.long, if they lie in 0..rows-1."""
+    if check != "off" and len(keys):
+        inside = (keys >= 0) & (keys < rows)
+        message = (
+            f"{name} lies outside 0..{rows - 1}: {reader} has {rows} rows. Pass the row of each sample in the whole "
+            "training set, counted from 0, not its place in the batch, and give the table the size of that set."
+        )
+        if check == "sync" and not bool(inside.all()):
+            raise InputError(f"{name} {int(keys[~inside][0])}: {message}")
+        require(inside.all(), message, check)
+    return keys.long()

@@ -1,0 +1,396 @@
+"""The criterion: the one equation of compensation learning."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from compensate.checks import Check
+from compensate.errors import InputError
+from compensate.granularity import Sample, Table
+from compensate.inference.statistics import Evidence, Statistic
+from compensate.proximal import project_simplex
+from compensate.state import Slot, State, Touched
+from compensate.taxonomy import Taxonomy, taxonomy_of
+
+Term = Callable[[State], Tensor]
+Terms = Term | tuple[Term, ...] | None
+Base = Callable[[Tensor, Tensor], Tensor]
+
+SMALLEST = 1e-12
+"""Predictions are kept above this before the logarithm."""
+
+SLOTS: dict[str, Slot] = {"feature": "dx", "logit": "du", "label": "dy", "prediction": "dp", "loss": "dl"}
+"""The keyword of each target, and the letter its compensation has in the paper."""
+
+
+def normalised(q: Tensor) -> Tensor:
+    """Rows divided by their sum, entries cut off at zero first.
+
+    >>> normalised(torch.tensor([[1.0, 3.0, -1.0]]))
+    tensor([[0.2500, 0.7500, 0.0000]])
+    """
+    q = q.clamp(min=0)
+    return q / q.sum(-1, keepdim=True).clamp(min=SMALLEST)
+
+
+_ONTO: dict[str, Callable[[Tensor], Tensor]] = {
+    "project": project_simplex,
+    "normalise": normalised,
+    "none": lambda q: q,
+}
+
+
+class Compensated(nn.Module):
+    r"""A loss with compensation: the whole of the paper's taxonomy in one line.
+
+    .. math:: L = \frac1B \sum_i l(S(f(x_i + \Delta x_i) + \Delta u_i) + \Delta p_i,\; y_i + \Delta y_i)
+              + \Delta l_i + \mathrm{penalty}_i
+
+    Args:
+        feature: term or terms for :math:`\Delta x`, shaped like the input (or the model's `embed(x)`).
+        logit: term or terms for :math:`\Delta u`, (B, C).
+        label: term or terms for :math:`\Delta y`, (B, C).
+        prediction: term or terms for :math:`\Delta p`, (B, C), the other side of label compensation (Eq. 5-ii).
+        loss: term or terms for :math:`\Delta l`, (B,); they must depend on `s.l`, a constant has no gradient.
+        base: the loss :math:`l`, a function of logits (B, C) and targets (class numbers (B,), or distributions (B, C))
+            that returns (B,); cross entropy if not given.
+        reduction, weight, ignore_index: as in :func:`torch.nn.functional.cross_entropy`.
+        onto: how :math:`y + \Delta y` and :math:`p + \Delta p` become distributions (Eq. 6): by the nearest point
+            of the simplex, by division by the sum, or not at all. Terms that stay on the simplex need none of it.
+        check: "sync" looks at index, labels and NaN at once, "async" without waiting for the device, "off" never.
+
+    A term is any callable of the :class:`~compensate.State`. Several terms under one keyword are added in order.
+
+    >>> criterion = Compensated()                                             # no term: cross entropy
+    >>> criterion(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
+    tensor(2.3584)
+    >>> v = torch.tensor([[-1.0, 2.0, 0.0]])
+    >>> Compensated(logit=lambda s: v)(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
+    tensor(0.4211)
+
+    In evaluation mode every term rests and the plain loss comes out.
+
+    Reference: Yao and Wu, Compensation Learning, 2021, Eqs. (3)-(8).
+    """
+
+    epoch: Tensor
+    step: Tensor
+    total: Tensor
+    weight: Tensor | None
+
+    def __init__(
+        self,
+        *,
+        feature: Terms = None,
+        logit: Terms = None,
+        label: Terms = None,
+        prediction: Terms = None,
+        loss: Terms = None,
+        base: Base | None = None,
+        reduction: Literal["mean", "sum", "none"] = "mean",
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        onto: Literal["project", "normalise", "none"] = "project",
+        check: Check = "sync",
+        record: Evidence | None = None,
+    ) -> None:
+        super().__init__()
+        given = {"feature": feature, "logit": logit, "label": label, "prediction": prediction, "loss": loss}
+        self.terms = nn.ModuleDict({name: _Sum(terms) for name, terms in given.items() if terms})
+        if reduction not in ("mean", "sum", "none"):
+            raise InputError(f'reduction is "{reduction}"; expected "mean", "sum" or "none".')
+        if onto not in _ONTO:
+            raise InputError(f'onto is "{onto}"; expected {", ".join(_ONTO)}.')
+        self.base, self.reduction, self.ignore_index, self.onto = base, reduction, ignore_index, onto
+        self.check: Check = check
+        self.record = record
+        self.register_buffer("weight", weight)
+        for name in ("epoch", "step", "total"):
+            self.register_buffer(name, torch.zeros((), dtype=torch.long))
+        self._seen = 0
+        for table in self.tables():
+            table.validate()
+        if any(isinstance(term, Table) for term in self._of("loss")):
+            raise InputError(
+                "loss=Table(...) adds a constant to the loss, and a constant has no gradient: nothing would be learned. "
+                "Let it enter nonlinearly, for example loss=Slack(Sample(n, ...)), which is max(0, l - xi)."
+            )
+
+    # --- the two ways to call it ------------------------------------------------------------------------------
+
+    def forward(
+        self, logits: Tensor, target: Tensor, index: Tensor | None = None, *, group: Tensor | None = None
+    ) -> Tensor:
+        """The loss of a batch of logits (B, C): the drop-in form, for criteria that need not run the model.
+
+        Args:
+            logits: (B, C), as they come out of the model.
+            target: class numbers (B,), or distributions (B, C).
+            index: (B,) row of each sample in the training set, for criteria that keep something per sample.
+            group: (B,) group of each sample, for criteria that keep something per group.
+        """
+        if "feature" in self.terms and self.training:
+            raise InputError(
+                "Feature compensation changes the input, so it needs the model and not only its logits. "
+                "Write criterion.evaluate(model, x, target, index).loss instead of criterion(model(x), target, index)."
+            )
+        return self._run(State(self, target, index, group, logits=logits, learn=self._learns())).loss
+
+    def evaluate(
+        self,
+        model: Callable[[Any], Tensor],
+        x: Any,
+        target: Tensor,
+        index: Tensor | None = None,
+        *,
+        group: Tensor | None = None,
+        meta: bool = False,
+    ) -> State:
+        """The whole step, for every criterion: runs the model and returns the state; `state.loss.backward()` follows.
+
+        Args:
+            model: maps `x` to logits (B, C); may offer `embed`, `features` and `head`.
+            x: the input batch.
+            target, index, group: as in the drop-in form.
+            meta: true in the inner pass of a meta step, where nothing is stored or observed.
+        """
+        learn = self._learns() and not meta
+        return self._run(State(self, target, index, group, model=model, x=x, learn=learn, meta=meta))
+
+    def _learns(self) -> bool:
+        return self.training and torch.is_grad_enabled()
+
+    def _run(self, s: State) -> State:
+        if self.training and "feature" in self.terms:
+            s.fix_randomness()
+            self._infer(s, "feature")
+        if self.training:
+            self._observe(s, "logits")
+            for name in ("logit", "label", "prediction"):
+                self._infer(s, name)
+        s.l = self.losses_of(s, s.u, du=s.du, dp=s.dp, dy=s.dy)
+        if self.training:
+            self._infer(s, "loss")
+            if s.learn:
+                self._step_rows(s)
+                self._observe(s, "loss")
+                self._tick(s)
+        return s
+
+    def _infer(self, s: State, name: str) -> None:
+        s.slot = SLOTS[name]
+        for term in self._of(name):
+            s.add(term(s))
+        s.slot = None
+
+    def _of(self, name: str) -> tuple[Term, ...]:
+        return cast(_Sum, self.terms[name]).terms if name in self.terms else ()
+
+    # --- the equation -----------------------------------------------------------------------------------------
+
+    def losses_of(
+        self, s: State, u: Tensor, *, du: Tensor | None = None, dp: Tensor | None = None, dy: Tensor | None = None
+    ) -> Tensor:
+        r"""(B,) base losses :math:`l(S(u + \Delta u) + \Delta p,\; y + \Delta y)`; 0 where the target is ignored."""
+        u = u if du is None else u + du
+        if dp is not None:
+            # The logarithm of a distribution is a logit vector of it, so one base loss serves both sides of Eq. 5.
+            u = self._on_simplex("prediction", u.softmax(-1) + dp).clamp(min=SMALLEST).log()
+        if dy is not None:
+            y = self._on_simplex("label", s.y + dy)
+        else:
+            y = s.labels if s.hard else s.y
+        if self.base is None:
+            losses = F.cross_entropy(u, y, weight=self.weight, reduction="none")
+        else:
+            losses = self.base(u, y)
+            if self.weight is not None:
+                losses = losses * (self.weight[s.labels] if s.hard else s.y @ self.weight)
+        return torch.where(s.valid, losses, 0.0) if s.hard else losses
+
+    def _on_simplex(self, name: str, q: Tensor) -> Tensor:
+        stays = all(getattr(term, "on_simplex", False) for term in self._of(name))
+        return q if stays else _ONTO[self.onto](q)
+
+    def reduce(self, s: State, losses: Tensor) -> Tensor:
+        """Losses (B,) reduced as torch's cross entropy does: a weighted mean for class numbers, a mean for others."""
+        if self.reduction == "none":
+            return losses
+        return losses.sum() / self._divisor(s) if self.reduction == "mean" else losses.sum()
+
+    def _divisor(self, s: State) -> Tensor | int:
+        if not s.hard:
+            return len(s.target)
+        return s.valid.sum() if self.weight is None else (self.weight[s.labels] * s.valid).sum()
+
+    # --- what follows a step ----------------------------------------------------------------------------------
+
+    def _step_rows(self, s: State) -> None:
+        now = [t for t in s.touched if t.slot != "dx"]
+        if now:
+            grads = torch.autograd.grad(
+                s.compensated.sum(), [t.rows for t in now], retain_graph=True, materialize_grads=True
+            )
+            for touched, grad in zip(now, grads, strict=True):
+                touched.table.descend(touched, grad, s)
+        later = [t for t in s.touched if t.slot == "dx"]
+        if later:
+            self._step_in_backward(s, later)
+
+    def _step_in_backward(self, s: State, touched: list[Touched]) -> None:
+        """Rows on features move when the user's backward pass brings their gradient: no second pass through the model.
+
+        Gradient scaling and accumulation multiply the loss before its backward pass; the gradient of the loss
+        itself tells by how much, so that the step of a row does not depend on them.
+        """
+        if self.reduction == "none":
+            raise InputError('A learned table on features needs reduction="mean" or "sum", not "none".')
+        scale: list[Tensor] = []
+        s.loss.register_hook(scale.append)  # type: ignore[no-untyped-call]
+        summed = self._divisor(s) if self.reduction == "mean" else 1
+        for t in touched:
+            self._descend_when_known(s, t, summed, scale)
+
+    @staticmethod
+    def _descend_when_known(s: State, t: Touched, summed: Tensor | int, scale: list[Tensor]) -> None:
+        def hook(grad: Tensor) -> None:
+            t.table.descend(t, grad * summed / scale[-1], s)
+
+        t.rows.register_hook(hook)  # type: ignore[no-untyped-call]
+
+    def _observe(self, s: State, when: Literal["logits", "loss"]) -> None:
+        if s.learn:
+            with torch.no_grad():
+                for statistic in self.statistics():
+                    if statistic.observes == when:
+                        statistic.observe(s)
+
+    def _tick(self, s: State) -> None:
+        self.step += 1
+        if not torch.compiler.is_compiling():
+            self._warn_without_epochs(len(s.target))
+
+    def _warn_without_epochs(self, batch: int) -> None:
+        self._seen += batch
+        rolling = [s for s in self.statistics() if s.rolls]
+        sizes = [m.num_samples for m in self.modules() if isinstance(m, Sample | Statistic) and m.num_samples]
+        if rolling and sizes and self._seen > 1.5 * max(sizes) and self._seen - batch <= 1.5 * max(sizes):
+            warnings.warn(
+                f"{type(rolling[0]).__name__} is renewed once an epoch, but criterion.end_epoch() has not been called "
+                f"for {self._seen} samples of a set of {max(sizes)}. Call it after each epoch.",
+                stacklevel=2,
+            )
+
+    # --- time -------------------------------------------------------------------------------------------------
+
+    def start(self, total_steps: int) -> Compensated:
+        """Tells how many steps the training takes, for schedules over `progress`; returns the criterion."""
+        if total_steps <= 0:
+            raise InputError(f"total_steps is {total_steps}; expected epochs times batches, a positive number.")
+        self.total.fill_(total_steps)
+        return self
+
+    def require_total(self) -> None:
+        """Raises if `start` has not been called."""
+        if not torch.compiler.is_compiling() and int(self.total) == 0:
+            raise InputError(
+                "A schedule of this criterion runs over the whole training, whose length is not known. "
+                "Call criterion.start(total_steps=epochs * len(loader)) before the first step."
+            )
+
+    def end_epoch(self) -> None:
+        """To be called after each epoch: statistics over an epoch roll over."""
+        with torch.no_grad():
+            for statistic in self.statistics():
+                statistic.end_epoch()
+        self.epoch += 1
+        self._seen = 0
+
+    # --- what it holds ----------------------------------------------------------------------------------------
+
+    def tables(self) -> Iterator[Table]:
+        """All tables, those inside terms included."""
+        return (m for m in self.modules() if isinstance(m, Table))
+
+    def statistics(self) -> Iterator[Statistic]:
+        """All statistics, those inside terms included."""
+        return (m for m in self.modules() if isinstance(m, Statistic))
+
+    def suspects(self, top: int | None = None) -> Any:
+        """The samples whose labels look wrong, most suspect first; see :meth:`Evidence.suspects`."""
+        if self.record is None:
+            raise InputError(
+                "This criterion keeps no record of its samples. Pass record=Evidence(num_samples), "
+                "or use a method that does: logcomp, mixcomp."
+            )
+        return self.record.suspects(top)
+
+    @property
+    def taxonomy(self) -> Taxonomy:
+        """Target, direction, inference and granularity of this criterion.
+
+        >>> from compensate import L1, Category
+        >>> print(Compensated(logit=(Sample(9, 3, penalty=L1(0.1)), Category(3, 3, update="meta"))).taxonomy)
+        logit · mixed · regularised+meta · sample+category
+        """
+        return taxonomy_of({name: self._of(name) for name in self.terms})
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that tables and statistics hold."""
+        held = [m for m in self.modules() if isinstance(m, Table | Statistic)]
+        return sum(t.nbytes for m in held for t in (*m.parameters(False), *m.buffers(False)))
+
+    def __repr__(self) -> str:
+        has = self.terms.keys()
+        x = "x_i + dx_i" if "feature" in has else "x_i"
+        p = f"S(f({x}) + du_i)" if "logit" in has else f"S(f({x}))"
+        p = f"{p} + dp_i" if "prediction" in has else p
+        y = "y_i + dy_i" if "label" in has else "y_i"
+        tail = (" + dl_i" if "loss" in has else "") + (" + penalty_i" if any(t.penalty for t in self.tables()) else "")
+        lines = [f"{self.reduction}_i [ l( {p}, {y} ){tail} ]" if self.reduction != "none" else f"l( {p}, {y} ){tail}"]
+        lines += [f"  {SLOTS[name]} = {' + '.join(map(_shown, self._of(name)))}" for name in has]
+        lines += [f"  {self.taxonomy} · holds {_bytes(self.nbytes)}"]
+        return "\n".join(lines)
+
+
+class _Sum(nn.Module):
+    """The terms of one target. Those that are modules become children, so that state follows `.to()` and `state_dict`."""
+
+    def __init__(self, terms: Terms) -> None:
+        super().__init__()
+        many: Iterable[Any] = terms if isinstance(terms, tuple | list) else (terms,)
+        for number, term in enumerate(many):
+            if not callable(term):
+                raise InputError(
+                    f"A term is {term!r}; expected a callable of the state, such as a table, a function or a module."
+                )
+            setattr(self, str(number), term)
+        self.size = number + 1
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        return tuple(getattr(self, str(number)) for number in range(self.size))
+
+
+def _shown(term: Any) -> str:
+    text = repr(term) if isinstance(term, nn.Module) else getattr(term, "__name__", repr(term))
+    return " ".join(text.split())
+
+
+def _bytes(count: int) -> str:
+    """A size for people.
+
+    >>> _bytes(512), _bytes(71_880), _bytes(5_124_000_000)
+    ('512 bytes', '72 kB', '5.1 GB')
+    """
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.2g} {unit}" if count < 10 * size else f"{count / size:.0f} {unit}"
+    return f"{count} bytes"

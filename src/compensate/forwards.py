@@ -1,0 +1,109 @@
+"""How a model is run: in stages, with fixed randomness, and without leaving traces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+_WITH_RUNNING_STATISTICS = (
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.SyncBatchNorm,
+    nn.InstanceNorm1d,
+    nn.InstanceNorm2d,
+    nn.InstanceNorm3d,
+)
+
+
+class Stages(NamedTuple):
+    """A model cut where compensation may enter: `head(features(embed(x) + dx))`.
+
+    A model that does not offer the three methods is run whole; then only `dx` on raw input is possible.
+    """
+
+    embed: Callable[[Any], Any] | None
+    features: Callable[[Any], Tensor] | None
+    head: Callable[[Tensor], Tensor] | None
+    whole: Callable[[Any], Tensor]
+    padding: Callable[[Any], Tensor] | None
+
+    @classmethod
+    def of(cls, model: Callable[[Any], Tensor]) -> Stages:
+        """The stages that `model` offers by the names `embed`, `features`, `head` and `padding`."""
+        features, head = getattr(model, "features", None), getattr(model, "head", None)
+        staged = callable(features) and callable(head)
+        return cls(
+            embed=getattr(model, "embed", None) if staged else None,
+            features=features if staged else None,
+            head=head if staged else None,
+            whole=model,
+            padding=getattr(model, "padding", None) if staged else None,
+        )
+
+
+@contextmanager
+def traceless(model: Any) -> Iterator[None]:
+    """Extra forwards inside use batch statistics in training mode, and move no running statistics.
+
+    >>> net = nn.BatchNorm1d(2).train()
+    >>> with traceless(net):
+    ...     _ = net(torch.randn(8, 2))
+    >>> net.num_batches_tracked
+    tensor(0)
+    """
+    layers = [m for m in model.modules() if isinstance(m, _WITH_RUNNING_STATISTICS)] if _is_module(model) else []
+    tracking = [m.track_running_stats for m in layers]
+    for layer in layers:
+        layer.track_running_stats = False
+    try:
+        yield
+    finally:
+        for layer, tracked in zip(layers, tracking, strict=True):
+            layer.track_running_stats = tracked
+
+
+@contextmanager
+def seeded(seed: int | None, device: torch.device) -> Iterator[None]:
+    """Random numbers inside are those of `seed`; outside, the generators go on as if nothing had happened.
+
+    All forwards of one batch run under one seed, so that they see the same dropout mask. `None` does nothing.
+    """
+    if seed is None:
+        yield
+        return
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield
+
+
+class _Lent(nn.Module):
+    """Lends its model to a function, so that `functional_call` covers methods other than `forward`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, run: Callable[[nn.Module], Any]) -> Any:
+        return run(self.model)
+
+
+def under(model: nn.Module, parameters: dict[str, Tensor], run: Callable[[nn.Module], Any]) -> Any:
+    """`run(model)` as if the model had these parameters; the model itself is left alone.
+
+    >>> net = nn.Linear(2, 1, bias=False)
+    >>> under(net, {"weight": torch.tensor([[1.0, 2.0]])}, lambda m: m(torch.tensor([[1.0, 1.0]])))
+    tensor([[3.]])
+    """
+    lent = {f"model.{name}": value for name, value in parameters.items()}
+    return functional_call(_Lent(model), lent, (run,))
+
+
+def _is_module(model: Any) -> bool:
+    return isinstance(model, nn.Module)

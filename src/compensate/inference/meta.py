@@ -1,0 +1,113 @@
+r"""Inference with meta learning: compensation is good if a step under it helps on clean data.
+
+.. math:: \Theta'(W) = \Theta - \eta\, \nabla_\Theta L(\Theta; W), \qquad
+          W \leftarrow W - \alpha\, \nabla_W \sum_{j \in \Omega} l(S(f(x_j; \Theta'(W))), y_j)
+
+where :math:`\Omega` is a batch of clean data, :math:`\eta` the step of the model and :math:`\alpha` that of the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from compensate.errors import InputError
+from compensate.forwards import traceless, under
+from compensate.granularity import Sample, Table
+from compensate.state import State, Touched
+
+if TYPE_CHECKING:
+    from compensate.equation import Compensated
+
+Batch = Sequence[Tensor]
+
+
+def meta_gradient(
+    criterion: Compensated, model: nn.Module, batch: Batch, clean: Batch, *, lr: float
+) -> tuple[Tensor, State, list[Tensor], list[Tensor]]:
+    """The outer loss and its gradient, first for each touched table in `state.touched`, then for other parameters.
+
+    The model's parameters, gradients and running statistics are left as they were.
+    """
+    theta = {name: p.detach().requires_grad_() for name, p in model.named_parameters() if p.requires_grad}
+    x, target, *rest = batch
+    with torch.enable_grad(), traceless(model):
+        s: State = under(model, theta, lambda m: criterion.evaluate(m, x, target, *rest, meta=True))
+        inner = s.loss if s.loss.ndim == 0 else s.loss.mean()
+        grads = torch.autograd.grad(inner, list(theta.values()), create_graph=True, materialize_grads=True)
+        ahead = {name: p - lr * g for (name, p), g in zip(theta.items(), grads, strict=True)}
+        outer = under(model, ahead, lambda m: _plain_loss(criterion, m, clean))
+        others = [p for p in _free_parameters(criterion) if p.requires_grad]
+        wanted = [t.rows for t in s.touched] + others
+        if not wanted:
+            raise InputError(
+                "meta_step found nothing to learn: no table of this criterion has update='meta' and no term has "
+                "parameters. Write for example Category(num_classes, 1, update='meta')."
+            )
+        found = list(torch.autograd.grad(outer, wanted, materialize_grads=True))
+    return outer.detach(), s, found[: len(s.touched)], found[len(s.touched) :]
+
+
+def meta_step(
+    criterion: Compensated,
+    model: nn.Module,
+    batch: Batch,
+    clean: Batch,
+    *,
+    lr: float,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> Tensor:
+    """One meta step, to be run before the training step on the same batch; returns the outer loss.
+
+    Args:
+        criterion: with at least one table of `update="meta"`, or a term with parameters.
+        model: in training mode; only looked at.
+        batch: `(x, target)` or `(x, target, index)`, the training batch.
+        clean: `(x, target)`, a batch of trusted data.
+        lr: the learning rate of the model, for the look-ahead.
+        optimizer: moves the tables and parameters of the criterion; without one, rows take a plain step of their table's
+            own `lr`, with its penalty and bound.
+    """
+    outer, s, rows, others = meta_gradient(criterion, model, batch, clean, lr=lr)
+    if optimizer is None:
+        if others:
+            raise InputError(
+                "This criterion has parameters besides its tables; give meta_step an optimizer for them, such as "
+                "torch.optim.Adam(criterion.parameters())."
+            )
+        for touched, grad in zip(s.touched, rows, strict=True):
+            # The outer loss is shared by all samples: its gradient is a sum already, not one per visit.
+            touched.table.descend(touched, grad * touched.count.reshape((-1,) + (1,) * (grad.ndim - 1)), s)
+        return outer
+    optimizer.zero_grad(set_to_none=True)
+    for touched, grad in zip(s.touched, rows, strict=True):
+        touched.table.weight.grad = _as_table(touched, grad)
+    for parameter, grad in zip((p for p in _free_parameters(criterion) if p.requires_grad), others, strict=True):
+        parameter.grad = grad
+    optimizer.step()
+    for touched in s.touched:
+        if touched.table.bound is not None:
+            touched.table.write(touched.keys, touched.table.bound(touched.table.gather(touched.keys).detach()))
+    return outer
+
+
+def _plain_loss(criterion: Compensated, model: nn.Module, clean: Batch) -> Tensor:
+    x, target, *rest = clean
+    s = State(criterion, target, *rest, model=model, x=x)
+    return criterion.losses_of(s, s.u).mean()
+
+
+def _as_table(touched: Touched, grad: Tensor) -> Tensor:
+    """A gradient of the whole table; sparse for a table of samples, of which a batch touches few rows."""
+    weight = touched.table.weight
+    if isinstance(touched.table, Sample):
+        return torch.sparse_coo_tensor(touched.keys[None], grad, weight.shape, check_invariants=False)
+    return torch.zeros_like(weight).index_copy_(0, touched.keys, grad)
+
+
+def _free_parameters(criterion: Compensated) -> list[nn.Parameter]:
+    owned = {id(p) for m in criterion.modules() if isinstance(m, Table) for p in m.parameters(False)}
+    return [p for p in criterion.parameters() if id(p) not in owned]

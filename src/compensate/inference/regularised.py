@@ -1,0 +1,192 @@
+r"""Inference with regularisation: a table moves down its loss, and a penalty holds it back.
+
+.. math:: v \leftarrow \mathrm{prox}_{\eta\lambda r}\left(v - \eta \frac{\partial l_i}{\partial v}\right)
+
+where :math:`\eta` is the step, :math:`r` the penalty and :math:`\lambda` its weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, final
+
+from torch import Tensor, nn
+
+from compensate.errors import InputError
+from compensate.proximal import (
+    Norm,
+    group_soft_threshold,
+    project_ball,
+    row_norm,
+    shrink,
+    soft_threshold,
+)
+from compensate.state import State, Value, at
+
+Bound = Callable[[Tensor], Tensor]
+
+
+class Penalty(Protocol):
+    """What holds rows near zero: its value, its proximal map and a subgradient, each by row (R, *shape)."""
+
+    def __call__(self, v: Tensor, s: State) -> Tensor:
+        """(R,) the penalty of each row."""
+
+    def prox(self, v: Tensor, step: float, s: State) -> Tensor:
+        """The proximal map of `step` times the penalty."""
+
+    def subgradient(self, v: Tensor, s: State) -> Tensor:
+        """A subgradient, zero at zero."""
+
+
+def _checked(lam: Value) -> Value:
+    if not callable(lam) and lam < 0:
+        raise InputError(f"lambda is {lam}; a penalty needs lambda >= 0 (0 is no penalty, large is no compensation).")
+    return lam
+
+
+@final
+class L1(nn.Module):
+    r"""The sparse penalty :math:`\lambda \|v_i\|_1`: most rows stay exactly zero.
+
+    Args:
+        lam: its weight, a number or a callable of the state.
+    """
+
+    def __init__(self, lam: Value) -> None:
+        super().__init__()
+        self.lam = _checked(lam)
+
+    def forward(self, v: Tensor, s: State) -> Tensor:
+        """(R,) the penalty of each row."""
+        return at(self.lam, s) * _rowsum(v.abs())
+
+    def prox(self, v: Tensor, step: float, s: State) -> Tensor:
+        """Soft thresholding."""
+        return soft_threshold(v, step * at(self.lam, s))
+
+    def subgradient(self, v: Tensor, s: State) -> Tensor:
+        """The sign, zero at zero."""
+        return at(self.lam, s) * v.sign()
+
+    def __repr__(self) -> str:
+        return f"L1({self.lam})"
+
+
+@final
+class L2(nn.Module):
+    r"""The smooth penalty :math:`\tfrac{\lambda}{2} \|v_i\|_2^2`: rows shrink and never vanish.
+
+    Args:
+        lam: its weight, a number or a callable of the state.
+    """
+
+    def __init__(self, lam: Value) -> None:
+        super().__init__()
+        self.lam = _checked(lam)
+
+    def forward(self, v: Tensor, s: State) -> Tensor:
+        """(R,) the penalty of each row."""
+        return at(self.lam, s) / 2 * _rowsum(v.square())
+
+    def prox(self, v: Tensor, step: float, s: State) -> Tensor:
+        """Division by one plus the weight."""
+        return shrink(v, step * at(self.lam, s))
+
+    def subgradient(self, v: Tensor, s: State) -> Tensor:
+        """The gradient."""
+        return at(self.lam, s) * v
+
+    def __repr__(self) -> str:
+        return f"L2({self.lam})"
+
+
+@final
+class GroupL2(nn.Module):
+    r"""The penalty :math:`\lambda \|v_i\|_2`: whole rows vanish, the others keep all their entries.
+
+    Args:
+        lam: its weight, a number or a callable of the state.
+    """
+
+    def __init__(self, lam: Value) -> None:
+        super().__init__()
+        self.lam = _checked(lam)
+
+    def forward(self, v: Tensor, s: State) -> Tensor:
+        """(R,) the penalty of each row."""
+        return at(self.lam, s) * row_norm(v).flatten()
+
+    def prox(self, v: Tensor, step: float, s: State) -> Tensor:
+        """Soft thresholding of the length of each row."""
+        return group_soft_threshold(v, step * at(self.lam, s))
+
+    def subgradient(self, v: Tensor, s: State) -> Tensor:
+        """The direction of each row, zero at zero."""
+        return at(self.lam, s) * v / row_norm(v).clamp(min=1e-12)
+
+    def __repr__(self) -> str:
+        return f"GroupL2({self.lam})"
+
+
+@final
+class Ball(nn.Module):
+    r"""The bound :math:`\|v_i\| \le` `radius`.
+
+    Args:
+        radius: of the ball, positive.
+        norm: "l2" or "linf".
+    """
+
+    def __init__(self, radius: float, norm: Norm = "l2") -> None:
+        super().__init__()
+        if radius <= 0:
+            raise InputError(f"radius is {radius}; a bound needs a positive radius.")
+        self.radius, self.norm = radius, norm
+
+    def forward(self, v: Tensor) -> Tensor:
+        """The nearest rows in the ball."""
+        return project_ball(v, self.radius, self.norm)
+
+    def __repr__(self) -> str:
+        return f"Ball({self.radius:g}, {self.norm})"
+
+
+@final
+class AtLeast(nn.Module):
+    """The bound that every entry is at least `low`."""
+
+    def __init__(self, low: float = 0.0) -> None:
+        super().__init__()
+        self.low = low
+
+    def forward(self, v: Tensor) -> Tensor:
+        """The nearest rows in the set."""
+        return v.clamp(min=self.low)
+
+    def __repr__(self) -> str:
+        return f"AtLeast({self.low:g})"
+
+
+def row_step(
+    v: Tensor,
+    grad: Tensor,
+    *,
+    lr: float,
+    penalty: Penalty | None,
+    bound: Bound | None,
+    subgradient: bool,
+    s: Any,
+) -> Tensor:
+    """Rows (R, *shape) after one step down the gradient of their loss."""
+    if penalty is None:
+        v = v - lr * grad
+    elif subgradient:
+        v = v - lr * (grad + penalty.subgradient(v, s))
+    else:
+        v = penalty.prox(v - lr * grad, lr, s)
+    return v if bound is None else bound(v)
+
+
+def _rowsum(v: Tensor) -> Tensor:
+    return v.flatten(1).sum(1) if v.ndim > 1 else v

@@ -1,0 +1,183 @@
+"""What is observed over the training: records of samples and means of classes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, Literal, NamedTuple, final
+
+import torch
+from torch import Tensor, nn
+
+from compensate.checks import checked_index
+from compensate.errors import InputError
+from compensate.state import State
+
+Merge = Literal["sum", "rows", "same"]
+
+
+class Statistic(nn.Module, ABC):
+    """Something counted during training. As a value it returns what is known of the samples of the batch.
+
+    Each buffer declares how the copies of several processes become one: "sum", they are added; "rows", each process
+    knows the rows of its own samples; "same", they are equal in all processes.
+    """
+
+    observes: ClassVar[Literal["logits", "loss"]] = "logits"
+    """When it looks: once the logits are known and before the terms are, or when the whole loss is known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_samples: int | None = None
+        self.rolls = False
+        """True if it is renewed by `end_epoch`."""
+        self.merges: dict[str, Merge] = {}
+
+    def track(self, name: str, start: Tensor, *, merge: Merge) -> None:
+        """Adds a buffer and says how its copies merge."""
+        self.register_buffer(name, start)
+        self.merges[name] = merge
+
+    @abstractmethod
+    def observe(self, s: State) -> None:
+        """Looks at a training batch."""
+
+    def end_epoch(self) -> None:
+        """Rolls over, for statistics of one epoch."""
+
+
+class Suspects(NamedTuple):
+    """Samples whose labels look wrong, most suspect first."""
+
+    index: Tensor
+    """(K,) rows of the training set."""
+    score: Tensor
+    """(K,) how suspect, larger is more."""
+    suggested: Tensor
+    """(K,) the class that the model would give, other than the given one."""
+    flagged: Tensor
+    """(K,) true where the evidence says wrong rather than right."""
+
+
+@final
+class Evidence(Statistic):
+    r"""A running record of each sample: how much compensation it took, and what the model thought of its label.
+
+    .. math:: \bar v_i = \frac1{n_i} \sum_t \|v_i^{(t)}\|_1, \qquad
+              \bar m_i = \frac1{n_i} \sum_t \bigl( u_{i,y_i}^{(t)} - \max_{c \ne y_i} u_{i,c}^{(t)} \bigr)
+
+    where :math:`n_i` counts the visits :math:`t` of sample :math:`i`, :math:`v` is its logit compensation and :math:`u`
+    its plain logits. A label that the model keeps contradicting has a negative mean margin :math:`\bar m_i`; it is
+    flagged. The first `skip` epochs are left out: a model that has learned nothing contradicts everything.
+
+    Args:
+        num_samples: the size of the training set.
+        skip: epochs that are not recorded.
+        score: what suspects are ranked by: "loss", the mean plain loss; "size", the mean compensation
+            :math:`\bar v_i`; "margin", the mean margin.
+    """
+
+    observes = "loss"
+
+    def __init__(self, num_samples: int, *, skip: int = 0, score: Literal["loss", "size", "margin"] = "loss") -> None:
+        super().__init__()
+        if num_samples < 1:
+            raise InputError(f"num_samples is {num_samples}; expected the size of the training set.")
+        self.num_samples, self.skip, self.score = num_samples, skip, score
+        for name in ("visits", "total_size", "total_loss", "total_margin"):
+            self.track(name, torch.zeros(num_samples), merge="rows")
+        self.track("guess", torch.zeros(num_samples, dtype=torch.long), merge="rows")
+        self.visits: Tensor
+        self.total_size: Tensor
+        self.total_loss: Tensor
+        self.total_margin: Tensor
+        self.guess: Tensor
+
+    def observe(self, s: State) -> None:
+        """Adds the visits of the batch."""
+        assert self.num_samples is not None
+        index = checked_index(s, self.num_samples, "a record of evidence")
+        given = s.labels[:, None]
+        u = s.plain
+        others = u.scatter(1, given, -torch.inf)
+        best, guess = others.max(1)
+        counts = s.valid & (s.epoch >= self.skip)
+        size = s.plain_losses.new_zeros(()) if s.du is None else s.du.detach().abs().sum(1)
+        for name, value in (
+            ("visits", torch.ones_like(best)),
+            ("total_size", size),
+            ("total_loss", s.plain_losses),
+            ("total_margin", u.gather(1, given)[:, 0] - best),
+        ):
+            record = getattr(self, name)
+            record.index_add_(0, index, torch.where(counts, value, 0).to(record.dtype))
+        self.guess[index] = guess
+
+    def mean(self, name: Literal["size", "loss", "margin"]) -> Tensor:
+        """(N,) the mean over the visits of each sample; NaN for a sample that has not been seen."""
+        return getattr(self, f"total_{name}") / self.visits
+
+    def suspects(self, top: int | None = None) -> Suspects:
+        """All samples seen (or the first `top`), most suspect first."""
+        score = -self.mean("margin") if self.score == "margin" else self.mean(self.score)
+        order = score.nan_to_num(nan=-torch.inf).argsort(descending=True, stable=True)
+        order = order[: int((self.visits > 0).sum())][:top]
+        return Suspects(order, score[order], self.guess[order], self.mean("margin")[order] < 0)
+
+    def extra_repr(self) -> str:
+        """Size."""
+        return f"{self.num_samples} samples"
+
+
+@final
+class ClassMean(Statistic):
+    r"""The mean prediction of each class over the previous epoch; as a value, the row of the given class, (B, C).
+
+    .. math:: \tilde p_c = \frac1{Z_c} \sum_{j: y_j = c} \mathrm{conf}_j\, p_j
+
+    where :math:`Z_c` is the sum of the :math:`\mathrm{conf}_j`; it is 1, or 1 for a right prediction and 0 for a wrong
+    one. Classes without any such sample keep a uniform row, and so do all before the first epoch has ended.
+
+    Args:
+        num_classes: the number of classes.
+        conf: "all", every prediction counts; "correct", only right ones do.
+
+    Reference: Yao and Wu, Compensation Learning, 2021, Eqs. (55)-(56).
+    """
+
+    granularity = "category"
+
+    def __init__(self, num_classes: int, conf: Literal["all", "correct"] = "correct") -> None:
+        super().__init__()
+        if conf not in ("all", "correct"):
+            raise InputError(f'conf is "{conf}"; expected "all" or "correct".')
+        self.conf, self.rolls = conf, True
+        self.track("mean", torch.full((num_classes, num_classes), 1 / num_classes), merge="same")
+        self.track("total", torch.zeros(num_classes, num_classes), merge="sum")
+        self.track("count", torch.zeros(num_classes), merge="sum")
+        self.mean: Tensor
+        self.total: Tensor
+        self.count: Tensor
+
+    def forward(self, s: State) -> Tensor:
+        """(B, C) the mean prediction of each sample's given class."""
+        return self.mean[s.labels]
+
+    def observe(self, s: State) -> None:
+        """Adds the predictions of the batch."""
+        p = s.p.detach().to(self.total.dtype)
+        counts = s.valid if self.conf == "all" else s.valid & (p.argmax(-1) == s.labels)
+        conf = counts.to(p.dtype)
+        self.total.index_add_(0, s.labels, conf[:, None] * p)
+        self.count.index_add_(0, s.labels, conf)
+
+    def end_epoch(self) -> None:
+        """The means of this epoch become the value; counting starts anew."""
+        uniform = torch.full_like(self.mean, 1 / len(self.mean))
+        means = self.total / self.count.clamp(min=1)[:, None]
+        self.mean.copy_(torch.where(self.count[:, None] > 0, means, uniform))
+        self.total.zero_()
+        self.count.zero_()
+
+    def extra_repr(self) -> str:
+        """Which predictions count."""
+        return f"{self.conf} predictions"

@@ -1,0 +1,139 @@
+"""Inference by tuning: numbers that change over time, and thresholds set by a share of the samples."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, final
+
+import torch
+from torch import Tensor, nn
+
+from compensate.checks import checked_index
+from compensate.errors import InputError
+from compensate.inference.statistics import Statistic
+from compensate.state import State, Value, at
+
+
+@final
+class Ramp(nn.Module):
+    """A number that goes from `start` to `end` while training goes from `begin` to `finish` (shares of all steps).
+
+    Args:
+        start: the value until `begin`.
+        end: the value from `finish` on.
+        begin: when it starts to move, in [0, 1].
+        finish: when it has arrived, in [0, 1].
+        shape: "linear", "cosine" (slow at both ends) or "exponential" (by a constant factor per step; both ends positive).
+    """
+
+    def __init__(
+        self,
+        start: float,
+        end: float,
+        *,
+        begin: float = 0.0,
+        finish: float = 1.0,
+        shape: Literal["linear", "cosine", "exponential"] = "linear",
+    ) -> None:
+        super().__init__()
+        if not 0 <= begin < finish <= 1:
+            raise InputError(f"begin={begin}, finish={finish}; expected 0 <= begin < finish <= 1.")
+        if shape == "exponential" and not (start > 0 and end > 0):
+            raise InputError(f"start={start}, end={end}; an exponential ramp needs two positive ends.")
+        self.start, self.end, self.begin, self.finish, self.shape = start, end, begin, finish, shape
+
+    def forward(self, s: State) -> Tensor:
+        """The value now, a scalar tensor."""
+        t = ((s.progress - self.begin) / (self.finish - self.begin)).clamp(0, 1)
+        if self.shape == "exponential":
+            return self.start * (self.end / self.start) ** t
+        if self.shape == "cosine":
+            t = (1 - torch.cos(math.pi * t)) / 2
+        return self.start + (self.end - self.start) * t
+
+    def extra_repr(self) -> str:
+        """Both ends."""
+        return f"{self.start:g} to {self.end:g}, {self.shape}"
+
+
+@final
+class Steps(nn.Module):
+    """A number that jumps at given epochs: `Steps({0: 0.0, 5: 0.1})` is 0 for five epochs and 0.1 afterwards."""
+
+    def __init__(self, values: dict[int, float]) -> None:
+        super().__init__()
+        if 0 not in values:
+            raise InputError(f"epochs {sorted(values)}; the first value must be given for epoch 0.")
+        self.values = dict(sorted(values.items()))
+        self.register_buffer("_epochs", torch.tensor(list(self.values)), persistent=False)
+        self.register_buffer("_values", torch.tensor(list(self.values.values())), persistent=False)
+        self._epochs: Tensor
+        self._values: Tensor
+
+    def forward(self, s: State) -> Tensor:
+        """The value now, a scalar tensor."""
+        return self._values[(self._epochs <= s.epoch).sum() - 1]
+
+    def extra_repr(self) -> str:
+        """Epochs and values."""
+        return ", ".join(f"{epoch}: {value:g}" for epoch, value in self.values.items())
+
+
+@final
+class Top(Statistic):
+    r"""The threshold that the largest `pro` percent of the plain losses reach: the paper's :math:`\tau`.
+
+    .. math:: k = \lfloor \mathrm{pro} \cdot n / 100 \rfloor, \qquad \tau = \text{the k-th largest loss},\; +\infty
+              \text{ if } k = 0
+
+    Args:
+        pro: percent of samples at or above the threshold, a number or a callable of the state.
+        over: "batch", the losses of the batch (:math:`n` its size), or "epoch", those of the last epoch, each sample
+            at its last visit; before there is a last epoch, the batch serves.
+        num_samples: the size of the training set, for "epoch".
+
+    Reference: Yao and Wu, Compensation Learning, 2021, Appendix B.
+    """
+
+    observes = "loss"
+
+    def __init__(self, pro: Value, over: Literal["batch", "epoch"] = "batch", num_samples: int | None = None) -> None:
+        super().__init__()
+        if not callable(pro) and not 0 <= pro <= 100:
+            raise InputError(f"pro is {pro}; expected percent, from 0 to 100.")
+        if over not in ("batch", "epoch"):
+            raise InputError(f'over is "{over}"; expected "batch" or "epoch".')
+        if over == "epoch" and num_samples is None:
+            raise InputError('over="epoch" keeps the loss of every sample: give num_samples.')
+        self.pro, self.over, self.num_samples = pro, over, num_samples
+        self.rolls = over == "epoch"
+        if over == "epoch":
+            assert num_samples is not None
+            self.track("seen", torch.full((num_samples,), torch.nan), merge="rows")
+            self.track("last", torch.full((num_samples,), torch.nan), merge="same")
+
+    def forward(self, s: State) -> Tensor:
+        """The threshold now, a scalar tensor."""
+        pool = s.plain_losses[s.valid]
+        if self.over == "epoch":
+            last = self.last[~self.last.isnan()]
+            pool = last if len(last) else pool
+        k = int(at(self.pro, s) * len(pool) / 100)
+        return pool.topk(k).values[-1] if k else pool.new_full((), torch.inf)
+
+    def observe(self, s: State) -> None:
+        """Keeps the plain losses of the batch."""
+        if self.over == "epoch":
+            assert self.num_samples is not None
+            index = checked_index(s, self.num_samples, 'a threshold over="epoch"')
+            self.seen[index[s.valid]] = s.plain_losses[s.valid].to(self.seen.dtype)
+
+    def end_epoch(self) -> None:
+        """The losses of this epoch become those of the last."""
+        if self.over == "epoch":
+            self.last.copy_(torch.where(self.seen.isnan(), self.last, self.seen))
+            self.seen.fill_(torch.nan)
+
+    def extra_repr(self) -> str:
+        """Share and pool."""
+        return f"{self.pro} % of the {self.over}"

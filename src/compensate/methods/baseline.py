@@ -1,0 +1,23 @@
+"""Plain cross entropy, the row that all others are compared with."""
+
+from __future__ import annotations
+
+from compensate.equation import Compensated
+from compensate.inference.statistics import Evidence
+from compensate.methods.registry import method
+
+
+@method(
+    "none", "none", "none", "none",
+    equation="1",
+    reference="plain training",
+    kind="baseline",
+    limits="Fits wrong labels as willingly as right ones when it trains for long.",
+)  # fmt: skip
+def base(*, num_samples: int | None = None) -> Compensated:
+    """Cross entropy without compensation.
+
+    Args:
+        num_samples: the size of the training set; given, the criterion keeps a record of each sample's plain loss.
+    """
+    return Compensated(record=None if num_samples is None else Evidence(num_samples))

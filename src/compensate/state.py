@@ -1,0 +1,353 @@
+"""One batch on its way through the equation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from compensate.checks import check_batch
+from compensate.errors import InputError
+from compensate.forwards import Stages, seeded, traceless
+
+if TYPE_CHECKING:
+    from compensate.equation import Compensated
+    from compensate.granularity import Table
+
+Slot = Literal["dx", "du", "dp", "dy", "dl"]
+Value = Any
+"""A number, or a callable of the state: a schedule, a table, a statistic, a function."""
+
+
+def at(value: Value, s: State) -> Any:
+    """A hyper-parameter at this moment: itself if a number, else what it says for the state."""
+    return value(s) if callable(value) else value
+
+
+def rowwise(v: Any, like: Tensor) -> Any:
+    """`v` with one value (or row) per sample, shaped to broadcast against `like`.
+
+    Axes are filled in after the first, so that one row of a text table serves all tokens of its sample.
+
+    >>> rowwise(torch.ones(4), torch.ones(4, 7, 3)).shape
+    torch.Size([4, 1, 1])
+    >>> rowwise(torch.ones(4, 3), torch.ones(4, 7, 3)).shape
+    torch.Size([4, 1, 3])
+    """
+    if not isinstance(v, Tensor) or v.ndim == 0 or v.ndim >= like.ndim:
+        return v
+    return v.reshape(v.shape[:1] + (1,) * (like.ndim - v.ndim) + v.shape[1:])
+
+
+@dataclass
+class Touched:
+    """Rows of a table that this batch reads and may move."""
+
+    table: Table
+    keys: Tensor  # (R,) distinct rows
+    rows: Tensor  # (R, *shape) their values, a leaf of the graph
+    count: Tensor  # (R,) samples of the batch that read each row and are not gated out
+    slot: Slot
+
+
+class State:
+    r"""One batch under the paper's names.
+
+    .. math:: L = \frac1B \sum_i l(S(f(x_i + \Delta x_i) + \Delta u_i) + \Delta p_i,\; y_i + \Delta y_i)
+              + \Delta l_i + \mathrm{penalty}_i
+
+    Terms read it and return their part. What a term may read:
+
+    - given: `x`, `target` (B,) or (B, C), `index` (B,), `group` (B,), `epoch`, `step`, `progress` in [0, 1];
+    - `labels` (B,) the given class, `y` (B, C) the given label, `valid` (B,) false where ignored;
+    - `u` (B, C) logits with feature compensation, `logp` and `p` their (log-)softmax, `z` (B, D) features, `head`;
+    - `plain` (B, C) logits without any compensation and `plain_losses` (B,), both constants;
+    - `dx du dp dy dl`, the compensation so far (None where there is none), `l` (B,) once it is known;
+    - `loss_at(du=...)`, the losses under other compensation, for inner loops.
+
+    `learn` is true while rows may move and statistics may observe; `meta` is true in the inner pass of a meta step.
+    """
+
+    def __init__(
+        self,
+        criterion: Compensated,
+        target: Tensor,
+        index: Tensor | None = None,
+        group: Tensor | None = None,
+        *,
+        model: Callable[[Any], Tensor] | None = None,
+        x: Any = None,
+        logits: Tensor | None = None,
+        learn: bool = False,
+        meta: bool = False,
+    ) -> None:
+        self.criterion = criterion
+        self.target, self.index, self.group = target, index, group
+        self.model, self.x = model, x
+        self.learn, self.meta = learn, meta
+        self.dx: Tensor | None = None
+        self.du: Tensor | None = None
+        self.dp: Tensor | None = None
+        self.dy: Tensor | None = None
+        self.dl: Tensor | None = None
+        self.l: Tensor  # set by the criterion
+        self.penalty: Tensor | None = None
+        self.touched: list[Touched] = []
+        self.slot: Slot | None = None
+        self.gate: Tensor | None = None
+        self._seed: int | None = None
+        self._checked = False
+        self._z: Tensor | None = None
+        if logits is not None:
+            self.check(logits)
+            self.u = logits
+
+    # --- what was given ---------------------------------------------------------------------------------------
+
+    @property
+    def hard(self) -> bool:
+        """True if targets are class numbers, false if they are distributions."""
+        return self.target.ndim == 1
+
+    @cached_property
+    def valid(self) -> Tensor:
+        """(B,) false for samples whose target is `ignore_index`."""
+        if self.hard:
+            return self.target != self.criterion.ignore_index
+        return torch.ones(len(self.target), dtype=torch.bool, device=self.target.device)
+
+    @cached_property
+    def labels(self) -> Tensor:
+        """(B,) the given class of each sample; 0 where it is ignored."""
+        return self.target.masked_fill(~self.valid, 0) if self.hard else self.target.argmax(-1)
+
+    @cached_property
+    def y(self) -> Tensor:
+        """(B, C) the given labels as distributions; zero rows where ignored."""
+        if not self.hard:
+            return self.target.to(self.u.dtype)
+        return F.one_hot(self.labels, self.u.shape[-1]).to(self.u.dtype) * self.valid[:, None]
+
+    @property
+    def epoch(self) -> Tensor:
+        """The number of finished epochs, a scalar tensor."""
+        return self.criterion.epoch
+
+    @property
+    def step(self) -> Tensor:
+        """The number of training steps before this one, a scalar tensor."""
+        return self.criterion.step
+
+    @property
+    def progress(self) -> Tensor:
+        """How much of the training is done, from 0 to 1, a scalar tensor."""
+        self.criterion.require_total()
+        return (self.criterion.step / self.criterion.total).clamp(max=1.0)
+
+    # --- the forward pass -------------------------------------------------------------------------------------
+
+    @cached_property
+    def stages(self) -> Stages:
+        """The stages of the model."""
+        if self.model is None:
+            raise InputError(
+                "This criterion needs the model, not only its logits: it changes the input or reads the features. "
+                "Call criterion.evaluate(model, x, target, index).loss instead of criterion(logits, target, index)."
+            )
+        return Stages.of(self.model)
+
+    @cached_property
+    def _embedded(self) -> Any:
+        return self.stages.embed(self.x) if self.stages.embed else self.x
+
+    @property
+    def e(self) -> Tensor:
+        """The input as feature compensation sees it: `embed(x)` where the model offers it, else `x`."""
+        e = self._embedded
+        if not (isinstance(e, Tensor) and e.is_floating_point()):
+            kind = e.dtype if isinstance(e, Tensor) else type(e).__name__
+            raise InputError(
+                f"Feature compensation adds numbers to the input, but the input is {kind}. Give the model three "
+                "methods, embed(x), features(e) and head(z), so that it can act on embed(x)."
+            )
+        return e
+
+    def fix_randomness(self) -> None:
+        """From here on, every forward of this batch sees the same dropout mask."""
+        self._seed = int(torch.randint(2**62, ()).item())
+
+    def forward(self, dx: Tensor | None) -> Tensor:
+        """Logits at `x + dx`, without leaving traces in the model."""
+        with traceless(self.model):
+            return self._forward(dx)[0]
+
+    def _forward(self, dx: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        stages = self.stages
+        with seeded(self._seed, self.target.device):
+            if stages.features is None or stages.head is None:
+                u, z = stages.whole(self.x if dx is None else self.e + dx), None
+            else:
+                z = stages.features(self._embedded if dx is None else self.e + dx)
+                u = stages.head(z)
+        self.check(u)
+        return u, z
+
+    def check(self, u: Tensor) -> None:
+        """Looks at the batch once its first logits are known."""
+        if not self._checked:
+            check_batch(self, u, self.criterion.check)
+            self._checked = True
+
+    @cached_property
+    def u(self) -> Tensor:
+        """(B, C) logits, feature compensation included."""
+        u, self._z = self._forward(self.dx)
+        return u
+
+    @property
+    def z(self) -> Tensor:
+        """(B, D) the features that the classifier sees."""
+        _ = self.stages, self.u
+        if self._z is None:
+            raise InputError(
+                "This criterion reads the features before the classifier. Give the model the methods features(x) "
+                "and head(z) with model(x) = head(features(x)), or wrap it: compensate.models.Staged(model, head=...)."
+            )
+        return self._z
+
+    @property
+    def head(self) -> Any:
+        """The classifier layer of the model."""
+        _ = self.z
+        return self.stages.head
+
+    @cached_property
+    def logp(self) -> Tensor:
+        """(B, C) log-softmax of `u`."""
+        return self.u.log_softmax(-1)
+
+    @property
+    def p(self) -> Tensor:
+        """(B, C) softmax of `u`."""
+        return self.logp.exp()
+
+    @cached_property
+    def plain(self) -> Tensor:
+        """(B, C) logits without compensation, a constant; one extra forward if features are compensated."""
+        if self.slot != "dx" and self.dx is None:
+            return self.u.detach()
+        with torch.no_grad():
+            return self.forward(None)
+
+    @cached_property
+    def plain_losses(self) -> Tensor:
+        """(B,) losses without compensation, constants."""
+        with torch.no_grad():
+            return self.criterion.losses_of(self, self.plain)
+
+    def loss_at(self, **changes: Tensor) -> Tensor:
+        """(B,) base losses with some of `dx du dp dy` replaced, the others as they are so far."""
+        unknown = changes.keys() - {"dx", "du", "dp", "dy"}
+        if unknown:
+            raise InputError(f"loss_at takes dx, du, dp and dy, not {', '.join(sorted(unknown))}.")
+        u = self.forward(changes["dx"]) if "dx" in changes else self.u
+        du, dp, dy = (changes.get(name, getattr(self, name)) for name in ("du", "dp", "dy"))
+        return self.criterion.losses_of(self, u, du=du, dp=dp, dy=dy)
+
+    # --- compensation -----------------------------------------------------------------------------------------
+
+    @property
+    def like(self) -> Tensor:
+        """The tensor that the term under evaluation is added to: its shape is the shape of the compensation."""
+        match self.slot:
+            case "dx":
+                return self.e
+            case "du" | "dp":
+                return self.u
+            case "dy":
+                return self.y
+            case _:
+                return self.l
+
+    def fitted(self, delta: Tensor) -> Tensor:
+        """`delta` shaped like the target under evaluation, and zero on the padding of texts."""
+        delta = rowwise(delta, self.like)
+        if self.slot == "dx" and self.stages.padding is not None:
+            padding = self.stages.padding(self.x)
+            delta = delta.masked_fill(padding.reshape(padding.shape + (1,) * (delta.ndim - padding.ndim)), 0.0)
+        return delta
+
+    def add(self, delta: Tensor) -> None:
+        """Adds a term to the target under evaluation."""
+        assert self.slot is not None
+        delta = self.fitted(delta)
+        so_far = getattr(self, self.slot)
+        setattr(self, self.slot, delta if so_far is None else so_far + delta)
+
+    @contextmanager
+    def gated(self, mask: Tensor) -> Iterator[None]:
+        """Inside, terms work for the samples in `mask` (B,) only."""
+        outer = self.gate
+        self.gate = mask if outer is None else outer & mask
+        try:
+            yield
+        finally:
+            self.gate = outer
+
+    @property
+    def active(self) -> Tensor:
+        """(B,) samples that are neither ignored nor gated out."""
+        return self.valid if self.gate is None else self.valid & self.gate
+
+    def rows(self, table: Table) -> Tensor:
+        """The rows of `table` for this batch, (B, *shape); their penalty and their step follow by themselves."""
+        keys = table.key(self)
+        if table.update == "manual":
+            return table.gather(keys)
+        moves = table.update == "meta" if self.meta else (self.learn and table.update in ("prox", "subgradient"))
+        if moves:
+            touched, inverse = self._touch(table, keys)
+            v = touched.rows if inverse is None else touched.rows[inverse]
+        else:
+            v = table.gather(keys).detach()
+        if table.penalty is not None:
+            penalty = table.penalty(v.detach(), self) * self.active
+            self.penalty = penalty if self.penalty is None else self.penalty + penalty
+        return v
+
+    def _touch(self, table: Table, keys: Tensor) -> tuple[Touched, Tensor | None]:
+        distinct, inverse = keys.unique(return_inverse=True)
+        active = self.active.to(torch.get_default_dtype())
+        if len(distinct) == len(keys):  # the usual case of a sample table: no need to gather twice
+            distinct, which, count = keys, None, active
+        else:
+            which = inverse
+            count = active.new_zeros(len(distinct)).index_add_(0, inverse, active)
+        rows = table.gather(distinct).detach().requires_grad_()
+        assert self.slot is not None
+        touched = Touched(table, distinct, rows, count, self.slot)
+        self.touched.append(touched)
+        return touched, which
+
+    # --- the result -------------------------------------------------------------------------------------------
+
+    @property
+    def compensated(self) -> Tensor:
+        """(B,) losses with compensation, penalties left out."""
+        return self.l if self.dl is None else self.l + self.dl
+
+    @property
+    def losses(self) -> Tensor:
+        """(B,) the summands of the equation, before the mean."""
+        return self.compensated if self.penalty is None else self.compensated + self.penalty
+
+    @cached_property
+    def loss(self) -> Tensor:
+        """What to differentiate: `losses` reduced as the criterion says."""
+        return self.criterion.reduce(self, self.losses)
