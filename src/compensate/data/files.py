@@ -1,0 +1,139 @@
+"""Reading what others wrote, with clear errors; writing so that nothing is ever half-written."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import os
+import tarfile
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from compensate.errors import InputError
+
+DAMAGE = (EOFError, lzma.LZMAError, zlib.error, tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile)
+"""What the standard library raises for truncated or broken archives."""
+
+ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".zip")
+
+_OPENERS: dict[str, Callable[..., IO[bytes]]] = {
+    ".gz": gzip.open,  # type: ignore[dict-item]
+    ".xz": lzma.open,
+    ".bz2": bz2.open,
+}
+
+
+def write_atomically(path: str | Path, content: bytes) -> None:
+    """Write the whole file or nothing: readers see the old content until the new one is on disk.
+
+    >>> import tempfile
+    >>> target = Path(tempfile.mkdtemp()) / "a.txt"
+    >>> write_atomically(target, b"hello")
+    >>> target.read_bytes()
+    b'hello'
+    """
+    path = Path(path)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def damage(path: str | Path) -> Iterator[None]:
+    """Turn the many errors of broken archives into one that says what to do."""
+    try:
+        yield
+    except DAMAGE as error:
+        raise InputError(
+            f"{path} is damaged or cut short ({error or type(error).__name__}). Delete it and fetch or copy it again."
+        ) from error
+
+
+@contextmanager
+def opened(path: str | Path) -> Iterator[IO[bytes]]:
+    """The bytes of a file, unpacked on the fly if it ends in .gz, .xz or .bz2."""
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"there is no file {path}; check the path.")
+    with damage(path), _OPENERS.get(path.suffix.lower(), open)(path, "rb") as file:
+        yield file
+
+
+def read_bytes(path: str | Path) -> bytes:
+    """All bytes of a file, unpacked if compressed."""
+    with opened(path) as file:
+        return file.read()
+
+
+def decode(content: bytes, where: str | Path, encoding: str = "utf-8") -> str:
+    r"""Text of these bytes; a byte that is not text is an error that names its line.
+
+    >>> decode(b"\xef\xbb\xbfsmall", "a.csv")
+    'small'
+    """
+    try:
+        return content.decode("utf-8-sig" if encoding.lower().replace("-", "") == "utf8" else encoding)
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise InputError(
+            f"{where} is not {encoding} text: line {line} holds the byte 0x{content[error.start]:02x}. Save it as "
+            'UTF-8, or name its encoding, for example encoding="latin-1".'
+        ) from error
+    except LookupError as error:
+        raise InputError(f'unknown encoding "{encoding}"; write for example "utf-8" or "latin-1".') from error
+
+
+def read_text(path: str | Path, encoding: str = "utf-8") -> str:
+    """All text of a file, unpacked if compressed."""
+    return decode(read_bytes(path), path, encoding)
+
+
+def is_archive(path: Path) -> bool:
+    return path.is_file() and path.name.lower().endswith(ARCHIVES)
+
+
+def members(path: str | Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
+    """Name and content of the wanted files of a folder, a tar or a zip archive.
+
+    Archives are read in place and never unpacked to disk, so that a name such as ``../x`` or a link in one is only a
+    name. Names use ``/`` and are relative; files come in the archive's order, a folder's sorted by name.
+    """
+    path = Path(path)
+    if path.is_dir():
+        for file in sorted(p for p in path.rglob("*") if p.is_file()):
+            name = file.relative_to(path).as_posix()
+            if wanted(name):
+                yield name, file.read_bytes()
+        return
+    if not path.is_file():
+        raise InputError(f"there is no file or folder {path}; check the path.")
+    with damage(path):
+        if path.name.lower().endswith(".zip"):
+            with zipfile.ZipFile(path) as zipped:
+                for info in zipped.infolist():
+                    if not info.is_dir() and wanted(info.filename):
+                        yield info.filename, zipped.read(info)
+            return
+        # The stream mode reads once from front to back: seeking in a compressed file would unpack it again and again.
+        with tarfile.open(path, "r|*") as tar:
+            for member in tar:
+                if member.isfile() and wanted(member.name):
+                    stream = tar.extractfile(member)
+                    content = stream.read() if stream is not None else b""
+                    if len(content) != member.size:
+                        raise EOFError(f"{member.name} ends early")
+                    yield member.name.removeprefix("./"), content

@@ -1,0 +1,216 @@
+"""From texts to numbers: words, vocabulary, token ids, TF-IDF."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compensate.data.dataset import Data, Splits
+from compensate.data.files import write_atomically
+from compensate.data.ragged import Ragged
+from compensate.errors import InputError
+
+PADDING, UNKNOWN = 0, 1
+"""The ids of padding and of a word that is not in the vocabulary."""
+
+_MARKUP = re.compile(r"<[a-z/][^<>]{0,200}>")
+_WORD = re.compile(
+    r"\w+?(?=n't\b)|n't\b"  # do n't, as treebank and GloVe have it
+    r"|'(?:s|re|ve|ll|d|m)\b"  # 's 're 've 'll 'd 'm
+    r"|\d+(?:[.,]\d+)*"  # 10,000 and 3.5
+    r"|\w+(?:[-']\w+)*?(?=n't\b|'(?:s|re|ve|ll|d|m)\b|[^\w'-]|[-'](?!\w)|$)"  # well-made, o'brien
+    r"|\.{2,}|-{2,}|[^\w\s]"  # ... -- and single signs
+)
+
+
+def tokenise(text: str) -> list[str]:
+    """Lower-case words, clitics and signs, split as in the Penn treebank, whose words GloVe has; HTML tags are dropped.
+
+    >>> tokenise("It's a well-made film,<br />but I don't care...")
+    ['it', "'s", 'a', 'well-made', 'film', ',', 'but', 'i', 'do', "n't", 'care', '...']
+    """
+    return _WORD.findall(_MARKUP.sub(" ", text.lower().replace("’", "'")))
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Which word has which id. Id 0 is padding, 1 any word not in the list; the words follow from 2 on.
+
+    >>> words = Vocabulary.build([["a", "film"], ["a", "play"]], min_count=2)
+    >>> words.encode(["a", "new", "a"])
+    [2, 1, 2]
+    """
+
+    words: tuple[str, ...]
+    ids: dict[str, int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ids", {word: i for i, word in enumerate(self.words, start=2)})
+
+    @classmethod
+    def build(
+        cls,
+        texts: Iterable[Sequence[str]],
+        *,
+        min_count: int = 1,
+        max_size: int | None = None,
+        keep: Iterable[str] = (),
+    ) -> Vocabulary:
+        """The words seen at least ``min_count`` times, most frequent first, ties in alphabetical order; then ``keep``."""
+        counts: Counter[str] = Counter()
+        for tokens in texts:
+            counts.update(tokens)
+        ranked = sorted(((-n, word) for word, n in counts.items() if n >= min_count))
+        words = [word for _, word in ranked[:max_size]]
+        return cls(tuple(dict.fromkeys([*words, *sorted(keep)])))
+
+    def __len__(self) -> int:
+        """The number of ids: the words, padding and unknown."""
+        return len(self.words) + 2
+
+    def encode(self, tokens: Sequence[str]) -> list[int]:
+        """Ids of the words; an empty text becomes one unknown word, so that no sequence is empty."""
+        return [self.ids.get(token, UNKNOWN) for token in tokens] or [UNKNOWN]
+
+    def save(self, path: str | Path) -> None:
+        """One word a line, as JSON text."""
+        write_atomically(path, json.dumps(self.words, ensure_ascii=False, indent=0).encode())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Vocabulary:
+        words = json.loads(Path(path).read_text(encoding="utf-8"))
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            raise InputError(f"{path} is not a vocabulary; expected a JSON list of words.")
+        return cls(tuple(words))
+
+
+def encode(
+    splits: Splits,
+    *,
+    vectors: Any = None,
+    min_count: int = 1,
+    max_size: int | None = None,
+    max_length: int | None = None,
+) -> tuple[Splits, Vocabulary]:
+    """Token ids for every part of a text data set, and the vocabulary they are of.
+
+    The vocabulary holds the words of the training part. With ``vectors`` (word vectors, as read by
+    `compensate.data.read_vectors`) it also holds those words of the other parts that have a vector: they mean something
+    to the model though it never trained on them. Labels play no part.
+
+    Args:
+        splits: parts whose ``x`` is an array of texts.
+        vectors: a mapping from words to vectors, or nothing.
+        min_count: leave out words of the training part seen less often, unless they have a vector.
+        max_size: at most this many words by frequency.
+        max_length: cut longer texts; nothing is cut by default.
+    """
+    parts = {name: getattr(splits, name) for name in ("train", "test", "validation")}
+    tokens = {name: [tokenise(str(t)) for t in part.x] for name, part in parts.items() if part is not None}
+    known: set[str] = set()
+    if vectors is not None:
+        known = {word for texts in tokens.values() for text in texts for word in text if word in vectors}
+    vocabulary = Vocabulary.build(tokens["train"], min_count=min_count, max_size=max_size, keep=known)
+    done = {
+        name: replace(
+            parts[name],
+            x=Ragged.of([vocabulary.encode(text[:max_length]) for text in texts], dtype=np.int32),
+            raw=parts[name].x if parts[name].raw is None else parts[name].raw,
+        )
+        for name, texts in tokens.items()
+    }
+    return Splits(**done), vocabulary
+
+
+@dataclass(frozen=True, eq=False)
+class Tfidf:
+    r"""Texts as vectors of their words' weights, reduced to a few dimensions that a small network can take.
+
+    .. math:: x_{tw} = (1 + \ln n_{tw}) \left(1 + \ln\frac{1 + N}{1 + N_w}\right), \qquad z_t = V^\top x_t / \|x_t\|
+
+    where :math:`n_{tw}` counts word or word pair :math:`w` in text :math:`t`, :math:`N_w` of :math:`N` texts hold it,
+    and :math:`V`, (words, dims), holds the leading right singular vectors of the fitted matrix. Each column of
+    :math:`z` is scaled to unit variance over the fitted texts.
+
+    >>> texts = ["a good film", "a bad film", "good fun", "bad fun"]
+    >>> Tfidf.fit(texts, dims=2, min_count=1)(texts).shape
+    (4, 2)
+    """
+
+    words: tuple[str, ...]
+    idf: NDArray[np.float32]
+    basis: NDArray[np.float32]
+    scale: NDArray[np.float32]
+
+    @classmethod
+    def fit(
+        cls, texts: Iterable[str], *, dims: int = 256, max_words: int = 30_000, min_count: int = 2, seed: int = 0
+    ) -> Tfidf:
+        """Learn words, weights and directions from these texts."""
+        from sklearn.utils.extmath import randomized_svd
+
+        docs = [_terms(text) for text in texts]
+        if not docs:
+            raise InputError("Tfidf.fit was given no texts.")
+        seen: Counter[str] = Counter()
+        for doc in docs:
+            seen.update(set(doc))
+        words = [w for n, w in sorted((-n, w) for w, n in seen.items() if n >= min_count)[:max_words]]
+        if not words:
+            raise InputError(f"no word occurs in at least {min_count} of the {len(docs)} texts; lower min_count.")
+        idf = np.array([1 + np.log((1 + len(docs)) / (1 + seen[w])) for w in words], dtype=np.float32)
+        x = _weigh(docs, words, idf)
+        dims = min(dims, min(x.shape))
+        _, _, vt = randomized_svd(x, dims, random_state=seed)
+        basis = np.ascontiguousarray(vt.T, dtype=np.float32)
+        spread = np.asarray(x @ basis).std(0)
+        # A direction that no text moves along stays at zero instead of being blown up.
+        scale = np.where(spread > 1e-6, 1 / np.maximum(spread, 1e-6), 0).astype(np.float32)
+        return cls(tuple(words), idf, basis, scale)
+
+    def __call__(self, texts: Iterable[str]) -> NDArray[np.float32]:
+        """(N, dims) features of these texts; a text without a known word is all zero."""
+        x = _weigh([_terms(text) for text in texts], self.words, self.idf)
+        return (np.asarray(x @ self.basis) * self.scale).astype(np.float32)
+
+    def matrix(self, texts: Iterable[str]) -> Any:
+        """(N, words) the weights themselves, a sparse matrix with rows of unit length."""
+        return _weigh([_terms(text) for text in texts], self.words, self.idf)
+
+
+def _terms(text: str) -> list[str]:
+    words = tokenise(str(text))
+    return words + [f"{a} {b}" for a, b in pairwise(words)]
+
+
+def _weigh(docs: list[list[str]], words: Sequence[str], idf: NDArray[np.float32]) -> Any:
+    from scipy.sparse import csr_matrix
+
+    column = {w: j for j, w in enumerate(words)}
+    indices: list[int] = []
+    counts: list[int] = []
+    ends = [0]
+    for doc in docs:
+        found = Counter(j for w in doc if (j := column.get(w)) is not None)
+        indices.extend(found.keys())
+        counts.extend(found.values())
+        ends.append(len(indices))
+    values = (1 + np.log(np.asarray(counts, dtype=np.float32))) * idf[np.asarray(indices, dtype=np.int64)]
+    rows = np.repeat(np.arange(len(docs)), np.diff(ends))
+    norms = np.sqrt(np.bincount(rows, values.astype(np.float64) ** 2, minlength=len(docs)))
+    values = (values / norms[rows]).astype(np.float32) if len(values) else np.empty(0, np.float32)
+    return csr_matrix((values, indices, ends), shape=(len(docs), len(words)))
+
+
+def text_features(data: Data, tfidf: Tfidf) -> Data:
+    """The same data with TF-IDF features as ``x``; the texts are kept in ``raw``."""
+    return replace(data, x=tfidf(data.x), raw=data.x if data.raw is None else data.raw)

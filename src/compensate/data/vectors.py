@@ -1,0 +1,77 @@
+"""Word vectors in GloVe's text format."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compensate.data.files import opened
+from compensate.data.seeding import generator
+from compensate.data.text import Vocabulary
+from compensate.errors import InputError
+
+Vectors = dict[str, NDArray[np.float32]]
+
+
+def read_vectors(path: str | Path, wanted: Container[str] | None = None) -> Vectors:
+    """Word vectors from a text file: a word and its numbers a line, parted by blanks (.txt, .gz, .xz, .bz2).
+
+    Args:
+        path: the file, for example ``glove.6B.100d.txt``.
+        wanted: keep only these words; all by default.
+
+    A first line of two numbers (word2vec's count and size) is skipped.
+
+    Reference: Pennington, Socher and Manning, GloVe: Global Vectors for Word Representation, 2014.
+    """
+    found: Vectors = {}
+    size = 0
+    with opened(path) as file:
+        for number, line in enumerate(file, start=1):
+            head, _, tail = line.rstrip().partition(b" ")
+            if number == 1 and head.isdigit() and tail.isdigit():
+                continue
+            # In the largest GloVe files a few words hold blanks themselves; so count the numbers from the right.
+            size = size or len(tail.split())
+            if size == 0:
+                raise InputError(f"line {number} of {path} has no numbers; expected a word and its vector.")
+            fields = line.split()
+            if len(fields) > size + 1:
+                head = line.rstrip().rsplit(b" ", size)[0]
+            try:
+                word = head.decode("utf-8")
+                if wanted is not None and word not in wanted:
+                    continue
+                vector = np.array(fields[-size:], dtype=np.float32)
+                if len(fields) <= size or not np.isfinite(vector).all():
+                    raise ValueError(f"{len(fields) - 1} numbers")
+            except ValueError as error:
+                raise InputError(
+                    f"line {number} of {path} is not a word with {size} numbers ({error}). The file may be cut short: "
+                    "fetch it again."
+                ) from None
+            found[word] = vector
+    if not size:
+        raise InputError(f"{path} holds no word vectors; expected a word and its numbers on each line.")
+    return found
+
+
+def embedding_matrix(vocabulary: Vocabulary, vectors: Vectors, *, seed: int = 0) -> NDArray[np.float32]:
+    """(ids, size) the start of an embedding layer: padding zero, known words as given, the others drawn.
+
+    Words without a vector, such as clitics that a reduced file lacks, are drawn from a normal distribution with the
+    spread of the known ones, so that they are neither silent nor loud.
+    """
+    if not vectors:
+        raise InputError("there are no word vectors; none of the vocabulary's words is in the file.")
+    size = len(next(iter(vectors.values())))
+    known = [i for i, word in enumerate(vocabulary.words, start=2) if word in vectors]
+    values = np.array([vectors[vocabulary.words[i - 2]] for i in known], dtype=np.float32).reshape(-1, size)
+    spread = float(values.std()) if len(known) else 0.1
+    matrix = generator(seed, "embedding").normal(0, spread, (len(vocabulary), size)).astype(np.float32)
+    matrix[known] = values
+    matrix[0] = 0
+    return matrix

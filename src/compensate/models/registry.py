@@ -1,0 +1,104 @@
+"""Models by name, sized for a data set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from compensate.data.dataset import Data
+from compensate.data.images import channel_statistics
+from compensate.data.ragged import Ragged
+from compensate.errors import InputError, nearest
+from compensate.models.bilstm import BiLSTM
+from compensate.models.resnet import DEPTHS, ResNet
+from compensate.models.small import CNN, MLP, probe
+
+
+def _resnet(depth: int) -> Callable[..., nn.Module]:
+    def build_resnet(data: Data, **options: Any) -> nn.Module:
+        _need(data, 4, f"resnet{depth}", "images (N, C, H, W)")
+        return ResNet(depth, _outputs(data), **(_statistics(data) | options))
+
+    return build_resnet
+
+
+def _cnn(data: Data, **options: Any) -> nn.Module:
+    _need(data, 4, "cnn", "images (N, C, H, W)")
+    return CNN(_outputs(data), **(_statistics(data) | options))
+
+
+def _mlp(data: Data, **options: Any) -> nn.Module:
+    _need(data, 2, "mlp", "features (N, F)")
+    return MLP(int(np.prod(data.x.shape[1:])), _outputs(data), **options)
+
+
+def _probe(data: Data, **options: Any) -> nn.Module:
+    _need(data, 2, "probe", "features (N, F)")
+    return probe(int(np.prod(data.x.shape[1:])), _outputs(data), **options)
+
+
+def _bilstm(data: Data, **options: Any) -> nn.Module:
+    if not isinstance(data.x, Ragged):
+        raise InputError(
+            "the model bilstm takes token ids, and this data set has none; make them with compensate.data.encode."
+        )
+    if "vectors" in options and "num_words" not in options and options["vectors"] is not None:
+        options["num_words"] = len(options["vectors"])
+    if "num_words" not in options:
+        raise InputError("the model bilstm needs num_words=len(vocabulary), the number of token ids, or vectors.")
+    return BiLSTM(num_classes=_outputs(data), **options)
+
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    **{f"resnet{depth}": _resnet(depth) for depth in DEPTHS},
+    "bilstm": _bilstm,
+    "cnn": _cnn,
+    "mlp": _mlp,
+    "probe": _probe,
+}
+"""Builders of models: a data set and the model's own options give the model."""
+
+
+def build(name: str, data: Data, **options: Any) -> nn.Module:
+    """The named model with as many inputs and outputs as the data set has; ``auto`` chooses one.
+
+    Images are normalised by the channel means and deviations of ``data``, which should be the training part.
+
+    >>> from compensate.data import digits
+    >>> type(build("auto", digits())).__name__
+    'CNN'
+    """
+    key = name.lower().replace("-", "").replace("_", "")
+    if key == "auto":
+        key = default(data)
+    if key not in MODELS:
+        raise InputError(f'unknown model "{name}"; {nearest(key, MODELS)}.')
+    return MODELS[key](data, **options)
+
+
+def default(data: Data) -> str:
+    """The name of the model that suits the kind of data: tokens, large or small images, features."""
+    if isinstance(data.x, Ragged):
+        return "bilstm"
+    if np.ndim(data.x) == 4:
+        return "cnn" if data.x.shape[1] == 1 else "resnet20"
+    return "mlp"
+
+
+def _outputs(data: Data) -> int:
+    return 1 if data.regression else data.num_classes
+
+
+def _statistics(data: Data) -> dict[str, Any]:
+    mean, std = channel_statistics(data.x)
+    return {"channels": data.x.shape[1], "mean": mean, "std": std}
+
+
+def _need(data: Data, ndim: int, name: str, what: str) -> None:
+    shape = getattr(data.x, "shape", None)
+    if shape is None or len(shape) < ndim or data.x.dtype.kind == "O":
+        got = "texts or token ids" if shape is None or len(shape) < 2 else f"an array of shape {shape}"
+        raise InputError(f"the model {name} takes {what}, and this data set has {got}. Choose another model, or auto.")
