@@ -170,6 +170,7 @@ class Compensated(nn.Module):
         if self.training and "feature" in self.terms:
             s.fix_randomness()
             self._infer(s, "feature")
+        _ = s.u  # the forward pass, here and not inside a term that looks at it without gradients
         if self.training:
             self._observe(s, "logits")
             for name in ("logit", "label", "prediction"):

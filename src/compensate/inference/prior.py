@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from compensate.errors import InputError
@@ -62,25 +63,34 @@ class Toward(nn.Module):
 class Slack(nn.Module):
     r"""Takes up to :math:`\xi` off a loss, and no more than there is.
 
-    .. math:: \Delta l_i = \max(0,\, l_i - \xi_i) - l_i
+    .. math:: l'_i = T \left[ \log(1 + e^{(l_i - \xi_i)/T}) - \log(1 + e^{-\xi_i/T}) \right]
+              \;\xrightarrow{T \to 0}\; \max(0,\, l_i - \xi_i), \qquad \Delta l_i = l'_i - l_i
 
-    A constant added to a loss has no gradient (so Eq. 7 taken literally changes nothing that is learned); this form is the
-    nonlinear one of Eq. 31.
+    A constant added to a loss has no gradient (so Eq. 7 taken literally changes nothing that is learned); the limit is the
+    nonlinear form of Eq. 31. There a sample counts fully or not at all, so that a small change of :math:`\xi` changes
+    nothing in the gradient of the model: a slack learned by a meta step needs a temperature :math:`T > 0`.
 
     Args:
         xi: the slack, at least 0: a number or a callable of the state that returns a scalar or (B,).
+        temperature: :math:`T`; 0 is the limit.
 
     Reference: Yao and Wu, Compensation Learning, 2021, Eq. (31).
     """
 
     direction = "positive"
 
-    def __init__(self, xi: Value) -> None:
+    def __init__(self, xi: Value, temperature: float = 0.0) -> None:
         super().__init__()
+        if temperature < 0:
+            raise InputError(f"temperature is {temperature}; expected at least 0.")
         if not callable(xi) and xi < 0:
             raise InputError(f"xi is {xi}; a slack is at least 0.")
-        self.xi = xi
+        self.xi, self.temperature = xi, temperature
 
     def forward(self, s: State) -> Tensor:
         """(B,) the loss compensation."""
-        return (s.l - at(self.xi, s)).clamp(min=0) - s.l
+        xi, t = at(self.xi, s), self.temperature
+        if t == 0:
+            return (s.l - xi).clamp(min=0) - s.l
+        xi = torch.as_tensor(xi).to(s.l)
+        return t * (F.softplus((s.l - xi) / t) - F.softplus(-xi / t)) - s.l

@@ -109,14 +109,14 @@ class Top(Statistic):
         self.rolls = over == "epoch"
         if over == "epoch":
             assert num_samples is not None
-            self.track("seen", torch.full((num_samples,), torch.nan), merge="rows")
-            self.track("last", torch.full((num_samples,), torch.nan), merge="same")
+            self.track("seen", torch.full((num_samples,), torch.inf), merge="rows")
+            self.track("last", torch.full((num_samples,), torch.inf), merge="same")
 
     def forward(self, s: State) -> Tensor:
         """The threshold now, a scalar tensor."""
         pool = s.plain_losses[s.valid]
         if self.over == "epoch":
-            last = self.last[~self.last.isnan()]
+            last = self.last[self.last.isfinite()]
             pool = last if len(last) else pool
         k = int(at(self.pro, s) * len(pool) / 100)
         return pool.topk(k).values[-1] if k else pool.new_full((), torch.inf)
@@ -131,8 +131,8 @@ class Top(Statistic):
     def end_epoch(self) -> None:
         """The losses of this epoch become those of the last."""
         if self.over == "epoch":
-            self.last.copy_(torch.where(self.seen.isnan(), self.last, self.seen))
-            self.seen.fill_(torch.nan)
+            self.last.copy_(torch.where(self.seen.isfinite(), self.seen, self.last))
+            self.seen.fill_(torch.inf)
 
     def extra_repr(self) -> str:
         """Share and pool."""

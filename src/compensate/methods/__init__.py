@@ -1,8 +1,16 @@
-"""Every method is a short composition; :data:`METHODS` is the one table of them."""
+"""Every method is a short composition; :data:`METHODS` is the one table of them.
 
-from compensate.methods.baseline import base
-from compensate.methods.logit import logcomp
-from compensate.methods.mixed import mixcomp
-from compensate.methods.registry import METHODS, Method, find
+A new method is one function in the file of its target, with its row of the table above it.
+"""
 
-__all__ = ["METHODS", "Method", "base", "find", "logcomp", "mixcomp"]
+from compensate.methods.baseline import *
+from compensate.methods.feature import *
+from compensate.methods.label import *
+from compensate.methods.logit import *
+from compensate.methods.loss import *
+from compensate.methods.mixed import *
+from compensate.methods.prediction import *
+from compensate.methods.registry import METHODS as METHODS
+from compensate.methods.registry import Method as Method
+from compensate.methods.registry import find as find
+from compensate.methods.weighting import *

@@ -6,6 +6,8 @@ from compensate.equation import Compensated
 from compensate.inference.statistics import Evidence
 from compensate.methods.registry import method
 
+__all__ = ["base"]
+
 
 @method(
     "none", "none", "none", "none",

@@ -12,6 +12,9 @@ from compensate.inference.statistics import Evidence
 from compensate.methods.registry import method
 from compensate.state import Value
 
+__all__ = ["logcomp"]
+
+
 PAPER_LAMBDA, PAPER_RATE = 0.25, 3.0
 """From the sets that the paper's Appendix B searches: {0.25, 0.35} and {1.5, 3, 4.5, 6}."""
 

@@ -13,6 +13,8 @@ from compensate.methods.registry import method
 from compensate.proximal import Norm
 from compensate.state import Value
 
+__all__ = ["mixcomp"]
+
 
 @method(
     "logit", "positive", "adversarial", "sample",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -33,8 +33,10 @@ class Method:
     limits: str = ""
     """When not to use it, and what its limit cases are."""
     kind: Literal["compensation", "weighting", "baseline"] = "compensation"
-    example: dict[str, Any] = field(default_factory=dict)
-    """Arguments beyond the sizes that a generic caller must give."""
+    extra_outputs: int = 0
+    """Outputs that the model needs beyond the classes."""
+    example: Callable[[Mapping[str, Any]], Mapping[str, Any]] = field(default=lambda sizes: {})
+    """From the sizes, the arguments beyond them that a generic caller must give."""
 
     @property
     def summary(self) -> str:
@@ -50,7 +52,7 @@ class Method:
         """Builds it from a superset of the sizes it takes; other arguments go through as they are."""
         wanted = inspect.signature(self.build).parameters
         kept = {name: value for name, value in arguments.items() if name in wanted or name not in SIZES}
-        return self.build(**{**self.example, **kept})
+        return self.build(**{**self.example(arguments), **kept})
 
 
 SIZES = ("num_samples", "num_classes", "class_counts", "feature_dim", "feature_shape")

@@ -1,0 +1,5 @@
+"""Methods that compensate labels."""
+
+from __future__ import annotations
+
+__all__: list[str] = []

@@ -1,0 +1,5 @@
+"""Methods that compensate losses."""
+
+from __future__ import annotations
+
+__all__: list[str] = []

@@ -1,0 +1,230 @@
+"""The one inner loop against naive loops, in its ball and bounds, at every granularity."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from compensate import (
+    Adversarial,
+    Category,
+    Compensated,
+    Corpus,
+    InputError,
+    Pull,
+    Sample,
+    Where,
+)
+from compensate.direction import measured
+
+
+def naive_pgd(model, x, y, *, eps, norm, steps, alpha, sign, bounds):
+    """One sample at a time, written out."""
+    out = []
+    for xi, yi in zip(x, y, strict=True):
+        delta = torch.zeros_like(xi)
+        for _ in range(steps):
+            delta.requires_grad_(True)
+            loss = F.cross_entropy(model((xi + delta)[None]), yi[None])
+            (g,) = torch.autograd.grad(loss, delta)
+            with torch.no_grad():
+                if norm == "linf":
+                    delta = (delta + sign * alpha * g.sign()).clamp(-eps, eps)
+                else:
+                    delta = delta + sign * alpha * g / g.norm()
+                    if delta.norm() > eps:
+                        delta = delta * eps / delta.norm()
+                if bounds:
+                    delta = (xi + delta).clamp(*bounds) - xi
+        out.append(delta.detach())
+    return torch.stack(out)
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("bounds", [None, (0.0, 1.0)])
+def test_equals_a_naive_loop(norm, sign, bounds):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    x, y = torch.rand(5, 3, 2, 2).double(), torch.tensor([0, 1, 2, 1, 0])
+    attack = Adversarial(0.3, sign=sign, norm=norm, steps=4, step_size=0.12, random_start=False, bounds=bounds)
+    s = Compensated(feature=attack).evaluate(model, x, y)
+    expected = naive_pgd(model, x, y, eps=0.3, norm=norm, steps=4, alpha=0.12, sign=sign, bounds=bounds)
+    assert torch.allclose(s.dx, expected, atol=1e-10)
+    assert torch.allclose(s.loss, F.cross_entropy(model(x + expected), y))
+    assert (measured(s) == sign).all()
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.floats(0.01, 2), st.sampled_from(["l2", "linf"]), st.booleans(), st.sampled_from([1, -1]), st.integers(0, 10**6)
+)
+def test_stays_in_ball_and_bounds(eps, norm, start, sign, seed):
+    torch.manual_seed(seed)
+    model = nn.Linear(6, 3)
+    x, y = torch.rand(4, 6), torch.randint(3, (4,))
+    attack = Adversarial(eps, sign=sign, norm=norm, steps=3, random_start=start, bounds=(0, 1))
+    s = Compensated(feature=attack).evaluate(model, x, y)
+    size = s.dx.norm(dim=1) if norm == "l2" else s.dx.abs().amax(1)
+    assert (size <= eps * (1 + 1e-5)).all()
+    assert ((x + s.dx >= -1e-6) & (x + s.dx <= 1 + 1e-6)).all()
+
+
+@pytest.mark.parametrize("level", ["corpus", "category", "sample"])
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_shared_rows_equal_a_loop_that_sums_over_their_samples(level, norm):
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    x, y, i = torch.randn(6, 4).double(), torch.tensor([0, 1, 1, 0, 1, 0]), torch.tensor([5, 2, 0, 7, 3, 1])
+    table = {"corpus": lambda: Corpus(4), "category": lambda: Category(3, 4), "sample": lambda: Sample(9, 4)}[level]()
+    table = table.double()
+    criterion = Compensated(feature=Adversarial(0.5, norm=norm, steps=2, step_size=0.2, per=table))
+    keys = {"corpus": torch.zeros(6).long(), "category": y, "sample": i}[level]
+    rows = torch.zeros(len(table.weight), 4).double()
+    for _ in range(2):
+        s = criterion.evaluate(model, x, y, i)
+        for _ in range(2):
+            new = rows.clone()
+            for row in keys.unique():
+                delta = rows[row].clone().requires_grad_(True)
+                loss = sum(F.cross_entropy(model((x[j] + delta)[None]), y[j][None]) for j in range(6) if keys[j] == row)
+                (g,) = torch.autograd.grad(loss, delta)
+                moved = rows[row] + 0.2 * (g.sign() if norm == "linf" else g / g.norm())
+                new[row] = moved.clamp(-0.5, 0.5) if norm == "linf" else moved * min(1, 0.5 / moved.norm())
+            rows = new
+        assert torch.allclose(s.dx, rows[keys], atol=1e-10)
+        assert torch.allclose(table.weight, rows, atol=1e-10)
+    assert int((table.weight.abs().sum(1) > 0).sum()) == len(keys.unique())
+
+
+def test_mixed_level_attacks_from_where_the_first_arrived():
+    """Eq. 24: the sample-level search starts at x plus the corpus-level result."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    x, y = torch.randn(5, 4).double(), torch.tensor([0, 1, 2, 1, 0])
+    both = Compensated(
+        feature=(
+            Adversarial(0.3, steps=1, step_size=0.3, per=Corpus(4).double()),
+            Adversarial(0.2, steps=3, step_size=0.1, random_start=False),
+        )
+    )
+    s = both.evaluate(model, x, y)
+    first = Compensated(feature=Adversarial(0.3, steps=1, step_size=0.3, per=Corpus(4).double())).evaluate(model, x, y)
+    second = naive_pgd(model, x + first.dx, y, eps=0.2, norm="linf", steps=3, alpha=0.1, sign=1, bounds=None)
+    assert torch.allclose(s.dx, first.dx + second, atol=1e-10)
+
+
+@pytest.mark.parametrize("target", ["logit", "label", "prediction"])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_any_target_moves_the_loss_its_way(target, sign):
+    u, y = torch.randn(6, 4).double(), torch.randint(4, (6,))
+    criterion = Compensated(**{target: Adversarial(0.2, sign=sign, norm="l2", random_start=False)})
+    s = criterion.evaluate(nn.Identity(), u, y)
+    moved = measured(s)
+    assert (moved * sign >= 0).all()
+    assert (moved != 0).any() or (target == "label" and sign < 0)
+
+
+def test_logit_attack_reaches_the_exact_optimum_of_the_ball():
+    """Over an l-inf ball the loss is highest with the given class down and all others up."""
+    u, y = torch.randn(4, 3).double(), torch.tensor([0, 1, 2, 1])
+    s = Compensated(logit=Adversarial(0.5, steps=10)).evaluate(nn.Identity(), u, y)
+    assert torch.allclose(s.du, 0.5 * (1 - 2 * F.one_hot(y, 3).double()))
+
+
+def test_gated_out_samples_stay_clean_while_the_others_are_attacked(tiny, batch):
+    """With batch normalisation the attack of one sample sees the others: they must be as they are in the end."""
+    x, y, _ = batch
+    gate = torch.tensor([True, False, True, False, True])
+    inside = Adversarial(0.5, steps=3, step_size=0.3, random_start=False)
+    s = Compensated(feature=Where(lambda s: gate, inside)).evaluate(tiny, x, y)
+    delta = torch.zeros_like(x)
+    for _ in range(3):
+        d = delta.clone().requires_grad_(True)
+        loss = F.cross_entropy(tiny(x + d * gate[:, None]), y, reduction="none")
+        (g,) = torch.autograd.grad(loss[gate].sum(), d)
+        delta = (delta + 0.3 * g.sign()).clamp(-0.5, 0.5)
+    assert torch.allclose(s.dx, delta * gate[:, None], atol=1e-10)
+
+
+def test_extra_forwards_leave_batch_statistics_alone(tiny, batch):
+    x, y, _ = batch
+    tiny(x)
+    reference = tiny.body[1].running_mean.clone(), tiny.body[1].num_batches_tracked.clone()
+    tiny.body[1].reset_running_stats()
+    Compensated(feature=Adversarial(0.0, steps=5)).evaluate(tiny, x, y)
+    assert torch.allclose(tiny.body[1].running_mean, reference[0])
+    assert torch.equal(tiny.body[1].num_batches_tracked, reference[1])
+
+
+def test_all_forwards_of_a_batch_see_the_same_dropout_mask(batch):
+    x, y, _ = batch
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3)).double()
+    seen = []
+    model[1].register_forward_pre_hook(lambda m, inputs: seen.append(inputs[0].detach() != 0))
+    criterion = Compensated(feature=Adversarial(1e-9, steps=3), logit=lambda s: 0 * s.plain)
+    criterion.evaluate(model, x, y)
+    assert len(seen) == 5
+    assert all(torch.equal(mask, seen[0]) for mask in seen)
+    criterion.evaluate(model, x, y)
+    assert not torch.equal(seen[-1], seen[0])
+
+
+def test_text_attacks_leave_padding_alone():
+    class Text(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.head = nn.Embedding(9, 4, padding_idx=0), nn.Linear(4, 3)
+
+        def embed(self, x):
+            return self.table(x)
+
+        def padding(self, x):
+            return x == 0
+
+        def features(self, e):
+            return e.mean(1)
+
+        def forward(self, x):
+            return self.head(self.features(self.embed(x)))
+
+    x, y = torch.tensor([[3, 4, 0], [5, 0, 0]]), torch.tensor([1, 2])
+    s = Compensated(feature=Adversarial(0.1)).evaluate(Text(), x, y)
+    assert s.dx.shape == (2, 3, 4)
+    assert (s.dx[x == 0] == 0).all()
+    assert (s.dx[x != 0] != 0).any()
+    shared = Compensated(feature=Adversarial(0.1, steps=1, per=Corpus(4))).evaluate(Text(), x, y)
+    assert torch.equal(shared.dx[0, 0], shared.dx[0, 1])
+    assert torch.equal(shared.dx[0, 0], shared.dx[1, 0])
+
+
+def test_pull_is_one_gradient_step_of_bounded_size():
+    u = torch.randn(6, 4, dtype=torch.float64, requires_grad=True)
+    y = torch.randint(4, (6,))
+    s = Compensated(logit=Pull(2.0)).evaluate(nn.Identity(), u, y)
+    (g,) = torch.autograd.grad(F.cross_entropy(u, y, reduction="sum"), u)
+    assert torch.allclose(s.du, -2.0 * g)
+    p = u.detach().softmax(-1).gather(1, y[:, None])[:, 0]
+    assert torch.allclose(s.du.abs().amax(1), 2.0 * (1 - p))
+    assert not s.du.requires_grad
+
+
+def test_random_starts_differ_from_step_to_step():
+    x, y = torch.zeros(2, 3), torch.tensor([0, 1])
+    criterion = Compensated(feature=Adversarial(1.0, steps=1, step_size=0.0))
+    model = nn.Linear(3, 2)
+    assert not torch.equal(criterion.evaluate(model, x, y).dx, criterion.evaluate(model, x, y).dx)
+
+
+def test_attack_on_the_loss_itself_is_refused():
+    with pytest.raises(InputError, match="constant has no gradient"):
+        Compensated(loss=Adversarial(0.1))(torch.randn(2, 3), torch.tensor([0, 1]))
+
+
+@pytest.mark.parametrize(
+    "bad", [{"eps": -1.0}, {"sign": 0}, {"norm": "l1"}, {"steps": 0}], ids=["eps", "sign", "norm", "steps"]
+)
+def test_bad_settings_are_refused(bad):
+    with pytest.raises(InputError, match=next(iter(bad))):
+        Adversarial(**{"eps": 0.1, **bad})

@@ -1,0 +1,82 @@
+"""Records and means against loops that keep everything."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from compensate import ClassMean, Compensated, Evidence, Pull, Toward
+
+
+def batches(epochs, n=12, c=3, size=5):
+    g = torch.Generator().manual_seed(4)
+    y = torch.randint(c, (n,), generator=g)
+    for epoch in range(epochs):
+        for i in torch.randperm(n, generator=g).split(size):
+            yield epoch, torch.randn(len(i), c, generator=g), y[i], i
+
+
+@pytest.mark.parametrize("conf", ["all", "correct"])
+def test_class_means_are_those_of_the_previous_epoch(conf):
+    mean = ClassMean(3, conf)
+    criterion = Compensated(label=Toward(mean, 0.5))
+    expected, sums, current = torch.full((3, 3), 1 / 3), [[] for _ in range(3)], 0
+    for epoch, u, y, _ in batches(3):
+        if epoch != current:
+            criterion.end_epoch()
+            expected = torch.stack([torch.stack(s).mean(0) if s else torch.full((3,), 1 / 3) for s in sums])
+            sums, current = [[] for _ in range(3)], epoch
+        loss = criterion(u, y)
+        target = 0.5 * F.one_hot(y, 3) + 0.5 * expected[y]
+        assert torch.allclose(loss, F.cross_entropy(u, target), atol=1e-6)
+        for p, label in zip(u.softmax(-1), y, strict=True):
+            if conf == "all" or p.argmax() == label:
+                sums[label].append(p)
+
+
+def test_evidence_is_the_mean_over_visits():
+    criterion = Compensated(logit=Pull(2.0), record=Evidence(12))
+    sizes, losses, margins = ({i: [] for i in range(12)} for _ in range(3))
+    for _, u, y, i in batches(3):
+        criterion(u, y, i)
+        for uj, yj, j in zip(u, y, i.tolist(), strict=True):
+            sizes[j].append((2 * (F.one_hot(yj, 3) - uj.softmax(-1))).abs().sum())
+            losses[j].append(F.cross_entropy(uj, yj))
+            margins[j].append(uj[yj] - max(uj[c] for c in range(3) if c != yj))
+    for name, kept in (("size", sizes), ("loss", losses), ("margin", margins)):
+        expected = torch.stack([torch.stack(kept[j]).mean() for j in range(12)])
+        assert torch.allclose(criterion.record.mean(name), expected, atol=1e-5), name
+
+
+def test_suspects_are_ranked_suggested_and_flagged():
+    criterion = Compensated(record=Evidence(6))
+    u = torch.tensor([[9.0, 0.0, 1.0], [0.0, 9.0, 0.0], [0.0, 0.0, 1.0]])
+    criterion(u, torch.tensor([1, 1, 2]), torch.tensor([4, 0, 2]))
+    found = criterion.suspects()
+    assert found.index.tolist() == [4, 2, 0]
+    assert found.suggested[0] == 0
+    assert found.flagged.tolist() == [True, False, False]
+    assert criterion.suspects(top=1).index.tolist() == [4]
+
+
+def test_first_epochs_can_be_left_out():
+    criterion = Compensated(record=Evidence(2, skip=1))
+    criterion(torch.zeros(2, 3), torch.tensor([0, 1]), torch.tensor([0, 1]))
+    assert criterion.record.visits.tolist() == [0, 0]
+    criterion.end_epoch()
+    criterion(torch.zeros(2, 3), torch.tensor([0, 1]), torch.tensor([0, 1]))
+    assert criterion.record.visits.tolist() == [1, 1]
+
+
+def test_validation_is_not_observed():
+    criterion = Compensated(label=Toward(ClassMean(3), 0.5), record=Evidence(2))
+    with torch.no_grad():
+        criterion(torch.zeros(2, 3), torch.tensor([0, 1]), torch.tensor([0, 1]))
+    assert not criterion.record.visits.any()
+    assert all(not s.count.any() for s in criterion.statistics() if isinstance(s, ClassMean))
+
+
+def test_every_buffer_says_how_copies_merge():
+    for statistic in (ClassMean(3), Evidence(4)):
+        assert set(statistic.merges) == {name for name, _ in statistic.named_buffers()}

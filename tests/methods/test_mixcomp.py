@@ -1,0 +1,109 @@
+"""MixComp, Eqs. 44, 45 and 47: its limit cases, its thresholds, small batches."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from compensate import Adversarial, Compensated, Evidence, InputError, Top
+from compensate.methods import mixcomp
+
+
+def test_positive_part_is_the_formula():
+    u, y = torch.randn(10, 4), torch.randint(4, (10,))
+    s = mixcomp(eta=2.0, pro=30).evaluate(torch.nn.Identity(), u, y)
+    plain = F.cross_entropy(u, y, reduction="none")
+    hard = plain >= plain.sort(descending=True).values[2]
+    v = 2.0 * (F.one_hot(y, 4) - u.softmax(-1)) * hard[:, None]
+    assert hard.sum() == 3
+    assert torch.allclose(s.losses, F.cross_entropy(u + v, y, reduction="none"), atol=1e-6)
+
+
+def test_losses_below_tau_are_untouched_and_those_above_are_lowered():
+    u, y = torch.randn(50, 4), torch.randint(4, (50,))
+    plain = F.cross_entropy(u, y, reduction="none")
+    s = mixcomp(tau=1.0, eta=3.0).evaluate(torch.nn.Identity(), u, y)
+    assert torch.equal(s.losses[plain < 1], plain[plain < 1])
+    assert (s.losses[plain >= 1] < plain[plain >= 1]).all()
+    assert 0 < (plain >= 1).sum() < 50
+
+
+def test_tau_above_every_loss_is_adversarial_training(tiny, batch):
+    x, y, _ = batch
+    torch.manual_seed(5)
+    ours = mixcomp(tau=1e9, eps2=0.3).evaluate(copy.deepcopy(tiny), x, y)
+    torch.manual_seed(5)
+    pgd = Compensated(feature=Adversarial(0.3)).evaluate(copy.deepcopy(tiny), x, y)
+    assert torch.allclose(ours.dx, pgd.dx)
+    assert torch.allclose(ours.loss, pgd.loss)
+
+
+def test_both_parts_work_on_their_own_samples(tiny, batch):
+    x, y, _ = batch
+    s = mixcomp(pro=40, eta=2.0, eps2=0.3).evaluate(tiny, x, y)
+    above = s.du.abs().sum(1) > 0
+    assert above.sum() == 2
+    assert ((s.dx.abs().sum(1) > 0) == ~above).all()
+    assert (s.plain_losses[above].min() >= s.plain_losses[~above]).all()
+
+
+def test_without_eps2_it_is_drop_in_and_with_it_needs_the_model():
+    u, y = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
+    assert mixcomp()(u, y).isfinite()
+    with pytest.raises(InputError, match=r"criterion\.evaluate"):
+        mixcomp(eps2=0.1)(u, y)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("eps2", [0.0, 0.1])
+def test_a_last_batch_of_one_or_two_samples(size, eps2):
+    model = torch.nn.Linear(4, 3)
+    criterion = mixcomp(num_samples=9, pro=35, eps2=eps2)
+    s = criterion.evaluate(model, torch.randn(size, 4), torch.zeros(size).long(), torch.arange(size))
+    s.loss.backward()
+    assert s.loss.isfinite()
+    assert (s.du == 0).all(), "35 percent of one or two samples is none of them"
+
+
+@pytest.mark.parametrize(("pro", "size", "k"), [(0, 10, 0), (5, 10, 0), (25, 10, 2), (50, 7, 3), (100, 4, 4)])
+def test_threshold_is_the_kth_largest_loss(pro, size, k):
+    taus, u, y = [], torch.randn(size, 3), torch.randint(3, (size,))
+    top = Top(pro)
+    Compensated(logit=lambda s: taus.append(top(s)) or 0 * s.u)(u, y)
+    losses = F.cross_entropy(u, y, reduction="none").sort(descending=True).values
+    assert taus[0] == (losses[k - 1] if k else torch.inf)
+
+
+def test_threshold_over_the_last_epoch():
+    top, taus = Top(25, "epoch", 8), []
+
+    class Probe(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.top = top
+
+        def forward(self, s):
+            taus.append(self.top(s))
+            return 0 * s.u
+
+    criterion = Compensated(logit=Probe(), record=Evidence(8))
+    u, y = torch.randn(8, 3), torch.randint(3, (8,))
+    losses = F.cross_entropy(u, y, reduction="none")
+    for i in (torch.arange(4), torch.arange(4, 8)):
+        criterion(u[i], y[i], i)
+    assert taus[0] == losses[:4].max(), "in the first epoch the batch serves"
+    criterion.end_epoch()
+    criterion(torch.randn(4, 3), y[:4], torch.arange(4))
+    assert taus[2] == losses.sort(descending=True).values[1]
+    criterion.end_epoch()
+    criterion(torch.randn(4, 3), y[:4], torch.arange(4))
+    assert taus[3] != taus[2], "samples seen again count with their new loss"
+
+
+@pytest.mark.parametrize("bad", [{"pro": 101}, {"pro": -1}, {"over": "epoch"}, {"over": "run"}, {"eta": -1.0}])
+def test_bad_settings_are_refused(bad):
+    with pytest.raises(InputError):
+        mixcomp(**bad)

@@ -1,0 +1,308 @@
+"""The criterion against torch, its options, its modes and its errors."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from compensate import (
+    L1,
+    Ball,
+    Category,
+    ClassMean,
+    Compensated,
+    Corpus,
+    Evidence,
+    Group,
+    InputError,
+    Pull,
+    Sample,
+    Slack,
+    Top,
+    Toward,
+    Where,
+    above,
+    uniform,
+)
+from compensate.direction import measured
+
+U, Y = torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1])
+
+
+def test_worked_example_of_the_paper():
+    v = torch.tensor([[-1.0, 2.0, 0.0]])
+    assert Compensated()(U, Y).item() == pytest.approx(2.358, abs=5e-4)
+    assert Compensated(logit=lambda s: v)(U, Y).item() == pytest.approx(0.421, abs=5e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("targets", ["hard", "ignored", "soft"])
+def test_no_terms_is_torch_cross_entropy(dtype, reduction, weighted, targets):
+    u = torch.randn(7, 4, dtype=dtype, requires_grad=True)
+    y = torch.randint(4, (7,))
+    if targets == "ignored":
+        y[[1, 4]] = 9
+    elif targets == "soft":
+        y = torch.rand(7, 4, dtype=dtype).softmax(-1)
+    weight = torch.rand(4, dtype=dtype) + 0.5 if weighted else None
+    options = {"reduction": reduction, "weight": weight, "ignore_index": 9 if targets == "ignored" else -100}
+    ours = Compensated(**options)(u, y)
+    torchs = F.cross_entropy(u, y, **options)
+    assert torch.allclose(ours, torchs, rtol=1e-6)
+    (grad,) = torch.autograd.grad(ours.sum(), u)
+    (expected,) = torch.autograd.grad(torchs.sum(), u)
+    assert torch.allclose(grad, expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("ignored", [False, True])
+def test_label_smoothing_by_composition_is_torchs(reduction, weighted, ignored):
+    u = torch.randn(7, 4, dtype=torch.float64, requires_grad=True)
+    y = torch.randint(4, (7,))
+    if ignored:
+        y[2] = -100
+    options = {"reduction": reduction, "weight": torch.rand(4).double() + 0.5 if weighted else None}
+    ours = Compensated(label=Toward(uniform, 0.15), **options)(u, y)
+    torchs = F.cross_entropy(u, y, label_smoothing=0.15, **options)
+    assert torch.allclose(ours, torchs)
+    (grad,) = torch.autograd.grad(ours.sum(), u)
+    (expected,) = torch.autograd.grad(torchs.sum(), u)
+    assert torch.allclose(grad, expected)
+
+
+def test_any_base_loss_with_reduction_weight_and_ignored_targets():
+    u, y = torch.randn(6, 3), torch.tensor([0, 1, 2, -100, 1, 0])
+    weight = torch.tensor([1.0, 2.0, 3.0])
+    hinge = nn.MultiMarginLoss(reduction="none")
+    ours = Compensated(base=hinge, weight=weight)(u, y)
+    keep = y >= 0
+    w = weight[y[keep]]
+    expected = (hinge(u[keep], y[keep]) * w).sum() / w.sum()
+    assert torch.allclose(ours, expected)
+
+
+def test_every_target_enters_where_the_equation_says(tiny, batch):
+    x, y, _ = batch
+    dx, du = torch.randn_like(x), torch.randn(5, 3).double()
+    dp, dy = 0.1 * torch.randn(5, 3).double(), 0.1 * torch.randn(5, 3).double()
+    criterion = Compensated(
+        feature=lambda s: dx, logit=lambda s: du, prediction=lambda s: dp, label=lambda s: dy, loss=lambda s: s.l**2
+    )
+    with torch.no_grad():
+        ours = criterion.evaluate(tiny, x, y).loss
+        q = _naive_simplex(tiny(x + dx).add(du).softmax(-1) + dp)
+        target = _naive_simplex(F.one_hot(y, 3) + dy)
+    losses = -(target * q.clamp(min=1e-12).log()).sum(-1)
+    assert ours.item() == pytest.approx((losses + losses**2).mean().item(), rel=1e-9)
+
+
+def _naive_simplex(v):
+    """Bisection on the threshold, one row at a time."""
+    out = torch.zeros_like(v)
+    for i, row in enumerate(v):
+        low, high = row.min() - 1, row.max()
+        for _ in range(200):
+            mid = (low + high) / 2
+            low, high = (mid, high) if (row - mid).clamp(min=0).sum() > 1 else (low, mid)
+        out[i] = (row - low).clamp(min=0)
+    return out
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 6), st.integers(2, 7), st.floats(0, 3), st.integers(0, 10**6))
+def test_compensated_labels_are_distributions(b, c, scale, seed):
+    g = torch.Generator().manual_seed(seed)
+    dy = scale * torch.randn(b, c, generator=g, dtype=torch.float64)
+    seen = []
+    criterion = Compensated(label=lambda s: dy, base=lambda u, y: seen.append(y) or (u * y).sum(-1))
+    criterion(torch.randn(b, c, generator=g, dtype=torch.float64), torch.randint(c, (b,), generator=g))
+    (y,) = seen
+    assert torch.allclose(y.sum(-1), torch.ones(b, dtype=torch.float64))
+    assert (y >= 0).all()
+
+
+def test_terms_of_one_target_are_added_in_order():
+    seen = []
+    first, second = torch.tensor([[1.0, 0.0, 0.0]]), torch.tensor([[0.0, 1.0, 0.0]])
+    criterion = Compensated(logit=(lambda s: first, lambda s: seen.append(s.du.clone()) or second))
+    assert torch.allclose(criterion(U, Y), F.cross_entropy(U + first + second, Y))
+    assert torch.equal(seen[0], first)
+
+
+def test_evaluation_mode_is_the_plain_loss_and_moves_nothing(tiny, batch):
+    x, y, i = batch
+    table = Sample(9, 3, penalty=L1(0.1), init=1.0)
+    criterion = Compensated(logit=table, feature=lambda s: s.e, label=Toward(uniform, 0.3), record=Evidence(9)).eval()
+    before = copy.deepcopy(criterion.state_dict())
+    tiny.eval()
+    assert torch.allclose(criterion.evaluate(tiny, x, y, i).loss, F.cross_entropy(tiny(x), y))
+    assert torch.allclose(criterion(tiny(x), y), F.cross_entropy(tiny(x), y))
+    assert all(torch.equal(v, before[k]) for k, v in criterion.state_dict().items())
+
+
+def everything() -> Compensated:
+    """A criterion with every kind of module in it."""
+    return Compensated(
+        logit=(
+            Sample(9, 3, penalty=L1(0.1)),
+            Category(3, 3, penalty=L1(0.1)),
+            Group(2, 3, bound=Ball(1.0)),
+            Corpus(3, update="meta"),
+            Where(above(Top(50, "epoch", 9)), Pull(1.0)),
+        ),
+        label=Toward(ClassMean(3), 0.1),
+        loss=Slack(Sample(9, penalty=L1(0.5), bound=Ball(1.0, "linf"))),
+        record=Evidence(9),
+    )
+
+
+def run(criterion, steps=2, dtype=torch.float32):
+    g = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        i = torch.randperm(9, generator=g)[:5]
+        u = torch.randn(5, 3, generator=g, dtype=dtype)
+        y = torch.randint(3, (5,), generator=g)
+        loss = criterion(u, y, i, group=y % 2)
+    criterion.end_epoch()
+    return loss
+
+
+@pytest.mark.parametrize("how", ["state_dict", "deepcopy", "pickle", "file"])
+def test_all_state_survives(how):
+    criterion = everything()
+    run(criterion)
+    if how == "state_dict":
+        other = everything()
+        other.load_state_dict(criterion.state_dict())
+    elif how == "deepcopy":
+        other = copy.deepcopy(criterion)
+    elif how == "pickle":
+        other = pickle.loads(pickle.dumps(criterion))
+    else:
+        file = io.BytesIO()
+        torch.save(criterion.state_dict(), file)
+        file.seek(0)
+        other = everything()
+        other.load_state_dict(torch.load(file, weights_only=True))
+    assert torch.equal(run(criterion), run(other))
+    for (name, a), b in zip(criterion.state_dict().items(), other.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
+    assert int(other.epoch) == 2
+    assert int(other.step) == 4
+
+
+def test_deepcopy_shares_nothing():
+    criterion = everything()
+    other = copy.deepcopy(criterion)
+    run(other)
+    assert all(not t.weight.any() for t in criterion.tables())
+    assert any(t.weight.any() for t in other.tables())
+
+
+def test_to_dtype_moves_all_floating_state():
+    criterion = everything().to(torch.float64)
+    assert run(criterion, dtype=torch.float64).dtype == torch.float64
+    floats = [t for t in criterion.state_dict().values() if t.is_floating_point()]
+    assert floats
+    assert all(t.dtype == torch.float64 for t in floats)
+
+
+def test_repr_is_the_equation_with_numbers_taxonomy_and_memory():
+    text = repr(Compensated(logit=Sample(1000, 10, penalty=L1(0.1)), label=Toward(uniform, 0.1)))
+    assert "mean_i [ l( S(f(x_i) + du_i), y_i + dy_i ) + penalty_i ]" in text
+    assert "Sample(1000 x 10, L1(0.1), lr=1, prox)" in text
+    assert "logit+label · mixed · regularised+prior · sample" in text
+    assert "holds 40 kB" in text
+
+
+def test_measured_direction_of_each_sample():
+    criterion = Compensated(logit=Where(above(1.0), Pull(1.0)))
+    u = torch.tensor([[3.0, 0.8, 0.2], [4.0, 0.0, 0.0]])
+    s = criterion.evaluate(nn.Identity(), u, torch.tensor([1, 0]))
+    assert measured(s).tolist() == [-1.0, 0.0]
+
+
+def test_soft_targets_take_compensation_too():
+    y = torch.tensor([[0.2, 0.5, 0.3]])
+    loss = Compensated(label=Toward(uniform, 0.1))(U, y)
+    assert torch.allclose(loss, F.cross_entropy(U, 0.9 * y + 0.1 / 3))
+
+
+def test_forgotten_epoch_end_warns():
+    criterion = Compensated(label=Toward(ClassMean(3), 0.1), record=Evidence(4))
+    u, y, i = torch.randn(4, 3), torch.tensor([0, 1, 2, 0]), torch.arange(4)
+    criterion(u, y, i)
+    with pytest.warns(UserWarning, match=r"end_epoch\(\) has not been called"):
+        criterion(u, y, i)
+    criterion.end_epoch()
+    criterion(u, y, i)
+
+
+# --- bad input: one paragraph, what was given, what to do -------------------------------------------------------
+
+LOGCOMP = Compensated(logit=Sample(5, 3, penalty=L1(0.1)))
+BAD = {
+    "missing index": (lambda: LOGCOMP(U, Y), "index is missing.*compensate.data.Indexed"),
+    "negative index": (lambda: LOGCOMP(U, Y, torch.tensor([-1])), "index -1.*outside 0..4"),
+    "large index": (lambda: LOGCOMP(U, Y, torch.tensor([5])), "index 5.*outside 0..4"),
+    "float index": (lambda: LOGCOMP(U, Y, torch.tensor([1.0])), "index is torch.float32"),
+    "index shape": (lambda: LOGCOMP(U, Y, torch.tensor([1, 2])), r"index has shape \(2,\)"),
+    "large label": (lambda: Compensated()(U, torch.tensor([3])), "target 3.*outside 0..2"),
+    "negative label": (lambda: Compensated()(U, torch.tensor([-1])), "target -1.*outside 0..2"),
+    "target shape": (lambda: Compensated()(U, torch.tensor([1, 2])), r"target has shape \(2,\)"),
+    "logit shape": (lambda: Compensated()(torch.randn(2, 3, 4), torch.zeros(2).long()), "expected .batch, classes."),
+    "soft shape": (lambda: Compensated()(U, torch.ones(1, 4)), "distributions"),
+    "integer logits": (lambda: Compensated()(U.long(), Y), "logits are torch.int64"),
+    "nan": (lambda: Compensated()(U * torch.nan, Y), "logits contain NaN.*First rows"),
+    "label dtype": (lambda: Compensated()(U, Y.float()), "target is torch.float32.*target.long"),
+    "label int32": (lambda: Compensated()(U, Y.int()), "target is torch.int32"),
+    "negative lambda": (lambda: L1(-0.1), "lambda is -0.1.*>= 0"),
+    "no penalty": (lambda: Compensated(logit=Sample(5, 3)), "neither penalty nor bound"),
+    "feature in drop-in form": (lambda: Compensated(feature=lambda s: s.e)(U, Y), r"criterion\.evaluate"),
+    "features without model": (lambda: Compensated(logit=lambda s: s.z)(U, Y), r"criterion\.evaluate"),
+    "features of a plain model": (
+        lambda: Compensated(logit=lambda s: s.z).evaluate(nn.Linear(3, 3), U, Y),
+        "compensate.models.Staged",
+    ),
+    "feature of integers": (
+        lambda: Compensated(feature=lambda s: s.e).evaluate(nn.Embedding(3, 3), Y, Y),
+        "embed.x.",
+    ),
+    "table on the loss": (lambda: Compensated(loss=Sample(5, penalty=L1(0.1))), "constant has no gradient"),
+    "missing group": (lambda: Compensated(logit=Group(2, 3, penalty=L1(0.1)))(U, Y), "group is missing"),
+    "number as term": (lambda: Compensated(logit=3.0), "expected a callable"),
+    "trust above one": (lambda: Toward(uniform, 1.5), "between 0 and 1"),
+    "reduction": (lambda: Compensated(reduction="avg"), 'reduction is "avg"'),
+    "no record": (lambda: Compensated().suspects(), "keeps no record"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_says_what_to_do(name):
+    call, message = BAD[name]
+    with pytest.raises(InputError, match=f"(?s){message}") as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+def test_checks_can_be_deferred_or_switched_off():
+    bad = torch.tensor([[torch.nan, 0.0, 0.0]])
+    assert Compensated(check="off")(bad, Y).isnan()
+    with pytest.raises(RuntimeError, match="NaN"):
+        Compensated(check="async")(bad, Y)
+
+
+def test_infinite_logits_of_masked_classes_are_allowed():
+    u = torch.tensor([[3.0, 0.8, -torch.inf]])
+    assert torch.allclose(Compensated()(u, Y), F.cross_entropy(u, Y))

@@ -1,0 +1,207 @@
+"""Tables: which rows move, by how much, and at what cost."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from compensate import L1, L2, Ball, Category, Compensated, Corpus, Group, GroupL2, Sample, Slack, Where
+
+
+def prox_l1(v, t):
+    return torch.tensor([[max(abs(x) - t, 0.0) * (1 if x > 0 else -1) for x in row] for row in v.tolist()]).to(v)
+
+
+def test_one_step_of_a_sample_table_is_the_formula():
+    table = Sample(6, 3, penalty=L1(0.1), lr=0.7)
+    table.weight.copy_(torch.randn(6, 3))
+    criterion = Compensated(logit=table)
+    u, y, i = torch.randn(2, 3), torch.tensor([2, 0]), torch.tensor([4, 1])
+    old = table.weight.clone()
+    loss = criterion(u, y, i)
+    v = old[i]
+    grad = (u + v).softmax(-1) - F.one_hot(y, 3)
+    assert torch.allclose(loss, F.cross_entropy(u + v, y) + 0.1 * v.abs().sum(1).mean())
+    assert torch.allclose(table.weight[i], prox_l1(v - 0.7 * grad, 0.07), atol=1e-6)
+    rest = [0, 2, 3, 5]
+    assert torch.equal(table.weight[rest], old[rest])
+
+
+def test_subgradient_step_is_the_formula():
+    table = Sample(6, 3, penalty=L1(0.1), lr=0.7, update="subgradient")
+    criterion = Compensated(logit=table)
+    u, y, i = torch.randn(2, 3), torch.tensor([2, 0]), torch.tensor([4, 1])
+    for _ in range(3):
+        v = table.weight[i].clone()
+        criterion(u, y, i)
+        grad = (u + v).softmax(-1) - F.one_hot(y, 3)
+        assert torch.allclose(table.weight[i], v - 0.7 * (grad + 0.1 * v.sign()), atol=1e-6)
+
+
+def test_a_repeated_index_takes_one_step_with_the_mean_gradient():
+    table = Sample(6, 3, penalty=L1(0.0), lr=1.0)
+    u, y, i = torch.randn(3, 3), torch.tensor([2, 2, 0]), torch.tensor([4, 4, 1])
+    Compensated(logit=table)(u, y, i)
+    grad = u.softmax(-1) - F.one_hot(y, 3)
+    assert torch.allclose(table.weight[4], -grad[:2].mean(0), atol=1e-6)
+    assert torch.allclose(table.weight[1], -grad[2], atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [2, 50])
+def test_the_step_does_not_depend_on_the_batch_size(size):
+    table = Sample(100, 3, penalty=L1(0.05), lr=1.0)
+    g = torch.Generator().manual_seed(3)
+    u, y = torch.randn(100, 3, generator=g), torch.randint(3, (100,), generator=g)
+    i = torch.arange(size)
+    Compensated(logit=table)(u[i], y[i], i)
+    expected = prox_l1(-(u[:2].softmax(-1) - F.one_hot(y[:2], 3)), 0.05)
+    assert torch.allclose(table.weight[:2], expected, atol=1e-6)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(2, 8), st.integers(0, 10**6), st.sampled_from(["logit", "label", "prediction", "slack"]))
+def test_absent_rows_never_move(b, seed, target):
+    g = torch.Generator().manual_seed(seed)
+    shape = () if target == "slack" else (4,)
+    table = Sample(20, *shape, penalty=L1(0.01), bound=Ball(0.5), lr=0.5)
+    start = 0.1 * torch.rand(20, *shape, generator=g)
+    table.weight.copy_(start)
+    terms = {"loss": Slack(table)} if target == "slack" else {target: table}
+    criterion = Compensated(**terms)
+    present = torch.zeros(20, dtype=torch.bool)
+    for _ in range(3):
+        i = torch.randint(10, (b,), generator=g)
+        present[i] = True
+        criterion(torch.randn(b, 4, generator=g), torch.randint(4, (b,), generator=g), i)
+    assert torch.equal(table.weight[~present], start[~present])
+    assert not torch.equal(table.weight[present], start[present])
+
+
+def test_validation_passes_move_no_row():
+    table = Sample(6, 3, penalty=L1(0.1), init=0.5)
+    criterion = Compensated(logit=table)
+    u, y, i = torch.randn(2, 3), torch.tensor([2, 0]), torch.tensor([4, 1])
+    old = table.weight.clone()
+    with torch.no_grad():
+        criterion(u, y, i)
+    criterion.eval()
+    criterion(u, y, i)
+    assert torch.equal(table.weight, old)
+    assert int(criterion.step) == 0
+
+
+def test_rows_of_ignored_and_gated_samples_rest():
+    table = Sample(6, 3, penalty=L1(0.1), init=0.5)
+    gate = torch.tensor([True, True, False])
+    criterion = Compensated(logit=Where(lambda s: gate, table))
+    old = table.weight.clone()
+    loss = criterion(torch.randn(3, 3), torch.tensor([1, -100, 2]), torch.tensor([0, 1, 2]))
+    assert not torch.equal(table.weight[0], old[0])
+    assert torch.equal(table.weight[1:], old[1:])
+    assert loss.isfinite()
+
+
+def test_non_finite_rows_are_never_written():
+    table = Sample(2, 3, penalty=L1(0.1))
+    table.write(torch.tensor([0, 1]), torch.tensor([[1.0, torch.inf, 0.0], [1.0, 2.0, 3.0]]))
+    assert table.weight.tolist() == [[0.0, 0.0, 0.0], [1.0, 2.0, 3.0]]
+
+
+@pytest.mark.parametrize(
+    ("table", "keys"),
+    [
+        (lambda: Category(3, 3, penalty=L2(0.1), lr=0.5), lambda i, y, g: y),
+        (lambda: Group(2, 3, penalty=L2(0.1), lr=0.5), lambda i, y, g: g),
+        (lambda: Corpus(3, penalty=L2(0.1), lr=0.5), lambda i, y, g: 0 * y),
+    ],
+)
+def test_shared_rows_follow_the_mean_over_their_samples(table, keys):
+    table = table()
+    u, y, g = torch.randn(6, 3), torch.tensor([0, 1, 1, 0, 1, 0]), torch.tensor([1, 0, 0, 0, 1, 1])
+    Compensated(logit=table)(u, y, group=g)
+    k = keys(None, y, g)
+    grad = u.softmax(-1) - F.one_hot(y, 3)
+    for row in range(len(table.weight)):
+        mine = k == row
+        expected = -0.5 * grad[mine].mean(0) / 1.05 if mine.any() else torch.zeros(3)
+        assert torch.allclose(table.weight[row], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("penalty", [L1(0.3), L2(0.3), GroupL2(0.3)])
+def test_proximal_maps_minimise_their_definition(penalty):
+    """Against brute force: no nearby point has a lower value."""
+    v = torch.randn(4, 3, dtype=torch.float64)
+    best = penalty.prox(v, 0.8, None)
+
+    def value(w):
+        return (w - v).square().flatten(1).sum(1) / 2 + 0.8 * penalty(w, None)
+
+    for scale in (1e-1, 1e-2, 1e-3):
+        for _ in range(200):
+            assert (value(best) <= value(best + scale * torch.randn_like(v)) + 1e-12).all()
+
+
+def test_feature_tables_move_in_the_backward_pass_whatever_the_scale(tiny, batch):
+    x, y, i = batch
+    steps = []
+    for scale in (1.0, 128.0):
+        table = Sample(9, 4, penalty=L1(0.001), lr=0.5)
+        model, criterion = copy.deepcopy(tiny), Compensated(feature=table).double()
+        s = criterion.evaluate(model, x, y, i)
+        assert not table.weight.any()
+        (scale * s.loss).backward()
+        steps.append(table.weight.clone())
+    dx = torch.zeros_like(x, requires_grad=True)
+    (grad,) = torch.autograd.grad(F.cross_entropy(tiny(x + dx), y, reduction="sum"), dx)
+    expected = torch.zeros(9, 4).double()
+    expected[i] = prox_l1(-0.5 * grad, 0.0005)
+    assert torch.allclose(steps[0], expected, atol=1e-9)
+    assert torch.allclose(steps[1], expected, atol=1e-9)
+
+
+def test_model_gradient_treats_rows_as_constants():
+    table = Sample(4, 3, penalty=L1(0.1), init=0.3)
+    model = nn.Linear(2, 3)
+    x, y, i = torch.randn(2, 2), torch.tensor([0, 2]), torch.tensor([1, 3])
+    v = table.weight[i].clone()
+    Compensated(logit=table)(model(x), y, i).backward()
+    ours = model.weight.grad.clone()
+    model.zero_grad()
+    F.cross_entropy(model(x) + v, y).backward()
+    assert torch.allclose(ours, model.weight.grad, atol=1e-7)
+
+
+def test_an_optimiser_over_the_criterion_cannot_touch_learned_tables():
+    assert not list(Compensated(logit=Sample(4, 3, penalty=L1(0.1))).parameters())
+    assert len(list(Compensated(logit=Sample(4, 3, update="manual")).parameters())) == 1
+
+
+def test_manual_tables_learn_by_the_users_optimiser():
+    table = Sample(4, 3, update="manual")
+    Compensated(logit=table)(torch.randn(2, 3), torch.tensor([0, 1]), torch.tensor([2, 3])).backward()
+    assert table.weight.grad[:2].abs().sum() == 0
+    assert table.weight.grad[2:].abs().sum() > 0
+
+
+@pytest.mark.parametrize("size", [100, 100_000])
+def test_a_step_touches_memory_in_proportion_to_the_batch(size, monkeypatch):
+    """The rows read and written are counted, and so are the bytes of every operation: neither knows the table's size."""
+    counted = []
+    gather, write = Sample.gather, Sample.write
+    monkeypatch.setattr(Sample, "gather", lambda t, k: counted.append(len(k)) or gather(t, k))
+    monkeypatch.setattr(Sample, "write", lambda t, k, r: counted.append(len(k)) or write(t, k, r))
+    criterion = Compensated(logit=Sample(size, 3, penalty=L1(0.1)))
+    with torch.profiler.profile(profile_memory=True) as profile:
+        criterion(torch.randn(8, 3), torch.zeros(8).long(), torch.arange(8))
+    assert counted == [8, 8]
+    assert max(event.self_cpu_memory_usage for event in profile.key_averages()) < 50_000
+
+
+def test_memory_held_is_reported():
+    assert Compensated(logit=Sample(100, 3, penalty=L1(0.1))).nbytes == 1200
