@@ -1,16 +1,75 @@
-"""Data that training code can index by rows, each sample with a stable index; and label noise for experiments."""
+"""Data that training code can index by rows, each sample with a stable index; and label noise for experiments.
+
+`load` reads everything: named public sets, your own tables, image folders and arrays. `batches` gives an epoch of it.
+"""
 
 from compensate.data import noise
+from compensate.data.arrays import from_arrays, read_npz
+from compensate.data.batches import batches, draws, gather, order
+from compensate.data.cifar import read_cifar
+from compensate.data.corpora import read_imdb, read_sst2
 from compensate.data.dataset import UNLABELLED, Data, Splits
 from compensate.data.digits import digits, digits_splits
+from compensate.data.download import fetch
+from compensate.data.features import TableEncoder
+from compensate.data.folder import read_folder
+from compensate.data.hub import from_hub
+from compensate.data.idx import read_idx, read_mnist
+from compensate.data.images import CropFlip, channel_statistics
+from compensate.data.imbalance import class_sizes, long_tailed
 from compensate.data.indexed import Indexed
+from compensate.data.labels import encode_labels, override_labels, read_labels
+from compensate.data.load import load
+from compensate.data.ragged import Ragged
+from compensate.data.sources import SOURCES, data_folder
+from compensate.data.tables import choose_label, choose_text, from_frame, read_frame, read_table
+from compensate.data.text import Tfidf, Vocabulary, encode, text_features, tokenise
+from compensate.data.vectors import embedding_matrix, read_vectors
 
 __all__ = [
+    "SOURCES",
     "UNLABELLED",
+    "CropFlip",
     "Data",
     "Indexed",
+    "Ragged",
     "Splits",
+    "TableEncoder",
+    "Tfidf",
+    "Vocabulary",
+    "batches",
+    "channel_statistics",
+    "choose_label",
+    "choose_text",
+    "class_sizes",
+    "data_folder",
     "digits",
     "digits_splits",
+    "draws",
+    "embedding_matrix",
+    "encode",
+    "encode_labels",
+    "fetch",
+    "from_arrays",
+    "from_frame",
+    "from_hub",
+    "gather",
+    "load",
+    "long_tailed",
     "noise",
+    "order",
+    "override_labels",
+    "read_cifar",
+    "read_folder",
+    "read_frame",
+    "read_idx",
+    "read_imdb",
+    "read_labels",
+    "read_mnist",
+    "read_npz",
+    "read_sst2",
+    "read_table",
+    "read_vectors",
+    "text_features",
+    "tokenise",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,6 +28,8 @@ class Data:
         index: (N,) the 0-based row of the source before any split or filter. By default 0..N-1.
         ids: (N,) names of the samples in the source (a file name, an id column), if it has any.
         raw: the source's own rows (texts, table rows, paths) for showing to people, if they differ from ``x``.
+        rows: the number of rows of the source, so that ``index < rows``: the size of a table with a row per sample.
+        info: what a reader chose, for telling people: the columns of label and text, and so on.
 
     >>> data = Data(np.eye(4), np.array([0, 1, 0, 1]), ("cat", "dog"))
     >>> data.subset(data.target == 1).index
@@ -42,10 +44,14 @@ class Data:
     index: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     ids: NDArray[Any] | None = None
     raw: Any = None
+    rows: int = -1
+    info: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not len(self.index):
             object.__setattr__(self, "index", np.arange(len(self.target)))
+        if self.rows < 0:
+            object.__setattr__(self, "rows", int(self.index.max(initial=-1)) + 1)
         sizes = {
             name: len(part)
             for name in ("x", "target", "index", "ids", "raw")

@@ -26,7 +26,12 @@ _OPENERS: dict[str, Callable[..., IO[bytes]]] = {
     ".gz": gzip.open,  # type: ignore[dict-item]
     ".xz": lzma.open,
     ".bz2": bz2.open,
+    ".tgz": gzip.open,  # type: ignore[dict-item]
 }
+
+
+def _opener(path: Path) -> Callable[..., IO[bytes]]:
+    return _OPENERS.get(path.suffix.lower(), open)
 
 
 def write_atomically(path: str | Path, content: bytes) -> None:
@@ -69,7 +74,7 @@ def opened(path: str | Path) -> Iterator[IO[bytes]]:
     path = Path(path)
     if not path.is_file():
         raise InputError(f"there is no file {path}; check the path.")
-    with damage(path), _OPENERS.get(path.suffix.lower(), open)(path, "rb") as file:
+    with damage(path), _opener(path)(path, "rb") as file:
         yield file
 
 
@@ -129,7 +134,7 @@ def members(path: str | Path, wanted: Callable[[str], bool]) -> Iterator[tuple[s
                         yield info.filename, zipped.read(info)
             return
         # The stream mode reads once from front to back: seeking in a compressed file would unpack it again and again.
-        with tarfile.open(path, "r|*") as tar:
+        with _opener(path)(path, "rb") as packed, tarfile.open(fileobj=packed, mode="r|") as tar:
             for member in tar:
                 if member.isfile() and wanted(member.name):
                     stream = tar.extractfile(member)
@@ -137,3 +142,5 @@ def members(path: str | Path, wanted: Callable[[str], bool]) -> Iterator[tuple[s
                     if len(content) != member.size:
                         raise EOFError(f"{member.name} ends early")
                     yield member.name.removeprefix("./"), content
+            while packed.read(1 << 20):  # the archive ends before its file does, and the checksum comes last
+                pass

@@ -1,0 +1,111 @@
+"""Features or images in numpy files, and plain arrays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from compensate.data.dataset import UNLABELLED, Data, Splits
+from compensate.data.files import damage
+from compensate.data.images import as_images
+from compensate.data.labels import encode_labels, read_labels
+from compensate.errors import InputError
+
+X = ("x", "features", "embeddings", "data", "images")
+Y = ("y", "labels", "label", "target", "targets")
+
+
+def from_arrays(x: ArrayLike, y: ArrayLike | None, classes: Any = None, *, where: str = "x") -> Data:
+    """A data set from samples (N, F) or images (N, C, H, W), (N, H, W, C), (N, H, W), and labels (N,).
+
+    Labels are class numbers, names, or floats with a fractional part for regression; without labels every row is
+    `UNLABELLED`.
+
+    >>> from_arrays(np.zeros((3, 2)), ["b", "a", "b"]).classes
+    ('a', 'b')
+    """
+    samples = np.asarray(x)
+    if samples.dtype.kind not in "biuf":
+        raise InputError(f"{where} is of the type {samples.dtype}; expected numbers.")
+    if samples.ndim >= 3:
+        samples = as_images(samples, where)
+    elif samples.ndim == 2:
+        samples = samples.astype(np.float32)
+        broken = np.flatnonzero(~np.isfinite(samples).all(1))
+        if len(broken):
+            raise InputError(
+                f"{where} has a value that is not a finite number in {len(broken)} rows, the first {broken[0]}. Fill "
+                "or remove these rows."
+            )
+    else:
+        raise InputError(f"{where} has shape {samples.shape}; expected (N, features) or images.")
+    info = {"kind": "images" if samples.ndim == 4 else "features"}
+    if y is None:
+        names = tuple(str(c) for c in classes) if classes is not None else ()
+        return Data(samples, np.full(len(samples), UNLABELLED, dtype=np.int64), names, info=info)
+    labels = np.asarray(y)
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.shape != (len(samples),):
+        raise InputError(f"{where} has {len(samples)} samples, and the labels have shape {labels.shape}.")
+    if labels.dtype.kind == "f" and (np.mod(labels[np.isfinite(labels)], 1) != 0).any():
+        return Data(samples, labels.astype(np.float64), (), info=info)
+    target, names = encode_labels(labels, None if classes is None else [str(c) for c in classes])
+    return Data(samples, target, names, info=info)
+
+
+def read_npz(path: str | Path, *, labels: str | Path | None = None) -> Splits:
+    """Samples and labels from an .npz, or from an .npy with its labels in another file.
+
+    An .npz holds ``x`` (or features, embeddings, data, images) and ``y`` (or labels, target); perhaps ``classes``, the
+    names; or ``x_train``, ``y_train``, ``x_test``, ``y_test``. Nothing pickled is read.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"there is no file {path}; check the path.")
+    found = _load(path)
+    y = read_labels(labels)[0] if labels is not None else None
+    if isinstance(found, np.ndarray):
+        return Splits(from_arrays(found, y, where=str(path)))
+    classes = next((found[k] for k in ("classes", "class_names") if k in found), None)
+    if any(k.endswith("_train") for k in found):
+        x_train, y_train, x_test, y_test = (
+            _one(found, names, path, part) for part in ("_train", "_test") for names in (X, Y)
+        )
+        train = from_arrays(x_train, y if y is not None else y_train, classes, where=str(path))
+        if x_test is None:
+            return Splits(train)
+        return Splits(
+            train, from_arrays(x_test, y_test, classes if classes is not None else train.classes, where=str(path))
+        )
+    x = _one(found, X, path)
+    if x is None:
+        raise InputError(f"{path} holds {', '.join(found) or 'nothing'}; expected samples under {', '.join(X)}.")
+    return Splits(from_arrays(x, y if y is not None else _one(found, Y, path), classes, where=str(path)))
+
+
+def _load(path: Path) -> Any:
+    try:
+        with damage(path), open(path, "rb") as file:
+            loaded = np.load(file, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                return loaded
+            with loaded:
+                return {name: loaded[name] for name in loaded.files}
+    except InputError:
+        raise
+    except (ValueError, OSError) as error:
+        why = "it holds pickled objects, which are not read" if "pickle" in str(error).lower() else str(error)
+        raise InputError(
+            f"{path} is damaged or not a numpy file of numbers ({why}). Write it again with numpy.save or numpy.savez."
+        ) from error
+
+
+def _one(found: dict[str, NDArray[Any]], names: tuple[str, ...], path: Path, part: str = "") -> Any:
+    here = [k for k in found if k.lower() in {n + part for n in names}]
+    if len(here) > 1:
+        raise InputError(f"{path} holds {' and '.join(here)}; keep one of them, so that it is clear which is meant.")
+    return found[here[0]] if here else None

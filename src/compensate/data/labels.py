@@ -1,0 +1,219 @@
+"""From label cells to class numbers, and labels that come in a file of their own."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from compensate.data.dataset import UNLABELLED, Data
+from compensate.data.files import damage, read_bytes, read_text
+from compensate.data.unpickle import load_arrays
+from compensate.errors import InputError, nearest
+
+MISSING = frozenset({"", "na", "n/a", "nan", "null", "<na>"})
+"""Cells, in lower case, that stand for a value that is not there."""
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a cell holds nothing.
+
+    >>> [is_missing(v) for v in ("", " NaN ", None, float("nan"), "none", 0)]
+    [True, True, True, True, False, False]
+    """
+    if value is None or (isinstance(value, (float, np.floating)) and np.isnan(value)):
+        return True
+    return str(value).strip().lower() in MISSING
+
+
+def encode_labels(
+    values: Sequence[Any] | NDArray[Any], classes: Sequence[str] | None = None
+) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Class numbers and class names of label cells; a missing label is `UNLABELLED`.
+
+    Names are in numeric order if all are numbers, else in alphabetical order; or as ``classes`` says, when a cell may be
+    a name or a class number.
+
+    >>> encode_labels(["dog", "cat", "", "dog"])
+    (array([ 1,  0, -1,  1]), ('cat', 'dog'))
+    >>> encode_labels([10.0, 9.0])[1]
+    ('9', '10')
+    """
+    cells = [None if is_missing(v) else _name(v) for v in values]
+    if classes is None:
+        found = {c for c in cells if c is not None}
+        classes = sorted(found, key=_number) if all(_is_number(c) for c in found) else sorted(found)
+    numbers = {name: i for i, name in enumerate(classes)}
+    for i in range(len(classes)):
+        numbers.setdefault(str(i), i)
+    target = np.full(len(cells), UNLABELLED, dtype=np.int64)
+    for row, cell in enumerate(cells):
+        if cell is None:
+            continue
+        if cell not in numbers:
+            raise InputError(f'the label "{cell[:80]}" of row {row} is not a known class; {nearest(cell, classes)}.')
+        target[row] = numbers[cell]
+    return target, tuple(classes)
+
+
+def override_labels(data: Data, labels: ArrayLike | str | Path, key: str | None = None) -> Data:
+    """The data with labels from elsewhere, such as real annotations with their errors.
+
+    Args:
+        data: the samples.
+        labels: one label for each row of the source (or of ``data``), or a file that `read_labels` reads. Labels are
+            class names or class numbers.
+        key: which of several label sets of the file.
+    """
+    if isinstance(labels, (str, Path)):
+        found, keys, by = read_labels(labels, key)
+        where = str(labels)
+    else:
+        found, keys, by = np.asarray(labels), None, ""
+        where = "the labels"
+    classes = data.classes or None
+    if keys is None:
+        if found.ndim != 1 or len(found) not in (data.rows, len(data)):
+            raise InputError(
+                f"{where}: {found.shape} labels for {len(data)} samples; expected one for each of the {data.rows} rows of "
+                "the source, or a table with the columns index and label."
+            )
+        cells = found[data.index] if len(found) == data.rows else found
+        target, names = encode_labels(cells, classes)
+        return replace(data, target=target, classes=names)
+    numbers, names = encode_labels(found, classes)
+    place = _places(data, keys, by, where)
+    target = data.target.copy()
+    here = place >= 0
+    target[place[here]] = numbers[here]
+    return replace(data, target=target, classes=names)
+
+
+def read_labels(path: str | Path, key: str | None = None) -> tuple[NDArray[Any], NDArray[Any] | None, str]:
+    """Labels from a file: the cells, and the index or id of each if the file has them, and which of the two.
+
+    - ``.npy``, ``.npz``: an array; a pickled dictionary of arrays (as CIFAR-N has it) is read without running anything.
+    - ``.pt``: a dictionary of arrays saved by torch, read likewise.
+    - ``.txt``: a label a line.
+    - ``.csv``, ``.tsv``: a label column, and perhaps a column index, id or file; without one, a label for each row.
+
+    Where a file holds several label sets, ``key`` says which.
+    """
+    path = Path(path)
+    suffix = path.suffix.lower()
+    if suffix in (".npy", ".npz", ".pt"):
+        return _pick(_arrays(path), key, path), None, ""
+    if suffix in (".csv", ".tsv"):
+        from compensate.data.tables import read_frame
+
+        frame = read_frame(path)
+        lower = {str(c).strip().lower(): c for c in frame.columns}
+        by = next((name for name in ("index", "id", "file", "path", "filename") if name in lower), "")
+        others = [c for c in frame.columns if not by or c != lower[by]]
+        named = [lower[name] for name in ("label", "target", "class", "y") if name in lower]
+        column = key or (others[0] if len(others) == 1 else named[0] if len(named) == 1 else None)
+        if column not in frame.columns:
+            raise InputError(
+                f"{path} has the columns {', '.join(map(str, frame.columns))}; say which holds the labels."
+            )
+        return frame[column].to_numpy(object), (frame[lower[by]].to_numpy(object) if by else None), by
+    if suffix in (".txt", ".labels", ""):
+        lines = read_text(path).splitlines()
+        return np.array(lines, dtype=object), None, ""
+    raise InputError(f"{path} is not a label file; expected .csv, .tsv, .txt, .npy, .npz or .pt.")
+
+
+def _arrays(path: Path) -> Any:
+    content = read_bytes(path)
+    if path.suffix.lower() == ".pt":
+        with damage(path), zipfile.ZipFile(io.BytesIO(content)) as zipped:
+            inner = [name for name in zipped.namelist() if name.endswith("data.pkl")]
+            if len(inner) != 1:
+                raise InputError(f"{path} is not a file saved by torch.")
+            return load_arrays(zipped.read(inner[0]), str(path))
+    try:
+        with damage(path):
+            loaded = np.load(io.BytesIO(content), allow_pickle=False)
+            return {name: loaded[name] for name in loaded.files} if hasattr(loaded, "files") else loaded
+    except ValueError as error:
+        if isinstance(error, InputError) or b"'descr': '|O'" not in content[:200]:
+            raise InputError(f"{path} is damaged or not a numpy file ({error}).") from error
+        # An object array of one dictionary: its pickle follows the header.
+        stream = io.BytesIO(content)
+        version = np.lib.format.read_magic(stream)
+        (np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0)(stream)
+        return _inner(load_arrays(stream.read(), str(path)))
+
+
+def _inner(value: Any) -> Any:
+    while isinstance(value, (list, tuple)) and len(value) == 1:
+        value = value[0]
+    return value
+
+
+def _pick(found: Any, key: str | None, path: Path) -> NDArray[Any]:
+    if isinstance(found, dict):
+        named = {k.decode() if isinstance(k, bytes) else str(k): v for k, v in found.items()}
+        usable = [k for k, v in named.items() if np.ndim(v) == 1]
+        key = key or (usable[0] if len(usable) == 1 else None)
+        if key is None or key not in named:
+            raise InputError(
+                f"{path} holds {', '.join(usable) or 'no labels'}; say which with key=, for example "
+                f'key="{(usable or ["labels"])[0]}".'
+            )
+        found = named[key]
+    found = np.asarray(found)
+    if found.ndim != 1:
+        raise InputError(f"{path} holds an array of shape {found.shape}; expected one label a sample, (N,).")
+    return found
+
+
+def _places(data: Data, keys: NDArray[Any], by: str, where: str) -> NDArray[np.int64]:
+    """The position in the data of each labelled sample; -1 if it is a row of the source that is not in this part."""
+    if by == "index":
+        try:
+            index = np.array([int(str(k)) for k in keys], dtype=np.int64)
+        except ValueError:
+            raise InputError(f"{where}: the column index must hold row numbers from 0 on.") from None
+        if index.size and not 0 <= index.min() <= index.max() < data.rows:
+            raise InputError(f"{where}: an index is outside 0..{data.rows - 1}, the rows of the source.")
+        position = np.full(data.rows, -1, dtype=np.int64)
+        position[data.index] = np.arange(len(data))
+        place = position[index]
+    else:
+        if data.ids is None:
+            raise InputError(f"{where} goes by {by}, and the data set has no ids; use a column index instead.")
+        known = {str(name): i for i, name in enumerate(data.ids)}
+        place = np.array([known.get(str(k), -1) for k in keys], dtype=np.int64)
+        if (place < 0).all() and len(place):
+            raise InputError(f"{where}: none of its ids, such as {keys[0]}, is in the data, which has {data.ids[0]}.")
+    seen = place[place >= 0]
+    if len(np.unique(seen)) != len(seen):
+        twice = keys[np.flatnonzero(np.bincount(seen)[np.maximum(place, 0)] > 1)[0]]
+        raise InputError(f"{where} labels {by} {twice} more than once; keep one row for each.")
+    return place
+
+
+def _name(value: Any) -> str:
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "replace")
+    if isinstance(value, (float, np.floating)) and float(value).is_integer():
+        value = int(value)
+    return str(value).strip()
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return np.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def _number(text: str) -> tuple[float, str]:
+    return float(text), text

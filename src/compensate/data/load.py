@@ -1,0 +1,141 @@
+"""One function for every kind of data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from compensate.data.arrays import read_npz
+from compensate.data.cifar import read_cifar
+from compensate.data.corpora import read_imdb, read_sst2
+from compensate.data.dataset import Data, Splits
+from compensate.data.digits import digits_splits
+from compensate.data.files import is_archive
+from compensate.data.folder import is_image, read_folder
+from compensate.data.hub import from_hub, is_hub
+from compensate.data.idx import read_mnist
+from compensate.data.labels import override_labels
+from compensate.data.sources import SOURCES, read_source
+from compensate.data.tables import from_frame, is_table, read_table
+from compensate.errors import InputError, nearest
+
+ALIASES = {"cifar-10": "cifar10", "cifar-100": "cifar100", "fashionmnist": "fashion-mnist", "sst-2": "sst2"}
+
+
+def load(
+    data: Any,
+    data_dir: str | Path | None = None,
+    *,
+    labels: Any = None,
+    labels_key: str | None = None,
+    **options: Any,
+) -> Splits:
+    """A data set by its name, its path, or itself.
+
+    Args:
+        data: a name (digits, cifar10, cifar100, mnist, fashion-mnist, sst2, imdb); a file (.csv, .tsv, .parquet, .npz,
+            .npy) or folder; a pandas data frame; a Hugging Face data set; or a `Data` or `Splits`, which is returned.
+        data_dir: where named data sets are, or are put; else the environment variable COMPENSATE_DATA says.
+        labels: labels of the training part from elsewhere, an array or a file (see `read_labels`); for a folder of
+            images a table of file and label.
+        labels_key: which of several label sets of that file.
+        options: of the reader: ``label``, ``text``, ``task``, ``encoding``, ``delimiter`` for tables, ``size`` for
+            images, ``phrases`` for SST-2, ``seed`` and ``test`` for the digits, ``download=False``.
+
+    >>> len(load("digits").train)
+    1258
+    """
+    if isinstance(data, str) and (name := ALIASES.get(data.lower(), data.lower())) in (*SOURCES, "digits"):
+        splits = _options(data, digits_splits if name == "digits" else _named(name, data_dir), options)
+    elif isinstance(data, (str, Path)):
+        path = Path(data).expanduser()
+        if path.is_dir() and _looks_like_images(path):
+            return _options(data, read_folder, {"labels": labels, **options}, path)
+        if path.suffix.lower() == ".npy":
+            if labels is not None and not isinstance(labels, (str, Path)):
+                return Splits(override_labels(_options(data, read_npz, options, path).train, labels))
+            if labels is None or labels_key is None:
+                return _options(data, read_npz, {"labels": labels, **options}, path)
+        splits = _path(path, options)
+    elif isinstance(data, Splits):
+        splits = data
+    elif isinstance(data, Data):
+        splits = Splits(data)
+    elif isinstance(data, pd.DataFrame):
+        splits = _options("the data frame", from_frame, options, data, "the data frame")
+    elif is_hub(data):
+        splits = _options("the data set", from_hub, options, data)
+    else:
+        raise InputError(
+            f"load was given a {type(data).__name__}; expected a name, a path, a data frame, a Hugging Face data set, or "
+            "arrays through compensate.data.from_arrays(x, y)."
+        )
+    if labels is None:
+        return splits
+    return replace(splits, train=override_labels(splits.train, labels, labels_key))
+
+
+def _named(name: str, data_dir: str | Path | None) -> Any:
+    def read(**options: Any) -> Splits:
+        return read_source(name, data_dir, **options)
+
+    return read
+
+
+def _path(path: Path, options: Mapping[str, Any]) -> Splits:
+    if not path.exists():
+        known = (*SOURCES, "digits")
+        raise InputError(
+            f'there is no file or folder {path}, and no data set has the name "{path}"; {nearest(str(path), known)}.'
+        )
+    where = str(path)
+    if path.is_file() and is_table(path):
+        return _options(where, read_table, options, path)
+    if path.suffix.lower() in (".npz", ".npy"):
+        return _options(where, read_npz, options, path)
+    names = {p.name for p in path.iterdir()} if path.is_dir() else {path.name}
+    lower = path.name.lower()
+    if "train.tsv" in names or (is_archive(path) and lower.startswith("sst")):
+        return _options(where, read_sst2, options, path)
+    if (path / "train" / "pos").is_dir() or (is_archive(path) and lower.startswith(("aclimdb", "imdb"))):
+        return _options(where, read_imdb, options, path)
+    if names & {"train.bin", "meta"} or (is_archive(path) and "cifar-100" in lower):
+        return _options(where, read_cifar, {**options, "classes": 100}, path)
+    if names & {"data_batch_1", "data_batch_1.bin"} or (is_archive(path) and "cifar" in lower):
+        return _options(where, read_cifar, options, path)
+    if any("idx3-ubyte" in name for name in names):
+        return _options(where, read_mnist, options, path)
+    raise InputError(
+        f"{path} is no kind of data that is known; expected a .csv, .tsv, .parquet, .npz or .npy file, a folder of images "
+        "(one folder a class, or with a labels.csv), or the folder or archive of CIFAR, MNIST, SST-2 or IMDB."
+    )
+
+
+def _looks_like_images(path: Path) -> bool:
+    if any(is_image(p) for p in path.iterdir()):
+        return True
+    return any(is_image(p) for folder in path.iterdir() if folder.is_dir() for p in _two_levels(folder))
+
+
+def _two_levels(folder: Path) -> Any:
+    for entry in sorted(folder.iterdir()):
+        yield entry
+        if entry.is_dir():
+            yield from sorted(entry.iterdir())[:5]
+
+
+def _options(what: Any, read: Any, options: Mapping[str, Any], *args: Any) -> Splits:
+    """Call a reader; an option it does not know is the user's slip, not a bug."""
+    given = {k: v for k, v in options.items() if v is not None}
+    try:
+        return read(*args, **given)
+    except TypeError as error:
+        if "unexpected keyword argument" not in str(error):
+            raise
+        raise InputError(
+            f"{what} has no option {str(error).rpartition(' ')[2]}; given were {', '.join(given)}."
+        ) from error

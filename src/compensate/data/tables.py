@@ -1,0 +1,256 @@
+"""Your own CSV, TSV or Parquet file: which column is the label, which the text, what the rest says."""
+
+from __future__ import annotations
+
+import csv
+import io
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from compensate.data.dataset import Data, Splits
+from compensate.data.features import TableEncoder
+from compensate.data.files import decode, read_bytes
+from compensate.data.labels import encode_labels, is_missing
+from compensate.errors import InputError, nearest
+
+LABELS = ("label", "target", "class", "y")
+IDS = ("id", "index", "uuid", "guid", "key", "row", "unnamed: 0", "")
+PARTS = {
+    "train": "train",
+    "training": "train",
+    "test": "test",
+    "testing": "test",
+    "validation": "validation",
+    "valid": "validation",
+    "val": "validation",
+    "dev": "validation",
+}
+SUFFIXES = (".csv", ".tsv", ".parquet", ".pq")
+
+
+def is_table(path: Path) -> bool:
+    """Whether a file's name says that it is a table, compressed or not."""
+    return kind_of(path) in SUFFIXES
+
+
+def kind_of(path: Path) -> str:
+    suffixes = [s.lower() for s in path.suffixes]
+    if suffixes and suffixes[-1] in (".gz", ".xz", ".bz2"):
+        suffixes.pop()
+    return suffixes[-1] if suffixes else ""
+
+
+def read_frame(path: str | Path, *, encoding: str = "utf-8", delimiter: str | None = None) -> pd.DataFrame:
+    """The table as it is written: every cell of a CSV or TSV a text, so that ``007`` stays ``007``.
+
+    Blank lines are no rows. In a TSV whose lines all have the same number of tabs a quote is a letter like any other,
+    as in most corpora; else quotes group, as they always do in a CSV.
+    """
+    path = Path(path)
+    kind = kind_of(path)
+    if kind in (".parquet", ".pq"):
+        return _parquet(path)
+    text = decode(read_bytes(path), path, encoding)
+    header = text.lstrip("\n").split("\n", 1)[0].rstrip("\r")
+    if not header:
+        raise InputError(f"{path} is empty; expected a first line with the names of the columns.")
+    if delimiter is None:
+        delimiter = "\t" if kind == ".tsv" else max(",;\t|", key=header.count)
+    plain = delimiter == "\t" and '"' not in header and _even(text, header.count("\t"))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)  # cells beyond the header would be lost
+            return pd.read_csv(
+                io.StringIO(text),
+                sep=delimiter,
+                dtype=str,
+                keep_default_na=False,
+                na_filter=False,
+                index_col=False,
+                quoting=csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL,
+            )
+    except (pd.errors.ParserError, pd.errors.ParserWarning, pd.errors.EmptyDataError) as error:
+        raise InputError(f"{path} cannot be read as a table: {error}. Check that line's quotes and columns.") from error
+
+
+def read_table(
+    path: str | Path,
+    *,
+    label: str | None = None,
+    text: str | None = None,
+    task: str | None = None,
+    encoding: str = "utf-8",
+    delimiter: str | None = None,
+) -> Splits:
+    """Samples from a table: texts if it has a text column, else features from its numbers and categories.
+
+    Args:
+        path: a .csv, .tsv or .parquet file, the first two perhaps compressed.
+        label: the label's column; by default the one named label, target, class or y, else the only one with few values.
+        text: the text's column; by default the one with the longest texts, if any has sentences. ``""``: none.
+        task: ``"classification"`` or ``"regression"``; by default a numeric label with many values is a quantity.
+        encoding, delimiter: of the file, if they are not UTF-8 and the obvious sign.
+
+    A column ``split`` that says train, test or validation parts the data. Rows without a label stay, `UNLABELLED`.
+    ``info`` tells what was chosen; ``raw`` holds the rows as written.
+    """
+    return from_frame(
+        read_frame(path, encoding=encoding, delimiter=delimiter), str(path), label=label, text=text, task=task
+    )
+
+
+def from_frame(
+    frame: pd.DataFrame,
+    where: str,
+    *,
+    label: str | None = None,
+    text: str | None = None,
+    task: str | None = None,
+    classes: Sequence[str] | None = None,
+) -> Splits:
+    """As `read_table`, from a data frame; ``classes`` names the classes if the label column does not hold them all."""
+    if not len(frame):
+        raise InputError(f"{where} has no rows.")
+    frame = frame.reset_index(drop=True)
+    text = choose_text(frame, text, where, label)
+    label = choose_label(frame, label, where, text)
+    cells = frame[label].to_numpy(object)
+    target, names = _targets(cells, task, where, label) if classes is None else encode_labels(cells, classes)
+    split = next((c for c in frame.columns if str(c).strip().lower() == "split" and c != label), None)
+    ids = next((c for c in frame.columns if str(c).strip().lower() in IDS and c not in (label, text)), None)
+    info: dict[str, Any] = {"kind": "text" if text else "table", "label": label, "text": text, "rows": len(frame)}
+    rest = [c for c in frame.columns if c not in (label, text, split, ids)]
+    if text:
+        x: NDArray[Any] = np.array(["" if is_missing(v) else str(v) for v in frame[text]], dtype=object)
+    else:
+        if not rest:
+            raise InputError(f'{where} has nothing but the label column "{label}"; a sample needs a text or features.')
+        encoder = TableEncoder.fit(frame[rest])
+        x = encoder(frame[rest])
+        info |= {"encoder": encoder, "dropped": encoder.dropped}
+        if not x.shape[1]:
+            raise InputError(f"{where}: no column of {', '.join(map(str, rest))} says anything about the label.")
+    data = Data(
+        x,
+        target,
+        names,
+        ids=None if ids is None else frame[ids].to_numpy(object),
+        raw=frame,
+        rows=len(frame),
+        info=info,
+    )
+    if split is None:
+        return Splits(data)
+    return _by_split(data, frame[split], where)
+
+
+def choose_label(frame: pd.DataFrame, label: str | None, where: str, text: str | None = None) -> str:
+    """The label's column: as given, or as `read_table` describes; an error lists what it could be."""
+    names = [str(c) for c in frame.columns]
+    if label is not None:
+        if label not in names:
+            raise InputError(f'{where} has no column "{label}"; {nearest(label, names)}.')
+        return label
+    named = [c for c in names if c.strip().lower() in LABELS]
+    if len(named) == 1:
+        return named[0]
+    few = max(5, min(100, len(frame) // 10))
+    skip = (*IDS, "split", "index")
+    candidates = named or [
+        c for c in names if c != text and c.strip().lower() not in skip and 2 <= _distinct(frame[c], few + 1) <= few
+    ]
+    if len(candidates) == 1:
+        return candidates[0]
+    if not candidates:
+        raise InputError(
+            f"{where} has no column named {', '.join(LABELS)} and none with few values; its columns are "
+            f"{', '.join(names)}. Say which holds the label: label=... (--label on the command line)."
+        )
+    raise InputError(
+        f"the label of {where} could be any of the columns {', '.join(candidates)}. Say which: "
+        f'label="{candidates[0]}" (--label {candidates[0]} on the command line).'
+    )
+
+
+def choose_text(frame: pd.DataFrame, text: str | None, where: str, label: str | None = None) -> str | None:
+    """The text's column: as given, or the one with the longest sentences; none if no column has sentences."""
+    names = [str(c) for c in frame.columns]
+    if text is not None:
+        if text and text not in names:
+            raise InputError(f'{where} has no column "{text}"; {nearest(text, names)}.')
+        return text or None
+    best, longest = None, 0.0
+    sample = frame.iloc[:: max(1, len(frame) // 2000)]
+    for name in names:
+        if name == label or name.strip().lower() in LABELS:
+            continue
+        values = [str(v) for v in sample[name] if not is_missing(v)]
+        words = np.median([v.count(" ") + 1 for v in values]) if values else 0
+        if words >= 3 and len(set(values)) > len(values) / 2:
+            length = float(np.mean([len(v) for v in values]))
+            best, longest = (name, length) if length > longest else (best, longest)
+    return best
+
+
+def _targets(cells: NDArray[Any], task: str | None, where: str, label: str) -> tuple[NDArray[Any], tuple[str, ...]]:
+    if task not in (None, "classification", "regression"):
+        raise InputError(f'task is "{task}"; choose classification or regression.')
+    there = np.array([not is_missing(v) for v in cells])
+    if not there.any():
+        raise InputError(f'the label column "{label}" of {where} is empty.')
+    numbers = pd.to_numeric(pd.Series(cells[there].astype(str)), errors="coerce").to_numpy(float)
+    numeric = bool(np.isfinite(numbers).all())
+    if task == "regression" and not numeric:
+        bad = cells[there][~np.isfinite(numbers)][0]
+        raise InputError(f'the label column "{label}" of {where} holds "{str(bad)[:80]}", which is not a number.')
+    if task is None and numeric:
+        whole = bool((numbers == np.round(numbers)).all())
+        distinct = len(np.unique(numbers))
+        task = "regression" if distinct > (max(20, len(numbers) // 10) if whole else 10) else None
+    if task == "regression":
+        target = np.full(len(cells), np.nan)
+        target[there] = numbers
+        return target, ()
+    target, classes = encode_labels(cells)
+    if len(classes) < 2:
+        raise InputError(f'the label column "{label}" of {where} has the one value "{classes[0]}"; expected 2 or more.')
+    return target, classes
+
+
+def _by_split(data: Data, column: pd.Series, where: str) -> Splits:
+    parts = column.astype(str).str.strip().str.lower().map(PARTS)
+    if parts.isna().any():
+        odd = column[parts.isna()].iloc[0]
+        raise InputError(f'{where}: the column split says "{odd}"; expected train, test or validation.')
+    found = {str(name): data.subset((parts == name).to_numpy()) for name in parts.unique()}
+    if "train" not in found:
+        raise InputError(f"{where}: the column split names no training rows.")
+    return Splits(**found)
+
+
+def _distinct(column: pd.Series, limit: int) -> int:
+    return min(len({str(v) for v in column.unique() if not is_missing(v)}), limit)
+
+
+def _even(text: str, tabs: int) -> bool:
+    return all(line.count("\t") == tabs for line in text.split("\n") if line.strip("\r"))
+
+
+def _parquet(path: Path) -> pd.DataFrame:
+    if not path.is_file():
+        raise InputError(f"there is no file {path}; check the path.")
+    try:
+        import pyarrow
+        import pyarrow.parquet as parquet
+    except ImportError as error:
+        raise InputError('reading Parquet needs pyarrow: pip install "compensate[parquet]".') from error
+    try:
+        return parquet.read_table(path).to_pandas()
+    except (pyarrow.ArrowInvalid, OSError) as error:
+        raise InputError(f"{path} is damaged or not a Parquet file ({error}). Write or fetch it again.") from error
