@@ -58,8 +58,10 @@ def fetch(
                 _transfer(url, part, progress, timeout)
             except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
                 reason = error
-                if isinstance(error, urllib.error.HTTPError) and error.code in (401, 403, 404, 410):
-                    break
+                if isinstance(error, urllib.error.HTTPError):
+                    error.close()
+                    if error.code in (401, 403, 404, 410):
+                        break
                 continue
             found = digest(part, checksum)
             if found == checksum:

@@ -110,8 +110,7 @@ class TableEncoder:
 
 def _numbers(column: pd.Series) -> NDArray[np.float64]:
     numbers = pd.to_numeric(column.where(~column.map(is_missing).astype(bool)), errors="coerce")
-    values = numbers.to_numpy(dtype=np.float64, na_value=np.nan)
-    return np.where(np.isfinite(values), values, np.nan)
+    return numbers.to_numpy(dtype=np.float64, na_value=np.nan)
 
 
 def _texts(column: pd.Series) -> list[str | None]:
@@ -125,8 +124,10 @@ def _column(column: pd.Series) -> Numeric | Category | None:
         return None
     numbers = _numbers(column)
     # One odd cell such as "unknown" in a column of numbers is a missing number, not a reason to call all categories.
-    if np.isfinite(numbers[there]).mean() >= 0.95:
+    if (~np.isnan(numbers[there])).mean() >= 0.95:
         known = numbers[np.isfinite(numbers)]
+        if not len(known):
+            return None
         median = float(np.median(known))
         filled = np.where(np.isfinite(numbers), numbers, median)
         missing = len(known) < len(numbers)

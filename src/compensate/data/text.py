@@ -26,7 +26,7 @@ _MARKUP = re.compile(r"<[a-z/][^<>]{0,200}>")
 _WORD = re.compile(
     r"\w+?(?=n't\b)|n't\b"  # do n't, as treebank and GloVe have it
     r"|'(?:s|re|ve|ll|d|m)\b"  # 's 're 've 'll 'd 'm
-    r"|\d+(?:[.,]\d+)*"  # 10,000 and 3.5
+    r"|\d+(?:[.,]\d+)*(?!\w)"  # 10,000 and 3.5
     r"|\w+(?:[-']\w+)*?(?=n't\b|'(?:s|re|ve|ll|d|m)\b|[^\w'-]|[-'](?!\w)|$)"  # well-made, o'brien
     r"|\.{2,}|-{2,}|[^\w\s]"  # ... -- and single signs
 )

@@ -1,0 +1,237 @@
+"""Fetching against a real HTTP server on this machine, one that can break off, ignore ranges and lie."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from compensate.data import sources
+from compensate.data.download import bar, fetch
+from compensate.data.sources import File, Source, data_folder, read_source
+from compensate.errors import InputError
+
+CONTENT = np.random.default_rng(0).bytes(1_000_000)
+SHA = "sha256:" + hashlib.sha256(CONTENT).hexdigest()
+MD5 = "md5:" + hashlib.md5(CONTENT).hexdigest()
+
+
+@dataclass
+class Server:
+    url: str = ""
+    content: bytes = CONTENT
+    breaks: list[int] = field(default_factory=list)  # break off the n-th answer after so many bytes
+    ranges: bool = True
+    status: int = 200
+    asked: list[str | None] = field(default_factory=list)
+
+
+@contextmanager
+def serve(**options):
+    state = Server(**options)
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            wanted = self.headers.get("Range")
+            state.asked.append(wanted)
+            if state.status != 200:
+                self.send_error(state.status)
+                return
+            body, start = state.content, 0
+            if wanted and state.ranges:
+                start = int(wanted.removeprefix("bytes=").rstrip("-"))
+                if start >= len(body):
+                    self.send_response(416)
+                    self.send_header("Content-Range", f"bytes */{len(body)}")
+                    self.send_header("Content-Length", "0")
+                    self.end_headers()
+                    return
+                self.send_response(206)
+                self.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
+            else:
+                self.send_response(200)
+            body = body[start:]
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            cut = state.breaks.pop(0) if state.breaks else len(body)
+            self.wfile.write(body[:cut])
+
+        def log_message(self, *args):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    state.url = f"http://127.0.0.1:{server.server_port}/file.bin"
+    try:
+        yield state
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def names(folder):
+    return sorted(p.name for p in folder.iterdir())
+
+
+@pytest.mark.parametrize("checksum", [SHA, MD5, None])
+def test_fetch(tmp_path, checksum):
+    seen = []
+    with serve() as server:
+        path = fetch(
+            server.url, tmp_path / "sub" / "f", checksum, progress=lambda done, total: seen.append((done, total))
+        )
+        again = fetch(server.url, tmp_path / "sub" / "f", checksum)
+    assert path.read_bytes() == CONTENT
+    assert again == path
+    assert server.asked == [None], "what is there is not fetched again"
+    assert seen[-1] == (len(CONTENT), len(CONTENT))
+    assert [done for done, _ in seen] == sorted({done for done, _ in seen})
+    assert names(tmp_path / "sub") == ["f"], "no part and no lock is left"
+
+
+def test_a_broken_transfer_goes_on_where_it_stopped(tmp_path):
+    with serve(breaks=[400_000, 300_000]) as server:
+        path = fetch(server.url, tmp_path / "f", SHA)
+    assert path.read_bytes() == CONTENT
+    assert server.asked == [None, "bytes=400000-", "bytes=700000-"]
+
+
+def test_a_later_run_goes_on_too(tmp_path):
+    with serve(breaks=[400_000]) as server, pytest.raises(InputError, match="could not be fetched"):
+        fetch(server.url, tmp_path / "f", SHA, attempts=1)
+    assert not (tmp_path / "f").exists()
+    assert (tmp_path / "f.part").read_bytes() == CONTENT[:400_000]
+    with serve() as server:
+        assert fetch(server.url, tmp_path / "f", SHA).read_bytes() == CONTENT
+    assert server.asked == ["bytes=400000-"]
+
+
+def test_a_server_without_ranges_starts_again(tmp_path):
+    (tmp_path / "f.part").write_bytes(CONTENT[:1000])
+    with serve(ranges=False) as server:
+        assert fetch(server.url, tmp_path / "f", SHA).read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("part", [CONTENT, CONTENT + b"more", b"of another version" * 100])
+def test_a_complete_too_long_or_foreign_part(tmp_path, part):
+    (tmp_path / "f.part").write_bytes(part)
+    with serve() as server:
+        assert fetch(server.url, tmp_path / "f", SHA).read_bytes() == CONTENT
+    assert names(tmp_path) == ["f"]
+
+
+def test_a_wrong_checksum_leaves_nothing(tmp_path):
+    with (
+        serve(content=b"evil") as server,
+        pytest.raises(InputError, match=r"checksum sha256:\w+, and sha256:\w+ was expected"),
+    ):
+        fetch(server.url, tmp_path / "f", SHA)
+    assert not (tmp_path / "f").exists()
+    assert not (tmp_path / "f.part").exists()
+
+
+@pytest.mark.parametrize(("status", "tries"), [(404, 1), (500, 3)])
+def test_server_errors(tmp_path, status, tries):
+    with serve(status=status) as server, pytest.raises(InputError, match=f"{status}.*put it at .*f"):
+        fetch(server.url, tmp_path / "f", SHA)
+    assert len(server.asked) == tries
+    assert not (tmp_path / "f").exists()
+
+
+def test_nobody_answers(tmp_path):
+    with serve() as server:
+        url = server.url
+    with pytest.raises(InputError, match="could not be fetched"):
+        fetch(url, tmp_path / "f", SHA, timeout=2)
+
+
+def test_two_at_once_fetch_once(tmp_path):
+    results = []
+    with serve() as server:
+        threads = [
+            threading.Thread(
+                target=lambda: results.append(fetch(server.url, tmp_path / "f", SHA).read_bytes() == CONTENT)
+            )
+            for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert results == [True] * 4
+    assert len(server.asked) == 1
+
+
+def test_only_the_web_is_fetched_from(tmp_path):
+    with pytest.raises(InputError, match="http"):
+        fetch("file:///etc/passwd", tmp_path / "f")
+    with serve() as server, pytest.raises(InputError, match="sha256: or md5:"):
+        fetch(server.url, tmp_path / "f", "crc:1")
+
+
+def test_progress_bar(capsys):
+    with bar("digits.bin") as progress:
+        progress(5, 10)
+        progress(10, 10)
+    assert "digits.bin" in capsys.readouterr().out
+
+
+def test_a_named_set_is_fetched_into_the_folder_and_found_there(tmp_path, monkeypatch):
+    rows = b"a fine film\t1\nawful\t0\n"
+    import io
+    import zipfile
+
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as out:
+        for name in ("train.tsv", "dev.tsv"):
+            out.writestr(f"SST-2/{name}", rows)
+    content = packed.getvalue()
+    with serve(content=content) as server:
+        file = File(server.url, "sha256:" + hashlib.sha256(content).hexdigest(), "SST-2.zip")
+        known = sources.SOURCES["sst2"]
+        monkeypatch.setitem(sources.SOURCES, "sst2", Source(known.read, known.places, (file,), known.holds))
+        monkeypatch.setenv("COMPENSATE_DATA", str(tmp_path))
+        assert len(read_source("sst2").train) == 2
+        assert len(read_source("sst2").train) == 2
+    assert len(server.asked) == 1
+    assert names(tmp_path) == ["SST-2.zip"]
+
+
+def test_offline_says_which_file_to_put_where(tmp_path, monkeypatch):
+    with serve() as server:
+        gone = server.url
+    known = sources.SOURCES["cifar10"]
+    monkeypatch.setitem(
+        sources.SOURCES,
+        "cifar10",
+        Source(known.read, known.places, (File(gone, SHA, "cifar-10-binary.tar.gz"),), known.holds),
+    )
+    with pytest.raises(InputError) as caught:
+        read_source("cifar10", tmp_path)
+    text = str(caught.value)
+    for part in (
+        gone,
+        str(tmp_path / "cifar-10-binary.tar.gz"),
+        "cifar-10-batches-py",
+        "COMPENSATE_DATA",
+        "--data-dir",
+    ):
+        assert part in text
+    with pytest.raises(InputError, match=r"cifar10 is not in .*Put it there yourself"):
+        read_source("cifar10", tmp_path, download=False)
+
+
+def test_the_data_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("COMPENSATE_DATA", str(tmp_path))
+    assert data_folder() == tmp_path
+    assert data_folder("x").name == "x"
+    monkeypatch.delenv("COMPENSATE_DATA")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert data_folder() == tmp_path / "cache" / "compensate"

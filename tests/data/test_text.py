@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import gzip
+import lzma
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.feature_extraction.text import TfidfVectorizer
+
+from compensate.data import Data, Ragged, Splits, Tfidf, Vocabulary, embedding_matrix, encode, read_vectors, tokenise
+from compensate.data.text import text_features
+from compensate.errors import InputError
+
+GLOVE = "the 0.5 -1 2e-1\nfilm 1 2 3\nn't 0 0 1\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Don't!", ["do", "n't", "!"]),
+        ("it's they're we've", ["it", "'s", "they", "'re", "we", "'ve"]),
+        ("I'll he'd I'm", ["i", "'ll", "he", "'d", "i", "'m"]),
+        ("it 's a well-made film", ["it", "'s", "a", "well-made", "film"]),
+        ("O’Brien can’t", ["o'brien", "ca", "n't"]),
+        ("10,000 dollars, 3.5 stars... or 4", ["10,000", "dollars", ",", "3.5", "stars", "...", "or", "4"]),
+        ("so <br /><br />good </b>a < b > c", ["so", "good", "a", "<", "b", ">", "c"]),
+        ("café naïve 電影", ["café", "naïve", "電影"]),
+        ("rock-n-roll -- (really)", ["rock-n-roll", "--", "(", "really", ")"]),
+        ("the '70s 'quoted'", ["the", "'", "70s", "'", "quoted", "'"]),
+        ("", []),
+    ],
+)
+def test_tokenise(text, words):
+    assert tokenise(text) == words
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(max_size=60))
+def test_tokenise_keeps_every_letter_and_no_blank(text):
+    words = tokenise(text)
+    assert all(word and not any(c.isspace() for c in word) for word in words)
+    if "<" not in text:
+        kept = "".join(words)
+        assert kept == "".join(c for c in text.lower().replace("’", "'") if not c.isspace())
+
+
+def test_words_already_split_stay_split():
+    line = "you 'll laugh at either the obviousness of it all or its stupidity , but do n't go"
+    assert tokenise(line) == line.split()
+
+
+def test_vocabulary(tmp_path):
+    words = Vocabulary.build([["b", "a", "b"], ["c", "a", "d"]], min_count=1, max_size=3, keep=["z", "a"])
+    assert words.words == ("a", "b", "c", "z")
+    assert len(words) == 6
+    assert words.encode(["z", "q", "a"]) == [5, 1, 2]
+    assert words.encode([]) == [1], "no sequence is empty"
+    words.save(tmp_path / "v.json")
+    assert Vocabulary.load(tmp_path / "v.json") == words
+    (tmp_path / "v.json").write_text("{}")
+    with pytest.raises(InputError, match="list of words"):
+        Vocabulary.load(tmp_path / "v.json")
+
+
+def splits() -> Splits:
+    train = Data(np.array(["the film", "the the play"], dtype=object), np.array([0, 1]), ("a", "b"))
+    test = Data(np.array(["film n't new"], dtype=object), np.array([0]), ("a", "b"))
+    return Splits(train, test)
+
+
+def test_encode_knows_words_of_other_parts_only_by_their_vectors():
+    done, words = encode(splits(), vectors={"n't": 0, "unseen": 0})
+    assert set(words.words) == {"the", "film", "play", "n't"}
+    assert [words.words[i - 2] if i > 1 else "?" for i in done.test.x[0]] == ["film", "n't", "?"]
+    assert done.train.raw.tolist() == splits().train.x.tolist()
+    assert done.validation is None
+    short, _ = encode(splits(), max_length=2)
+    assert short.train.x.lengths.tolist() == [2, 2]
+
+
+@pytest.mark.parametrize(("suffix", "pack"), [("", bytes), (".gz", gzip.compress), (".xz", lzma.compress)])
+def test_vectors(tmp_path, suffix, pack):
+    path = tmp_path / f"glove.txt{suffix}"
+    path.write_bytes(pack(GLOVE.encode()))
+    found = read_vectors(path)
+    assert found["the"].tolist() == pytest.approx([0.5, -1, 0.2])
+    assert list(read_vectors(path, {"film"})) == ["film"]
+    if suffix:
+        path.write_bytes(path.read_bytes()[:-10])
+        with pytest.raises(InputError, match="damaged"):
+            read_vectors(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "hint"),
+    [
+        (b"a 1 2\nb 1\n", "line 2"),
+        (b"a 1 2\nb 1 x\n", "line 2"),
+        (b"a 1 2\nb 1 nan\n", "line 2"),
+        (b"a 1 2\n\xff\xfe 1 2\n", "line 2"),
+        (b"word\n", "line 1"),
+        (b"", "no word vectors"),
+    ],
+)
+def test_damaged_vectors(tmp_path, content, hint):
+    (tmp_path / "v.txt").write_bytes(content)
+    with pytest.raises(InputError, match=hint):
+        read_vectors(tmp_path / "v.txt")
+
+
+def test_word2vec_header_and_words_with_blanks(tmp_path):
+    (tmp_path / "v.txt").write_bytes(b"2 3\na 1 2 3\n. . . 4 5 6\n")
+    found = read_vectors(tmp_path / "v.txt")
+    assert found["a"].tolist() == [1, 2, 3]
+    assert found[". . ."].tolist() == [4, 5, 6]
+
+
+def test_embedding_matrix():
+    words = Vocabulary(("the", "odd", "film"))
+    vectors = {"the": np.ones(4, np.float32), "film": -np.ones(4, np.float32)}
+    matrix = embedding_matrix(words, vectors, seed=1)
+    assert matrix.shape == (5, 4)
+    assert not matrix[0].any()
+    assert (matrix[2] == 1).all()
+    assert (matrix[4] == -1).all()
+    assert matrix[1].any()
+    assert np.array_equal(matrix, embedding_matrix(words, vectors, seed=1))
+    with pytest.raises(InputError, match="no word vectors"):
+        embedding_matrix(words, {})
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.lists(st.integers(1, 99), max_size=6), min_size=1, max_size=8), st.integers(0, 99))
+def test_ragged_is_a_list_of_lists(rows, seed):
+    x = Ragged.of(rows)
+    assert len(x) == len(rows)
+    assert [x[i].tolist() for i in range(len(x))] == rows
+    assert x[-1].tolist() == rows[-1]
+    pick = np.random.default_rng(seed).integers(len(rows), size=5)
+    chosen = x[pick]
+    assert [chosen[i].tolist() for i in range(5)] == [rows[i] for i in pick]
+    width = max(1, *(len(rows[i]) for i in pick))
+    assert chosen.pad().tolist() == [rows[i] + [0] * (width - len(rows[i])) for i in pick]
+    with pytest.raises(IndexError):
+        x[len(rows)]
+
+
+TEXTS = [
+    "a good film , a good story",
+    "a bad film with a bad end",
+    "good fun from start to end",
+    "a story that is bad , bad , bad",
+    "fun for all , and a good end",
+]
+
+
+def test_tfidf_weights_equal_sklearns():
+    ours = Tfidf.fit(TEXTS, dims=3, min_count=1)
+    theirs = TfidfVectorizer(
+        tokenizer=tokenise, token_pattern=None, ngram_range=(1, 2), sublinear_tf=True, lowercase=False
+    )
+    expected = theirs.fit_transform(TEXTS).toarray()
+    columns = [theirs.vocabulary_[word] for word in ours.words]
+    assert len(columns) == expected.shape[1]
+    assert np.allclose(ours.matrix(TEXTS).toarray(), expected[:, columns], atol=1e-6)
+
+
+def test_tfidf_features_are_the_singular_directions():
+    ours = Tfidf.fit(TEXTS, dims=3, min_count=1)
+    x = ours.matrix(TEXTS).toarray()
+    u, s, _ = np.linalg.svd(x, full_matrices=False)
+    expected = u[:, :3] * s[:3]
+    expected = expected / expected.std(0)
+    z = ours(TEXTS)
+    signs = np.sign((z * expected).sum(0))
+    assert np.allclose(z * signs, expected, atol=1e-3)
+    assert np.allclose(z.std(0), 1, atol=1e-4)
+    assert not ours(["zzz", ""]).any()
+    data = Data(np.array(TEXTS, dtype=object), np.zeros(5, int), ("a",))
+    assert np.array_equal(text_features(data, ours).x, z)
+    with pytest.raises(InputError, match="min_count"):
+        Tfidf.fit(["a b", "c d"], min_count=2)
