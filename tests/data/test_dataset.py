@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
 from compensate.data import UNLABELLED, Data, digits, digits_splits
 from compensate.errors import InputError
@@ -40,6 +42,15 @@ def test_index_is_the_source_row_through_any_chain():
     deep = data.split((0.5, 0.5), seed=1)[1].subset([4, 2, 9]).subset([True, False, True])
     assert np.array_equal(deep.x, data.x[deep.index])
     assert [deep[r][2] for r in range(2)] == list(deep.index)
+
+
+def test_it_is_a_torch_data_set():
+    data = Data(np.full((3, 1, 2, 2), 51, np.uint8), np.array([0, 1, 0]), ("a", "b"), np.array([7, 8, 9]))
+    x, target, index = next(iter(DataLoader(data, batch_size=2)))
+    assert torch.equal(x, torch.full((2, 1, 2, 2), 0.2))
+    assert target.tolist() == [0, 1]
+    assert index.tolist() == [7, 8]
+    assert data.rows == 10
 
 
 def test_unlabelled_rows():

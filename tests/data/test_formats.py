@@ -19,6 +19,7 @@ from PIL import Image
 
 from compensate.data import (
     UNLABELLED,
+    from_arrays,
     from_hub,
     load,
     override_labels,
@@ -526,6 +527,14 @@ def test_label_files_override(tmp_path):
     assert np.array_equal(load("digits", labels=tmp_path / "full.npy").train.target, full[data.index])
 
 
+def test_class_numbers_and_names_are_not_mixed():
+    data = from_arrays(np.zeros((4, 2)), [1, 3, 3, 1])
+    assert override_labels(data, [0, 1, 1, 1]).target.tolist() == [0, 1, 1, 1], "class numbers"
+    assert override_labels(data, [1, 1, 3, 3]).target.tolist() == [0, 0, 1, 1], "class names"
+    with pytest.raises(InputError, match="not a known class"):
+        override_labels(data, [0, 3, 1, 1])
+
+
 def test_a_table_of_labels_overrides_its_rows_only(tmp_path):
     data = base()
     rows = data.index[[3, 10]]
@@ -714,6 +723,17 @@ def test_hub_texts():
     assert not from_hub(hidden, label="label").train.labelled.any()
     with pytest.raises(InputError, match="named train"):
         load({"all": part})
+
+
+def test_hub_parts_share_classes_and_features():
+    plain = {"a": Value(), "b": Value(), "label": Value()}
+    train = Hub({"a": [1.0, 2.0, 3.0, 6.0], "b": ["u", "v", "u", "v"], "label": ["x", "y", "z", "x"]}, plain)
+    test = Hub({"a": [9.0, None], "b": ["v", "w"], "label": ["z", "y"]}, plain)
+    splits = load({"train": train, "test": test})
+    assert splits.test.classes == splits.train.classes == ("x", "y", "z")
+    assert splits.test.target.tolist() == [2, 1]
+    assert splits.test.x[0].tolist() == pytest.approx([(9 - 3) / np.std([1, 2, 3, 6]), 0, 1, 0])
+    assert splits.test.x[1].tolist() == pytest.approx([(2.5 - 3) / np.std([1, 2, 3, 6]), 0, 0, 1])
 
 
 def test_hub_images():

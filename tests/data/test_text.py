@@ -9,7 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.feature_extraction.text import TfidfVectorizer
 
-from compensate.data import Data, Ragged, Splits, Tfidf, Vocabulary, embedding_matrix, encode, read_vectors, tokenise
+from compensate.data import (
+    Data,
+    Ragged,
+    Splits,
+    Tfidf,
+    Vocabulary,
+    embedding_matrix,
+    encode,
+    find_vectors,
+    read_vectors,
+    tokenise,
+)
 from compensate.data.text import text_features
 from compensate.errors import InputError
 
@@ -115,6 +126,14 @@ def test_word2vec_header_and_words_with_blanks(tmp_path):
     found = read_vectors(tmp_path / "v.txt")
     assert found["a"].tolist() == [1, 2, 3]
     assert found[". . ."].tolist() == [4, 5, 6]
+
+
+def test_find_vectors(tmp_path):
+    (tmp_path / "glove.6B.50d.subset.txt.xz").write_bytes(b"")
+    assert find_vectors("glove.6B.50d", tmp_path).name == "glove.6B.50d.subset.txt.xz"
+    assert find_vectors(str(tmp_path / "glove.6B.50d.subset.txt.xz")).exists()
+    with pytest.raises(InputError, match=r"put glove\.6B\.300d\.txt there"):
+        find_vectors("glove.6B.300d", tmp_path)
 
 
 def test_embedding_matrix():

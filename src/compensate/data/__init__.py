@@ -24,7 +24,7 @@ from compensate.data.ragged import Ragged
 from compensate.data.sources import SOURCES, data_folder
 from compensate.data.tables import choose_label, choose_text, from_frame, read_frame, read_table
 from compensate.data.text import Tfidf, Vocabulary, encode, text_features, tokenise
-from compensate.data.vectors import embedding_matrix, read_vectors
+from compensate.data.vectors import embedding_matrix, find_vectors, read_vectors
 
 __all__ = [
     "SOURCES",
@@ -50,6 +50,7 @@ __all__ = [
     "encode",
     "encode_labels",
     "fetch",
+    "find_vectors",
     "from_arrays",
     "from_frame",
     "from_hub",

@@ -70,7 +70,11 @@ class Data:
         return len(self.target)
 
     def __getitem__(self, row: int) -> tuple[Any, Any, int]:
-        return self.x[row], self.target[row].item(), int(self.index[row])
+        """A sample ``(x, target, index)``, as a torch data set gives it; bytes of images become floats in [0, 1]."""
+        x = self.x[row]
+        if getattr(x, "dtype", None) == np.uint8 and x.ndim == 3:
+            x = x.astype(np.float32) / 255
+        return x, self.target[row].item(), int(self.index[row])
 
     @property
     def num_classes(self) -> int:

@@ -109,17 +109,21 @@ class TableEncoder:
 
 
 def _numbers(column: pd.Series) -> NDArray[np.float64]:
-    numbers = pd.to_numeric(column.where(~column.map(is_missing).astype(bool)), errors="coerce")
-    return numbers.to_numpy(dtype=np.float64, na_value=np.nan)
+    # What cannot be read as a number, an empty cell or "NA" for one, becomes NaN here.
+    return pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
 
 
-def _texts(column: pd.Series) -> list[str | None]:
-    return [None if is_missing(v) else str(v).strip() for v in column]
+def _texts(column: pd.Series) -> NDArray[Any]:
+    """(N,) the cells as texts, None where missing; each distinct value is looked at once."""
+    codes, values = pd.factorize(column)
+    texts = [None if is_missing(v) else str(v).strip() for v in values]
+    return np.array([*texts, None], dtype=object)[codes]
 
 
 def _column(column: pd.Series) -> Numeric | Category | None:
     name = str(column.name)
-    there = np.array([v is not None for v in _texts(column)], dtype=bool)
+    texts = _texts(column)
+    there = np.array([text is not None for text in texts], dtype=bool)
     if not there.any():
         return None
     numbers = _numbers(column)
@@ -137,7 +141,7 @@ def _column(column: pd.Series) -> Numeric | Category | None:
         if std <= 1e-12 * max(1.0, abs(mean)) and not missing:
             return None
         return Numeric(name, median, mean, std if std > 1e-12 * max(1.0, abs(mean)) else 1.0, missing)
-    counts = pd.Series([v for v in _texts(column) if v is not None]).value_counts()
+    counts = pd.Series(texts[there]).value_counts()
     ranked = sorted(counts.items(), key=lambda item: (-item[1], str(item[0])))
     if (len(ranked) == 1 and there.all()) or (len(ranked) > 0.9 * there.sum() and len(ranked) > MOST_CATEGORIES):
         return None

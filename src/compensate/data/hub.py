@@ -33,24 +33,29 @@ def from_hub(data: Any, *, label: str | None = None, text: str | None = None, ta
     parts = {PARTS[name.lower()]: part for name, part in data.items() if name.lower() in PARTS}
     if "train" not in parts:
         raise InputError(f"the data set has the parts {', '.join(data)}; expected one named train.")
-    return Splits(**{name: _part(part, label, text, task) for name, part in parts.items()})
+    train = _part(parts.pop("train"), label, text, task)
+    return Splits(train, **{name: _part(part, label, text, task, train) for name, part in parts.items()})
 
 
-def _part(data: Any, label: str | None, text: str | None, task: str | None) -> Data:
+def _part(data: Any, label: str | None, text: str | None, task: str | None, like: Data | None = None) -> Data:
     columns = list(data.column_names)
     pictures = [c for c in columns if type(data.features[c]).__name__ == "Image"]
-    if pictures:
-        others = pd.DataFrame({c: list(data[c]) for c in columns if c not in pictures})
-        label = choose_label(others, label, "the data set")
-        x = _images(list(data[pictures[0]]))
-        target, classes = encode_labels(_cells(others[label]), _names(data, label))
-        return Data(x, target, classes, info={"kind": "images", "label": label})
-    frame = pd.DataFrame({c: list(data[c]) for c in columns})
-    label = choose_label(frame, label, "the data set", choose_text(frame, text, "the data set", label))
+    frame = pd.DataFrame({c: list(data[c]) for c in columns if c not in pictures})
+    if like is not None:
+        label = like.info["label"]
+    elif pictures:
+        label = choose_label(frame, label, "the data set")
+    else:
+        label = choose_label(frame, label, "the data set", choose_text(frame, text, "the data set", label))
+    assert label is not None
     names = _names(data, label)
     if names is not None:
         frame[label] = pd.Series(_cells(frame[label]), dtype=object)
-    return from_frame(frame, "the data set", label=label, text=text, task=task, classes=names).train
+    if not pictures:
+        return from_frame(frame, "the data set", label=label, text=text, task=task, classes=names, like=like).train
+    known = names if like is None else like.classes
+    target, classes = encode_labels(frame[label].to_numpy(object), known)
+    return Data(_images(list(data[pictures[0]])), target, classes, info={"kind": "images", "label": label})
 
 
 def _names(data: Any, label: str) -> list[str] | None:

@@ -37,8 +37,8 @@ def encode_labels(
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Class numbers and class names of label cells; a missing label is `UNLABELLED`.
 
-    Names are in numeric order if all are numbers, else in alphabetical order; or as ``classes`` says, when a cell may be
-    a name or a class number.
+    Names are in numeric order if all are numbers, else in alphabetical order; or as ``classes`` says: then the cells are
+    all names, or else all class numbers.
 
     >>> encode_labels(["dog", "cat", "", "dog"])
     (array([ 1,  0, -1,  1]), ('cat', 'dog'))
@@ -50,8 +50,10 @@ def encode_labels(
         found = {c for c in cells if c is not None}
         classes = sorted(found, key=_number) if all(_is_number(c) for c in found) else sorted(found)
     numbers = {name: i for i, name in enumerate(classes)}
-    for i in range(len(classes)):
-        numbers.setdefault(str(i), i)
+    by_number = {str(i): i for i in range(len(classes))}
+    there = {cell for cell in cells if cell is not None}
+    if not there <= numbers.keys() and there <= by_number.keys():
+        numbers = by_number  # all of them or none: with classes 1 and 3, a "1" among names must not change its meaning
     target = np.full(len(cells), UNLABELLED, dtype=np.int64)
     for row, cell in enumerate(cells):
         if cell is None:

@@ -92,7 +92,7 @@ SOURCES: dict[str, Source] = {
     ),
     "fashion-mnist": Source(
         partial(read_mnist, classes=FASHION),
-        ("fashion-mnist", "FashionMNIST/raw", "fashion", "/usr/share/dataset-fashion-mnist"),
+        ("fashion-mnist", "FashionMNIST/raw", "fashion", "/usr/share/datasets/fashion-mnist"),
         _idx(
             "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
             "fashion-mnist",

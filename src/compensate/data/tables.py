@@ -113,8 +113,19 @@ def from_frame(
     text: str | None = None,
     task: str | None = None,
     classes: Sequence[str] | None = None,
+    like: Data | None = None,
 ) -> Splits:
-    """As `read_table`, from a data frame; ``classes`` names the classes if the label column does not hold them all."""
+    """As `read_table`, from a data frame.
+
+    Args:
+        frame, label, text, task: as there.
+        where: what to call it in errors.
+        classes: the names of the classes, if the label column does not hold them all.
+        like: another part of the same data, read before: its columns, classes and features are used.
+    """
+    if like is not None:
+        label, text, classes = like.info["label"], like.info["text"] or "", like.classes or None
+        task = "regression" if like.regression else task
     if not len(frame):
         raise InputError(f"{where} has no rows.")
     frame = frame.reset_index(drop=True)
@@ -131,7 +142,9 @@ def from_frame(
     else:
         if not rest:
             raise InputError(f'{where} has nothing but the label column "{label}"; a sample needs a text or features.')
-        encoder = TableEncoder.fit(frame[rest])
+        parts = _parts(frame[split], where) if split is not None else None
+        fitted = frame if parts is None else frame[parts == "train"]
+        encoder = like.info["encoder"] if like is not None else TableEncoder.fit(fitted[rest])
         x = encoder(frame[rest])
         info |= {"encoder": encoder, "dropped": encoder.dropped}
         if not x.shape[1]:
@@ -147,7 +160,8 @@ def from_frame(
     )
     if split is None:
         return Splits(data)
-    return _by_split(data, frame[split], where)
+    found = _parts(frame[split], where)
+    return Splits(**{str(name): data.subset((found == name).to_numpy()) for name in found.unique()})
 
 
 def choose_label(frame: pd.DataFrame, label: str | None, where: str, text: str | None = None) -> str:
@@ -223,15 +237,14 @@ def _targets(cells: NDArray[Any], task: str | None, where: str, label: str) -> t
     return target, classes
 
 
-def _by_split(data: Data, column: pd.Series, where: str) -> Splits:
+def _parts(column: pd.Series, where: str) -> pd.Series:
     parts = column.astype(str).str.strip().str.lower().map(PARTS)
     if parts.isna().any():
         odd = column[parts.isna()].iloc[0]
         raise InputError(f'{where}: the column split says "{odd}"; expected train, test or validation.')
-    found = {str(name): data.subset((parts == name).to_numpy()) for name in parts.unique()}
-    if "train" not in found:
+    if not (parts == "train").any():
         raise InputError(f"{where}: the column split names no training rows.")
-    return Splits(**found)
+    return parts
 
 
 def _distinct(column: pd.Series, limit: int) -> int:

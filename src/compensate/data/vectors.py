@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from compensate.data.files import opened
 from compensate.data.seeding import generator
+from compensate.data.sources import data_folder
 from compensate.data.text import Vocabulary
 from compensate.errors import InputError
 
@@ -57,6 +58,23 @@ def read_vectors(path: str | Path, wanted: Container[str] | None = None) -> Vect
     if not size:
         raise InputError(f"{path} holds no word vectors; expected a word and its numbers on each line.")
     return found
+
+
+def find_vectors(name: str, data_dir: str | Path | None = None) -> Path:
+    """The file of word vectors with this name: a path, or the start of a file's name in the data folder.
+
+    ``find_vectors("glove.6B.100d")`` finds ``glove.6B.100d.txt``, ``glove.6B.100d.txt.xz`` and the like there.
+    """
+    if Path(name).is_file():
+        return Path(name)
+    folder = data_folder(data_dir)
+    found = sorted(p for p in folder.glob(f"{name}*") if ".txt" in p.suffixes) if folder.is_dir() else []
+    if not found:
+        raise InputError(
+            f"there are no word vectors {name} in {folder}. Fetch https://nlp.stanford.edu/data/glove.6B.zip, unpack it, "
+            f"and put {name}.txt there."
+        )
+    return found[0]
 
 
 def embedding_matrix(vocabulary: Vocabulary, vectors: Vectors, *, seed: int = 0) -> NDArray[np.float32]:
