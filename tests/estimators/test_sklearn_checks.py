@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from compensate.estimators import RobustKMeans
+from compensate.estimators import RobustKMeans, SlackSVC
 
 ESTIMATORS = [
     RobustKMeans(),
@@ -13,6 +13,9 @@ ESTIMATORS = [
     RobustKMeans(n_clusters=3, soft=True, n_init=2),
     RobustKMeans(n_clusters=3, kernel="rbf", n_init=2),
     RobustKMeans(n_clusters=3, lam=1.0, n_init=2),
+    SlackSVC(),
+    SlackSVC(compensate="label"),
+    SlackSVC(kernel="rbf"),
 ]
 
 # Every entry needs its reason; the limit below keeps this list from swallowing the test.

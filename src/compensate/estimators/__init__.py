@@ -1,5 +1,6 @@
 """Compensation outside deep nets, as scikit-learn estimators: clustering, SVM, regression, registration, many views."""
 
 from compensate.estimators.kmeans import LambdaPath, RobustKMeans
+from compensate.estimators.svm import SlackSVC
 
-__all__ = ["LambdaPath", "RobustKMeans"]
+__all__ = ["LambdaPath", "RobustKMeans", "SlackSVC"]

@@ -1,0 +1,356 @@
+r"""The support vector machine read as compensation: slack variables compensate losses, flips compensate labels.
+
+Use `compensate="loss"` for the ordinary soft-margin SVM with its slacks at hand, and `compensate="label"` when some
+labels are plainly wrong: a sample deep on the other side then changes its label instead of bending the boundary.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+from scipy.linalg import cho_factor, cho_solve
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.class_weight import compute_sample_weight
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from compensate.estimators import plotting
+from compensate.estimators.checks import count, one_of, positive, weights
+from compensate.estimators.coordinates import fit_kernel_map, fit_random_map, kernel_params
+
+LABEL_ROUNDS = 50  # alternations between the machine and its labels; each lowers the objective, a handful is usual
+
+
+def interior_point(
+    X: np.ndarray, y: np.ndarray, c: np.ndarray, *, tol: float = 1e-12, max_iter: int = 200
+) -> tuple[np.ndarray, float, int]:
+    r"""Minimises Eq. (33), :math:`\tfrac12\|w\|^2 + \sum_i c_i \xi_i` with :math:`y_i(w^T x_i + b) + \xi_i \ge 1`.
+
+    A primal-dual interior-point method with Mehrotra's corrector. The multipliers :math:`\alpha_i` of the margins lie
+    between 0 and :math:`c_i`; a step solves a system of size d + 1, so n only enters by one product.
+
+    `X` is (n, d), `y` any real signs (n,), `c` positive (n,). Returns w, b and the number of steps.
+
+    >>> w, b, _ = interior_point(np.array([[-2.0], [-1.0], [1.0], [3.0]]), np.array([-1, -1, 1, 1]), np.full(4, 10.0))
+    >>> w.round(6), round(abs(b), 6)
+    (array([1.]), 0.0)
+    """
+    n, d = X.shape
+    if (y > 0).all() or (y < 0).all():
+        return np.zeros(d), float(np.sign(y[0]) / np.abs(y).min()), 0
+    A = np.column_stack([y[:, None] * X, y])  # margins are A (w, b)
+    ridge = np.append(np.ones(d), 0.0)  # the intercept is free
+    wb, xi, s = np.zeros(d + 1), np.full(n, 1.0), np.full(n, 1.0)
+    alpha, beta = c / 2, c / 2  # beta = c - alpha, the multiplier of xi >= 0
+
+    best, best_value, steps = wb, np.inf, 0
+    while steps < max_iter:
+        steps += 1
+        dual, primal = ridge * wb - A.T @ alpha, A @ wb + xi - s - 1
+        gap = alpha @ s + beta @ xi
+        value = float(0.5 * (wb[:-1] @ wb[:-1]) + c @ xi)
+        size = 1 + np.abs(A).T @ alpha
+        if gap <= tol * (1 + abs(value)) and (np.abs(dual) <= 1e-9 * size).all() and np.abs(primal).max() <= 1e-9:
+            break
+        D = s / alpha + xi / beta
+        factor = _factor(A.T @ (A / D[:, None]) + np.diag(ridge))
+
+        def step(
+            push_s: np.ndarray, push_xi: np.ndarray, *, D: np.ndarray, factor: Any, dual: np.ndarray, primal: np.ndarray,
+            alpha: np.ndarray, beta: np.ndarray, s: np.ndarray, xi: np.ndarray,
+        ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
+            """Newton's direction toward alpha*s = push_s + alpha*s and beta*xi = push_xi + beta*xi."""
+            g = -primal + push_s / alpha - push_xi / beta
+            move = cho_solve(factor, A.T @ (g / D) - dual)
+            d_alpha = (g - A @ move) / D
+            return move, d_alpha, (push_s - s * d_alpha) / alpha, (push_xi + xi * d_alpha) / beta
+
+        now = {"D": D, "factor": factor, "dual": dual, "primal": primal, "alpha": alpha, "beta": beta, "s": s, "xi": xi}
+        mu = gap / (2 * n)
+        move, da, ds, dxi = step(-alpha * s, -beta * xi, **now)
+        far = min(_longest(alpha, da), _longest(beta, -da), _longest(s, ds), _longest(xi, dxi))
+        ahead = ((alpha + far * da) @ (s + far * ds) + (beta - far * da) @ (xi + far * dxi)) / (2 * n)
+        target = mu * (ahead / mu) ** 3  # Mehrotra: the better the plain step, the bolder the next
+        move, da, ds, dxi = step(target - alpha * s - da * ds, target - beta * xi + da * dxi, **now)
+        far = 0.995 * min(_longest(alpha, da), _longest(beta, -da), _longest(s, ds), _longest(xi, dxi))
+        wb, s, xi = wb + far * move, s + far * ds, xi + far * dxi
+        alpha, beta = alpha + far * da, beta - far * da
+        value = float(0.5 * (wb[:-1] @ wb[:-1]) + c @ np.maximum(1 - A @ wb, 0))
+        if value < best_value:
+            best, best_value = wb, value
+        elif far < 1e-6 or gap <= 1e-10 * (1 + value):
+            break  # rounding allows no further step
+    return best[:-1], float(best[-1]), steps
+
+
+def _factor(M: np.ndarray) -> Any:
+    """Cholesky's factor. Near the solution rounding may make `M` lose definiteness; its diagonal then restores it."""
+    for lift in (0.0, 1e-14, 1e-11, 1e-8):
+        try:
+            return cho_factor(M + lift * np.diag(np.diag(M)) + (1e-14 if lift == 0 else lift) * np.eye(len(M)))
+        except np.linalg.LinAlgError:
+            continue
+    raise np.linalg.LinAlgError("The Newton system of the interior-point method is singular; scale the features.")
+
+
+def _longest(value: np.ndarray, change: np.ndarray) -> float:
+    """The longest step, up to just above 1, that keeps `value` positive."""
+    falling = change < 0
+    return min(1.0 / 0.995, float((-value[falling] / change[falling]).min())) if falling.any() else 1.0 / 0.995
+
+
+def flips(margin: np.ndarray, penalty: float) -> np.ndarray:
+    r"""The label compensation that is best for given margins :math:`m_i = y_i f(x_i)`, as a share :math:`\tau_i`.
+
+    .. math:: \min_{0 \le \tau \le 2} \max(0, 1 - (1 - \tau) m_i) + \lambda \tau
+
+    The label becomes :math:`(1-\tau_i) y_i`. A margin above :math:`-\lambda` keeps its label; below, the label moves
+    until the loss vanishes, at most to its opposite.
+
+    >>> flips(np.array([2.0, -0.5, -1.0, -4.0]), 0.8)
+    array([0.  , 0.  , 2.  , 1.25])
+    """
+    wrong = margin < -penalty
+    return np.where(wrong, np.minimum(1 + 1 / np.where(wrong, -margin, 1.0), 2), 0.0)
+
+
+class SlackSVC(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    r"""Support vector classifier whose slack is a loss compensation, or whose labels are compensated.
+
+    With :math:`l_i = \max(0, 1 - y_i(w^T x_i + b))`, the loss form lowers each loss by its slack,
+    :math:`l_i' = \max(0, l_i - \xi_i)`, and pays for it:
+
+    .. math:: \tfrac12\|w\|^2 + \sum_i l_i' + \lambda \sum_i \xi_i, \quad \xi_i \ge 0 \qquad \text{(form "eq32")}
+
+    .. math:: \tfrac12\|w\|^2 + \lambda \sum_i \xi_i, \quad l_i' = 0,\ \xi_i \ge 0 \qquad \text{(form "eq33")}
+
+    Eq. (33) is the standard SVM with :math:`C = \lambda`. Eq. (32) equals it only up to :math:`\lambda = 1`: beyond,
+    paying the loss itself is cheaper than compensating it, all slacks are zero and the solution no longer changes. It
+    **saturates** at :math:`\min(\lambda, 1)`; hence "eq33" is the default.
+
+    The label form compensates :math:`y_i` by :math:`\Delta y_i \in [-2, 2]`, toward the other class:
+
+    .. math:: \tfrac12\|w\|^2 + C \sum_i \big[ \max(0, 1 - (y_i + \Delta y_i)(w^T x_i + b)) + \rho\,|\Delta y_i| \big]
+
+    It is not convex; machine and labels are solved in turn, from the ordinary SVM on. Several classes are each parted
+    from the rest.
+
+    Parameters
+    ----------
+    C : float, default=1.0
+        The paper's :math:`\lambda`.
+    compensate : {"loss", "label"}, default="loss"
+    form : {"eq33", "eq32"}, default="eq33"
+        Of the loss form.
+    label_penalty : float, default=1.0
+        :math:`\rho`: labels of samples with a margin below :math:`-\rho` are compensated.
+    kernel : {"linear", "rbf", "poly"}, default="linear"
+    gamma, degree, coef0
+        Numbers of the kernel, as in `sklearn.svm.SVC`.
+    random_features : int or None, default=None
+        So many random Fourier features instead of the exact rbf kernel, which costs :math:`O(n^3)`.
+    class_weight : dict, "balanced" or None, default=None
+    max_iter : int, default=200
+        Most steps of the interior-point method.
+    random_state : int, RandomState or None, default=None
+        For the random features.
+
+    Attributes
+    ----------
+    classes_ : (k,)
+    coef_, intercept_ : (1, d) and (1,) for two classes, (k, d) and (k,) for more; `coef_` for the linear kernel only
+    slacks_ : (n,) or (n, k), the hinge loss of each sample; :math:`\xi_i` of Eq. (33)
+    compensations_ : (n,) or (n, k), what was added: :math:`-\xi_i` to the loss, or :math:`\Delta y_i` to the label
+    objective_ : float, or (k,) for more than two classes
+    n_iter_ : int
+
+    Examples
+    --------
+    >>> X, y = [[-2.0], [-1.0], [1.0], [3.0]], ["no", "no", "yes", "yes"]
+    >>> model = SlackSVC(C=10.0).fit(X, y)
+    >>> model.predict([[2.0]])
+    array(['yes'], dtype='<U3')
+    >>> model.coef_.round(6)
+    array([[1.]])
+
+    References
+    ----------
+    Yao and Wu, Compensation Learning, 2021, Eqs. (30) to (33). Cortes and Vapnik, Support-vector networks, 1995.
+    """
+
+    def __init__(
+        self,
+        C: float = 1.0,
+        *,
+        compensate: Literal["loss", "label"] = "loss",
+        form: Literal["eq33", "eq32"] = "eq33",
+        label_penalty: float = 1.0,
+        kernel: Literal["linear", "rbf", "poly"] = "linear",
+        gamma: float | Literal["scale"] = "scale",
+        degree: int = 3,
+        coef0: float = 1.0,
+        random_features: int | None = None,
+        class_weight: dict[Any, float] | str | None = None,
+        max_iter: int = 200,
+        random_state: Any = None,
+    ) -> None:
+        self.C = C
+        self.compensate = compensate
+        self.form = form
+        self.label_penalty = label_penalty
+        self.kernel = kernel
+        self.gamma = gamma
+        self.degree = degree
+        self.coef0 = coef0
+        self.random_features = random_features
+        self.class_weight = class_weight
+        self.max_iter = max_iter
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> SlackSVC:
+        """Fits to samples `X`, (n, d), and their classes `y`, (n,)."""
+        self._check_parameters()
+        X, y = validate_data(self, X, y, dtype=np.float64)
+        check_classification_targets(y)
+        given = weights(sample_weight, X)
+        self.classes_, codes = np.unique(y, return_inverse=True)
+        if len(np.unique(codes[given > 0])) < 2:
+            raise ValueError("The number of classes has to be greater than one; got 1 class")
+        w = given * compute_sample_weight(self.class_weight, y)
+        Z, self._map = X, None
+        if self.kernel != "linear":
+            params = kernel_params(self.kernel, self.gamma, self.degree, self.coef0, X, given)
+            self._map = (
+                fit_kernel_map(X, self.kernel, params)
+                if self.random_features is None
+                else fit_random_map(X, params, self.random_features, check_random_state(self.random_state))
+            )
+            Z = self._map(X)
+        positives = [1] if len(self.classes_) == 2 else range(len(self.classes_))
+        machines = [self._machine(Z, np.where(codes == k, 1.0, -1.0), w) for k in positives]
+        self._w, self.intercept_ = np.stack([m[0] for m in machines]), np.array([m[1] for m in machines])
+        if self._map is None:
+            self.coef_ = self._w
+        columns = [np.stack([m[i] for m in machines], axis=-1) for i in (2, 3, 4)]
+        self.slacks_, self.compensations_, objective = (c[..., 0] if len(machines) == 1 else c for c in columns)
+        self.objective_ = float(objective) if len(machines) == 1 else objective
+        self.n_iter_ = max(m[5] for m in machines)
+        return self
+
+    def _check_parameters(self) -> None:
+        positive(self.C, "C")
+        positive(self.label_penalty, "label_penalty")
+        count(self.max_iter, "max_iter")
+        one_of(self.compensate, "compensate", ["loss", "label"])
+        one_of(self.form, "form", ["eq33", "eq32"])
+        one_of(self.kernel, "kernel", ["linear", "rbf", "poly"])
+        if self.random_features is not None:
+            count(self.random_features, "random_features")
+            if self.kernel != "rbf":
+                raise ValueError(f"random_features needs kernel='rbf'. Got kernel={self.kernel!r}.")
+
+    def _machine(
+        self, X: np.ndarray, y: np.ndarray, w: np.ndarray
+    ) -> tuple[np.ndarray, float, np.ndarray, np.ndarray, float, int]:
+        """One class against the rest: w, b, slacks, compensations, objective, steps."""
+        price = min(self.C, 1.0) if self.compensate == "loss" and self.form == "eq32" else self.C
+        v, b, steps = self._solve(X, y, price * w)
+        if self.compensate == "loss":
+            loss = np.maximum(1 - y * (X @ v + b), 0)
+            # In Eq. (32) beyond lambda = 1 nobody buys slack: the loss itself is paid.
+            slack = np.zeros_like(loss) if self.form == "eq32" and self.C > 1 else loss
+            return v, b, loss, -slack, float(0.5 * v @ v + price * (w @ loss)), steps
+        tau, value = np.zeros(len(y)), np.inf
+        for _ in range(LABEL_ROUNDS):
+            tau = flips(y * (X @ v + b), self.label_penalty)
+            new_v, new_b, more = self._solve(X, (1 - tau) * y, price * w)
+            loss = np.maximum(1 - (1 - tau) * y * (X @ new_v + new_b), 0)
+            new = float(0.5 * new_v @ new_v + price * (w @ (loss + self.label_penalty * tau)))
+            if new >= value - 1e-10 * abs(new):
+                break
+            v, b, value, steps = new_v, new_b, new, steps + more
+        tau = flips(y * (X @ v + b), self.label_penalty)
+        loss = np.maximum(1 - (1 - tau) * y * (X @ v + b), 0)
+        return v, b, loss, -tau * y, float(0.5 * v @ v + price * (w @ (loss + self.label_penalty * tau))), steps
+
+    def _solve(self, X: np.ndarray, y: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, float, int]:
+        used = c > 0
+        X, y, c = X[used], y[used], c[used]
+        mean = X.mean(0)
+        Z = X - mean  # the intercept is free, so this changes nothing but the rounding
+        axes = None
+        if Z.shape[1] > len(Z):
+            # w lies in the span of the samples: solve in their own coordinates.
+            U, S, axes = np.linalg.svd(Z, full_matrices=False)
+            Z = U * S
+        v, b, steps = interior_point(Z, y, c, max_iter=self.max_iter)
+        v = v if axes is None else v @ axes
+        return v, b - float(mean @ v), steps
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """Signed distances from the boundary in units of the margin: (n,) for two classes, else (n, k)."""
+        check_is_fitted(self)
+        X = validate_data(self, X, reset=False, dtype=np.float64)
+        values = (X if self._map is None else self._map(X)) @ self._w.T + self.intercept_
+        return values[:, 0] if len(self.classes_) == 2 else values
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The class of each row of `X`."""
+        values = self.decision_function(X)
+        return self.classes_[(values > 0).astype(int) if values.ndim == 1 else values.argmax(1)]
+
+    def plot(self, X: Any, y: Any, ax: Any = None) -> Any:
+        """Samples, boundary and margins of a two-class machine on two features; rings show slack, crosses flips.
+
+        With more features or classes the picture is the margin of each sample, sorted, with its slack below one.
+        """
+        check_is_fitted(self)
+        X, y = validate_data(self, X, y, reset=False, dtype=np.float64)
+        codes = np.searchsorted(self.classes_, y)
+        if len(self.classes_) == 2 and X.shape[1] == 2:
+            return self._plot_plane(X, codes, ax)
+        values = self.decision_function(X)
+        if values.ndim == 1:
+            margin = np.where(codes == 1, 1, -1) * values
+        else:
+            margin = values[np.arange(len(X)), codes]
+        order = np.argsort(margin)
+        rank, margin = np.arange(len(X)), margin[order]
+        ax = plotting.axes(ax, f"Margins: {np.mean(margin < 1):.1%} of the samples need slack")
+        ax.vlines(rank, margin, np.maximum(margin, 1), color=plotting.OUTLIER, alpha=0.4, lw=1, label="slack")
+        for k, name in enumerate(self.classes_):
+            here = codes[order] == k
+            ax.scatter(rank[here], margin[here], s=9, color=plotting.colour(k), label=str(name), zorder=3)
+        ax.axhline(1, color="black", lw=0.8, ls="--")
+        ax.set(xlabel="sample, by margin", ylabel="margin")
+        plotting.key(ax)
+        return ax
+
+    def _plot_plane(self, X: np.ndarray, codes: np.ndarray, ax: Any) -> Any:
+        signs = np.where(codes == 1, 1.0, -1.0)
+        margin = signs * self.decision_function(X)
+        slack = np.maximum(1 - margin, 0)
+        title = f"Margins: {np.mean(slack > 1e-6):.1%} of the samples need slack"
+        if self.compensate == "label":
+            flipped = flips(margin, self.label_penalty) > 0
+            title = f"Margins: {np.mean(flipped):.1%} of the labels compensated"
+            slack = np.where(flipped, 0, slack)
+        ax = plotting.axes(ax, title)
+        pad = 0.08 * np.ptp(X, axis=0) + 1e-9
+        low, high = X.min(0) - pad, X.max(0) + pad
+        grid = np.stack(np.meshgrid(*np.linspace(low, high, 160).T), axis=-1)
+        level = self.decision_function(grid.reshape(-1, 2)).reshape(160, 160)
+        ax.contour(*np.moveaxis(grid, -1, 0), level, [-1, 0, 1], colors="black", linestyles=["--", "-", "--"],
+                   linewidths=[0.8, 1.4, 0.8])  # fmt: skip
+        for k, name in enumerate(self.classes_):
+            ax.scatter(*X[codes == k].T, s=12, marker="os"[k], color=plotting.colour(k), label=str(name))
+        need = slack > 1e-6
+        if need.any():
+            ax.scatter(*X[need].T, s=20 + 60 * slack[need], facecolors="none", edgecolors=plotting.OUTLIER,
+                       linewidths=0.8, label="slack (ring size)")  # fmt: skip
+        if self.compensate == "label":
+            plotting.crosses(ax, X[flipped], "label compensated")
+        plotting.key(ax)
+        return ax
