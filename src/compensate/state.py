@@ -104,6 +104,7 @@ class State:
         self._seed: int | None = None
         self._checked = False
         self._z: Tensor | None = None
+        self._like: Tensor | None = None
         if logits is not None:
             self.check(logits)
             self.u = logits
@@ -130,9 +131,11 @@ class State:
     @cached_property
     def y(self) -> Tensor:
         """(B, C) the given labels as distributions; zero rows where ignored."""
+        # Not `self.u` if any logits are known: inner loops ask for `y` before `dx`, and so `u`, is settled.
+        like = self.u if self._like is None else self._like
         if not self.hard:
-            return self.target.to(self.u.dtype)
-        return F.one_hot(self.labels, self.u.shape[-1]).to(self.u.dtype) * self.valid[:, None]
+            return self.target.to(like.dtype)
+        return F.one_hot(self.labels, like.shape[-1]).to(like.dtype) * self.valid[:, None]
 
     @property
     def epoch(self) -> Tensor:
@@ -201,6 +204,7 @@ class State:
     def check(self, u: Tensor) -> None:
         """Looks at the batch once its first logits are known."""
         if not self._checked:
+            self._like = u.new_empty(0, u.shape[-1]) if u.ndim == 2 else None
             check_batch(self, u, self.criterion.check)
             self._checked = True
 
