@@ -6,13 +6,15 @@ from typing import Literal
 
 from compensate.equation import Compensated
 from compensate.errors import InputError
-from compensate.granularity import Sample
-from compensate.inference.regularised import L1
+from compensate.granularity import Category, Sample
+from compensate.inference.adversarial import Adversarial
+from compensate.inference.regularised import L1, L2
 from compensate.inference.statistics import Evidence
 from compensate.methods.registry import method
+from compensate.proximal import Norm
 from compensate.state import Value
 
-__all__ = ["logcomp"]
+__all__ = ["adversarial_logit", "category_logit", "logcomp", "meta_logit"]
 
 
 PAPER_LAMBDA, PAPER_RATE = 0.25, 3.0
@@ -65,4 +67,87 @@ def logcomp(
         lam, update = PAPER_LAMBDA, "subgradient"
         lr = PAPER_RATE / batch_size if preset == "paper" else PAPER_RATE
     table = Sample(num_samples, num_classes, penalty=L1(lam), lr=lr, update=update)
-    return Compensated(logit=table, record=Evidence(num_samples))
+    return Compensated(logit=table, record=Evidence(num_samples, score="margin"))
+
+
+@method(
+    "logit", "positive", "regularised", "category",
+    equation="17",
+    reference="Yao and Wu, Compensation Learning, 2021, Eq. (17)",
+    limits="A large lambda leaves cross entropy; a small one lets a class explain its samples away, the large classes first.",
+)  # fmt: skip
+def category_logit(*, num_classes: int, lam: Value = 0.1, lr: float = 0.1) -> Compensated:
+    r"""Category-level logit compensation: the samples of a class share a logit vector, learned with the model.
+
+    .. math:: L = \frac1B \sum_i l(S(u_i + \Delta u_{y_i}), y_i) + \frac\lambda2 \|\Delta u_{y_i}\|_2^2
+
+    where :math:`\Delta u_c` is a row of a table. The paper leaves the regulariser open; a row is shared by many samples and need not
+    be sparse, hence the square.
+
+    Args:
+        num_classes: the number of classes.
+        lam: the weight :math:`\lambda` of the penalty.
+        lr: the step of a row, by the mean gradient of its samples in the batch.
+
+    >>> print(category_logit(num_classes=10).taxonomy)
+    logit · positive · regularised · category
+    """
+    return Compensated(logit=Category(num_classes, num_classes, penalty=L2(lam), lr=lr))
+
+
+@method(
+    "logit", "mixed", "meta", "sample",
+    equation="12, 13, 14, on logits",
+    reference="Yao and Wu, Compensation Learning, 2021, Sec. III-C(4)",
+    needs=["index", "clean"],
+    limits="Without meta steps all rows stay zero and this is cross entropy. A row moves only when its sample is drawn.",
+)  # fmt: skip
+def meta_logit(*, num_samples: int, num_classes: int, lr: float = 10.0, lam: Value = 0.0) -> Compensated:
+    r"""Logit compensation learned on clean data: each sample has a logit vector that makes its training step help.
+
+    .. math:: L(v) = \frac1B \sum_i l(S(u_i + v_i), y_i), \qquad
+              v^* = \arg\min_v \sum_{j \in \Omega} l(S(f(x_j; \Theta^*(v))), y_j)
+
+    where :math:`\Omega` is the clean set and :math:`\Theta^*(v)` is one step ahead of the model.
+
+    Args:
+        num_samples: the size of the training set.
+        num_classes: the number of classes.
+        lr: the step of a row in :func:`compensate.meta_step`; large, for the outer gradient of one sample is small.
+        lam: the weight of an l1 penalty; 0 is none.
+
+    >>> print(meta_logit(num_samples=100, num_classes=10).taxonomy)
+    logit · mixed · meta · sample
+    """
+    penalty = L1(lam) if callable(lam) or lam else None
+    return Compensated(logit=Sample(num_samples, num_classes, update="meta", lr=lr, penalty=penalty))
+
+
+@method(
+    "logit", "negative", "adversarial", "sample",
+    equation="15, 16, on logits",
+    reference="Yao and Wu, Compensation Learning, 2021, Sec. III-C(5)",
+    limits="eps = 0 leaves cross entropy. In the linf ball it is a margin of 2 eps (or, with sign=-1, a lead) for every sample.",
+)  # fmt: skip
+def adversarial_logit(
+    *, eps: Value = 0.5, sign: Literal[1, -1] = 1, norm: Norm = "linf", steps: int = 7, step_size: float | None = None
+) -> Compensated:
+    r"""Logit compensation by an inner loop: the worst logits nearby, or the best.
+
+    .. math:: v_i^* = \arg\max_{\|v_i\| \le \epsilon} l(S(u_i + v_i), y_i) \quad\text{or}\quad \arg\min
+
+    In the linf ball the answer is :math:`\epsilon (1 - 2 y_i)` for the maximum and its negative for the minimum. It costs no pass
+    through the model.
+
+    Args:
+        eps: the radius :math:`\epsilon`.
+        sign: +1 raises the loss (negative compensation), -1 lowers it.
+        norm, steps, step_size: of the inner loop.
+
+    >>> import torch
+    >>> s = adversarial_logit(eps=0.5).evaluate(torch.nn.Identity(), torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
+    >>> s.du
+    tensor([[ 0.5000, -0.5000,  0.5000]])
+    """
+    loop = Adversarial(eps, sign=sign, norm=norm, steps=steps, step_size=step_size, random_start=False)
+    return Compensated(logit=loop)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, final
+
+from torch import Tensor, nn
 
 from compensate.equation import Compensated
 from compensate.gates import Where, above, below
 from compensate.inference.adversarial import Adversarial, Pull
+from compensate.inference.prior import Toward, uniform
 from compensate.inference.statistics import Evidence
 from compensate.inference.tuning import Top
 from compensate.methods.registry import method
 from compensate.proximal import Norm
-from compensate.state import Value
+from compensate.state import State, Value, at
 
-__all__ = ["mixcomp"]
+__all__ = ["mixcomp", "mixcomp_adaptive", "semantics_preserving_at"]
 
 
 @method(
@@ -62,5 +65,154 @@ def mixcomp(
     threshold = Top(pro, over, num_samples) if tau is None else tau
     harder = Where(above(threshold), Pull(eta))
     easier = Where(below(threshold), Adversarial(eps2, sign=1, norm=norm, steps=steps, bounds=bounds)) if eps2 else None
-    record = None if num_samples is None else Evidence(num_samples)
+    record = None if num_samples is None else Evidence(num_samples, score="margin")
     return Compensated(logit=harder, feature=easier, record=record)
+
+
+@final
+class ByLoss(nn.Module):
+    r"""A bound that grows with the distance of a plain loss from the threshold, (B,).
+
+    .. math:: \epsilon \left( 1 + \frac{|l_i - \tau|}{\tau} \right)
+
+    which is :math:`\epsilon\, l_i / \tau` from the threshold on and :math:`\epsilon\, (2 - l_i / \tau)` below it.
+    """
+
+    def __init__(self, eps: float, tau: Value) -> None:
+        super().__init__()
+        self.eps, self.tau = eps, tau
+
+    def forward(self, s: State) -> Tensor:
+        """(B,) the bound of each sample."""
+        ratio = s.plain_losses / at(self.tau, s)
+        # Where the gate is closed the value does not matter, but it must be a number: a threshold of 0 is met by all.
+        return self.eps * (1 + (ratio - 1).abs()).nan_to_num(posinf=2.0)
+
+    def extra_repr(self) -> str:
+        """The bound at the threshold."""
+        return f"{self.eps:g} at the threshold"
+
+
+@method(
+    "logit", "positive", "adversarial", "sample",
+    equation="53",
+    reference="Yao and Wu, Compensation Learning, 2021, Eq. (53)",
+    limits="All losses at the threshold leave mixcomp. A threshold near 0 makes bounds without measure; eps2 = 0 is drop-in.",
+)  # fmt: skip
+def mixcomp_adaptive(
+    *,
+    num_samples: int | None = None,
+    eps1: float = 5.0,
+    pro: Value = 35.0,
+    tau: Value | None = None,
+    over: Literal["batch", "epoch"] = "batch",
+    eps2: float = 0.0,
+    norm: Norm = "linf",
+    steps: int = 7,
+    bounds: tuple[float, float] | None = None,
+) -> Compensated:
+    r"""Mixed compensation whose bounds follow the loss: the worse a sample fits, the more its loss is lowered.
+
+    .. math:: \|v_i\| \le \epsilon_1 \frac{l_i}{\tau} \;\text{ if } l_i \ge \tau, \qquad
+              \|\delta_i\| \le \epsilon_2 \left(2 - \frac{l_i}{\tau}\right) \;\text{ if } l_i < \tau
+
+    where :math:`v_i = \eta_i (y_i - S(u_i))` with :math:`\eta_i` its bound, :math:`\delta_i` is a feature compensation that
+    raises the loss, and :math:`l_i` is the plain loss. The paper's Eq. 53 writes :math:`\delta_i` in both places and leaves out
+    the norms.
+
+    Args:
+        num_samples: the size of the training set; given, the criterion keeps a record of each sample's compensation.
+        eps1: :math:`\epsilon_1`, the bound of a logit compensation at the threshold.
+        pro, tau, over: the threshold, as in :func:`mixcomp`.
+        eps2: :math:`\epsilon_2`, the bound of a feature compensation at the threshold; 0 builds none.
+        norm, steps, bounds: of its inner loop.
+
+    >>> import torch
+    >>> criterion = mixcomp_adaptive(tau=1.0, eps1=1.0)
+    >>> criterion(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
+    tensor(0.1823)
+    """
+    threshold = Top(pro, over, num_samples) if tau is None else tau
+    harder = Where(above(threshold), Pull(ByLoss(eps1, threshold)))
+    easier = None
+    if eps2:
+        attack = Adversarial(ByLoss(eps2, threshold), sign=1, norm=norm, steps=steps, bounds=bounds)
+        easier = Where(below(threshold), attack)
+    record = None if num_samples is None else Evidence(num_samples, score="margin")
+    return Compensated(logit=harder, feature=easier, record=record)
+
+
+@final
+class Under(nn.Module):
+    """A feature term whose inner loop sees compensated labels.
+
+    Features are settled before labels; this lends the label term to the inner loop ahead of its time.
+    """
+
+    def __init__(self, label: Toward, attack: Adversarial) -> None:
+        super().__init__()
+        self.label, self.attack = label, attack
+
+    @property
+    def direction(self) -> str:
+        """That of the attack."""
+        return self.attack.direction
+
+    @property
+    def inference(self) -> str:
+        """That of the attack."""
+        return self.attack.inference
+
+    @property
+    def granularity(self) -> str:
+        """That of the attack."""
+        return self.attack.granularity
+
+    def forward(self, s: State) -> Tensor:
+        """The feature compensation."""
+        _ = s.plain  # how many classes there are is known once logits are
+        s.dy = self.label(s)
+        try:
+            return self.attack(s)
+        finally:
+            s.dy = None
+
+
+@method(
+    "feature+label", "mixed", "adversarial+prior", "sample",
+    equation="8",
+    reference="Lee et al., Semantics-Preserving Adversarial Training, 2020",
+    needs=["model"],
+    limits="lam = 0 is adversarial training, eps = 0 is label smoothing.",
+)  # fmt: skip
+def semantics_preserving_at(
+    *,
+    eps: float = 8 / 255,
+    lam: float = 0.1,
+    attack_on: Literal["smoothed", "given"] = "smoothed",
+    norm: Norm = "linf",
+    steps: int = 7,
+    step_size: float | None = None,
+    bounds: tuple[float, float] | None = None,
+) -> Compensated:
+    r"""Adversarial training with smoothed labels: features and labels are compensated together.
+
+    .. math:: L = \frac1B \sum_i l(S(f(x_i + \Delta x_i)), y_i + \Delta y_i), \qquad \Delta y_i = \lambda (I/C - y_i), \qquad
+              \Delta x_i = \arg\max_{\|\Delta\| \le \epsilon} l(S(f(x_i + \Delta)), y_i + \Delta y_i)
+
+    An attack on smoothed labels moves less in what tells the classes apart, so that the input keeps its meaning.
+
+    Args:
+        eps: the radius :math:`\epsilon`.
+        lam: the smoothing :math:`\lambda`.
+        attack_on: the labels that the inner loop sees, "smoothed" or "given".
+        norm, steps, step_size, bounds: of the inner loop, as in :func:`pgd_at`.
+
+    >>> print(semantics_preserving_at().taxonomy)
+    feature+label · mixed · adversarial+prior · sample
+    """
+    smooth = Toward(uniform, lam)
+    if not eps:
+        return Compensated(label=smooth)
+    attack = Adversarial(eps, sign=1, norm=norm, steps=steps, step_size=step_size, bounds=bounds)
+    return Compensated(feature=Under(smooth, attack) if attack_on == "smoothed" else attack, label=smooth)
