@@ -122,11 +122,12 @@ def _texts(column: pd.Series) -> NDArray[Any]:
 
 def _column(column: pd.Series) -> Numeric | Category | None:
     name = str(column.name)
-    texts = _texts(column)
-    there = np.array([text is not None for text in texts], dtype=bool)
+    numbers = _numbers(column)
+    there = ~np.isnan(numbers)
+    if not there.all():  # only what is no number needs a look at its text
+        there[~there] = [text is not None for text in _texts(column[~there])]
     if not there.any():
         return None
-    numbers = _numbers(column)
     # One odd cell such as "unknown" in a column of numbers is a missing number, not a reason to call all categories.
     if (~np.isnan(numbers[there])).mean() >= 0.95:
         known = numbers[np.isfinite(numbers)]
@@ -141,7 +142,7 @@ def _column(column: pd.Series) -> Numeric | Category | None:
         if std <= 1e-12 * max(1.0, abs(mean)) and not missing:
             return None
         return Numeric(name, median, mean, std if std > 1e-12 * max(1.0, abs(mean)) else 1.0, missing)
-    counts = pd.Series(texts[there]).value_counts()
+    counts = pd.Series(_texts(column)[there]).value_counts()
     ranked = sorted(counts.items(), key=lambda item: (-item[1], str(item[0])))
     if (len(ranked) == 1 and there.all()) or (len(ranked) > 0.9 * there.sum() and len(ranked) > MOST_CATEGORIES):
         return None

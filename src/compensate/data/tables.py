@@ -248,7 +248,10 @@ def _parts(column: pd.Series, where: str) -> pd.Series:
 
 
 def _distinct(column: pd.Series, limit: int) -> int:
-    return min(len({str(v) for v in column.unique() if not is_missing(v)}), limit)
+    values = column.unique()
+    if len(values) > limit + 20:  # however many ways there are to write that a value is missing
+        return limit
+    return min(len({str(v) for v in values if not is_missing(v)}), limit)
 
 
 def _even(text: str, tabs: int) -> bool:
