@@ -1,0 +1,168 @@
+"""Guesses of a label: what the model says, or what would be worst."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from compensate.errors import InputError
+from compensate.state import State, Value, at, rowwise
+
+
+def live_prediction(s: State) -> Tensor:
+    """(B, C) the guess of the model itself, with its gradient: minimum-entropy regularisation comes along."""
+    return s.p
+
+
+def decision(s: State) -> Tensor:
+    """(B, C) the class that the model holds most likely, one-hot."""
+    return F.one_hot(s.u.argmax(-1), s.u.shape[-1]).to(s.u.dtype)
+
+
+def shared(chosen: Tensor, like: Tensor) -> Tensor:
+    """Equal shares of the chosen entries of each row.
+
+    >>> shared(torch.tensor([[True, False, True]]), torch.zeros(1))
+    tensor([[0.5000, 0.0000, 0.5000]])
+    """
+    chosen = chosen.to(like.dtype)
+    return chosen / chosen.sum(-1, keepdim=True)
+
+
+@final
+class Worst(nn.Module):
+    r"""The guess that makes learning hardest, in the ways of Goibert and Dohmatob.
+
+    .. math:: q_i^* = \arg\max_{q \in \Delta} l(p_i, y_i + \lambda(q - y_i)) = \text{one-hot at} \arg\min_c p_{i,c}
+
+    Args:
+        kind: "least_likely", the maximum above, where tied classes share; "boltzmann", its soft form
+            :math:`q_{i,c} \propto e^{-p_{i,c}/T}` over the classes other than the given one; "second_best", the most
+            likely class other than the given one.
+        temperature: :math:`T` of "boltzmann".
+        detach: whether the guess of "boltzmann" is a constant in the gradient of the model; the authors' code lets the
+            gradient through. The other two kinds are constants anyway.
+
+    Reference: Goibert and Dohmatob, Adversarial Robustness via Label-Smoothing, 2019.
+    """
+
+    inference, granularity = "adversarial", "sample"
+
+    def __init__(
+        self,
+        kind: Literal["least_likely", "boltzmann", "second_best"] = "least_likely",
+        temperature: float = 0.1,
+        detach: bool = False,
+    ) -> None:
+        super().__init__()
+        if kind not in ("least_likely", "boltzmann", "second_best"):
+            raise InputError(f'kind is "{kind}"; expected "least_likely", "boltzmann" or "second_best".')
+        if temperature <= 0:
+            raise InputError(f"temperature is {temperature}; expected a positive number.")
+        self.kind, self.temperature, self.detach = kind, temperature, detach
+
+    @property
+    def direction(self) -> str:
+        """Only the least likely class raises the loss of every sample."""
+        return "negative" if self.kind == "least_likely" else "mixed"
+
+    def forward(self, s: State) -> Tensor:
+        """(B, C) the guess."""
+        p = s.p.detach() if self.detach else s.p
+        if self.kind == "least_likely":
+            return shared(p == p.amin(-1, keepdim=True), p)
+        given = F.one_hot(s.labels, p.shape[-1]).bool()
+        if self.kind == "boltzmann":
+            return (-p / self.temperature).masked_fill(given, -torch.inf).softmax(-1)
+        others = p.masked_fill(given, -torch.inf)
+        return shared(others == others.amax(-1, keepdim=True), p)
+
+    def extra_repr(self) -> str:
+        """The kind."""
+        return f"{self.kind}, T={self.temperature:g}" if self.kind == "boltzmann" else self.kind
+
+
+@final
+class Blend(nn.Module):
+    r"""Two guesses in one: :math:`\beta a_i + (1 - \beta) b_i`.
+
+    Args:
+        a: the first guess, a callable of the state.
+        b: the second.
+        beta: the share of the first, a number or a callable of the state.
+    """
+
+    granularity = "sample+category"
+
+    def __init__(self, a: Value, b: Value, beta: Value) -> None:
+        super().__init__()
+        if not callable(beta) and not 0 <= beta <= 1:
+            raise InputError(f"beta is {beta}; a share lies between 0 and 1.")
+        self.a, self.b, self.beta = a, b, beta
+
+    def forward(self, s: State) -> Tensor:
+        """(B, C) the guess."""
+        beta = rowwise(at(self.beta, s), s.y)
+        return beta * self.a(s) + (1 - beta) * self.b(s)
+
+    def extra_repr(self) -> str:
+        """The share."""
+        return "" if isinstance(self.beta, nn.Module) else f"beta={self.beta}"
+
+
+@final
+class ProgressiveTrust(nn.Module):
+    r"""Trust in the model's prediction that grows with time and with the certainty of the prediction.
+
+    .. math:: \epsilon_i = \frac{1}{1 + e^{-b (t - t_0)}} \left(1 - \frac{H(p_i)}{\log C}\right)
+
+    where :math:`t \in [0, 1]` is the progress of the training, :math:`t_0` the middle of the transition, :math:`b` its
+    sharpness, and :math:`H` the entropy. It is a constant in the gradient of the model.
+
+    Reference: Wang et al., ProSelfLC, CVPR 2021.
+    """
+
+    def __init__(self, sharpness: float = 16.0, middle: float = 0.5) -> None:
+        super().__init__()
+        if sharpness < 0:
+            raise InputError(f"sharpness is {sharpness}; expected at least 0.")
+        self.sharpness, self.middle = sharpness, middle
+
+    def forward(self, s: State) -> Tensor:
+        """(B,) the trust."""
+        logp = s.logp.detach()
+        entropy = -(logp.exp() * logp).sum(-1)
+        time = torch.sigmoid(self.sharpness * (s.progress - self.middle)).to(logp.dtype)
+        return time * (1 - entropy / math.log(logp.shape[-1])).clamp(min=0)
+
+    def extra_repr(self) -> str:
+        """The transition."""
+        return f"sharpness={self.sharpness:g}"
+
+
+@final
+class OfClass(nn.Module):
+    """A number for each class, as a value: that of the sample's given class, (B,).
+
+    >>> from compensate import Compensated, Toward, uniform
+    >>> smooth = Compensated(label=Toward(uniform, OfClass([0.4, 0.1])))   # the first class is smoothed more
+    """
+
+    granularity = "category"
+
+    def __init__(self, numbers: list[float]) -> None:
+        super().__init__()
+        self.register_buffer("numbers", torch.tensor([float(number) for number in numbers]))
+        self.numbers: Tensor
+
+    def forward(self, s: State) -> Tensor:
+        """(B,) the numbers."""
+        return self.numbers[s.labels].to(s.u.dtype)
+
+    def extra_repr(self) -> str:
+        """The range."""
+        return f"{float(self.numbers.min()):g} to {float(self.numbers.max()):g}"
