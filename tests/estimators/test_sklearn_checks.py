@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from compensate.estimators import RobustKMeans, SlackSVC
+from compensate.estimators import RobustKMeans, ShiftRegressor, SlackSVC
 
 ESTIMATORS = [
     RobustKMeans(),
@@ -16,6 +16,10 @@ ESTIMATORS = [
     SlackSVC(),
     SlackSVC(compensate="label"),
     SlackSVC(kernel="rbf"),
+    ShiftRegressor(),
+    ShiftRegressor(penalty="l0"),
+    ShiftRegressor(permuted=True),
+    ShiftRegressor(lam=1.0, fit_intercept=False),
 ]
 
 # Every entry needs its reason; the limit below keeps this list from swallowing the test.

@@ -1,6 +1,7 @@
 """Compensation outside deep nets, as scikit-learn estimators: clustering, SVM, regression, registration, many views."""
 
 from compensate.estimators.kmeans import LambdaPath, RobustKMeans
+from compensate.estimators.regression import ShiftRegressor
 from compensate.estimators.svm import SlackSVC
 
-__all__ = ["LambdaPath", "RobustKMeans", "SlackSVC"]
+__all__ = ["LambdaPath", "RobustKMeans", "ShiftRegressor", "SlackSVC"]
