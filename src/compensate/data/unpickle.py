@@ -1,14 +1,15 @@
 """Reading pickles that hold arrays, without running what is in them.
 
-A pickle is a program. This reader knows five harmless words of it - make an array, make its type, a number of such a
-type, a dictionary in order, bytes from text - and refuses any other; and even those five build our own holders of bytes,
-which become arrays only after their sizes are checked.
+A pickle is a program. This reader knows a few harmless words of it - make an array, make its type, a number of such a
+type, a dictionary in order, bytes from text - and refuses any other; and even those build our own holders of bytes, which
+become arrays only after their sizes are checked.
 """
 
 from __future__ import annotations
 
 import io
 import pickle
+import pickletools
 from collections import OrderedDict
 from typing import Any
 
@@ -24,6 +25,7 @@ def load_arrays(content: bytes, where: str) -> Any:
     {'labels': array([3, 4])}
     """
     try:
+        _scan(content)
         return _plain(_Reader(io.BytesIO(content), encoding="bytes").load(), {})
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
@@ -31,6 +33,13 @@ def load_arrays(content: bytes, where: str) -> Any:
         raise InputError(f"{where} is nested too deeply to be a data set.") from None
     except Exception as error:
         raise InputError(f"{where} is damaged or not a pickle of arrays ({error}). Fetch it again.") from error
+
+
+def _scan(content: bytes) -> None:
+    # The place a pickle remembers an object at is its own choice, and a large one would fill the memory with nothing.
+    for op, arg, _ in pickletools.genops(content):
+        if op.name in ("PUT", "BINPUT", "LONG_BINPUT") and not 0 <= int(arg or 0) <= len(content):
+            raise InputError("it remembers things at places that no data set needs. Do not trust this file.")
 
 
 class _Array:
@@ -54,6 +63,14 @@ class _Array:
         if any(not isinstance(n, int) or n < 0 for n in shape):
             raise InputError(f"an array in it has the shape {shape}.")
         return np.frombuffer(data, kind).reshape(shape, order="F" if fortran else "C").copy()
+
+
+class _Buffer(_Array):
+    """An array in the newest form of pickles: its bytes, type, shape and order at once."""
+
+    def __init__(self, data: Any = b"", kind: Any = None, shape: Any = (), order: Any = "C") -> None:
+        data = bytes(data) if isinstance(data, (bytes, bytearray)) else data
+        self.state = (1, shape, kind, order == "F", data)
 
 
 class _Kind:
@@ -113,6 +130,7 @@ _KNOWN: dict[tuple[str, str], Any] = {
     ("collections", "OrderedDict"): OrderedDict,
     **{(f"numpy.{core}.multiarray", "_reconstruct"): _Array for core in ("core", "_core")},
     **{(f"numpy.{core}.multiarray", "scalar"): _Scalar for core in ("core", "_core")},
+    **{(f"numpy.{core}.numeric", "_frombuffer"): _Buffer for core in ("core", "_core")},
 }
 
 
