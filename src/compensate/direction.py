@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
+from compensate.errors import InputError
 from compensate.state import State
 
 TOLERANCE = 1e-6
@@ -35,3 +38,35 @@ def summary(signs: Tensor) -> str:
     """
     raised, lowered = bool((signs > 0).any()), bool((signs < 0).any())
     return {(True, True): "mixed", (True, False): "negative", (False, True): "positive"}.get((raised, lowered), "none")
+
+
+def relative_change_by_class(states: Iterable[State]) -> Tensor:
+    r"""(C,) by how much compensation changes the loss of each class, relative to the loss without it.
+
+    .. math:: \frac{\sum_{i: y_i = c} (l'_i - l_i)}{\sum_{i: y_i = c} l_i}
+
+    where :math:`l_i` is the plain loss of a sample and :math:`l'_i` the compensated one. Sums are taken first: the ratio of a single
+    sample that fits perfectly would drown all others. NaN for a class without a sample.
+
+    Args:
+        states: of batches, as `criterion.evaluate` returns them.
+
+    >>> from compensate.methods import logit_adjustment
+    >>> u, y = torch.zeros(2, 2), torch.tensor([0, 1])
+    >>> relative_change_by_class([logit_adjustment(class_counts=[90, 10]).evaluate(torch.nn.Identity(), u, y)])
+    tensor([-0.8480,  2.3219])
+
+    Reference: Yao and Wu, Compensation Learning, 2021, Fig. 2.
+    """
+    before: Tensor | None = None
+    for s in states:
+        if before is None:
+            before, change = (s.plain_losses.new_zeros(s.u.shape[-1]) for _ in range(2))
+        kept = s.labels[s.valid]
+        before.index_add_(0, kept, s.plain_losses[s.valid])
+        change.index_add_(0, kept, (s.compensated.detach() - s.plain_losses)[s.valid])
+    if before is None:
+        raise InputError(
+            "There is no state to measure; pass those of at least one batch: [criterion.evaluate(model, x, y)]."
+        )
+    return change / before

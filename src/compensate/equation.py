@@ -253,7 +253,7 @@ class Compensated(nn.Module):
         if self.reduction == "none":
             raise InputError('A learned table on features needs reduction="mean" or "sum", not "none".')
         scale: list[Tensor] = []
-        s.loss.register_hook(scale.append)  # type: ignore[no-untyped-call]
+        s.loss.register_hook(scale.append)
         summed = self._divisor(s) if self.reduction == "mean" else 1
         for t in touched:
             self._descend_when_known(s, t, summed, scale)
@@ -263,7 +263,7 @@ class Compensated(nn.Module):
         def hook(grad: Tensor) -> None:
             t.table.descend(t, grad * summed / scale[-1], s)
 
-        t.rows.register_hook(hook)  # type: ignore[no-untyped-call]
+        t.rows.register_hook(hook)
 
     def _observe(self, s: State, when: Literal["logits", "loss"]) -> None:
         if s.learn:

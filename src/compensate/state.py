@@ -234,7 +234,8 @@ class State:
     @cached_property
     def logp(self) -> Tensor:
         """(B, C) log-softmax of `u`."""
-        return self.u.log_softmax(-1)
+        with torch.set_grad_enabled(self.u.requires_grad):  # a statistic, which asks without gradients, may ask first
+            return self.u.log_softmax(-1)
 
     @property
     def p(self) -> Tensor:

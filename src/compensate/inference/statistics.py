@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Literal, NamedTuple, final
+from dataclasses import dataclass
+from typing import ClassVar, Literal, final
 
 import torch
 from torch import Tensor, nn
@@ -12,14 +13,14 @@ from compensate.checks import checked_index
 from compensate.errors import InputError
 from compensate.state import State
 
-Merge = Literal["sum", "rows", "same"]
+Merge = Literal["sum", "mean", "rows", "same"]
 
 
 class Statistic(nn.Module, ABC):
     """Something counted during training. As a value it returns what is known of the samples of the batch.
 
-    Each buffer declares how the copies of several processes become one: "sum", they are added; "rows", each process
-    knows the rows of its own samples; "same", they are equal in all processes.
+    Each buffer declares how the copies of several processes become one: "sum", they are added; "mean", they are
+    averaged; "rows", each process knows the rows of its own samples; "same", they are equal in all processes.
     """
 
     observes: ClassVar[Literal["logits", "loss"]] = "logits"
@@ -45,7 +46,8 @@ class Statistic(nn.Module, ABC):
         """Rolls over, for statistics of one epoch."""
 
 
-class Suspects(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Suspects:
     """Samples whose labels look wrong, most suspect first."""
 
     index: Tensor
@@ -67,7 +69,7 @@ class Evidence(Statistic):
 
     where :math:`n_i` counts the visits :math:`t` of sample :math:`i`, :math:`v` is its logit compensation and :math:`u`
     its plain logits. A label that the model keeps contradicting has a negative mean margin :math:`\bar m_i`; it is
-    flagged. The first `skip` epochs are left out: a model that has learned nothing contradicts everything.
+    flagged, and the class that won most of the probability over the visits is suggested. The first `skip` epochs are left out: a model that has learned nothing contradicts everything.
 
     Args:
         num_samples: the size of the training set.
@@ -83,13 +85,14 @@ class Evidence(Statistic):
         if num_samples < 1:
             raise InputError(f"num_samples is {num_samples}; expected the size of the training set.")
         self.num_samples, self.skip, self.score = num_samples, skip, score
-        for name in ("visits", "total_size", "total_loss", "total_margin"):
+        for name in ("visits", "total_size", "total_loss", "total_margin", "votes"):
             self.track(name, torch.zeros(num_samples), merge="rows")
         self.track("guess", torch.zeros(num_samples, dtype=torch.long), merge="rows")
         self.visits: Tensor
         self.total_size: Tensor
         self.total_loss: Tensor
         self.total_margin: Tensor
+        self.votes: Tensor
         self.guess: Tensor
 
     def observe(self, s: State) -> None:
@@ -99,7 +102,7 @@ class Evidence(Statistic):
         given = s.labels[:, None]
         u = s.plain
         others = u.scatter(1, given, -torch.inf)
-        best, guess = others.max(1)
+        best, voted = others.max(1)
         counts = s.valid & (s.epoch >= self.skip)
         size = s.plain_losses.new_zeros(()) if s.du is None else s.du.detach().abs().sum(1)
         for name, value in (
@@ -110,7 +113,14 @@ class Evidence(Statistic):
         ):
             record = getattr(self, name)
             record.index_add_(0, index, torch.where(counts, value, 0).to(record.dtype))
-        self.guess[index] = guess
+        self._vote(index[counts], voted[counts], u.softmax(-1).gather(1, voted[:, None])[counts, 0])
+
+    def _vote(self, index: Tensor, voted: Tensor, p: Tensor) -> None:
+        """A majority vote over the visits in constant memory: votes for the guess add up, others take away from it."""
+        agrees = self.guess[index] == voted
+        votes = self.votes[index] + torch.where(agrees, p, -p).to(self.votes.dtype)
+        self.guess[index] = torch.where(votes < 0, voted, self.guess[index])
+        self.votes[index] = votes.abs()
 
     def mean(self, name: Literal["size", "loss", "margin"]) -> Tensor:
         """(N,) the mean over the visits of each sample; NaN for a sample that has not been seen."""

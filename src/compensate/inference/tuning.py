@@ -96,6 +96,8 @@ class Top(Statistic):
     """
 
     observes = "loss"
+    seen: Tensor
+    last: Tensor
 
     def __init__(self, pro: Value, over: Literal["batch", "epoch"] = "batch", num_samples: int | None = None) -> None:
         super().__init__()

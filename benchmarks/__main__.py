@@ -1,0 +1,21 @@
+"""Runs every benchmark: `python -m benchmarks [--quick]`, or `make bench`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+SKIPPED = {"__init__", "__main__", "measure"}
+
+
+def main() -> None:
+    """Each in a process of its own, so that none inherits another's memory or threads."""
+    names = sorted(p.stem for p in Path(__file__).parent.glob("*.py") if p.stem not in SKIPPED)
+    for name in names:
+        print(f"--- {name}", flush=True)
+        subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *sys.argv[1:]], check=True)
+
+
+if __name__ == "__main__":
+    main()

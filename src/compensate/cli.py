@@ -1,0 +1,100 @@
+"""The command line: `compensate COMMAND`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from compensate._version import __version__
+from compensate.errors import InputError
+
+app = typer.Typer(
+    name="compensate",
+    help="Train on labels you cannot fully trust, and find the ones that are wrong.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+console = Console(highlight=False)
+
+
+def main() -> None:
+    """Runs the command line; a mistake in the input ends in one paragraph, not in a stack trace."""
+    try:
+        app()
+    except InputError as error:
+        Console(stderr=True, highlight=False).print(Text.assemble(("error: ", "bold red"), str(error)))
+        sys.exit(2)
+    except KeyboardInterrupt:
+        Console(stderr=True).print("stopped")
+        sys.exit(130)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        console.print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def methods(
+    name: Annotated[str | None, typer.Argument(help="A method; its page is printed.", show_default=False)] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(help="Write the pages of all methods to this file.", show_default=False)
+    ] = None,
+) -> None:
+    """List all methods with their place in the taxonomy, or print the page of one.
+
+    **Example:** `compensate methods logcomp`
+    """
+    from compensate.methods import METHODS, find
+    from compensate.methods.pages import page, write_pages
+
+    if markdown is not None:
+        write_pages(markdown)
+        console.print(f"{len(METHODS)} methods: {markdown}")
+    elif name is not None:
+        console.print(page(find(name)), markup=False)
+    else:
+        table = Table("method", "target", "direction", "inference", "granularity", "equation", "what it does", box=None)
+        for row in METHODS.values():
+            table.add_row(row.name.replace("_", "-"), *row.taxonomy, row.equation, row.summary)
+        console.print(table)
+        console.print("\none of them:  compensate methods NAME")
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the results and the picture.")] = Path("runs/demo"),
+    seeds: Annotated[int, typer.Option(help="How many repetitions.", min=1, max=20)] = 3,
+    epochs: Annotated[int, typer.Option(help="How long to train.", min=1)] = 60,
+    search: Annotated[
+        bool, typer.Option("--search", help="Choose the hyper-parameters again, on held-out noisy labels.")
+    ] = False,
+) -> None:
+    """Find wrong labels in a real data set: digits, 20 % of them mislabelled on purpose.
+
+    **Example:** `compensate demo`
+    """
+    from compensate.experiments import show
+
+    if search:
+        show.search(console, out, epochs)
+    else:
+        show.demo(console, out, seeds, epochs)

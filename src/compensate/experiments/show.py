@@ -1,0 +1,87 @@
+"""What the demonstration prints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from compensate._version import __version__
+from compensate.data.files import write_atomically
+from compensate.experiments.demo import Job, Outcome, Setting, chosen, jobs, picture, run_all, search_jobs, summary
+
+
+def demo(console: Console, out: Path, seeds: int, epochs: int) -> None:
+    """Runs the demonstration, prints its table and writes `results.json` and `suspects.png` into `out`."""
+    setting = Setting(epochs=epochs)
+    console.print(
+        "digits: 1,797 real images of handwritten digits, 1,258 to train on; "
+        f"{setting.rate:.0%} of their labels are now wrong"
+    )
+    outcomes = _followed(console, "training", jobs(seeds), setting)
+    table = summary(outcomes)
+    console.print(_table(table, seeds))
+    best = max(
+        (o for o in outcomes if o.job.method != "base"), key=lambda o: (-o.job.seed, o.figures["average_precision"])
+    )
+    found, flagged = sum(f and c for f, c in zip(best.flagged, best.changed, strict=True)), sum(best.flagged)
+    console.print(
+        f"\n{best.job.method} flags {flagged} labels in the first run: {found} of them are among the {sum(best.changed)} "
+        "that were made wrong"
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    stored = {
+        "version": __version__,
+        "setting": asdict(setting),
+        "summary": table,
+        "runs": [{**o.job._asdict(), "accuracy": o.accuracy, "figures": o.figures} for o in outcomes],
+    }
+    write_atomically(out / "results.json", json.dumps(stored, indent=1).encode())
+    console.print(f"the most suspect ones:  {picture(best, out / 'suspects.png')}")
+    console.print(f"all figures:            {out / 'results.json'}")
+    console.print("in your own loop:       criterion = compensate.methods.mixcomp(num_samples=len(train))")
+
+
+def search(console: Console, out: Path, epochs: int) -> None:
+    """Runs the search, prints the best settings and writes every trial to `search.json` in `out`."""
+    setting = Setting(epochs=epochs, held_out=0.2)
+    found = chosen(_followed(console, "searching", search_jobs(), setting), setting)
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomically(out / "search.json", json.dumps(found, indent=1).encode())
+    for method, hyper in found["best"].items():
+        console.print(f"{method}: {', '.join(f'{name}={value:g}' for name, value in hyper.items())}")
+    console.print(f"all trials: {out / 'search.json'}")
+
+
+def _followed(console: Console, what: str, wanted: list[Job], setting: Setting) -> list[Outcome]:
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("runs"),
+        TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
+    )  # fmt: skip
+    outcomes: list[Outcome] = []
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task(what, total=len(wanted))
+        for outcome in run_all(wanted, setting):
+            outcomes.append(outcome)
+            progress.advance(task)
+    return sorted(outcomes, key=lambda o: wanted.index(o.job))
+
+
+def _table(figures: dict[str, dict[str, tuple[float, float]]], seeds: int) -> Table:
+    table = Table(
+        "", "accuracy,\nlast epoch", "accuracy,\nbest epoch", "finding errors:\naverage precision",
+        "flagged:\nprecision", "flagged:\nrecall", "suggested\nlabel right",
+        title=f"mean ± deviation of {seeds} seeds", title_justify="left", box=None,
+    )  # fmt: skip
+    for method, row in figures.items():
+        table.add_row(method, *_cells(row.values()))
+    return table
+
+
+def _cells(values: Iterable[tuple[float, float]]) -> list[str]:
+    return [f"{mean:.3f} ± {deviation:.3f}" for mean, deviation in values]

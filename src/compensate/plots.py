@@ -1,0 +1,49 @@
+"""Pictures of what compensation does. Matplotlib is loaded when one is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from compensate.errors import InputError
+
+RAISED, LOWERED = "#D55E00", "#0072B2"
+"""Two colours that survive colour blindness; the sign of a bar says the same."""
+
+
+def plot_change_by_class(change: Tensor, class_counts: Sequence[int] | Tensor | None = None, *, ax: Any = None) -> Any:
+    """Bars of the relative change of the loss of each class, the largest class on the left: the paper's Fig. 2.
+
+    Args:
+        change: (C,) from :func:`compensate.direction.relative_change_by_class`.
+        class_counts: (C,) training samples of each class, for the order of the bars; without it, by class number.
+        ax: matplotlib axes to draw on; new ones if not given.
+
+    Returns:
+        The axes.
+    """
+    change = change.detach().cpu()
+    order = torch.arange(len(change))
+    if class_counts is not None:
+        counts = torch.as_tensor(class_counts)
+        if counts.shape != change.shape:
+            raise InputError(
+                f"class_counts has shape {tuple(counts.shape)}; expected {tuple(change.shape)}, as the changes."
+            )
+        order = counts.argsort(descending=True, stable=True)
+    if ax is None:
+        import matplotlib.pyplot as plt
+
+        _, ax = plt.subplots(figsize=(6.4, 3.2), layout="constrained")
+    heights = change[order].tolist()
+    ax.bar(range(len(heights)), heights, color=[RAISED if height > 0 else LOWERED for height in heights])
+    ax.axhline(0, color="black", linewidth=0.8)
+    if len(order) <= 30:
+        ax.set_xticks(range(len(order)), [str(c) for c in order.tolist()])
+    ax.set_xlabel("class, largest first" if class_counts is not None else "class")
+    ax.set_ylabel("relative change of the loss")
+    ax.spines[["top", "right"]].set_visible(False)
+    return ax

@@ -1,0 +1,70 @@
+"""The command line as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "compensate", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={"PATH": "", "COLUMNS": "200", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"},
+    )
+
+
+def test_methods_are_listed_and_each_has_a_page():
+    listed = run("methods")
+    assert listed.returncode == 0
+    assert "logcomp" in listed.stdout
+    assert "regularised" in listed.stdout
+    page = run("methods", "LogComp")
+    assert "logit · positive · regularised · sample" in page.stdout
+    assert "equation   43" in page.stdout
+    assert "Algorithm 1" in page.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["methods", "logcmp"], 'did you mean "logcomp"?'),
+        (["demo", "--seeds", "0"], "1<=x<=20"),
+        (["nonsense"], "No such command"),
+    ],
+)
+def test_mistakes_end_in_a_message_and_not_in_a_stack_trace(arguments, said):
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_help_opens_with_an_example():
+    for command in ("methods", "demo"):
+        assert f"compensate {command}" in run(command, "--help").stdout.split("Options")[0]
+
+
+def test_methods_page_is_written(tmp_path):
+    done = run("methods", "--markdown", str(tmp_path / "methods.md"))
+    assert done.returncode == 0
+    text = (tmp_path / "methods.md").read_text()
+    assert "## logcomp" in text
+    assert "$$" in text
+    assert "- `lam`: the weight" in text
+
+
+def test_demo_runs_end_to_end(tmp_path):
+    done = run("demo", "--seeds", "1", "--epochs", "2", "--out", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    assert "suspects.png" in done.stdout
+    assert (tmp_path / "out" / "suspects.png").read_bytes().startswith(b"\x89PNG")
+    stored = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert {run["method"] for run in stored["runs"]} == {"base", "logcomp", "mixcomp"}
+    assert all(len(run["accuracy"]) == 2 for run in stored["runs"])
