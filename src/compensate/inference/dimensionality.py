@@ -52,6 +52,8 @@ class Dimensionality(Statistic):
         patience: further epochs before the first comparison.
     """
 
+    direction = "positive"  # of trust in the likeliest class; a guess of another direction says so itself
+
     def __init__(self, k: int = 20, window: int = 5, patience: int = 5) -> None:
         super().__init__()
         if k < 2 or window < 1 or patience < 0:

@@ -18,9 +18,30 @@ def live_prediction(s: State) -> Tensor:
     return s.p
 
 
-def decision(s: State) -> Tensor:
-    """(B, C) the class that the model holds most likely, one-hot."""
-    return F.one_hot(s.u.argmax(-1), s.u.shape[-1]).to(s.u.dtype)
+@final
+class Decision(nn.Module):
+    """The guess of the model itself, a constant: the class that it holds most likely, one-hot.
+
+    Args:
+        soft: the whole prediction instead.
+    """
+
+    granularity = "sample"
+
+    def __init__(self, soft: bool = False) -> None:
+        super().__init__()
+        self.soft = soft
+
+    @property
+    def direction(self) -> str:
+        """No label costs less than the likeliest class; the whole prediction may cost more than the given one."""
+        return "mixed" if self.soft else "positive"
+
+    def forward(self, s: State) -> Tensor:
+        """(B, C) the guess."""
+        if self.soft:
+            return s.p.detach()
+        return F.one_hot(s.u.argmax(-1), s.u.shape[-1]).to(s.u.dtype)
 
 
 def shared(chosen: Tensor, like: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from compensate.granularity import Category, Sample
 from compensate.inference.classes import Counts, checked_counts
 from compensate.inference.dimensionality import Dimensionality
 from compensate.inference.distilled import Distilled, SoftTargetLoss
-from compensate.inference.guesses import Blend, OfClass, ProgressiveTrust, Worst, decision, live_prediction
+from compensate.inference.guesses import Blend, Decision, OfClass, ProgressiveTrust, Worst, live_prediction
 from compensate.inference.memory import LastPrediction
 from compensate.inference.prior import Toward, prediction, uniform
 from compensate.inference.prototypes import Prototypes
@@ -143,7 +143,7 @@ def online_label_smoothing(
 
 def _own_guess(guess: Guess, num_samples: int | None, num_classes: int | None, hard: bool, detach: bool) -> Value:
     if guess == "current":
-        return decision if hard else prediction if detach else live_prediction
+        return Decision() if hard else prediction if detach else live_prediction
     if guess != "previous_epoch":
         raise InputError(f'guess is "{guess}"; expected "current" or "previous_epoch".')
     if num_samples is None or num_classes is None:
@@ -186,7 +186,7 @@ def bootstrap_soft(
 
 
 @method(
-    "label", "mixed", "prior", "sample",
+    "label", "positive", "prior", "sample",
     equation="10",
     reference="Reed et al., Training Deep Neural Networks on Noisy Labels with Bootstrapping, ICLR workshop 2015",
     limits="beta = 1 is cross entropy. A decision that is trusted too early confirms itself.",
@@ -286,7 +286,7 @@ def proselflc(
 
 
 @method(
-    "label", "mixed", "prior", "sample",
+    "label", "positive", "prior", "sample",
     equation="10 with a trust from the dimensionality",
     reference="Ma et al., Dimensionality-Driven Learning with Noisy Labels, ICML 2018",
     needs=["model", "features", "epochs", "steps"],
@@ -317,7 +317,7 @@ def d2l(
     """
     if guess not in ("hard", "soft"):
         raise InputError(f'guess is "{guess}"; expected "hard" or "soft".')
-    q = decision if guess == "hard" else prediction
+    q = Decision(soft=guess == "soft")
     return Compensated(label=Toward(q, Dimensionality(k, window, patience)), record=_record(num_samples))
 
 
