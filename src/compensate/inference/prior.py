@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from compensate.errors import InputError
 from compensate.state import State, Value, at, rowwise
 
+TINY = 1e-9
+"""A temperature below this is none."""
+
 
 def uniform(s: State) -> Tensor:
     """(B, C) the guess that knows nothing."""
@@ -90,7 +93,7 @@ class Slack(nn.Module):
     def forward(self, s: State) -> Tensor:
         """(B,) the loss compensation."""
         xi, t = at(self.xi, s), self.temperature
-        if t == 0:
-            return (s.l - xi).clamp(min=0) - s.l
+        if t < TINY:  # the limit, before the quotients below overflow
+            return F.relu(s.l - xi) - s.l  # not clamp: a loss of exactly 0 must not pull slack toward it
         xi = torch.as_tensor(xi).to(s.l)
         return t * (F.softplus((s.l - xi) / t) - F.softplus(-xi / t)) - s.l
