@@ -34,6 +34,11 @@ class ClassCentre(Statistic):
 
     def forward(self, s: State) -> Tensor:
         """(B, *shape) the centre of each sample's given class, zeros for a class not seen yet."""
+        if s.e.shape[1:] != self.total.shape[1:]:
+            raise InputError(
+                f"inputs have shape {tuple(s.e.shape[1:])}, but feature_shape is {tuple(self.total.shape[1:])}; give the "
+                "shape of one sample."
+            )
         return self.total[s.labels] / rowwise(self.count[s.labels].clamp(min=1), self.total)
 
     def known(self, s: State) -> Tensor:
@@ -43,11 +48,6 @@ class ClassCentre(Statistic):
     def observe(self, s: State) -> None:
         """Adds the inputs of the batch."""
         x, labels = s.e.detach()[s.valid].to(self.total.dtype), s.labels[s.valid]
-        if x.shape[1:] != self.total.shape[1:]:
-            raise InputError(
-                f"inputs have shape {tuple(x.shape[1:])}, but feature_shape is {tuple(self.total.shape[1:])}; give the shape "
-                "of one sample."
-            )
         self.total.index_add_(0, labels, x)
         self.count.index_add_(0, labels, torch.ones_like(labels, dtype=self.count.dtype))
 

@@ -190,7 +190,7 @@ def universal_perturbation(
         for _ in range(epochs):
             for x, target, *_rest in loader:
                 if table is None:
-                    table = Corpus(*_row_shape(model, x)).to(x.device)
+                    table = _row(model, x)
                     criterion = Compensated(feature=_shared(eps, table, norm, step_size, bounds, sign))
                 with torch.enable_grad():
                     criterion.evaluate(model, x, target)
@@ -203,8 +203,8 @@ def universal_perturbation(
     return table.weight[0].clone()
 
 
-def _row_shape(model: nn.Module, x: Any) -> tuple[int, ...]:
-    """The shape of a perturbation: that of an input, or of a word vector where the model embeds words."""
+def _row(model: nn.Module, x: Any) -> Corpus:
+    """The row to learn, shaped like an input, or like a word vector where the model embeds words."""
     stages = Stages.of(model)
     e = stages.embed(x) if stages.embed else x
-    return tuple(e.shape[2:] if stages.padding is not None and e.ndim == 3 else e.shape[1:])
+    return Corpus(*(e.shape[2:] if stages.padding is not None and e.ndim == 3 else e.shape[1:])).to(e)

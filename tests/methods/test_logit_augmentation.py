@@ -1,0 +1,213 @@
+"""ISDA and MetaSAug, against explicit covariances, sampled augmentation and finite differences."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from compensate import InputError, meta_step
+from compensate.direction import measured, summary
+from compensate.inference.covariance import spread
+from compensate.inference.meta import meta_gradient
+from compensate.methods import isda, metasaug
+
+
+def naive_isda(u, z_seen, y_seen, w, y, lam, diagonal=False):
+    """Eq. 36 with its logarithm, one sample and one class at a time, covariances by numpy."""
+    sigma = {}
+    for c in set(y.tolist()):
+        sigma[c] = np.cov(z_seen[y_seen == c].T, ddof=0).reshape(w.shape[1], w.shape[1])
+        sigma[c] = np.diag(np.diag(sigma[c])) if diagonal else sigma[c]
+    losses = []
+    for i, label in enumerate(y.tolist()):
+        row = [u[i, c] + lam / 2 * (w[c] - w[label]) @ sigma[label] @ (w[c] - w[label]) for c in range(len(w))]
+        losses.append(np.log(np.exp(row).sum()) - u[i, label])
+    return np.array(losses)
+
+
+@pytest.mark.parametrize("kind", ["full", "diagonal"])
+def test_isda_is_equation_36_over_two_steps_and_an_epoch_end(kind, tiny):
+    criterion = isda(num_classes=3, feature_dim=6, lam=2.0, covariance=kind).double()
+    z_seen, y_seen = [], []
+    for step in range(3):
+        x, y = torch.randn(12, 4).double(), torch.arange(12) % 3
+        s = criterion.evaluate(tiny, x, y)
+        z_seen.append(s.z.detach().numpy())
+        y_seen.append(y.numpy())
+        expected = naive_isda(
+            s.u.detach().numpy(), np.concatenate(z_seen), np.concatenate(y_seen),
+            tiny.head.weight.detach().numpy(), y, 2.0, kind == "diagonal",
+        )  # fmt: skip
+        assert np.allclose(s.losses.detach().numpy(), expected, atol=1e-6)
+        if step == 1:
+            criterion.end_epoch()
+
+
+@pytest.mark.parametrize("kind", ["full", "diagonal"])
+def test_isda_raises_every_loss(kind, tiny):
+    criterion = isda(num_classes=3, feature_dim=6, lam=0.5, covariance=kind).double()
+    s = criterion.evaluate(tiny, torch.randn(30, 4).double(), torch.arange(30) % 3)
+    assert (measured(s) > 0).all()
+    assert summary(measured(s)) == "negative"
+    assert (s.du >= 0).all()
+
+
+def test_isda_bounds_the_loss_of_sampled_augmentation(tiny):
+    """The reference's claim: the closed form is an upper bound of the expected loss under z ~ N(z, lam Sigma)."""
+    criterion = isda(num_classes=3, feature_dim=6, lam=1.5).double()
+    s = criterion.evaluate(tiny, torch.randn(12, 4).double(), torch.arange(12) % 3)
+    term = criterion.terms["logit"].terms[0]
+    with torch.no_grad():
+        for i in range(3):
+            c = int(s.labels[i])
+            sigma = 1.5 * term.covariance.of(c) + 1e-9 * torch.eye(6).double()
+            noise = torch.randn(20000, 6).double() @ torch.linalg.cholesky(sigma).T
+            sampled = F.cross_entropy(tiny.head(s.z[i] + noise), torch.full((20000,), c))
+            assert s.plain_losses[i] < sampled
+            assert sampled < s.losses[i] + 1e-3
+
+
+@pytest.mark.parametrize("kind", ["full", "diagonal"])
+@pytest.mark.parametrize("through_head", [True, False])
+def test_isda_gradient_equals_finite_differences(kind, through_head, tiny):
+    """With the covariance held, the weights of the head move either through the term too or not."""
+    x, y = torch.randn(9, 4).double(), torch.arange(9) % 3
+    criterion = isda(num_classes=3, feature_dim=6, lam=2.0, covariance=kind, through_head=through_head).double()
+    s = criterion.evaluate(tiny, x, y)
+    (grad,) = torch.autograd.grad(s.loss, tiny.head.weight)
+    z, b = s.z.detach(), tiny.head.bias.detach()
+    sigma = torch.stack([torch.from_numpy(np.cov(z[y == c].numpy().T, ddof=0)) for c in range(3)])
+    sigma = torch.stack([v.diag().diag() for v in sigma]) if kind == "diagonal" else sigma
+    w = tiny.head.weight.detach().clone().requires_grad_()
+    inside = w if through_head else w.detach()
+    d = inside[None] - inside[y][:, None]
+    du = torch.einsum("bcd,bde,bce->bc", d, sigma[y], d)
+    (expected,) = torch.autograd.grad(F.cross_entropy(z @ w.T + b + du, y), w)
+    assert torch.allclose(grad, expected, atol=1e-9)
+
+
+def test_strength_grows_with_training_by_default(tiny):
+    criterion = isda(num_classes=3, feature_dim=6).double()
+    with pytest.raises(InputError, match=r"criterion\.start"):
+        criterion.evaluate(tiny, torch.randn(6, 4).double(), torch.arange(6) % 3)
+    criterion = isda(num_classes=3, feature_dim=6).double().start(10)
+    sizes = []
+    x, y = torch.randn(12, 4).double(), torch.arange(12) % 3
+    for _ in range(4):
+        sizes.append(criterion.evaluate(tiny, x, y).du.detach().mean())
+    assert sizes[0] == 0
+    # The same batch again and again has the same covariance, so the term follows the ramp alone.
+    assert torch.allclose(torch.stack(sizes) / sizes[1], torch.tensor([0.0, 1.0, 2.0, 3.0]).double(), rtol=1e-6)
+
+
+def test_ignored_samples_count_nowhere(tiny):
+    x, y = torch.randn(8, 4).double(), torch.tensor([0, 1, 2, 0, 1, 2, 0, 1])
+    tiny.eval()
+    whole, part = (isda(num_classes=3, feature_dim=6, lam=1.0).double() for _ in range(2))
+    masked = y.clone()
+    masked[5:] = -100
+    a, b = whole.evaluate(tiny, x, masked), part.evaluate(tiny, x[:5], y[:5])
+    assert torch.allclose(a.loss, b.loss)
+    assert torch.equal(whole.terms["logit"].terms[0].covariance.count, torch.tensor([2.0, 2.0, 1.0]).double())
+
+
+def test_a_head_of_another_shape_is_refused(tiny):
+    with pytest.raises(InputError, match="feature_dim"):
+        isda(num_classes=3, feature_dim=5, lam=1.0).double().evaluate(
+            tiny, torch.randn(4, 4).double(), torch.arange(4) % 3
+        )
+
+
+def test_quadratic_forms_against_a_loop():
+    w, sigma = torch.randn(5, 4).double(), torch.randn(4, 4).double()
+    full = spread(w, 2, sigma)
+    variances = torch.rand(2, 4).double()
+    diagonal = spread(w, torch.tensor([2, 0]), variances)
+    for c in range(5):
+        assert full[c].item() == pytest.approx(((w[c] - w[2]) @ sigma @ (w[c] - w[2])).item(), abs=1e-12)
+        for row, k in enumerate((2, 0)):
+            expected = (variances[row] * (w[c] - w[k]) ** 2).sum()
+            assert diagonal[row, c].item() == pytest.approx(expected.item(), abs=1e-12)
+
+
+def test_memory_follows_classes_not_samples():
+    """Nothing of B x C x D is made: a batch of 4096 with 200 classes and 64 features would need 210 MB for that."""
+    w = torch.randn(200, 64, requires_grad=True)
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):
+        spread(w, torch.arange(200), torch.rand(200, 64)).sum()
+    assert max(saved) <= 200 * 200
+    saved.clear()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):
+        spread(w, 3, torch.rand(64, 64)).sum()
+    assert max(saved) <= 200 * 64
+
+
+# --- MetaSAug -------------------------------------------------------------------------------------------------
+
+
+def outer(model, sigma, x, y, clean, lam, lr):
+    """One SGD step under the given covariances (C, D, D), then the clean loss: Eq. 39."""
+    model = copy.deepcopy(model)
+    z = model.features(x)
+    w = model.head.weight
+    d = w[None] - w[y][:, None]
+    du = lam / 2 * torch.einsum("bcd,bde,bce->bc", d, sigma[y], d)
+    F.cross_entropy(model.head(z) + du, y).backward()
+    with torch.no_grad():
+        for p in model.parameters():
+            p -= lr * p.grad
+        return F.cross_entropy(model(clean[0]), clean[1]).item()
+
+
+@pytest.mark.parametrize("kind", ["full", "diagonal"])
+def test_metasaug_moves_the_covariance_down_the_clean_loss(kind, tiny):
+    x, y = torch.randn(12, 4).double(), torch.arange(12) % 3
+    clean = torch.randn(9, 4).double(), torch.arange(9) % 3
+    criterion = metasaug(num_classes=3, feature_dim=6, lam=4.0, lr=0.7, covariance=kind).double()
+    criterion.evaluate(tiny, x, y)
+    _, _, (grad,), _ = meta_gradient(criterion, tiny, (x, y), clean, lr=0.5)
+    covariance = criterion.terms["logit"].terms[0].covariance
+    sigma = torch.stack([covariance.of(c) if kind == "full" else covariance.of(c).diag() for c in range(3)])
+    for entry in [(0, 1, 1), (1, 3, 3), (2, 0, 5)]:
+        if kind == "diagonal" and entry[1] != entry[2]:
+            continue
+        values = []
+        for h in (1e-4, -1e-4):
+            other = sigma.clone()
+            other[entry] += h
+            values.append(outer(tiny, other, x, y, clean, 4.0, 0.5))
+        found = grad[entry] if kind == "full" else grad[entry[:2]]
+        assert found.item() == pytest.approx((values[0] - values[1]) / 2e-4, abs=1e-7)
+    assert grad.abs().max() > 1e-6
+    meta_step(criterion, tiny, (x, y), clean, lr=0.5)
+    assert torch.allclose(next(criterion.tables()).weight, -0.7 * grad)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_an_offset_serves_one_step_unless_kept(keep, tiny):
+    x, y = torch.randn(12, 4).double(), torch.arange(12) % 3
+    clean = torch.randn(9, 4).double(), torch.arange(9) % 3
+    criterion = metasaug(num_classes=3, feature_dim=6, lam=1.0, keep=keep).double()
+    plain = isda(num_classes=3, feature_dim=6, lam=1.0).double()
+    first = criterion.evaluate(tiny, x, y).loss
+    assert torch.allclose(first, plain.evaluate(tiny, x, y).loss), "without meta steps it is ISDA"
+    meta_step(criterion, tiny, (x, y), clean, lr=0.5)
+    offset = next(criterion.tables()).weight
+    assert offset.abs().max() > 0
+    s = criterion.evaluate(tiny, x, y)
+    assert (s.loss != first).item(), "the training step after it uses the offset"
+    assert summary(measured(s)) == "negative"
+    assert bool(offset.abs().max() > 0) == keep
+
+
+def test_metasaug_weights_classes_by_effective_number(tiny):
+    x, y = torch.randn(12, 4).double(), torch.arange(12) % 3
+    counts = [90, 20, 5]
+    s = metasaug(num_classes=3, feature_dim=6, lam=0.0, class_counts=counts).double().evaluate(tiny, x, y)
+    weight = torch.tensor([(1 - 0.9999) / (1 - 0.9999**n) for n in counts]).double()
+    assert s.loss.item() == pytest.approx(F.cross_entropy(s.u, y, weight=weight).item(), rel=1e-6)

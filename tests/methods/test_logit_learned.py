@@ -1,0 +1,220 @@
+"""Logit compensation by category, by meta learning, by an inner loop and self-paced."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy.optimize import minimize
+
+from compensate import InputError, meta_step
+from compensate.direction import measured, summary
+from compensate.inference.meta import meta_gradient
+from compensate.methods import adversarial_logit, category_logit, meta_logit, self_paced_logit, self_paced_weights
+
+IDENTITY = torch.nn.Identity()
+
+
+# --- category level -------------------------------------------------------------------------------------------
+
+
+def test_category_logit_rows_take_the_mean_gradient_of_their_samples():
+    u, y = torch.randn(7, 3).double(), torch.tensor([0, 0, 1, 1, 1, 0, 1])
+    criterion = category_logit(num_classes=3, lam=0.4, lr=0.3).double()
+    rows = np.zeros((3, 3))
+    for _ in range(3):
+        s = criterion.evaluate(IDENTITY, u, y)
+        expected, new = [], rows.copy()
+        for c in range(3):
+            mine = u[y == c].numpy() + rows[c]
+            if len(mine) == 0:
+                continue
+            p = np.exp(mine) / np.exp(mine).sum(1, keepdims=True)
+            expected += list(-np.log(p[:, c]) + 0.2 * (rows[c] ** 2).sum())
+            new[c] = (rows[c] - 0.3 * (p - np.eye(3)[c]).mean(0)) / (1 + 0.3 * 0.4)
+        assert np.allclose(s.loss.item(), np.mean(expected), atol=1e-6)
+        rows = new
+        assert np.allclose(next(criterion.tables()).weight.numpy(), rows, atol=1e-6)
+    assert (rows[2] == 0).all(), "a class that is absent does not move"
+
+
+def test_category_logit_finds_the_optimum_of_equation_17():
+    u, y = torch.randn(20, 3).double(), torch.zeros(20).long()
+    criterion = category_logit(num_classes=3, lam=0.5, lr=0.5).double()
+    for _ in range(300):
+        s = criterion.evaluate(IDENTITY, u, y)
+
+    def objective(v):
+        return F.cross_entropy(u + torch.tensor(v), y).item() + 0.25 * (v**2).sum()
+
+    best = minimize(objective, np.zeros(3), tol=1e-12)
+    assert np.allclose(next(criterion.tables()).weight[0].numpy(), best.x, atol=1e-4)
+    assert s.loss.item() == pytest.approx(best.fun, abs=1e-6)
+    assert summary(measured(s)) == "positive"
+
+
+def test_category_logit_with_a_large_penalty_is_cross_entropy():
+    u, y = torch.randn(20, 3), torch.arange(20) % 3
+    criterion = category_logit(num_classes=3, lam=1e8)
+    for _ in range(3):
+        loss = criterion(u, y)
+    assert torch.allclose(loss, F.cross_entropy(u, y), atol=1e-5)
+
+
+# --- meta -----------------------------------------------------------------------------------------------------
+
+
+def outer(model, v, x, y, clean, lr):
+    model = copy.deepcopy(model)
+    F.cross_entropy(model(x) + v, y).backward()
+    with torch.no_grad():
+        for p in model.parameters():
+            p -= lr * p.grad
+        return F.cross_entropy(model(clean[0]), clean[1]).item()
+
+
+def test_meta_logit_follows_equations_13_and_14(tiny, batch):
+    x, y, i = batch
+    clean = torch.randn(9, 4).double(), torch.arange(9) % 3
+    criterion = meta_logit(num_samples=9, num_classes=3, lr=2.0).double()
+    assert torch.allclose(criterion.evaluate(tiny, x, y, i).loss, F.cross_entropy(tiny(x), y)), "rows start at zero"
+    _, _, (grad,), _ = meta_gradient(criterion, tiny, batch, clean, lr=0.5)
+    for row, sample in ((0, 0), (3, 3)):
+        for c in range(3):
+            h = torch.zeros(5, 3).double()
+            h[sample, c] = 1e-5
+            numeric = (outer(tiny, h, x, y, clean, 0.5) - outer(tiny, -h, x, y, clean, 0.5)) / 2e-5
+            assert grad[row, c].item() == pytest.approx(numeric, abs=1e-7)
+    meta_step(criterion, tiny, batch, clean, lr=0.5)
+    weight = next(criterion.tables()).weight
+    assert torch.allclose(weight[i], -2.0 * grad)
+    assert (weight[[2, 4, 6, 7]] == 0).all()
+
+
+def test_meta_logit_takes_the_side_of_the_clean_data(tiny):
+    """A sample whose clean twin has another label: its compensation must weaken the wrong label."""
+    x = torch.randn(12, 4).double()
+    right = torch.arange(12) % 3
+    y = right.clone()
+    y[:3] = (right[:3] + 1) % 3
+    criterion = meta_logit(num_samples=12, num_classes=3).double()
+    batch = (x, y, torch.arange(12))
+    for _ in range(20):
+        meta_step(criterion, tiny, batch, (x, right), lr=0.5)
+    s = criterion.evaluate(tiny, *batch)
+    change = (s.compensated - s.plain_losses).detach()
+    assert (change[:3] < 0).all(), "wrong labels are explained away"
+    assert change[:3].mean() < change[3:].mean()
+    assert summary(measured(s)) == "mixed"
+
+
+# --- inner loop on logits -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_adversarial_logit_in_the_linf_ball_is_the_closed_form(sign):
+    u, y = torch.randn(10, 4).double(), torch.randint(4, (10,))
+    s = adversarial_logit(eps=0.7, sign=sign).evaluate(IDENTITY, u, y)
+    assert torch.allclose(s.du, sign * 0.7 * (1 - 2 * F.one_hot(y, 4)).double())
+    assert summary(measured(s)) == ("negative" if sign > 0 else "positive")
+    assert s.criterion.taxonomy.direction == summary(measured(s))
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_adversarial_logit_in_the_l2_ball_is_near_the_optimum(sign):
+    u, y = torch.randn(5, 3).double(), torch.randint(3, (5,))
+    s = adversarial_logit(eps=0.5, sign=sign, norm="l2", steps=40).evaluate(IDENTITY, u, y)
+    assert (s.du.norm(dim=1) <= 0.5 + 1e-9).all()
+    for i in range(5):
+
+        def objective(v, i=i):
+            return -sign * F.cross_entropy(u[i] + torch.tensor(v), y[i]).item()
+
+        ball = {"type": "ineq", "fun": lambda v: 0.25 - (v**2).sum()}
+        best = min((minimize(objective, start, constraints=ball).fun for start in 0.2 * np.eye(3)), default=0)
+        assert objective(s.du[i].numpy()) == pytest.approx(best, abs=2e-3)
+
+
+def test_adversarial_logit_gradient_holds_the_compensation_constant():
+    u, y = torch.randn(5, 3, dtype=torch.double, requires_grad=True), torch.randint(3, (5,))
+    adversarial_logit(eps=0.3)(u, y).backward()
+    moved = (u + 0.3 * (1 - 2 * F.one_hot(y, 3))).detach()
+    assert torch.allclose(u.grad, (moved.softmax(-1) - F.one_hot(y, 3)) / 5)
+    assert torch.allclose(adversarial_logit(eps=0.0)(u, y), F.cross_entropy(u, y))
+
+
+# --- self-paced -----------------------------------------------------------------------------------------------
+
+
+def test_self_paced_logit_leaves_out_what_is_harder_than_the_threshold():
+    u, y = 2 * torch.randn(60, 3), torch.randint(3, (60,))
+    u = u.requires_grad_()
+    s = self_paced_logit(num_classes=3).evaluate(IDENTITY, u, y)
+    plain = F.cross_entropy(u, y, reduction="none").detach()
+    hard = plain >= math.log(3)
+    assert 10 < hard.sum() < 50
+    assert torch.allclose(s.losses[~hard].detach(), plain[~hard])
+    # The paper's figure: a ratio of 1 for the easy, near 0 for the hard. Errata: this takes a large step.
+    assert (s.losses[hard] / plain[hard]).max() < 1e-3
+    s.loss.backward()
+    assert u.grad[hard].abs().max() < 1e-3 * u.grad[~hard].abs().max()
+    assert summary(measured(s)) == "positive"
+
+
+def test_the_threshold_grows_with_the_epochs():
+    u, y = 2 * torch.randn(200, 3), torch.randint(3, (200,))
+    criterion = self_paced_logit(num_classes=3, growth=1.5)
+    plain = F.cross_entropy(u, y, reduction="none")
+    left_out = []
+    for epoch in range(4):
+        s = criterion.evaluate(IDENTITY, u, y)
+        found = (s.du.abs().sum(1) > 0).sum().item()
+        assert found == (plain >= math.log(3) * 1.5**epoch).sum().item()
+        left_out.append(found)
+        criterion.end_epoch()
+    assert left_out == sorted(left_out, reverse=True)
+    assert left_out[-1] < left_out[0]
+
+
+def test_the_step_is_the_papers_condition_unless_logits_are_small():
+    large, small, y = torch.tensor([[30.0, -10.0, 0.0]]), torch.tensor([[0.3, -0.1, 0.2]]), torch.tensor([1])
+    criterion = self_paced_logit(num_classes=3, tau=0.0)
+    for u, step in ((large, 2 * large.norm()), (small, torch.tensor(20.0))):
+        s = criterion.evaluate(IDENTITY, u, y)
+        assert torch.allclose(s.du, step * (F.one_hot(y, 3) - u.softmax(-1)))
+    weak = self_paced_logit(num_classes=3, tau=0.0, eta=0.6006).evaluate(IDENTITY, small, y)
+    assert (weak.losses / weak.plain_losses).item() == pytest.approx(0.668, abs=1e-3), "the errata's example"
+
+
+def brute_force(loss, regulariser, grid):
+    return grid[np.argmin(grid * loss + regulariser(grid))]
+
+
+@pytest.mark.parametrize("loss", [0.05, 0.2, 0.31, 0.45, 0.59, 0.7, 1.5])
+def test_self_paced_weights_minimise_their_objectives(loss):
+    """Each kind is the minimiser of w l + r(w) for its own regulariser, found here on a fine grid."""
+    lam, easy, grid = 0.6, 0.3, np.linspace(0, 1, 200_001)
+    zeta, mixed = 1 - lam, lam * easy / (lam - easy)
+    regularisers = {
+        "hard": lambda w: -lam * w,
+        "linear": lambda w: lam * (w**2 / 2 - w),
+        "logarithmic": lambda w: zeta * w - zeta**w / math.log(zeta),
+        "mixture": lambda w: -mixed * np.log(w + mixed / lam),
+    }
+    for kind, regulariser in regularisers.items():
+        found = self_paced_weights(torch.tensor([loss], dtype=torch.double), lam, kind, easy=easy).item()
+        assert found == pytest.approx(brute_force(loss, regulariser, grid), abs=2e-5), kind
+
+
+@pytest.mark.parametrize("bad", [(0.0, "hard"), (1.0, "logarithmic"), (0.5, "soft")])
+def test_bad_self_paced_settings(bad):
+    with pytest.raises(InputError):
+        self_paced_weights(torch.ones(2), *bad)
+    with pytest.raises(InputError):
+        self_paced_weights(torch.ones(2), 0.5, "mixture", easy=0.7)
+    with pytest.raises(InputError):
+        self_paced_logit(num_classes=3, growth=1.0)
