@@ -1,0 +1,217 @@
+"""What the review page shows: the contract between an audit and its page.
+
+An audit fills these frozen records and hands them to `compensate.auditing.page.write_page`. Labels are texts as they
+stand in the data, so that a correction can be compared with the cell it replaces; for regression they are the numbers
+as written. Nothing here is markup: every text may hold anything at all, and is shown as text.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Literal
+
+from compensate.errors import InputError
+
+Kind = Literal["image", "text", "table", "embedding", "regression"]
+KINDS: tuple[Kind, ...] = ("image", "text", "table", "embedding", "regression")
+
+
+@dataclass(frozen=True)
+class Content:
+    """What can be shown of a sample: any of an image, a text and named values; none of them is an edge state.
+
+    Attributes:
+        image: the bytes of a PNG, JPEG, GIF or WebP file, small (the page holds all of them).
+        text: the text; long ones are folded by the page.
+        fields: name and value of each cell of a table row, in the order of the columns.
+        missing: why there is nothing to show, for example ``"the file cats/7.png cannot be read"``.
+    """
+
+    image: bytes | None = None
+    text: str | None = None
+    fields: tuple[tuple[str, str], ...] = ()
+    missing: str = ""
+
+
+@dataclass(frozen=True)
+class Example:
+    """A sample whose label is certain, for comparison; items refer to it by its ``index``."""
+
+    index: int
+    label: str
+    content: Content
+    id: str = ""
+
+
+@dataclass(frozen=True)
+class Item:
+    """A suspect.
+
+    Attributes:
+        index: the 0-based row of the source before any split or filter.
+        given: its label as written in the data; ``""`` if it has none.
+        suggested: the label the audit would give it.
+        score: how suspect it is, larger is more; any scale.
+        p_error: the probability that ``given`` is wrong, in [0, 1].
+        flagged: whether the audit reports it.
+        content: what is shown.
+        id: its name in the source, such as a file name or an id column.
+        like_given, like_suggested: ``index`` of the nearest certain examples of either class, nearest first. The
+            page shows three.
+    """
+
+    index: int
+    given: str
+    suggested: str
+    score: float
+    p_error: float
+    flagged: bool
+    content: Content = Content()
+    id: str = ""
+    like_given: tuple[int, ...] = ()
+    like_suggested: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value with its interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Pair:
+    """How many flagged samples labelled ``given`` look like ``suggested``."""
+
+    given: str
+    suggested: str
+    count: int
+
+
+@dataclass(frozen=True)
+class ClassCount:
+    """How many rows carry this label, and how many of them are flagged."""
+
+    label: str
+    rows: int
+    flagged: int
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Counts between edges.
+
+    Attributes:
+        edges: K + 1 increasing numbers.
+        counts: K counts of samples.
+        flagged: how many of each count are flagged; ``()`` if unknown.
+        threshold: where flags begin, if it is a value on this axis.
+    """
+
+    edges: tuple[float, ...]
+    counts: tuple[int, ...]
+    flagged: tuple[int, ...] = ()
+    threshold: float | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.edges) != len(self.counts) + 1 or len(self.flagged) not in (0, len(self.counts)):
+            raise InputError(
+                f"a histogram has {len(self.edges)} edges, {len(self.counts)} counts and {len(self.flagged)} flagged; "
+                "expected one edge more than counts, and as many flagged as counts or none."
+            )
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A measure after each epoch, the first epoch first.
+
+    Attributes:
+        measure: ``"accuracy"`` or ``"loss"``; curves of one measure share a picture.
+        method: ``"robust"`` for the run of the audit, ``"plain"`` for the one it is compared with.
+        values: one for each epoch; not-a-number leaves a gap.
+    """
+
+    measure: Literal["accuracy", "loss"]
+    method: Literal["robust", "plain"]
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Page:
+    """Everything on the page.
+
+    Attributes:
+        title: the name of the data, shown in the top bar.
+        kind: what the samples are.
+        classes: the names of the classes in the order of their numbers; ``()`` for regression.
+        rows: the number of labelled samples that were audited.
+        items: the suspects, most suspect first: all flagged ones, and if nothing is flagged the least certain.
+        noise_rate: the estimated share of wrong labels.
+        expected_precision: the share of flags that are expected to be right, if known.
+        threshold: the ``p_error`` from which items are flagged, if there is one.
+        examples: the certain samples that items refer to.
+        confusion: the pairs with a flag; by default they are counted from the items.
+        per_class: the flags of each class.
+        scores, compensations: how the scores and the sizes of the compensations are spread over all samples.
+        curves: accuracy and loss over the epochs.
+        command: what to type once corrections.csv is saved.
+        notes: sentences a reader should know, such as which rows could not be read.
+
+    >>> item = Item(7, "cat", "dog", 3.2, 0.97, True, Content(text="woof"))
+    >>> page = Page("pets.csv", "text", ("cat", "dog"), 100, (item,), Estimate(0.01, 0.0, 0.03))
+    >>> page.flagged, page.pairs
+    (1, (Pair(given='cat', suggested='dog', count=1),))
+    """
+
+    title: str
+    kind: Kind
+    classes: tuple[str, ...]
+    rows: int
+    items: tuple[Item, ...]
+    noise_rate: Estimate
+    expected_precision: float | None = None
+    threshold: float | None = None
+    examples: tuple[Example, ...] = ()
+    confusion: tuple[Pair, ...] = ()
+    per_class: tuple[ClassCount, ...] = ()
+    scores: Histogram | None = None
+    compensations: Histogram | None = None
+    curves: tuple[Curve, ...] = ()
+    command: str = ""
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise InputError(f'a page of kind "{self.kind}"; expected one of {", ".join(KINDS)}.')
+        _unique([item.index for item in self.items], "items")
+        _unique([example.index for example in self.examples], "examples")
+        known = {example.index for example in self.examples}
+        for item in self.items:
+            if not 0 <= item.p_error <= 1:
+                raise InputError(f"p_error of row {item.index} is {item.p_error}; expected a probability in [0, 1].")
+            lost = [i for i in (*item.like_given, *item.like_suggested) if i not in known]
+            if lost:
+                raise InputError(f"row {item.index} is compared with row {lost[0]}, which is not among the examples.")
+
+    @property
+    def flagged(self) -> int:
+        """The number of flagged items."""
+        return sum(item.flagged for item in self.items)
+
+    @property
+    def pairs(self) -> tuple[Pair, ...]:
+        """The confusion, largest first; counted from the flagged items unless it was given."""
+        found = self.confusion
+        if not found:
+            counted = Counter((item.given, item.suggested) for item in self.items if item.flagged)
+            found = tuple(Pair(given, suggested, count) for (given, suggested), count in counted.items())
+        return tuple(sorted(found, key=lambda pair: -pair.count))
+
+
+def _unique(indices: list[int], name: str) -> None:
+    twice = [index for index, count in Counter(indices).items() if count > 1]
+    if twice:
+        raise InputError(f"row {twice[0]} is among the {name} of the page more than once; keep one of each.")
