@@ -1,0 +1,131 @@
+"""Labels at two levels (Eq. 19), and labels learned by meta steps."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from compensate import METHODS, InputError, meta_step
+from compensate.direction import measured, summary
+from compensate.inference.meta import meta_gradient
+from compensate.methods import bootstrap_soft, label_smoothing, meta_label, mix_level_label
+from compensate.proximal import project_simplex
+
+COUNTS = [60, 20, 4]
+
+
+def test_both_levels_are_added():
+    u, y = torch.randn(30, 3, dtype=torch.float64, requires_grad=True), torch.randint(3, (30,))
+    target = F.one_hot(y, 3).double()
+    for row, c in enumerate(y.tolist()):
+        eps = 0.1 + (0.4 - 0.1) * math.sin(math.pi * (COUNTS[c] - 4) / (2 * (60 - 4)))
+        onehot = target[row].clone()
+        target[row] += 0.3 * (u[row].softmax(-1).detach() - onehot) + eps * (1 / 3 - onehot)
+    s = mix_level_label(class_counts=COUNTS).evaluate(nn.Identity(), u, y)
+    expected = F.cross_entropy(u, target)
+    assert torch.allclose(s.loss, expected, atol=1e-6)
+    assert torch.allclose(torch.autograd.grad(s.loss, u)[0], torch.autograd.grad(expected, u)[0], atol=1e-6)
+    new = s.y + s.dy
+    assert (new >= 0).all()
+    assert torch.allclose(new.sum(-1), torch.ones(30).double(), atol=1e-6)
+    assert summary(measured(s)) == "mixed" == METHODS["mix_level_label"].taxonomy.direction
+
+
+def test_limits_are_its_two_parts():
+    u, y = torch.randn(9, 3), torch.randint(3, (9,))
+    smooth = mix_level_label(class_counts=COUNTS, lam=0.0, head=0.2, tail=0.2)
+    assert torch.allclose(smooth(u, y), label_smoothing(lam=0.2)(u, y), atol=1e-6)
+    soft = mix_level_label(class_counts=COUNTS, lam=0.3, head=0.0, tail=0.0)
+    assert torch.allclose(soft(u, y), bootstrap_soft(beta=0.7, detach=True)(u, y), atol=1e-6)
+    assert mix_level_label(class_counts=[5, 5, 5])(u, y).isfinite()
+
+
+def test_frequent_classes_are_smoothed_more():
+    u = torch.zeros(3, 3)
+    s = mix_level_label(class_counts=COUNTS, lam=0.0).evaluate(nn.Identity(), u, torch.arange(3))
+    kept = (s.y + s.dy).diagonal()
+    assert kept[0] < kept[1] < kept[2]
+
+
+@pytest.mark.parametrize("bad", [{"lam": 0.7}, {"head": 0.8}, {"class_counts": [5, 0, 1]}])
+def test_labels_cannot_give_more_than_they_have(bad):
+    with pytest.raises(InputError):
+        mix_level_label(**{"class_counts": COUNTS, **bad})
+
+
+def linear_case():
+    model = nn.Linear(3, 4).double()
+    x, y, i = torch.randn(6, 3).double(), torch.randint(4, (6,)), torch.randperm(10)[:6]
+    clean = torch.randn(5, 3).double(), torch.randint(4, (5,))
+    return model, (x, y, i), clean
+
+
+def look_ahead(model, x, target, clean, lr):
+    """The clean loss after one step under the labels `target`."""
+    ahead = copy.deepcopy(model)
+    loss = F.cross_entropy(ahead(x), target)
+    with torch.no_grad():
+        for p, g in zip(ahead.parameters(), torch.autograd.grad(loss, list(ahead.parameters())), strict=True):
+            p -= lr * g
+    return F.cross_entropy(ahead(clean[0]), clean[1]).item()
+
+
+@pytest.mark.parametrize("per", ["sample", "category"])
+def test_meta_gradient_of_labels_by_finite_differences(per):
+    model, (x, y, i), clean = linear_case()
+    criterion = meta_label(num_samples=10, num_classes=4, per=per).double()
+    table = next(criterion.tables())
+    v = 0.1 * torch.rand_like(table.weight)  # off the corner of the simplex, where the projection has no derivative
+    key = i if per == "sample" else y
+    v[key, y] -= 0.5
+    table.weight.data.copy_(v)
+
+    def outer(v):
+        return look_ahead(model, x, project_simplex(F.one_hot(y, 4) + v[key]), clean, 0.7)
+
+    value, s, (grad,), _ = meta_gradient(criterion, model, (x, y, i), clean, lr=0.7)
+    assert value.item() == pytest.approx(outer(v))
+    assert (s.y + s.dy > 0).any()
+    (touched,) = s.touched
+    for row, k in enumerate(touched.keys.tolist()):
+        for c in range(4):
+            step = torch.zeros_like(v)
+            step[k, c] = 1e-5
+            assert grad[row, c].item() == pytest.approx((outer(v + step) - outer(v - step)) / 2e-5, abs=1e-7)
+
+
+def test_wrong_labels_move_to_the_right_class_and_help():
+    """Two clusters, a fifth of the labels wrong, ten clean samples."""
+    g = torch.Generator().manual_seed(0)
+    true = torch.arange(40) % 2
+    x = torch.randn(40, 2, generator=g).double() + 3 * torch.stack([true, 1 - true], 1)
+    y = torch.where(torch.arange(40) % 5 == 0, 1 - true, true)
+    model, criterion, i = nn.Linear(2, 2).double(), meta_label(num_samples=40, num_classes=2).double(), torch.arange(40)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(30):
+        meta_step(criterion, model, (x, y, i), (x[1:11], true[1:11]), lr=0.1)
+        optimizer.zero_grad()
+        s = criterion.evaluate(model, x, y, i)
+        s.loss.backward()
+        optimizer.step()
+    corrected = (s.y + s.dy).argmax(-1)
+    assert (corrected == true).sum() > (y == true).sum()
+    assert (next(criterion.tables()).weight.abs() <= 1).all()
+    assert summary(measured(s)) in ("positive", "mixed")
+
+
+def test_without_meta_steps_it_is_cross_entropy():
+    u, y, i = torch.randn(4, 3), torch.tensor([0, 1, 2, 0]), torch.arange(4)
+    criterion = meta_label(num_samples=4, num_classes=3)
+    assert torch.allclose(criterion(u, y, i), F.cross_entropy(u, y))
+    assert not next(criterion.tables()).weight.any()
+
+
+def test_bad_settings_are_refused():
+    with pytest.raises(InputError):
+        meta_label(num_samples=4, num_classes=3, per="corpus")

@@ -1,0 +1,112 @@
+"""The deep abstaining classifier: its loss, its warm-up and its ramp, step by step."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from compensate import METHODS, InputError
+from compensate.direction import measured, summary
+from compensate.methods import dac
+
+
+def naive(u, y):
+    """Per sample: the probability of abstention, and cross entropy over the real classes."""
+    pairs = []
+    for uj, yj in zip(u, y.tolist(), strict=True):
+        e = torch.exp(uj - uj.max())
+        pairs.append((e[-1] / e.sum(), -torch.log(e[yj] / e[:-1].sum())))
+    return (torch.stack(column) for column in zip(*pairs, strict=True))
+
+
+def test_warm_up_then_a_price_that_rises_to_its_end():
+    steps_per_epoch, epochs, warmup, mu, divisor, final = 3, 4, 2, 0.1, 8.0, 0.9
+    criterion = dac(warmup=warmup, final=final, divisor=divisor, mu=mu).start(steps_per_epoch * epochs)
+    mean = first = None
+    prices = []
+    for step in range(steps_per_epoch * epochs):
+        u, y = torch.randn(6, 5, dtype=torch.float64, requires_grad=True), torch.randint(4, (6,))
+        a, h = naive(u, y)
+        now = float(((1 - a) * h).mean().detach())
+        mean = now if mean is None else (1 - mu) * mean + mu * now
+        loss = criterion(u, y)
+        if step < warmup * steps_per_epoch:
+            expected = F.cross_entropy(u, y)
+        else:
+            first = mean / divisor if first is None else first
+            begun = warmup / epochs
+            alpha = first + (final - first) * (step / (steps_per_epoch * epochs) - begun) / (1 - begun)
+            expected = ((1 - a) * h - alpha * torch.log(1 - a)).mean()
+            prices.append(alpha)
+        assert torch.allclose(loss, expected, atol=1e-6)
+        ours, theirs = torch.autograd.grad(loss, u)[0], torch.autograd.grad(expected, u)[0]
+        assert torch.allclose(ours, theirs, atol=1e-6)
+        if (step + 1) % steps_per_epoch == 0:
+            criterion.end_epoch()
+    assert prices == sorted(prices)
+    assert prices[0] == first
+
+
+def test_directions_on_one_batch():
+    u, y = 3 * torch.randn(40, 4), torch.randint(3, (40,))
+    for final, word in ((0.0, "positive"), (3.0, "mixed")):
+        criterion = dac(warmup=0, final=final, divisor=1e6).start(2)
+        criterion(u, y)
+        s = criterion.evaluate(nn.Identity(), u, y)
+        s = criterion.evaluate(nn.Identity(), u, y)
+        assert summary(measured(s)) == word
+    assert METHODS["dac"].taxonomy.direction == "mixed"
+
+
+def test_abstention_that_is_impossible_or_certain():
+    criterion = dac(warmup=0, divisor=1e9).start(10**6)
+    u, y = torch.tensor([[1.0, 0.0, -200.0]]), torch.tensor([1])
+    assert torch.allclose(criterion(u, y), F.cross_entropy(u[:, :2], y)), "without abstention, cross entropy"
+    u = torch.tensor([[1.0, 0.0, 200.0]], requires_grad=True)
+    loss = criterion(u, y)
+    (grad,) = torch.autograd.grad(loss, u)
+    assert loss < 1e-3, "abstention at no price costs nothing"
+    assert grad.isfinite().all()
+
+
+def test_a_high_price_stops_abstention_and_a_low_one_invites_it():
+    u, y = torch.tensor([[2.0, 0.0, 0.5]], requires_grad=True), torch.tensor([1])
+    slopes = []
+    for final in (0.0, 50.0):
+        criterion = dac(warmup=0, final=final, divisor=1e6).start(1)
+        criterion(u, y)
+        slopes.append(torch.autograd.grad(criterion(u, y), u)[0][0, -1])
+    assert slopes[0] < 0 < slopes[1]
+
+
+def test_finite_differences_at_a_known_price():
+    criterion = dac(warmup=0, final=0.5).double().start(1)
+    u, y = torch.randn(4, 4, dtype=torch.float64, requires_grad=True), torch.randint(3, (4,))
+    criterion(u, y)  # from here on the price is `final`
+    assert torch.autograd.gradcheck(lambda u: criterion(u, y), u)
+
+
+def test_evaluation_is_cross_entropy_and_ignored_samples_add_nothing():
+    criterion = dac(warmup=0).start(5)
+    u, y = torch.randn(4, 4), torch.tensor([0, -100, 2, 1])
+    kept = torch.tensor([0, 2, 3])
+    other = dac(warmup=0).start(5)
+    assert torch.allclose(criterion(u, y), other(u[kept], y[kept]))
+    assert torch.allclose(criterion.eval()(u, y), F.cross_entropy(u, y))
+
+
+def test_soft_targets_mean_what_class_numbers_mean():
+    u, y = torch.randn(5, 4), torch.randint(3, (5,))
+    losses = [dac(warmup=0).start(5)(u, target) for target in (y, F.one_hot(y, 4).float())]
+    assert torch.allclose(*losses)
+    assert math.isfinite(losses[0])
+
+
+@pytest.mark.parametrize("bad", [{"warmup": -1}, {"final": -0.1}, {"divisor": 0.0}, {"mu": 0.0}])
+def test_bad_settings_are_refused(bad):
+    with pytest.raises(InputError):
+        dac(**bad)

@@ -1,0 +1,98 @@
+"""Early-learning regularisation: its loss in a loop, its gradient as its paper derives it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from compensate import METHODS, InputError
+from compensate.direction import measured, summary
+from compensate.inference.memory import TemporalEnsemble
+from compensate.methods import elr
+
+
+def rows(criterion):
+    return next(s.rows for s in criterion.statistics() if isinstance(s, TemporalEnsemble))
+
+
+def test_losses_means_and_the_gradient_of_the_paper():
+    lam, beta = 2.0, 0.6
+    criterion = elr(num_samples=9, num_classes=4, lam=lam, beta=beta).double()
+    y, t = torch.randint(4, (9,)), torch.zeros(9, 4).double()
+    for _ in range(3):
+        for i in torch.randperm(9).split(4):
+            u = torch.randn(len(i), 4, dtype=torch.float64, requires_grad=True)
+            p = u.detach().softmax(-1)
+            values, grads = [], []
+            for row, j in enumerate(i.tolist()):
+                t[j] = beta * t[j] + (1 - beta) * p[row]
+                agreement = float(p[row] @ t[j])
+                values.append(F.cross_entropy(u[row], y[j]).detach() + lam * torch.log(torch.tensor(1 - agreement)))
+                # d/du_k log(1 - <t, p>) = p_k / (1 - <t, p>) * sum_l (t_l - t_k) p_l
+                pull = p[row] * (agreement - t[j]) / (1 - agreement)
+                grads.append(p[row] - F.one_hot(y[j], 4) + lam * pull)
+            loss = criterion(u, y[i], i)
+            assert torch.allclose(loss, torch.stack(values).mean().double(), atol=1e-6)
+            assert torch.allclose(torch.autograd.grad(loss, u)[0], torch.stack(grads) / len(i), atol=1e-6)
+            assert torch.allclose(rows(criterion), t, atol=1e-6)
+        criterion.end_epoch()
+
+
+def test_without_weight_it_is_cross_entropy_and_otherwise_lowers_every_loss():
+    u, y, i = 2 * torch.randn(20, 3), torch.randint(3, (20,)), torch.arange(20)
+    assert torch.allclose(elr(num_samples=20, num_classes=3, lam=0.0)(u, y, i), F.cross_entropy(u, y))
+    s = elr(num_samples=20, num_classes=3).evaluate(nn.Identity(), u, y, i)
+    assert summary(measured(s)) == "positive" == METHODS["elr"].taxonomy.direction
+
+
+def test_certain_predictions_stay_finite():
+    criterion = elr(num_samples=1, num_classes=3, beta=0.0)
+    u = torch.tensor([[200.0, 0.0, 0.0]], requires_grad=True)
+    for _ in range(5):
+        loss = criterion(u, torch.tensor([1]), torch.tensor([0]))
+    (grad,) = torch.autograd.grad(loss, u)
+    assert loss.isfinite()
+    assert grad.isfinite().all()
+
+
+def test_a_remembered_prediction_cancels_the_gradient_of_a_wrong_label():
+    criterion = elr(num_samples=1, num_classes=3, lam=3.0, beta=0.7)
+    u, y, i = torch.tensor([[3.0, 0.0, 0.0]], requires_grad=True), torch.tensor([1]), torch.tensor([0])
+    for _ in range(30):
+        loss = criterion(u, y, i)
+    ours, plain = (torch.autograd.grad(l, u)[0][0, 0] for l in (loss, F.cross_entropy(u, y)))
+    assert plain > 0.8, "cross entropy pushes the remembered class down"
+    assert ours < 0.2 * plain
+
+
+def test_finite_differences_with_the_means_held():
+    criterion = elr(num_samples=4, num_classes=3).double()
+    u, y, i = torch.randn(4, 3, dtype=torch.float64, requires_grad=True), torch.randint(3, (4,)), torch.arange(4)
+    criterion(u, y, i)
+    kept = rows(criterion).clone()
+    (grad,) = torch.autograd.grad(criterion(u, y, i), u)
+    moved, fixed = rows(criterion).clone(), u.detach().softmax(-1)
+    assert torch.allclose(moved, 0.7 * kept + 0.3 * fixed)
+
+    def held(u):
+        return (F.cross_entropy(u, y, reduction="none") + 3 * torch.log(1 - (moved * u.softmax(-1)).sum(-1))).mean()
+
+    numeric = torch.zeros_like(u)
+    for k in range(u.numel()):
+        step = torch.zeros(12).double().index_fill_(0, torch.tensor([k]), 1e-6).view(4, 3)
+        numeric.view(-1)[k] = ((held(u + step) - held(u - step)) / 2e-6).detach()
+    assert torch.allclose(grad, numeric, atol=1e-6)
+
+
+def test_ignored_samples_add_nothing():
+    criterion = elr(num_samples=3, num_classes=3)
+    u = torch.randn(3, 3)
+    ours = criterion(u, torch.tensor([0, -100, 2]), torch.arange(3))
+    assert torch.allclose(ours, elr(num_samples=3, num_classes=3)(u[[0, 2]], torch.tensor([0, 2]), torch.arange(2)))
+
+
+def test_a_momentum_outside_its_range_is_refused():
+    with pytest.raises(InputError, match="beta is 1"):
+        elr(num_samples=3, num_classes=3, beta=1.0)
