@@ -9,6 +9,7 @@ The drop-in form changes one line of a training loop::
 
 from compensate import methods
 from compensate._version import __version__
+from compensate.composition import compose, swap
 from compensate.equation import Compensated
 from compensate.errors import InputError
 from compensate.gates import Where, above, below
@@ -51,8 +52,10 @@ __all__ = [
     "__version__",
     "above",
     "below",
+    "compose",
     "meta_step",
     "methods",
     "prediction",
+    "swap",
     "uniform",
 ]

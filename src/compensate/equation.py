@@ -202,9 +202,16 @@ class Compensated(nn.Module):
         u = u if du is None else u + du
         if dp is not None:
             # The logarithm of a distribution is a logit vector of it, so one base loss serves both sides of Eq. 5.
-            u = self._on_simplex("prediction", u.softmax(-1) + dp).clamp(min=SMALLEST).log()
+            q = u.softmax(-1) + dp
+            q = q if self._stays_on_simplex("prediction") else _ONTO[self.onto](q)
+            u = q.clamp(min=SMALLEST).log()
         if dy is not None:
-            y = self._on_simplex("label", s.y + dy)
+            y = s.y + dy
+            if not self._stays_on_simplex("label"):
+                # Labels sit in corners of the simplex, where a projection has no slope. A table or an inner loop on them
+                # takes the slope of the plane that the simplex lies in, as a projected gradient method does.
+                y = y - (dy.mean(-1, keepdim=True) - dy.mean(-1, keepdim=True).detach())
+                y = y + (_ONTO[self.onto](y) - y).detach()
         else:
             y = s.labels if s.hard else s.y
         if self.base is None:
@@ -215,9 +222,8 @@ class Compensated(nn.Module):
                 losses = losses * (self.weight[s.labels] if s.hard else s.y @ self.weight)
         return torch.where(s.valid, losses, 0.0) if s.hard else losses
 
-    def _on_simplex(self, name: str, q: Tensor) -> Tensor:
-        stays = all(getattr(term, "on_simplex", False) for term in self._of(name))
-        return q if stays else _ONTO[self.onto](q)
+    def _stays_on_simplex(self, name: str) -> bool:
+        return all(getattr(term, "on_simplex", False) for term in self._of(name))
 
     def reduce(self, s: State, losses: Tensor) -> Tensor:
         """Losses (B,) reduced as torch's cross entropy does: a weighted mean for class numbers, a mean for others."""

@@ -42,6 +42,8 @@ class Table(nn.Module, ABC):
         update: who moves the rows: "prox" or "subgradient", the criterion itself in each training step; "meta",
             :func:`compensate.meta_step`; "manual", an optimiser of the user's; "inner", the inner loop that owns it.
         init: the value of all entries at the start.
+        sign: -1, learned rows go down the loss (positive compensation); +1, they go up (negative compensation), and then
+            a bound is needed, because no penalty holds them for sure.
 
     Rows move only when one of their samples is in the batch, and a step costs in proportion to the batch, not to the table.
     """
@@ -58,6 +60,7 @@ class Table(nn.Module, ABC):
         bound: Bound | None = None,
         update: Update = "prox",
         init: float = 0.0,
+        sign: Literal[1, -1] = -1,
     ) -> None:
         super().__init__()
         if rows < 1 or any(size < 1 for size in shape):
@@ -72,13 +75,18 @@ class Table(nn.Module, ABC):
         else:
             # A buffer: an optimiser handed `criterion.parameters()` must not move rows whose samples are absent.
             self.register_buffer("weight", weight)
-        self.lr, self.bound = lr, bound
+        self.lr, self.bound, self.sign = lr, bound, sign
         self.update: Update = update
         self._unpenalised = penalty == "required"
         self.penalty = None if isinstance(penalty, str) else penalty
 
     def validate(self) -> None:
         """Raises for a learned table that nothing holds back."""
+        if self.inference == "regularised" and self.sign > 0 and self.bound is None:
+            raise InputError(
+                f"{type(self).__name__}{tuple(self.weight.shape)} goes up the loss (sign=+1) without a bound: it would never "
+                "stop. Give it one, such as bound=Ball(1.0)."
+            )
         if self.update in ("prox", "subgradient") and self._unpenalised and self.bound is None:
             raise InputError(
                 f"{type(self).__name__}{tuple(self.weight.shape)} is learned with neither penalty nor bound: it would "
@@ -112,7 +120,7 @@ class Table(nn.Module, ABC):
         count = touched.count.reshape((-1,) + (1,) * (grad.ndim - 1))
         old = touched.rows.detach()
         new = row_step(
-            old, grad / count.clamp(min=1), lr=self.lr, penalty=self.penalty, bound=self.bound,
+            old, -self.sign * grad / count.clamp(min=1), lr=self.lr, penalty=self.penalty, bound=self.bound,
             subgradient=self.update == "subgradient", s=s,
         )  # fmt: skip
         self.write(touched.keys, torch.where(count > 0, new, old))
@@ -124,8 +132,10 @@ class Table(nn.Module, ABC):
 
     @property
     def direction(self) -> str:
-        """A table that descends the loss lowers it; of the others nothing can be said beforehand."""
-        return "positive" if self.inference == "regularised" else "mixed"
+        """A learned table moves the loss its way; of the others nothing can be said beforehand."""
+        if self.inference != "regularised":
+            return "mixed"
+        return "positive" if self.sign < 0 else "negative"
 
     def __repr__(self) -> str:
         parts = [" x ".join(str(size) for size in self.weight.shape)]

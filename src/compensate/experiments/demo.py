@@ -29,7 +29,7 @@ from compensate.models.small import CNN
 METHODS: dict[str, dict[str, float]] = {
     "base": {},
     "logcomp": {"lam": 0.05, "lr": 2.0},
-    "mixcomp": {"eta": 5.0, "pro": 35.0},
+    "mixcomp": {"eta": 5.0, "pro": 45.0},
 }
 """The methods of the demonstration with the hyper-parameters that `search` found."""
 

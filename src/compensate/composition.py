@@ -1,0 +1,312 @@
+"""Any cell of the taxonomy as a criterion: compose one from four words, or swap one word of a published method.
+
+Most cells have no published method in them. They are built from two kinds of parts: tables and inner loops that infer the
+compensation itself, and :class:`Along`, which goes a given way from the loss with an inferred *strength*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any, Literal, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from compensate.equation import Compensated
+from compensate.errors import InputError, nearest
+from compensate.gates import Where, above, below
+from compensate.granularity import Category, Corpus, Fresh, Group, Sample, Table
+from compensate.inference.adversarial import Adversarial
+from compensate.inference.prior import Slack
+from compensate.inference.regularised import L1, AtLeast, Ball
+from compensate.inference.tuning import Top
+from compensate.methods.registry import METHODS, Method, find
+from compensate.proximal import TINY, row_norm
+from compensate.state import State, Value, at, rowwise
+from compensate.taxonomy import DIRECTIONS, GRANULARITIES, INFERENCES, TARGETS, Taxonomy
+
+Sign = Literal[1, -1]
+
+_SUITABLE = {
+    "feature": (0.1, 0.01, 1.0),  # the slope of the loss in a single entry of the input is small
+    "logit": (0.5, 0.1, 1.0),
+    "label": (0.5, 0.1, 1.0),
+    "prediction": (0.05, 0.1, 0.02),  # the slope of the loss in a prediction is 1/p, so steps must be small
+    "loss": (0.5, 0.1, 1.0),
+}
+"""For each target the default strength, weight of the penalty and step."""
+
+
+@final
+class Along(nn.Module):
+    r"""Goes the way that lowers (sign -1) or raises (sign +1) the loss of each sample, as far as a strength says.
+
+    .. math:: \Delta_i = \kappa_i\, d_i
+
+    where :math:`\kappa_i \ge 0` is the strength and :math:`d_i` the way, a constant in the gradient of the model:
+    for a logit :math:`\mp(p_i - y_i)`; for a label from :math:`y_i` toward the likeliest or the least likely other class; for
+    a prediction from :math:`p_i` toward the label or the least likely other class; for a feature the unit gradient of the loss; for
+    a loss the smooth slack, taken off or put on.
+
+    Args:
+        sign: -1 lowers the loss (positive compensation), +1 raises it (negative compensation).
+        strength: a number, a table, or another callable of the state that returns a scalar or (B,).
+        inference, granularity: where the strength comes from and who shares it, if it does not say so itself.
+    """
+
+    def __init__(
+        self, sign: Sign, strength: Value, *, inference: str | None = None, granularity: str | None = None
+    ) -> None:
+        super().__init__()
+        self.sign, self.strength = sign, strength
+        self.inference: str = inference or getattr(strength, "inference", "tuning")
+        self.granularity: str = granularity or getattr(strength, "granularity", "corpus")
+
+    @property
+    def direction(self) -> str:
+        """Positive if the loss is lowered."""
+        return "positive" if self.sign < 0 else "negative"
+
+    def forward(self, s: State) -> Tensor:
+        """The compensation of the batch."""
+        if s.slot == "dl":
+            slack = Slack(lambda _: at(self.strength, s), temperature=1.0)
+            return -self.sign * slack(s)
+        strength = rowwise(at(self.strength, s), s.like)
+        if s.slot in ("dy", "dp"):
+            strength = torch.as_tensor(strength).clamp(0, 1)
+        return strength * self._way(s).detach()
+
+    def _way(self, s: State) -> Tensor:
+        if s.slot == "dx":
+            zero = torch.zeros_like(s.e, requires_grad=True)
+            with torch.enable_grad():
+                losses = s.loss_at(dx=zero if s.dx is None else s.dx.detach() + zero)
+                (grad,) = torch.autograd.grad((losses * s.active).sum(), zero)
+            return self.sign * grad / row_norm(grad).clamp(min=TINY)
+        if s.slot == "du":
+            return self.sign * (s.p - s.y)
+        others = s.p.masked_fill(s.y > 0, torch.inf)
+        worst = F.one_hot(others.argmin(-1), s.p.shape[-1]).to(s.p.dtype)
+        likeliest = F.one_hot(s.p.argmax(-1), s.p.shape[-1]).to(s.p.dtype)
+        if s.slot == "dy":
+            far = torch.where((others.amin(-1) < (s.p * s.y).sum(-1))[:, None], worst, s.y)
+            return (likeliest if self.sign < 0 else far) - s.y
+        return (s.y if self.sign < 0 else worst) - s.p
+
+
+@final
+class Doubt(nn.Module):
+    r"""How little the model believes the given label, :math:`\kappa (1 - p_{i,y_i})`, (B,), a constant."""
+
+    inference, granularity = "prior", "sample"
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, s: State) -> Tensor:
+        """(B,) the doubt in each label."""
+        p = s.plain.softmax(-1)
+        return self.scale * (1 - p.gather(1, s.labels[:, None])[:, 0])
+
+
+@final
+class Rarity(nn.Module):
+    r"""How rare the given class is, :math:`\kappa (1 - n_c / \max n)`, (B,): prior knowledge about categories."""
+
+    inference, granularity = "prior", "category"
+    values: Tensor
+
+    def __init__(self, class_counts: Any, scale: float = 1.0) -> None:
+        super().__init__()
+        counts = torch.as_tensor(class_counts, dtype=torch.get_default_dtype())
+        self.register_buffer("values", scale * (1 - counts / counts.max()))
+
+    def forward(self, s: State) -> Tensor:
+        """(B,) the rarity of each sample's class."""
+        return self.values[s.labels]
+
+
+def compose(
+    *,
+    target: str = "logit",
+    direction: str = "positive",
+    inference: str = "regularised",
+    granularity: str = "sample",
+    strength: float | None = None,
+    lam: float | None = None,
+    lr: float | None = None,
+    pro: float = 50.0,
+    steps: int = 3,
+    **sizes: Any,
+) -> Compensated:
+    """Builds a criterion for a cell of the taxonomy.
+
+    Args:
+        target: feature, logit, label, prediction or loss; several joined by a plus sign; "mixed" is logit+feature.
+        direction: "positive" lowers losses, "negative" raises them, "mixed" lowers those of the `pro` percent of samples that
+            fit worst and raises the others.
+        inference: prior, tuning, regularised, meta or adversarial; "mixed" is regularised with prior knowledge beside it.
+        granularity: sample, category, group or corpus; several joined by a plus sign; "mixed" is sample+category.
+        strength: the size of a tuned compensation, and the radius of bounds and balls; by default what suits the target.
+        lam: the weight of the penalty; by default what suits the target.
+        lr: the step of learned tables; by default what suits the target.
+        pro: see `direction`.
+        steps: of the inner loop.
+        sizes: `num_samples`, `num_classes`, `class_counts`, `num_groups`, `feature_shape`, as far as the cell needs them.
+
+    >>> print(compose(target="logit", inference="regularised", num_samples=50, num_classes=3))
+    mean_i [ l( S(f(x_i) + du_i), y_i ) + penalty_i ]
+      du = Sample(50 x 3, L1(0.1), lr=1, prox)
+      logit · positive · regularised · sample · holds 600 bytes
+    """
+    for name, value, known in (
+        ("direction", direction, DIRECTIONS),
+        ("inference", inference, INFERENCES),
+        *(("target", t, (*TARGETS, "mixed")) for t in target.split("+")),
+        *(("granularity", g, GRANULARITIES) for g in granularity.split("+")),
+    ):
+        if value not in known:
+            raise InputError(f'{name} is "{value}"; {nearest(value, known)}')
+    reason = why_not(Taxonomy(target, direction, inference, granularity))
+    if reason:
+        raise InputError(f"{target} · {direction} · {inference} · {granularity}: {reason}")
+    targets = ("logit", "feature") if target == "mixed" else tuple(target.split("+"))
+    terms = {}
+    for t in targets:
+        size, weight, step = _SUITABLE[t]
+        parts = _Parts(strength or size, weight if lam is None else lam, lr or step, steps, sizes)
+        terms[t] = tuple(parts.terms(t, direction, inference, granularity, pro))
+    return Compensated(**terms)
+
+
+def swap(method: str, /, **changes: Any) -> Compensated:
+    """A neighbour of a published method: the criterion whose place in the taxonomy differs in the given axes.
+
+    Args:
+        method: a name in `METHODS`.
+        changes: axes (`target`, `direction`, `inference`, `granularity`) and what else :func:`compose` takes.
+
+    >>> print(swap("logcomp", inference="meta", num_samples=50, num_classes=3).taxonomy)
+    logit · positive · meta · sample
+    """
+    row = find(method)
+    if row.kind != "compensation":
+        raise InputError(f"{row.name} is not compensation ({row.kind}); it has no place in the taxonomy to move from.")
+    return compose(**{**row.taxonomy._asdict(), **_first_inference(row, changes), **changes})
+
+
+def _first_inference(row: Method, changes: dict[str, Any]) -> dict[str, str]:
+    """Joined ways of inference, such as prior+meta, are the paper's mixed."""
+    return {"inference": "mixed"} if "+" in row.taxonomy.inference and "inference" not in changes else {}
+
+
+def why_not(cell: Taxonomy) -> str | None:
+    """One sentence why a cell makes no sense, or None if it runs."""
+    if "loss" in cell.target and cell.inference == "adversarial":
+        return "the worst bounded addition to a loss is its bound, a constant, and a constant has no gradient."
+    if cell.inference == "tuning" and cell.granularity in ("sample", "mixed"):
+        return (
+            "a hyper-parameter for every sample cannot be tuned; let a penalty, clean data or an inner loop infer it."
+        )
+    return None
+
+
+def cells() -> Iterator[Taxonomy]:
+    """The whole grid: 5 targets, 3 directions, 6 ways of inference, 4 granularities."""
+    for cell in product(TARGETS, DIRECTIONS, INFERENCES, ("sample", "category", "corpus", "mixed")):
+        yield Taxonomy(*cell)
+
+
+def published(target: str, inference: str, granularity: str) -> list[Method]:
+    """The methods that sit in a cell, in any direction; joined names count as mixed."""
+
+    def fits(have: str, wanted: str) -> bool:
+        return wanted == "mixed" if "+" in have else have == wanted
+
+    return [
+        row
+        for row in METHODS.values()
+        if row.kind == "compensation"
+        and target in row.taxonomy.target.split("+")
+        and fits(row.taxonomy.inference, inference)
+        and fits(row.taxonomy.granularity, granularity)
+    ]
+
+
+class _Parts:
+    """Makes the terms of a cell from its four words."""
+
+    def __init__(self, strength: float, lam: float, lr: float, steps: int, sizes: dict[str, Any]) -> None:
+        self.strength, self.lam, self.lr, self.steps, self.sizes = strength, lam, lr, steps, sizes
+
+    def terms(self, target: str, direction: str, inference: str, granularity: str, pro: float) -> Iterator[Any]:
+        levels = ("sample", "category") if granularity == "mixed" else granularity.split("+")
+        ways = ("regularised", "prior") if inference == "mixed" else (inference,)
+        for way, level in product(ways, levels):
+            if direction == "mixed" and way == "meta" and target != "loss":
+                yield self.table(level, self.shape(target), update="meta")  # clean data find the direction
+            elif direction == "mixed":
+                tau = Top(pro)
+                yield Where(above(tau), self.term(target, -1, way, level))
+                yield Where(below(tau), self.term(target, 1, way, level))
+            else:
+                yield self.term(target, -1 if direction == "positive" else 1, way, level)
+
+    def term(self, target: str, sign: Sign, inference: str, level: str) -> Any:
+        """One term: one target, one sign, one way of inference, one level."""
+        if inference == "adversarial":
+            per = Fresh() if level == "sample" else self.table(level, self.shape(target))
+            return Adversarial(self.strength, sign=sign, per=per, steps=self.steps, random_start=False)
+        if inference == "regularised":
+            held = {"penalty": L1(self.lam), "bound": Ball(self.strength, "linf") if sign > 0 else None, "sign": sign}
+            if target == "loss":
+                held["bound"] = _Between(0.0, self.strength)
+                return Along(sign, self.table(level, (), **held))
+            return self.table(level, self.shape(target), **held)
+        if inference == "meta":
+            return Along(sign, self.table(level, (), update="meta", bound=AtLeast(0.0), init=self.strength / 10))
+        if inference == "tuning":
+            return Along(sign, self.strength, inference="tuning", granularity=level)
+        knowledge: Value = {"sample": Doubt, "corpus": lambda scale: scale}.get(level, self.rarity)(self.strength)
+        return Along(sign, knowledge, inference="prior", granularity=level)
+
+    def rarity(self, scale: float) -> Rarity:
+        """Prior knowledge about categories."""
+        return Rarity(self.size("class_counts"), scale)
+
+    def table(self, level: str, shape: tuple[int, ...], **settings: Any) -> Table:
+        """A table of a level with rows of a shape."""
+        settings = {"lr": self.lr, **settings}
+        if level == "corpus":
+            return Corpus(*shape, **settings)
+        build: Callable[..., Table] = {"sample": Sample, "category": Category, "group": Group}[level]
+        rows = {"sample": "num_samples", "category": "num_classes", "group": "num_groups"}[level]
+        return build(self.size(rows), *shape, **settings)
+
+    def shape(self, target: str) -> tuple[int, ...]:
+        """The shape of a row for a target."""
+        if target == "feature":
+            return tuple(self.size("feature_shape"))
+        return () if target == "loss" else (self.size("num_classes"),)
+
+    def size(self, name: str) -> Any:
+        """A size that was given."""
+        if self.sizes.get(name) is None:
+            raise InputError(f"this cell of the taxonomy needs {name}=...; pass it to compose or swap.")
+        return self.sizes[name]
+
+
+@final
+class _Between(nn.Module):
+    """The bound that every entry lies between two numbers."""
+
+    def __init__(self, low: float, high: float) -> None:
+        super().__init__()
+        self.low, self.high = low, high
+
+    def forward(self, v: Tensor) -> Tensor:
+        return v.clamp(self.low, self.high)

@@ -1,0 +1,112 @@
+"""Every cell of the taxonomy that claims to run does, in the direction it claims; swapping moves one axis."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from compensate import InputError, compose, meta_step, swap
+from compensate.composition import cells, published, why_not
+from compensate.direction import measured
+
+SIZES = {"num_samples": 20, "num_classes": 3, "class_counts": [9, 6, 5], "feature_shape": (4,), "num_groups": 2}
+RUNNING = [cell for cell in cells() if why_not(cell) is None]
+
+
+def test_the_grid_is_whole_and_most_of_it_runs():
+    assert len(list(cells())) == 5 * 3 * 6 * 4
+    assert len(RUNNING) == 360 - 12 - 30
+    assert all(why_not(cell).endswith(".") for cell in cells() if cell not in RUNNING)
+
+
+def trained(criterion, inference, steps=4):
+    """A few steps on one batch; returns the last state."""
+    torch.manual_seed(3)
+    # Without batch normalisation, which takes a shift common to all samples away again.
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)).double()
+    criterion = criterion.double()
+    x, y, i = torch.randn(10, 4).double(), torch.tensor([0, 1, 2, 0, 1, 2, 0, 1, 0, 0]), torch.arange(10)
+    clean = torch.randn(8, 4).double(), torch.randint(3, (8,))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(steps):
+        if inference == "meta":
+            meta_step(criterion, model, (x, y, i), clean, lr=0.1)
+        s = criterion.evaluate(model, x, y, i)
+        _ = s.plain_losses  # before the model moves on
+        optimizer.zero_grad()
+        s.loss.backward()
+        optimizer.step()
+    assert s.loss.isfinite()
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+    return s
+
+
+@pytest.mark.parametrize("cell", RUNNING, ids=[" ".join(cell) for cell in RUNNING])
+def test_every_running_cell_trains_in_its_direction(cell):
+    criterion = compose(**cell._asdict(), **SIZES, lr=0.01 if cell.inference == "meta" else None)
+    assert criterion.taxonomy.target == cell.target
+    assert criterion.taxonomy.direction == cell.direction
+    s = trained(criterion, cell.inference)
+    signs = measured(s)
+    assert (signs != 0).any(), "it compensates somebody"
+    change = (s.compensated.detach() - s.plain_losses).sum().item()
+    shared = cell.granularity != "sample" and cell.inference in ("regularised", "adversarial", "mixed")
+    if cell.direction == "positive":
+        # A row that many samples share lowers their sum; a row of one's own lowers one's own.
+        assert change < 0
+        assert shared or (signs <= 0).all()
+    elif cell.direction == "negative":
+        assert change > 0
+        assert shared or (signs >= 0).all()
+    elif cell.inference != "meta" or cell.target == "loss":
+        assert shared or ((signs > 0).any() and (signs < 0).any())
+
+
+@pytest.mark.parametrize(
+    ("cell", "reason"),
+    [
+        ({"target": "loss", "inference": "adversarial"}, "constant has no gradient"),
+        ({"inference": "tuning", "granularity": "sample"}, "cannot be tuned"),
+        ({"target": "logits"}, 'did you mean "logit"'),
+        ({"granularity": "sample+klass"}, "granularity"),
+        ({"inference": "regularised", "num_samples": None}, "needs num_samples"),
+    ],
+)
+def test_cells_that_make_no_sense_say_why(cell, reason):
+    with pytest.raises(InputError, match=reason):
+        compose(**{**SIZES, **cell})
+
+
+PAIRS = [
+    ("logcomp", {"inference": "adversarial"}),
+    ("logcomp", {"inference": "meta"}),
+    ("logcomp", {"granularity": "category"}),
+    ("logcomp", {"granularity": "sample+category"}),
+    ("logcomp", {"target": "label"}),
+    ("logcomp", {"target": "prediction"}),
+    ("logcomp", {"target": "feature"}),
+    ("logcomp", {"direction": "negative"}),
+    ("mixcomp", {"inference": "regularised"}),
+    ("mixcomp", {"inference": "prior"}),
+    ("mixcomp", {"granularity": "corpus"}),
+    ("mixcomp", {"target": "label"}),
+]
+
+
+@pytest.mark.parametrize(("name", "change"), PAIRS)
+def test_swapping_moves_one_axis_and_leaves_the_others(name, change):
+    from compensate import METHODS
+
+    criterion = swap(name, **change, **SIZES)
+    assert criterion.taxonomy == METHODS[name].taxonomy._replace(**change)
+    trained(criterion, criterion.taxonomy.inference)
+
+
+def test_groups_and_joined_levels():
+    criterion = compose(granularity="group+corpus", **SIZES)
+    assert criterion.taxonomy.granularity == "group+corpus"
+
+
+def test_published_methods_are_found_in_their_cells():
+    assert "logcomp" in [row.name for row in published("logit", "regularised", "sample")]
+    assert "mixcomp" in [row.name for row in published("logit", "adversarial", "sample")]
