@@ -158,7 +158,7 @@ def reference_ldam(cosines, y, counts, *, max_m=0.5, s=30.0, weight=None):
 
 def test_ldam_is_its_definition_before_and_after_the_deferral():
     cosines, y = torch.rand(8, 3).double() * 2 - 1, torch.tensor([0, 0, 0, 1, 1, 2, 0, 2])
-    criterion = ldam(class_counts=COUNTS, defer=0.5).double().start(4)
+    criterion = ldam(class_counts=COUNTS, scale=30.0, defer=0.5).double().start(4)
     beta = 0.9999
     weight = np.array([(1 - beta) / (1 - beta**n) for n in COUNTS])
     weight *= 3 / weight.sum()
@@ -171,7 +171,7 @@ def test_ldam_is_its_definition_before_and_after_the_deferral():
 
 def test_ldam_without_deferral_needs_no_start_and_gradcheck_holds():
     u, y = torch.randn(4, 3, dtype=torch.double, requires_grad=True), torch.tensor([0, 1, 2, 1])
-    criterion = ldam(class_counts=COUNTS, scale=1.0, defer=None).double()
+    criterion = ldam(class_counts=COUNTS, defer=None).double()
     assert torch.autograd.gradcheck(lambda v: criterion(v, y), u)
     assert torch.allclose(ldam(class_counts=COUNTS, max_margin=0.0, defer=None).double()(u, y), F.cross_entropy(u, y))
     with pytest.raises(InputError, match=r"criterion\.start"):

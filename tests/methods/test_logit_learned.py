@@ -101,7 +101,7 @@ def test_meta_logit_takes_the_side_of_the_clean_data(tiny):
     right = torch.arange(12) % 3
     y = right.clone()
     y[:3] = (right[:3] + 1) % 3
-    criterion = meta_logit(num_samples=12, num_classes=3).double()
+    criterion = meta_logit(num_samples=12, num_classes=3, lr=10.0).double()
     batch = (x, y, torch.arange(12))
     for _ in range(20):
         meta_step(criterion, tiny, batch, (x, right), lr=0.5)

@@ -61,7 +61,7 @@ class ClassCovariance(Statistic):
             self.second.index_add_(0, labels, z.square())
             return
         # One product a class: the outer products of a batch would be B x D x D.
-        for c in labels.unique().tolist():  # type: ignore[no-untyped-call]
+        for c in labels.unique().tolist():
             mine = z[labels == c]
             self.second[c].addmm_(mine.T, mine)
 
@@ -143,7 +143,7 @@ class Augment(nn.Module):
     def forward(self, s: State) -> Tensor:
         """(B, C) the logit compensation."""
         w = self._weight(s)
-        present, which = s.labels.unique(return_inverse=True)  # type: ignore[no-untyped-call]
+        present, which = s.labels.unique(return_inverse=True)
         # Samples of one class share their offset: the row of any of them serves for all.
         first = torch.zeros_like(present).scatter_(0, which, torch.arange(len(which), device=which.device))
         offset = None if self.offset is None else self.offset(s)[first].to(w.dtype)

@@ -102,7 +102,7 @@ def category_logit(*, num_classes: int, lam: Value = 0.1, lr: float = 0.1) -> Co
     needs=["index", "clean"],
     limits="Without meta steps all rows stay zero and this is cross entropy. A row moves only when its sample is drawn.",
 )  # fmt: skip
-def meta_logit(*, num_samples: int, num_classes: int, lr: float = 10.0, lam: Value = 0.0) -> Compensated:
+def meta_logit(*, num_samples: int, num_classes: int, lr: float = 100.0, lam: Value = 0.0) -> Compensated:
     r"""Logit compensation learned on clean data: each sample has a logit vector that makes its training step help.
 
     .. math:: L(v) = \frac1B \sum_i l(S(u_i + v_i), y_i), \qquad

@@ -26,13 +26,13 @@ __all__ = ["CosineHead", "arcface", "balanced_arcface", "ldam"]
     equation="Cao et al., Eqs. 12-13",
     reference="Cao et al., Learning Imbalanced Datasets with Label-Distribution-Aware Margin Loss, NeurIPS 2019",
     needs=["steps"],
-    limits="max_margin = 0 and defer=None leave cross entropy. The scale is that of a cosine head; use 1 for a linear one.",
+    limits="max_margin = 0 and defer=None leave cross entropy. The reference's scale of 30 is for a cosine head; it hurts a linear one.",
 )  # fmt: skip
 def ldam(
     *,
     class_counts: Counts,
     max_margin: float = 0.5,
-    scale: float = 30.0,
+    scale: float = 1.0,
     defer: float | None = 0.8,
     beta: float = 0.9999,
 ) -> Compensated:
@@ -41,19 +41,19 @@ def ldam(
     .. math:: \Delta u_{i,y_i} = -s\, m_{y_i}, \qquad m_c = m_{\max} \left( \frac{\min_k n_k}{n_c} \right)^{1/4}
 
     where :math:`n_c` counts the training samples of class :math:`c` and :math:`s` is the scale of the logits. The reference
-    multiplies cosines by :math:`s` inside its loss; here the head does (:class:`CosineHead` with the same scale), and what is
-    left is a constant added to a logit. Its second stage, deferred re-weighting, multiplies losses by class weights of the
+    multiplies cosines by :math:`s = 30` inside its loss; here the head does, and what is left is a constant added to a logit: for
+    the reference's loss give the model a :class:`CosineHead` and both a scale of 30. The default is for ordinary heads. Its second stage, deferred re-weighting, multiplies losses by class weights of the
     effective number of samples, as a weighted mean over the batch: that part is weighting, not compensation.
 
     Args:
         class_counts: (C,) training samples of each class.
-        max_margin: :math:`m_{\max}`, the margin of the smallest class, in cosines.
-        scale: :math:`s`, that of the head; 1 with an ordinary linear head, whose logits have no fixed scale.
+        max_margin: :math:`m_{\max}`, the margin of the smallest class, in units of `scale`.
+        scale: :math:`s`, that of the head; 1 for an ordinary linear head, whose logits have no fixed scale.
         defer: the share of the training after which weights begin (the reference: epoch 160 of 200), which needs
             `criterion.start(total_steps)`; None, never, and then nothing has to be started.
         beta: of the weights.
 
-    >>> criterion = ldam(class_counts=[160, 10], scale=1.0, defer=None)
+    >>> criterion = ldam(class_counts=[160, 10], defer=None)
     >>> criterion.evaluate(torch.nn.Identity(), torch.zeros(2, 2), torch.tensor([0, 1])).du
     tensor([[-0.2500, -0.0000],
             [-0.0000, -0.5000]])

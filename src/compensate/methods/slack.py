@@ -72,7 +72,7 @@ def slack_hinge(*, num_samples: int, lam: Value = 0.5, lr: float = 0.1) -> Compe
     needs=["index", "clean"],
     limits="Eq. 12 as written adds a constant and learns nothing; this is its nonlinear form. A rare sample's slack moves rarely.",
 )  # fmt: skip
-def meta_loss(*, num_samples: int, lr: float = 1.0, temperature: float = 0.5, start: float = 0.0) -> Compensated:
+def meta_loss(*, num_samples: int, lr: float = 100.0, temperature: float = 0.5, start: float = 1.0) -> Compensated:
     r"""Loss compensation learned on clean data: each sample has a slack that takes part of its loss away.
 
     .. math:: l'_i = T \left[ \log(1 + e^{(l_i - \kappa_i)/T}) - \log(1 + e^{-\kappa_i/T}) \right], \qquad
@@ -84,9 +84,9 @@ def meta_loss(*, num_samples: int, lr: float = 1.0, temperature: float = 0.5, st
 
     Args:
         num_samples: the size of the training set.
-        lr: the step of a slack in :func:`compensate.meta_step`.
+        lr: the step of a slack in :func:`compensate.meta_step`; large, for the outer gradient of one sample is small.
         temperature: :math:`T`, positive: at 0 the meta gradient vanishes almost everywhere.
-        start: where all :math:`\kappa_i` start.
+        start: where all :math:`\kappa_i` start; far below the losses every sample counts fully and nothing can be told apart.
 
     >>> print(meta_loss(num_samples=100).taxonomy)
     loss · positive · meta · sample

@@ -41,7 +41,7 @@ def _shared(
     equation="22",
     reference="Shafahi et al., Universal Adversarial Training, AAAI 2020",
     needs=["model"],
-    limits="eps = 0 leaves cross entropy. Guards against one perturbation for all inputs, hardly against one made for each.",
+    limits="eps = 0 leaves cross entropy. A bias at the input can absorb one perturbation for all instead of resisting it.",
 )  # fmt: skip
 def universal_at(
     *,
