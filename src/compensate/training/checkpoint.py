@@ -1,0 +1,142 @@
+"""Checkpoints without pickle: tensors as safetensors, everything else as JSON, and never half-written.
+
+A checkpoint is two files, ``step-N.safetensors`` and ``step-N.json``. The JSON comes last, holds the checksum of the
+tensors and of itself, and so says that the pair is complete; only then is the pair before it removed. Whenever the process
+is killed, the newest complete pair is what it goes on from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from compensate.data.files import write_atomically
+from compensate.errors import InputError
+
+_NAME = re.compile(r"step-(\d+)\.json")
+
+
+def pack(tree: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
+    """The tree as JSON values; its tensors go to `tensors`, and their names take their places.
+
+    >>> tensors = {}
+    >>> pack({"a": torch.ones(2), "b": (1, {3: "c"})}, tensors)
+    {'a': {'$tensor': '/a'}, 'b': {'$tuple': [1, {'$items': [[3, 'c']]}]}}
+    >>> unpack(pack({"a": torch.ones(2), "b": (1, {3: "c"})}, tensors), tensors)
+    {'a': tensor([1., 1.]), 'b': (1, {3: 'c'})}
+    """
+    if isinstance(tree, Tensor):
+        # A copy of its own: safetensors refuses tensors that share memory, as tied weights do.
+        tensors[path] = tree.detach().cpu().contiguous().clone()
+        return {"$tensor": path}
+    if isinstance(tree, Mapping):
+        if all(isinstance(key, str) and not key.startswith("$") for key in tree):
+            return {key: pack(value, tensors, f"{path}/{key}") for key, value in tree.items()}
+        return {"$items": [[key, pack(value, tensors, f"{path}/{key}")] for key, value in tree.items()]}
+    if isinstance(tree, list | tuple):
+        packed = [pack(value, tensors, f"{path}/{number}") for number, value in enumerate(tree)]
+        return packed if isinstance(tree, list) else {"$tuple": packed}
+    if tree is None or isinstance(tree, bool | int | float | str):
+        return tree
+    raise InputError(f"a checkpoint cannot hold a {type(tree).__name__} ({path}); expected tensors, numbers and texts.")
+
+
+def unpack(packed: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """The inverse of `pack`."""
+    if isinstance(packed, list):
+        return [unpack(value, tensors) for value in packed]
+    if not isinstance(packed, dict):
+        return packed
+    if "$tensor" in packed:
+        return tensors[packed["$tensor"]]
+    if "$tuple" in packed:
+        return tuple(unpack(value, tensors) for value in packed["$tuple"])
+    if "$items" in packed:
+        return {key: unpack(value, tensors) for key, value in packed["$items"]}
+    return {key: unpack(value, tensors) for key, value in packed.items()}
+
+
+def save(folder: str | Path, step: int, tree: Mapping[str, Any]) -> None:
+    """Writes a checkpoint of this step; those before it are removed once it is complete."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors: dict[str, Tensor] = {}
+    body = pack(tree, tensors)
+    content = safetensors.torch.save(tensors)
+    write_atomically(folder / f"step-{step}.safetensors", content)
+    head = {"step": step, "sha256": hashlib.sha256(content).hexdigest(), "state": body}
+    head["check"] = _digest(head)
+    write_atomically(folder / f"step-{step}.json", json.dumps(head).encode())
+    for old in folder.iterdir():
+        if old.name not in (f"step-{step}.json", f"step-{step}.safetensors"):
+            old.unlink(missing_ok=True)
+
+
+def latest(folder: str | Path) -> dict[str, Any] | None:
+    """The newest complete checkpoint, or None if there is none; damaged ones are passed over."""
+    folder = Path(folder)
+    steps = sorted((int(m[1]) for p in folder.glob("step-*.json") if (m := _NAME.fullmatch(p.name))), reverse=True)
+    damaged = []
+    for step in steps:
+        found = _read(folder, step)
+        if found is not None:
+            return found
+        damaged.append(step)
+    if damaged:
+        raise InputError(
+            f"the checkpoint of step {damaged[0]} in {folder} is damaged (its checksum differs) and there is no other. "
+            "Delete the folder and train anew."
+        )
+    return None
+
+
+def _read(folder: Path, step: int) -> dict[str, Any] | None:
+    try:
+        head = json.loads((folder / f"step-{step}.json").read_bytes())
+        content = (folder / f"step-{step}.safetensors").read_bytes()
+        if head.pop("check") != _digest(head) or hashlib.sha256(content).hexdigest() != head["sha256"]:
+            return None
+        return unpack(head["state"], safetensors.torch.load(content))
+    except (OSError, ValueError, KeyError, AttributeError, safetensors.SafetensorError):
+        return None
+
+
+def _digest(head: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(head, sort_keys=True).encode()).hexdigest()
+
+
+def save_weights(path: str | Path, state: Mapping[str, Tensor]) -> None:
+    """The weights of a model alone, as one safetensors file."""
+    write_atomically(path, safetensors.torch.save({k: v.detach().cpu().contiguous().clone() for k, v in state.items()}))
+
+
+def load_weights(path: str | Path) -> dict[str, Tensor]:
+    """Reads what `save_weights` wrote."""
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"there is no file {path}; the run has not ended, or its folder is another one.")
+    try:
+        return dict(safetensors.torch.load(path.read_bytes()))
+    except safetensors.SafetensorError as error:
+        raise InputError(f"{path} is damaged ({error}); train again.") from error
+
+
+def random_state() -> dict[str, Any]:
+    """The state of torch's random numbers, on the processor and on every graphics card."""
+    cards = [torch.cuda.get_rng_state(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    return {"cpu": torch.get_rng_state(), "cuda": cards}
+
+
+def set_random_state(state: Mapping[str, Any]) -> None:
+    """Goes back to a state of the random numbers."""
+    torch.set_rng_state(state["cpu"])
+    for i, card in enumerate(state["cuda"][: torch.cuda.device_count()]):
+        torch.cuda.set_rng_state(card, i)

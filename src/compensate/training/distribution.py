@@ -1,0 +1,265 @@
+r"""Several processes that train as one.
+
+A global batch is cut in slices, one a process. Each process runs the model on its own slice only; the *logits* are then
+gathered, and every process evaluates the criterion on the whole batch. Tables, statistics and thresholds therefore see
+in every process what they would see in one, take the same step everywhere and stay equal: no row of a table ever needs
+to travel, and a threshold over the top percent counts the global batch by itself. What travels is (B, C) logits in the
+forward pass and the gradient of the model in the backward pass.
+
+Two operators, each the other's transpose, are all it takes:
+
+.. math:: \mathrm{gather}: (u_1, \dots, u_W) \mapsto u, \qquad \mathrm{scatter}: e \mapsto e_r
+
+`gather` hands every process the whole; its gradient is the process's own slice, because the whole loss is known to all.
+`scatter` takes the own slice; its gradient is the gathered slices. Inner loops (adversarial training), features read by terms
+and gradients of gradients follow by the chain rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from compensate.forwards import Stages
+
+
+class Processes:
+    """The processes of a run: how many, which one this is, and the channel that batches travel on.
+
+    Args:
+        size: their number.
+        rank: which one this is.
+        group: the channel; gradients of the model have their own, so that the two never wait for each other.
+    """
+
+    def __init__(self, size: int = 1, rank: int = 0, group: Any = None) -> None:
+        self.size, self.rank, self.group = size, rank, group
+
+    @classmethod
+    def current(cls) -> Processes:
+        """Those that `torchrun` or `accelerate launch` started, or the one there is."""
+        if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+            return cls()
+        return cls(dist.get_world_size(), dist.get_rank(), dist.new_group())
+
+    @property
+    def main(self) -> bool:
+        """True for the one that writes files and talks."""
+        return self.rank == 0
+
+    def bounds(self, n: int) -> list[tuple[int, int]]:
+        """Begin and end of each process's slice of n samples; sizes differ by at most one.
+
+        >>> Processes(3).bounds(7)
+        [(0, 3), (3, 5), (5, 7)]
+        """
+        sizes = [n // self.size + (r < n % self.size) for r in range(self.size)]
+        ends = np.cumsum(sizes).tolist()
+        return [(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+
+    def slice(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """This process's part of the positions of a global batch."""
+        begin, end = self.bounds(len(rows))[self.rank]
+        return rows[begin:end]
+
+    def gather(self, local: Tensor, n: int) -> Tensor:
+        """(n, ...) the whole batch from everyone's slice, with gradients to the own slice."""
+        return local if self.size == 1 else _Gather.apply(local, self, n)  # type: ignore[no-untyped-call]
+
+    def scatter(self, whole: Tensor) -> Tensor:
+        """The own slice of a batch that all processes have, with gradients to all of it."""
+        return whole if self.size == 1 else _Scatter.apply(whole, self)  # type: ignore[no-untyped-call]
+
+    def sum(self, value: Tensor) -> Tensor:
+        """The sum over all processes."""
+        if self.size > 1:
+            dist.all_reduce(value, group=self.group)
+        return value
+
+    def share(self, tensors: Iterator[Tensor]) -> None:
+        """The main process's values for all."""
+        if self.size > 1:
+            for tensor in tensors:
+                dist.broadcast(tensor, 0, group=self.group)
+
+    def wait(self) -> None:
+        """Until all are here."""
+        if self.size > 1:
+            dist.barrier(group=self.group)
+
+
+def _all(local: Tensor, processes: Processes, n: int) -> Tensor:
+    """Everyone's slice, in order. Slices are padded to one size, which the channel asks for."""
+    bounds = processes.bounds(n)
+    size = max(end - begin for begin, end in bounds)
+    padded = local.new_zeros(size, *local.shape[1:])
+    padded[: len(local)] = local
+    parts = [torch.empty_like(padded) for _ in bounds]
+    dist.all_gather(parts, padded, group=processes.group)
+    return torch.cat([part[: end - begin] for part, (begin, end) in zip(parts, bounds, strict=True)])
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, local: Tensor, processes: Processes, n: int) -> Tensor:
+        ctx.processes = processes
+        return _all(local, processes, n)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.processes.scatter(grad), None, None
+
+
+class _Scatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, processes: Processes) -> Tensor:
+        ctx.processes, ctx.n = processes, len(whole)
+        begin, end = processes.bounds(len(whole))[processes.rank]
+        return whole[begin:end].clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.processes.gather(grad.contiguous(), ctx.n), None
+
+
+class _Share(torch.autograd.Function):
+    """A weight as terms see it: all processes find its whole gradient, and the mean over them counts it once."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, size: int) -> Tensor:
+        ctx.size = size
+        return weight.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad / ctx.size, None
+
+
+@contextmanager
+def apart(rank: int) -> Iterator[None]:
+    """Random numbers inside differ from process to process; outside, all processes stay in step."""
+    seed = int(torch.randint(2**62, ()).item())
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed + rank)
+        yield
+
+
+class Whole(nn.Module):
+    """The model as the criterion sees it: what it returns is of the whole batch, what it computes is of the own slice.
+
+    Args:
+        model: the model.
+        processes: those that share the batch.
+        given: whether inputs are of the whole batch, as terms on features need them, or of the own slice.
+    """
+
+    def __init__(self, model: nn.Module, processes: Processes, *, given: bool) -> None:
+        super().__init__()
+        self.model, self.processes, self.given = model, processes, given
+        self.n = 0
+        """Samples of the whole batch, set before each step."""
+
+    def own(self, x: Any) -> Any:
+        """The own slice of an input."""
+        return self.processes.scatter(x) if self.given else x
+
+    def forward(self, x: Any) -> Tensor:
+        """(B, C) logits of the whole batch."""
+        with apart(self.processes.rank):
+            u = self.model(self.own(x))
+        return self.processes.gather(u, self.n)
+
+
+class WholeStages(nn.Module):
+    """As `Whole`, for a model in stages, whose features and head terms may read."""
+
+    def __init__(self, model: nn.Module, processes: Processes, *, given: bool) -> None:
+        super().__init__()
+        self.whole = Whole(model, processes, given=given)
+        stages = Stages.of(model)
+        self._stages = [stages]  # in a list: a stage that is a layer must not be registered a second time
+        if stages.padding is not None:
+            self.padding = stages.padding
+
+    @property
+    def _model(self) -> Stages:
+        return self._stages[0]
+
+    def _gather(self, local: Tensor) -> Tensor:
+        return self.whole.processes.gather(local, self.whole.n)
+
+    def embed(self, x: Any) -> Any:
+        """The input that feature compensation is added to: of the whole batch if there is any, else of the slice."""
+        embed = self._model.embed
+        if embed is None:
+            return x
+        if not self.whole.given:
+            return embed(x)
+        e = embed(self.whole.own(x))
+        # A stage without weights costs less to run on everything than to send.
+        return self._gather(e) if e.requires_grad else embed(x)
+
+    def features(self, e: Any) -> Tensor:
+        """(B, D) features of the whole batch."""
+        assert self._model.features is not None
+        with apart(self.whole.processes.rank):
+            z = self._model.features(self.whole.own(e))
+        return self._gather(z)
+
+    @property
+    def head(self) -> _Head:
+        """The classifier."""
+        return _Head(self)
+
+    def forward(self, x: Any) -> Tensor:
+        """(B, C) logits of the whole batch."""
+        return self.head(self.features(self.embed(x)))
+
+
+class _Head:
+    """The classifier layer for terms: called, it takes features of the whole batch; its weights can be read."""
+
+    def __init__(self, stages: WholeStages) -> None:
+        self._owner = stages
+
+    def __call__(self, z: Tensor) -> Tensor:
+        owner = self._owner
+        head = owner._model.head
+        assert head is not None
+        with apart(owner.whole.processes.rank):
+            u = head(owner.whole.processes.scatter(z))
+        return owner._gather(u)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._owner._model.head, name)
+        if isinstance(value, Tensor) and value.requires_grad:
+            return _Share.apply(value, self._owner.whole.processes.size)  # type: ignore[no-untyped-call]
+        return value
+
+
+def together(*tensors: Tensor, group: Any = None) -> tuple[Tensor, ...]:
+    """The whole batch from the slices of all processes, for a training loop of one's own under DDP.
+
+    ``loss = criterion(*together(model(x), target, index))`` is what ``criterion(model(x), target, index)`` is in one
+    process: tables, statistics and thresholds see the global batch and stay equal everywhere. All processes need slices of
+    one size. Gradients are scaled so that the mean over processes, which DDP takes, is the gradient of the whole.
+
+    In one process the tensors come back as they are.
+    """
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        return tensors
+    processes = Processes(dist.get_world_size(), dist.get_rank(), group)
+    return tuple(
+        _Share.apply(processes.gather(t, len(t) * processes.size), 1 / processes.size)  # type: ignore[no-untyped-call]
+        if t.requires_grad
+        else processes.gather(t, len(t) * processes.size)
+        for t in tensors
+    )

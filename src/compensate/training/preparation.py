@@ -1,0 +1,255 @@
+"""From a configuration to data, model and criterion, each a function of it and of the seed alone."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from compensate.data import (
+    CropFlip,
+    Data,
+    Ragged,
+    Splits,
+    Vocabulary,
+    embedding_matrix,
+    encode,
+    find_vectors,
+    gather,
+    load,
+    long_tailed,
+    noise,
+    read_vectors,
+)
+from compensate.data.seeding import generator
+from compensate.equation import Compensated
+from compensate.errors import InputError, nearest
+from compensate.forwards import Stages
+from compensate.inference.margins import CosineHead
+from compensate.methods.registry import Method, find
+from compensate.models.registry import build, default
+from compensate.training.config import Config, settled
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """The parts of a run's data.
+
+    Attributes:
+        config: with every open value filled in.
+        train: what the model learns from, noise included.
+        clean: trusted samples, for methods that ask for them.
+        validation: held-out samples with the same noise.
+        test: held-out samples as they came.
+        wrong: (N,) which labels of `train` the noise made wrong.
+        vocabulary, vectors: of texts.
+    """
+
+    config: Config
+    train: Data
+    clean: Data | None
+    validation: Data | None
+    test: Data | None
+    wrong: NDArray[np.bool_]
+    vocabulary: Vocabulary | None = None
+    vectors: Any = None
+
+    @property
+    def method(self) -> Method:
+        """The row of the method."""
+        return find(self.config.method)
+
+    @property
+    def augment(self) -> CropFlip | None:
+        """How images are augmented."""
+        kinds = {"none": None, "crop": CropFlip(flip=False), "crop-flip": CropFlip()}
+        return kinds[self.config.augment or "none"]
+
+
+@lru_cache(maxsize=1)
+def _loaded(data: str, data_dir: str | None, labels: str | None, key: str | None, options: tuple[Any, ...]) -> Splits:
+    """Reading a large set takes longer than many a run; a worker with several runs reads it once."""
+    return load(data, data_dir, labels=labels, labels_key=key, **dict(options))
+
+
+def prepare(config: Config, data: Splits | Data | None = None, data_dir: str | Path | None = None) -> Prepared:
+    """Loads, splits, thins out and corrupts the data of a run, in this order, and settles its configuration.
+
+    The test part and the clean part are taken before the noise; the validation part gets noise of its own, because people
+    whose training labels are wrong have no other validation labels either.
+    """
+    needs = find(config.method).needs
+    if data is None:
+        where = None if data_dir is None else str(data_dir)
+        options = tuple(sorted(config.data_options.items()))
+        splits = _loaded(config.data, where, config.labels, config.labels_key, options)
+    else:
+        splits = load(data, labels=config.labels, labels_key=config.labels_key)
+    if splits.train.regression:
+        raise InputError(
+            "training needs classes, and the label of this data is a quantity; choose another label column."
+        )
+    vocabulary = vectors = None
+    if _is_text(splits.train):
+        splits, vocabulary, vectors = _texts(config, splits, data_dir)
+    kind = config.model.lower().replace("-", "").replace("_", "")
+    config = settled(config, default(splits.train) if kind == "auto" else kind, needs_clean="clean" in needs)
+
+    train, test, validation = splits.train, splits.test, splits.validation
+    train = train.subset(train.labelled)
+    validation = None if validation is None else validation.subset(validation.labelled)
+    if config.limit is not None and config.limit < len(train):
+        train = train.split((share := config.limit / len(train), 1 - share), seed=config.seed)[0]
+    if test is None and config.test:
+        train, test = train.split((1 - config.test, config.test), seed=config.seed)
+    if config.imbalance != "none":
+        train = _thinned(train, config)
+    clean = None
+    if config.clean:
+        # A stream of its own: another share of clean data must not move the noise.
+        train, clean = train.split((1 - config.clean, config.clean), seed=config.seed + 1)
+    train, changed = _noisy(train, config, config.seed)
+    wrong = np.zeros(train.rows, dtype=bool)
+    wrong[train.index] = changed
+    if validation is not None:
+        validation, _ = _noisy(validation, config, config.seed + 1)
+    elif config.validation:
+        train, validation = train.split((1 - config.validation, config.validation), seed=config.seed + 2)
+    if len(train) < 2:
+        raise InputError(f"{len(train)} samples are left to train on; lower the shares of test, validation and clean.")
+    return Prepared(config, train, clean, validation, test, wrong[train.index], vocabulary, vectors)
+
+
+def _noisy(data: Data, config: Config, seed: int) -> tuple[Data, NDArray[np.bool_]]:
+    flipped = noise.parse(config.noise)(data.target, data.num_classes, seed=seed)
+    return data.relabel(flipped.labels), flipped.changed
+
+
+def _thinned(train: Data, config: Config) -> Data:
+    kind, _, ratio = config.imbalance.partition(":")
+    try:
+        return long_tailed(train, float(ratio), kind, seed=config.seed)
+    except ValueError as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(
+            f'imbalance "{config.imbalance}" has no ratio that can be read; write for example exponential:100.'
+        ) from None
+
+
+def _is_text(data: Data) -> bool:
+    return not isinstance(data.x, Ragged) and getattr(getattr(data.x, "dtype", None), "kind", "") == "O"
+
+
+def _texts(config: Config, splits: Splits, data_dir: str | Path | None) -> tuple[Splits, Vocabulary, Any]:
+    known = None if config.vectors is None else read_vectors(find_vectors(config.vectors, data_dir))
+    splits, vocabulary = encode(splits, vectors=known, max_length=config.max_length)
+    matrix = None if known is None else embedding_matrix(vocabulary, known, seed=config.seed)
+    return splits, vocabulary, matrix
+
+
+def make_model(prepared: Prepared) -> nn.Module:
+    """The model of the run, with first weights that depend on the seed and on nothing else."""
+    config, data, method = prepared.config, prepared.train, prepared.method
+    if method.extra_outputs:
+        extra = tuple(f"output {k}" for k in range(method.extra_outputs))
+        data = replace(data, classes=data.classes + extra)
+    options = dict(config.model_options)
+    if prepared.vocabulary is not None:
+        options.setdefault("num_words", len(prepared.vocabulary))
+        if prepared.vectors is not None:
+            options.setdefault("vectors", prepared.vectors)
+    cosine = options.pop("cosine", None)
+    torch.manual_seed(config.seed)
+    try:
+        model = build(config.model, data, **options)
+    except TypeError as error:
+        raise InputError(f"the model {config.model} cannot take these options: {error}.") from error
+    if cosine is not None:
+        head = getattr(model, "head", None)
+        if not isinstance(head, nn.Linear):
+            raise InputError(f"the model {config.model} has no linear head that a cosine head could replace.")
+        model.head = CosineHead(head.in_features, head.out_features, float(cosine))
+    return model
+
+
+@torch.no_grad()
+def sizes(prepared: Prepared, model: nn.Module) -> dict[str, Any]:
+    """What a method may ask about data and model."""
+    x, _, _ = gather(prepared.train, np.arange(min(2, len(prepared.train))))
+    stages, was_training = Stages.of(model), model.training
+    model.eval()
+    e = x if stages.embed is None else stages.embed(x)
+    found: dict[str, Any] = {
+        "num_samples": prepared.train.rows,
+        "num_classes": prepared.train.num_classes,
+        "class_counts": prepared.train.class_counts.tolist(),
+        # One row of a text serves all its words: the shape of a word is the shape of a text's compensation.
+        "feature_shape": tuple(e.shape[2:] if isinstance(prepared.train.x, Ragged) else e.shape[1:]),
+    }
+    if stages.features is not None:
+        found["feature_dim"] = stages.features(e).shape[-1]
+    model.train(was_training)
+    return found
+
+
+def make_criterion(prepared: Prepared, model: nn.Module, data_dir: str | Path | None = None) -> Compensated:
+    """The criterion of the run."""
+    config, method = prepared.config, prepared.method
+    arguments: dict[str, Any] = dict(config.hyper)
+    wanted = inspect.signature(method.build).parameters
+    unknown = [name for name in arguments if name not in wanted]
+    if unknown:
+        raise InputError(f'{method.name} has no hyper-parameter "{unknown[0]}"; {nearest(unknown[0], wanted)}.')
+    if "bounds" in wanted and np.ndim(prepared.train.x) == 4:
+        arguments.setdefault("bounds", (0.0, 1.0))  # images are pixels in [0, 1]
+    if "batch_size" in wanted:
+        arguments.setdefault("batch_size", config.batch_size)
+    if "teacher" in method.needs:
+        name = "teacher" if "teacher" in wanted else "guess"
+        arguments.setdefault(name, teacher_logits(prepared, data_dir, soften=name == "guess"))
+    if "clean" in method.needs and prepared.clean is None:
+        raise InputError(f"{method.name} learns from clean data; keep a share of it: clean=0.02 (--clean 0.02).")
+    return method.make(**sizes(prepared, model), **arguments)
+
+
+def teacher_logits(prepared: Prepared, data_dir: str | Path | None, *, soften: bool) -> Tensor:
+    """(rows, C) what the teacher says of every training sample: logits, or with `soften` distributions."""
+    config = prepared.config
+    if config.teacher is None:
+        raise InputError(
+            f"{config.method} learns from a teacher; name the folder of a finished run on the same data, or a .npy file of "
+            "logits, one row a sample: teacher=... (--teacher on the command line)."
+        )
+    path = Path(config.teacher)
+    if path.is_dir():
+        from compensate.training.predict import predict_rows
+
+        rows = predict_rows(path, prepared, data_dir)
+    elif path.suffix == ".npy" and path.is_file():
+        rows = torch.from_numpy(np.load(path, allow_pickle=False)).float()
+    else:
+        raise InputError(f"the teacher {path} is neither the folder of a run nor a .npy file.")
+    shape = (prepared.train.rows, prepared.train.num_classes)
+    if tuple(rows.shape) != shape:
+        raise InputError(f"the teacher's logits have shape {tuple(rows.shape)}; expected {shape}.")
+    return rows.softmax(-1) if soften else rows
+
+
+def clean_batch(prepared: Prepared, step: int) -> NDArray[np.int64]:
+    """Positions in the clean part for the meta step of this step; a new random order for each pass over it."""
+    assert prepared.clean is not None
+    assert prepared.config.batch_size is not None
+    n = len(prepared.clean)
+    size = min(prepared.config.batch_size, n)
+    turns = n // size
+    rows = generator(prepared.config.seed, "clean", step // turns).permutation(n)
+    start = step % turns * size
+    return rows[start : start + size]
