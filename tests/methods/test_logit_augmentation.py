@@ -211,3 +211,34 @@ def test_metasaug_weights_classes_by_effective_number(tiny):
     s = metasaug(num_classes=3, feature_dim=6, lam=0.0, class_counts=counts).double().evaluate(tiny, x, y)
     weight = torch.tensor([(1 - 0.9999) / (1 - 0.9999**n) for n in counts]).double()
     assert s.loss.item() == pytest.approx(F.cross_entropy(s.u, y, weight=weight).item(), rel=1e-6)
+
+
+# --- what both hold -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["full", "diagonal"])
+def test_statistics_of_two_processes_add_up_to_those_of_one(kind, tiny):
+    tiny.eval()
+    x, y = torch.randn(12, 4).double(), torch.arange(12) % 3
+    one, *two = (isda(num_classes=3, feature_dim=6, lam=1.0, covariance=kind).double() for _ in range(3))
+    one.evaluate(tiny, x, y)
+    for criterion, half in zip(two, (slice(5), slice(5, None)), strict=True):
+        criterion.evaluate(tiny, x[half], y[half])
+    whole, *halves = (next(c.statistics()) for c in (one, *two))
+    assert set(whole.merges.values()) == {"sum"}
+    for name in whole.merges:
+        assert torch.allclose(getattr(whole, name), sum(getattr(h, name) for h in halves))
+
+
+@pytest.mark.parametrize("make", [isda, metasaug])
+def test_permuting_the_classes_permutes_the_answer(make, tiny):
+    tiny.eval()
+    x, y = torch.randn(12, 4).double(), torch.arange(12) % 3
+    order = torch.tensor([2, 0, 1])
+    other = copy.deepcopy(tiny)
+    with torch.no_grad():
+        other.head.weight[order], other.head.bias[order] = tiny.head.weight.clone(), tiny.head.bias.clone()
+    a = make(num_classes=3, feature_dim=6, lam=1.0).double().evaluate(tiny, x, y)
+    b = make(num_classes=3, feature_dim=6, lam=1.0).double().evaluate(other, x, order[y])
+    assert torch.allclose(a.losses, b.losses)
+    assert torch.allclose(a.du, b.du[:, order])

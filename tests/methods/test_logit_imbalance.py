@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from compensate import InputError, meta_step
 from compensate.direction import measured, summary
@@ -197,3 +199,24 @@ def test_effective_weights_limits():
     assert np.allclose(effective_weights(COUNTS, 1 - 1e-9).numpy(), inverse / inverse.mean(), rtol=1e-5)
     with pytest.raises(InputError):
         effective_weights(COUNTS, 1.0)
+
+
+# --- laws -----------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(1, 10_000), min_size=2, max_size=6), st.integers(0, 10**6), st.permutations(range(6)))
+def test_permuting_the_classes_permutes_the_answer(counts, seed, order):
+    classes = len(counts)
+    order = torch.tensor([k for k in order if k < classes])
+    g = torch.Generator().manual_seed(seed)
+    u, y = torch.randn(8, classes, generator=g), torch.randint(classes, (8,), generator=g)
+    moved = torch.empty_like(u)
+    moved[:, order] = u
+    counted = torch.empty(classes, dtype=torch.long)
+    counted[order] = torch.tensor(counts)
+    for make in (logit_adjustment, meta_logit_adjustment, lambda **sizes: ldam(**sizes, defer=None)):
+        a = make(class_counts=counts).evaluate(IDENTITY, u, y)
+        b = make(class_counts=counted).evaluate(IDENTITY, moved, order[y])
+        assert torch.allclose(a.losses, b.losses, atol=1e-4)
+        assert torch.allclose(a.du, b.du[:, order], atol=1e-5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 
+import matplotlib as mpl
 import numpy as np
 import pytest
 import torch
@@ -15,6 +16,7 @@ from compensate import InputError, meta_step
 from compensate.direction import measured, summary
 from compensate.inference.meta import meta_gradient
 from compensate.methods import adversarial_logit, category_logit, meta_logit, self_paced_logit, self_paced_weights
+from compensate.plots import plot_self_paced
 
 IDENTITY = torch.nn.Identity()
 
@@ -218,3 +220,20 @@ def test_bad_self_paced_settings(bad):
         self_paced_weights(torch.ones(2), 0.5, "mixture", easy=0.7)
     with pytest.raises(InputError):
         self_paced_logit(num_classes=3, growth=1.0)
+
+
+def test_the_picture_of_weights_and_ratios():
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    ax = plot_self_paced(lam=0.6)
+    lines = {line.get_label(): line.get_xydata() for line in ax.get_lines()}
+    ratio = lines.pop("loss ratio of compensation")
+    assert set(lines) == {"hard", "linear", "logarithmic", "mixture"}
+    easy = ratio[:, 0] < 0.6
+    assert np.allclose(ratio[easy, 1], 1.0, atol=1e-3)
+    assert ratio[~easy, 1].max() < 1e-2, "the curve of compensation is that of hard weights"
+    assert np.allclose(lines["hard"][:, 1], easy)
+    assert all((np.diff(line[:, 1]) <= 1e-6).all() for line in lines.values()), "harder never weighs more"
+    assert plot_self_paced(ax=ax) is ax
+    plt.close(ax.figure)

@@ -144,9 +144,7 @@ class Augment(nn.Module):
         """(B, C) the logit compensation."""
         w = self._weight(s)
         present, which = s.labels.unique(return_inverse=True)
-        # Samples of one class share their offset: the row of any of them serves for all.
-        first = torch.zeros_like(present).scatter_(0, which, torch.arange(len(which), device=which.device))
-        offset = None if self.offset is None else self.offset(s)[first].to(w.dtype)
+        offset = self._offset(s, present, which)
         if self.covariance.kind == "diagonal":
             sigma = self.covariance.of(present).to(w.dtype)
             forms = spread(w, present, sigma if offset is None else sigma + offset)
@@ -157,6 +155,16 @@ class Augment(nn.Module):
                 rows.append(spread(w, c, sigma if offset is None else sigma + offset[i]))
             forms = torch.stack(rows)
         return at(self.lam, s) / 2 * forms.clamp(min=0)[which] * s.valid[:, None]
+
+    def _offset(self, s: State, present: Tensor, which: Tensor) -> Tensor | None:
+        """A row of the offset for each class of the batch."""
+        if self.offset is None:
+            return None
+        if self.offset.update == "meta" and not s.meta:
+            return self.offset.gather(present).detach().to(s.u.dtype)
+        # Samples of one class share their offset: the row of any of them serves for all.
+        first = torch.zeros_like(present).scatter_(0, which, torch.arange(len(which), device=which.device))
+        return self.offset(s)[first].to(s.u.dtype)
 
     def _weight(self, s: State) -> Tensor:
         w = getattr(s.head, "weight", None)

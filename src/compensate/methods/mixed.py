@@ -97,6 +97,7 @@ class ByLoss(nn.Module):
     "logit", "positive", "adversarial", "sample",
     equation="53",
     reference="Yao and Wu, Compensation Learning, 2021, Eq. (53)",
+    needs=["index"],
     limits="All losses at the threshold leave mixcomp. A threshold near 0 makes bounds without measure; eps2 = 0 is drop-in.",
 )  # fmt: skip
 def mixcomp_adaptive(
