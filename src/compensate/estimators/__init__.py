@@ -1,7 +1,16 @@
 """Compensation outside deep nets, as scikit-learn estimators: clustering, SVM, regression, registration, many views."""
 
 from compensate.estimators.kmeans import LambdaPath, RobustKMeans
+from compensate.estimators.multiview import MultiViewRobustClustering
+from compensate.estimators.registration import RobustICP
 from compensate.estimators.regression import ShiftRegressor
 from compensate.estimators.svm import SlackSVC
 
-__all__ = ["LambdaPath", "RobustKMeans", "ShiftRegressor", "SlackSVC"]
+__all__ = [
+    "LambdaPath",
+    "MultiViewRobustClustering",
+    "RobustICP",
+    "RobustKMeans",
+    "ShiftRegressor",
+    "SlackSVC",
+]

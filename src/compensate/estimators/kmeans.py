@@ -250,7 +250,7 @@ class RobustKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMix
         The penalty :math:`\lambda`; infinity gives plain k-means. None chooses it from `contamination`.
     contamination : float in [0, 0.5), default=0.1
         The expected share of outliers, used to choose `lam`: :math:`\lambda/2` is then the distance that this share
-        of the samples exceeds.
+        of the samples exceeds. Rather too much than too little: outliers beyond the expected share pass as samples.
     penalty : {"l2", "l1"}, default="l2"
         l2 compensates a sample as a whole, l1 single features of it (:math:`\lambda \|o_i\|_1`).
     soft : bool, default=False
