@@ -62,7 +62,7 @@ def test_a_remembered_prediction_cancels_the_gradient_of_a_wrong_label():
     u, y, i = torch.tensor([[3.0, 0.0, 0.0]], requires_grad=True), torch.tensor([1]), torch.tensor([0])
     for _ in range(30):
         loss = criterion(u, y, i)
-    ours, plain = (torch.autograd.grad(l, u)[0][0, 0] for l in (loss, F.cross_entropy(u, y)))
+    ours, plain = (torch.autograd.grad(value, u)[0][0, 0] for value in (loss, F.cross_entropy(u, y)))
     assert plain > 0.8, "cross entropy pushes the remembered class down"
     assert ours < 0.2 * plain
 

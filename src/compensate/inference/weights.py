@@ -135,10 +135,6 @@ class WeightNet(nn.Module):
         w: Tensor = self.layers(s.l.detach()[:, None].to(first.dtype))[:, 0].to(s.l.dtype)
         return w if s.meta else w.detach()
 
-    def extra_repr(self) -> str:
-        """Nothing: its layers say it."""
-        return ""
-
 
 @final
 class LearnedWeights(nn.Module):

@@ -182,7 +182,7 @@ def bootstrap_soft(
     tensor(2.2661)
     """
     q = _own_guess(guess, num_samples, num_classes, False, detach)
-    return Compensated(label=Toward(q, 1 - beta), record=_record(num_samples))
+    return Compensated(label=Toward(q, round(1 - beta, 12)), record=_record(num_samples))
 
 
 @method(
@@ -214,7 +214,7 @@ def bootstrap_hard(
     tensor(1.9184)
     """
     q = _own_guess(guess, num_samples, num_classes, True, True)
-    return Compensated(label=Toward(q, 1 - beta), record=_record(num_samples))
+    return Compensated(label=Toward(q, round(1 - beta, 12)), record=_record(num_samples))
 
 
 @method(

@@ -80,14 +80,7 @@ def elr(*, num_samples: int, num_classes: int, lam: Value = 3.0, beta: float = 0
     extra_outputs=1,
     limits="The model has one output more than there are classes; leave it out when predicting. Cross entropy in the warm-up.",
 )  # fmt: skip
-def dac(
-    *,
-    num_samples: int | None = None,
-    warmup: int = 20,
-    final: float = 1.0,
-    divisor: float = 64.0,
-    mu: float = 0.05,
-) -> Compensated:
+def dac(*, warmup: int = 20, final: float = 1.0, divisor: float = 64.0, mu: float = 0.05) -> Compensated:
     r"""Deep abstaining classifier: an extra output takes the samples that the others cannot explain, at a price.
 
     .. math:: \Delta l_i = (1 - a_i)\, h_i - \alpha \log(1 - a_i) - l_i
@@ -96,7 +89,6 @@ def dac(
     :math:`\alpha` rises from a small start; see :class:`~compensate.inference.abstention.AbstentionCost`.
 
     Args:
-        num_samples: the size of the training set; given, the criterion keeps a record of each sample's plain loss.
         warmup: epochs of cross entropy over all C + 1 outputs.
         final: the price :math:`\alpha` at the end of the training.
         divisor: by how much the price starts below the mean loss.
@@ -106,5 +98,5 @@ def dac(
     >>> criterion(torch.tensor([[3.0, 0.8, 0.2, 0.0]]), torch.tensor([1]))   # three classes and abstention
     tensor(2.2637)
     """
-    cost = checked_abstention(warmup, final, divisor, mu)
-    return Compensated(loss=Abstain(cost), record=None if num_samples is None else Evidence(num_samples))
+    # No record of samples: it would suggest the output for abstention as a class.
+    return Compensated(loss=Abstain(checked_abstention(warmup, final, divisor, mu)))
