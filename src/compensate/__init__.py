@@ -7,6 +7,11 @@ The drop-in form changes one line of a training loop::
     loss = criterion(model(x), target, index)
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
 from compensate import methods
 from compensate._version import __version__
 from compensate.composition import compose, swap
@@ -59,3 +64,17 @@ __all__ = [
     "swap",
     "uniform",
 ]
+
+
+_LAZY = ("auditing", "data", "estimators", "experiments", "models", "training")
+"""Subpackages that bring heavier libraries along: imported when first used."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return importlib.import_module(f"compensate.{name}")
+    raise AttributeError(f"module 'compensate' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *_LAZY])

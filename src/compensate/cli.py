@@ -55,28 +55,31 @@ def _root(
 @app.command()
 def methods(
     name: Annotated[str | None, typer.Argument(help="A method; its page is printed.", show_default=False)] = None,
+    grid: Annotated[bool, typer.Option("--grid", help="Print the whole taxonomy and what sits in each cell.")] = False,
     markdown: Annotated[
         Path | None, typer.Option(help="Write the pages of all methods to this file.", show_default=False)
     ] = None,
 ) -> None:
     """List all methods with their place in the taxonomy, or print the page of one.
 
-    **Example:** `compensate methods logcomp`
+    **Example:** `compensate methods logcomp`, or `compensate methods --grid`
     """
-    from compensate.methods import METHODS, find
-    from compensate.methods.pages import page, write_pages
+    from compensate.methods import METHODS, find, pages
 
     if markdown is not None:
-        write_pages(markdown)
+        pages.write_pages(markdown)
         console.print(f"{len(METHODS)} methods: {markdown}")
     elif name is not None:
-        console.print(page(find(name)), markup=False)
+        console.print(pages.page(find(name)), markup=False)
+    elif grid:
+        pages.print_grid(console)
     else:
-        table = Table("method", "target", "direction", "inference", "granularity", "equation", "what it does", box=None)
+        table = Table("method", "taxonomy", "equation", box=None, pad_edge=False)
         for row in METHODS.values():
-            table.add_row(row.name.replace("_", "-"), *row.taxonomy, row.equation, row.summary)
+            mark = "" if row.kind == "compensation" else f"({row.kind})"
+            table.add_row(row.name.replace("_", "-"), mark or str(row.taxonomy), row.equation)
         console.print(table)
-        console.print("\none of them:  compensate methods NAME")
+        console.print("\nthe page of one:  compensate methods NAME      the whole taxonomy:  compensate methods --grid")
 
 
 @app.command()

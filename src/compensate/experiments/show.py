@@ -43,7 +43,7 @@ def demo(console: Console, out: Path, seeds: int, epochs: int) -> None:
     }
     write_atomically(out / "results.json", json.dumps(stored, indent=1).encode())
     console.print(f"the most suspect ones:  {picture(best, out / 'suspects.png')}")
-    console.print(f"all figures:            {out / 'results.json'}")
+    console.print(f"figures:  {out / 'results.json'}")
     console.print("in your own loop:       criterion = compensate.methods.mixcomp(num_samples=len(train))")
 
 
@@ -74,9 +74,9 @@ def _followed(console: Console, what: str, wanted: list[Job], setting: Setting) 
 
 def _table(figures: dict[str, dict[str, tuple[float, float]]], seeds: int) -> Table:
     table = Table(
-        "", "accuracy,\nlast epoch", "accuracy,\nbest epoch", "finding errors:\naverage precision",
-        "flagged:\nprecision", "flagged:\nrecall", "suggested\nlabel right",
-        title=f"mean ± deviation of {seeds} seeds", title_justify="left", box=None,
+        "", "last\nepoch", "best\nepoch", "average\nprecision", "flagged:\nprecision", "flagged:\nrecall", "suggested\nis right",
+        title=f"percent, mean ± deviation of {seeds} seeds: test accuracy | finding the wrong labels",
+        title_justify="left", box=None, pad_edge=False,
     )  # fmt: skip
     for method, row in figures.items():
         table.add_row(method, *_cells(row.values()))
@@ -84,4 +84,4 @@ def _table(figures: dict[str, dict[str, tuple[float, float]]], seeds: int) -> Ta
 
 
 def _cells(values: Iterable[tuple[float, float]]) -> list[str]:
-    return [f"{mean:.3f} ± {deviation:.3f}" for mean, deviation in values]
+    return [f"{100 * mean:.1f} ±{100 * deviation:.1f}" for mean, deviation in values]

@@ -6,7 +6,12 @@ import inspect
 import re
 from pathlib import Path
 
+from rich.console import Console
+from rich.table import Table
+
 from compensate.methods.registry import METHODS, Method
+from compensate.methods.trial import measured_direction
+from compensate.taxonomy import INFERENCES, TARGETS, Taxonomy
 
 _NEEDS = {
     "index": "the index of each sample",
@@ -36,8 +41,37 @@ def page(row: Method) -> str:
         f"reference  {row.reference}",
         f"needs      {asks}",
         f"limits     {row.limits}",
+        f"measured   {measured_direction(row)} on a batch of digits",
     ]
     return "\n".join(lines)
+
+
+_SIGNS = {"positive": "+", "negative": "-", "mixed": "±"}
+
+
+def print_grid(console: Console) -> None:
+    """The whole taxonomy: which published method sits in each cell, which cells run without a name, which make no sense."""
+    from compensate.composition import published, why_not
+
+    levels = ("sample", "category", "corpus", "mixed")
+    reasons: dict[str, int] = {}
+    for target in TARGETS:
+        table = Table(target, *levels, title_justify="left", show_lines=True)
+        for inference in INFERENCES:
+            cells = []
+            for level in levels:
+                names = [f"{row.name} {_SIGNS[row.taxonomy.direction]}" for row in published(target, inference, level)]
+                reason = why_not(Taxonomy(target, "positive", inference, level))
+                mark = "runs" if reason is None else f"no ({reasons.setdefault(reason, len(reasons) + 1)})"
+                cells.append("\n".join(names) or mark)
+            table.add_row(inference, *cells)
+        console.print(table)
+    for reason, number in reasons.items():
+        console.print(f"({number}) {reason}")
+    console.print(
+        "\n+ lowers losses   - raises them   ± both   runs: compensate.compose(target=..., direction=..., inference=..., "
+        "granularity=...)"
+    )
 
 
 def write_pages(path: Path) -> None:
