@@ -21,6 +21,7 @@ from compensate.methods import (
     universal_at,
     universal_perturbation,
 )
+from compensate.models.bilstm import BiLSTM
 
 
 def naive_pgd(model, x, y, eps, norm, steps, sign, step_size, start=None, bounds=None):
@@ -219,3 +220,16 @@ def test_universal_perturbation_leaves_the_model_alone(tiny):
     assert all(p.grad is None for p in tiny.parameters())
     with pytest.raises(InputError, match="no batch"):
         universal_perturbation(tiny, [])
+
+
+def test_texts_share_a_word_vector_and_keep_their_padding():
+    model = BiLSTM(50, 3, size=8, hidden=6, dropout=0.0)
+    x, y = torch.randint(1, 50, (6, 7)), torch.arange(6) % 3
+    x[:, 5:] = 0
+    criterion = mixed_universal_at(num_classes=3, feature_shape=(8,), eps_corpus=0.1, eps_category=0.1, eps_sample=0)
+    s = criterion.evaluate(model, x, y)
+    corpus, category = (t.weight for t in criterion.tables())
+    assert torch.allclose(s.dx[:, :5], (corpus + category[y])[:, None].expand(6, 5, 8))
+    assert (s.dx[:, 5:] == 0).all()
+    assert corpus.abs().max() > 0
+    assert universal_perturbation(model, [(x, y)], eps=0.1, epochs=1).shape == (8,)
