@@ -1,7 +1,7 @@
 r"""Registration of point clouds that compensates points without a partner instead of pulling the motion toward them.
 
 Use it when a part of the source cloud is clutter or has no counterpart. Like every ICP it finds a nearby solution:
-start within some 40 degrees of the truth, give `init`, or ask for several starts.
+start within some 30 degrees of the truth, give `init`, or ask for several starts.
 """
 
 from __future__ import annotations

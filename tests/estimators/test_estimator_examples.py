@@ -1,0 +1,33 @@
+"""Every gallery example runs, and the gallery page shows its picture."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import matplotlib
+import pytest
+
+matplotlib.use("Agg")
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "examples" / "estimators").glob("*.py"))
+
+
+def test_there_is_an_example_per_estimator() -> None:
+    names = {path.stem for path in EXAMPLES}
+    assert {"kmeans", "svm", "regression", "registration", "multiview"} <= names
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_example_saves_its_picture(path: Path, tmp_path: Path) -> None:
+    import matplotlib.pyplot as plt
+
+    picture = tmp_path / "picture.png"
+    module = runpy.run_path(str(path))
+    module["main"](picture)
+    plt.close("all")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    stored = module["PICTURE"]
+    assert stored.stat().st_size < 80 * 1024
+    assert f"img/{stored.name}" in (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")
