@@ -1,4 +1,10 @@
-"""The review page of an audit: one HTML file that works from disk, without a network."""
+"""The review page of an audit: one HTML file that works from disk, without a network.
+
+>>> item = Item(7, "cat", "dog", score=3.2, p_error=0.97, flagged=True, content=Content(text="woof"))
+>>> page = Page("pets.csv", "text", ("cat", "dog"), rows=100, items=(item,), noise_rate=Estimate(0.01, 0.0, 0.03))
+>>> render_page(page).startswith("<!doctype html>")
+True
+"""
 
 from __future__ import annotations
 
@@ -10,9 +16,11 @@ from compensate.auditing.page.model import (
     Example,
     Histogram,
     Item,
+    Kind,
     Page,
     Pair,
 )
+from compensate.auditing.page.write import render_page, write_page
 
 __all__ = [
     "ClassCount",
@@ -22,6 +30,9 @@ __all__ = [
     "Example",
     "Histogram",
     "Item",
+    "Kind",
     "Page",
     "Pair",
+    "render_page",
+    "write_page",
 ]

@@ -1,0 +1,225 @@
+"""Draws the pictures of the review page: ``python docs/screenshots.py [FOLDER]`` (needs playwright and chromium).
+
+The suspects are made up on real or invented samples: digits with some labels changed, short reviews, and wines. Their
+probabilities come from the votes of the nearest neighbours, not from an audit, which is enough to see the page.
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn import datasets
+
+from compensate.auditing.page import (
+    ClassCount,
+    Content,
+    Curve,
+    Estimate,
+    Example,
+    Histogram,
+    Item,
+    Kind,
+    Page,
+    write_page,
+)
+
+KEPT = {  # what the documentation shows: page, view, width, height, scheme
+    "page-overview": ("digits", "overview", 1280, 860, "light"),
+    "page-review": ("digits", "review", 1280, 800, "light"),
+    "page-review-text-dark": ("reviews", "review", 1280, 800, "dark"),
+    "page-review-phone": ("digits", "review", 360, 780, "light"),
+}
+
+
+def digits() -> Page:
+    """Images of digits, one in twelve with another label."""
+    found = datasets.load_digits()
+    contents = [Content(image=_png(image)) for image in found.images]
+    names = tuple(str(c) for c in range(10))
+    return _page("digits.npz", "image", found.data, found.target, names, contents, 0.083)
+
+
+def wines() -> Page:
+    """Rows of a table."""
+    found = datasets.load_wine()
+    x = (found.data - found.data.mean(0)) / found.data.std(0)
+    contents = [
+        Content(
+            fields=tuple((name.replace("_", " "), f"{v:g}") for name, v in zip(found.feature_names, row, strict=True))
+        )
+        for row in found.data
+    ]
+    return _page("wine.csv", "table", x, found.target, ("Barolo", "Grignolino", "Barbera"), contents, 0.1)
+
+
+def reviews() -> Page:
+    """Texts of one to three sentences."""
+    rng = np.random.default_rng(4)
+    good = (
+        "The first hour takes its time, and by the end I was in tears.",
+        "A small film with a big heart.",
+        "Every scene earns its place.",
+        "I would watch it again tomorrow, and I rarely say that.",
+        "The two leads could read a phone book and hold the room.",
+        "Funny where it needs to be and quiet where it matters.",
+    )
+    bad = (
+        "Two hours that I will not get back.",
+        "The jokes were old when the studio was young.",
+        "Nobody on the screen seems to want to be there.",
+        "It looks expensive and says nothing.",
+        "I checked my watch more often than the plot checked itself.",
+        "The ending arrives late and explains the wrong thing.",
+    )
+    target = rng.integers(0, 2, 2400)
+    texts = [" ".join(rng.permutation(np.array((bad, good)[c]))[: rng.integers(1, 4)]) for c in target]
+    words = sorted({w for text in texts for w in text.lower().split()})
+    place = {w: k for k, w in enumerate(words)}
+    x = np.zeros((len(texts), len(words)))
+    for row, text in enumerate(texts):
+        x[row, [place[w] for w in text.lower().split()]] = 1
+    contents = [Content(text=text) for text in texts]
+    return _page("reviews.csv", "text", x, target, ("neg", "pos"), contents, 0.06)
+
+
+def _page(
+    title: str,
+    kind: Kind,
+    x: NDArray[np.float64],
+    target: NDArray[np.int64],
+    names: tuple[str, ...],
+    contents: list[Content],
+    noise: float,
+) -> Page:
+    rng = np.random.default_rng(0)
+    n, c = len(target), len(names)
+    near = np.argsort(((x[:, None] - x[None]) ** 2).sum(-1), axis=1)[:, 1:16] if n < 2000 else _near(x)
+    votes = np.stack([(target[near] == k).mean(1) for k in range(c)], axis=1) + rng.uniform(0, 1e-3, (n, c))
+    given = target.copy()
+    changed = rng.choice(n, int(n * noise), replace=False)
+    runner_up = np.where(np.eye(c, dtype=bool)[target], -1, votes).argmax(1)
+    given[changed] = np.where(rng.random(len(changed)) < 0.7, runner_up[changed], (target[changed] + 1) % c)
+    votes = np.stack([(given[near] == k).mean(1) for k in range(c)], axis=1)
+    best = np.where(np.eye(c, dtype=bool)[given], -1, votes).argmax(1)
+    score = votes[np.arange(n), best] - votes[np.arange(n), given] + rng.normal(0, 0.06, n)
+    p = 1 / (1 + np.exp(-6 * score))
+    flagged = p > 0.5
+    order = np.argsort(-p)
+    suspects = order[: int(flagged.sum())]
+    certain = [i for i in range(n) if not flagged[i] and p[i] < 0.05]
+    by_class = {k: [i for i in certain if given[i] == k] for k in range(c)}
+
+    def like(i: int, k: int) -> tuple[int, ...]:
+        pool = np.array(by_class[k])
+        return tuple(int(j) for j in pool[np.argsort(((x[pool] - x[i]) ** 2).sum(1))[:3]])
+
+    items = [
+        Item(
+            int(i),
+            names[given[i]],
+            names[best[i]],
+            float(score[i]),
+            float(p[i]),
+            True,
+            contents[i],
+            like_given=like(i, given[i]),
+            like_suggested=like(i, best[i]),
+        )
+        for i in suspects
+    ]
+    used = sorted({j for item in items for j in (*item.like_given, *item.like_suggested)})
+    edges = np.linspace(score.min(), score.max(), 33)
+    sizes = np.maximum(0, score + 0.4) ** 2
+    wide = np.linspace(0, sizes.max(), 33)
+    share = float(p.mean())
+    epochs = np.arange(1, 31)
+    robust = 0.955 - 0.6 * np.exp(-epochs / 3) + rng.normal(0, 0.003, 30)
+    plain = robust - 0.0032 * np.maximum(0, epochs - 9)
+    return Page(
+        title,
+        kind,
+        names,
+        n,
+        tuple(items),
+        Estimate(share, share * 0.88, share * 1.13),
+        expected_precision=float(p[flagged].mean()),
+        threshold=0.5,
+        examples=tuple(Example(j, names[given[j]], contents[j]) for j in used),
+        per_class=tuple(
+            ClassCount(names[k], int((given == k).sum()), int(flagged[given == k].sum())) for k in range(c)
+        ),
+        scores=_histogram(score, flagged, edges, 0.0),
+        compensations=_histogram(sizes, flagged, wide, None),
+        curves=(
+            Curve("accuracy", "robust", tuple(robust)),
+            Curve("accuracy", "plain", tuple(plain)),
+            Curve("loss", "robust", tuple(0.25 + 2 * np.exp(-epochs / 3))),
+            Curve("loss", "plain", tuple(2.2 * np.exp(-epochs / 4) + 0.02)),
+        ),
+        command=f"compensate apply {title} corrections.csv -o {Path(title).stem}.fixed{Path(title).suffix}",
+    )
+
+
+def _near(x: NDArray[np.float64]) -> NDArray[np.int64]:
+    squares = (x**2).sum(1)
+    return np.argsort(squares[:, None] + squares[None] - 2 * x @ x.T, axis=1)[:, 1:16]
+
+
+def _histogram(
+    v: NDArray[np.float64], flagged: NDArray[np.bool_], edges: NDArray[np.float64], mark: float | None
+) -> Histogram:
+    counts, hot = np.histogram(v, edges)[0], np.histogram(v[flagged], edges)[0]
+    return Histogram(tuple(edges.tolist()), tuple(counts.tolist()), tuple(hot.tolist()), mark)
+
+
+def _png(image: NDArray[np.float64]) -> bytes:
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray((255 - image * 255 / 16).astype(np.uint8)).save(file, "PNG")
+    return file.getvalue()
+
+
+def main(folder: Path, every: bool) -> None:
+    from playwright.sync_api import sync_playwright
+
+    folder.mkdir(parents=True, exist_ok=True)
+    wanted = dict(KEPT)
+    if every:
+        wanted |= {
+            f"{page}-{view}-{width}-{scheme}": (page, view, width, height, scheme)
+            for page in ("digits", "reviews", "wines")
+            for view in ("overview", "review")
+            for width, height in ((1280, 800), (360, 780))
+            for scheme in ("light", "dark")
+        }
+    with tempfile.TemporaryDirectory() as run, sync_playwright() as playwright:
+        for make in (digits, reviews, wines):
+            write_page(make(), Path(run) / f"{make.__name__}.html")
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        for name, (page, view, width, height, scheme) in wanted.items():
+            tab = browser.new_page(
+                viewport={"width": width, "height": height},
+                color_scheme="dark" if scheme == "dark" else "light",
+                has_touch=width < 500,
+                is_mobile=width < 500,
+            )
+            tab.goto((Path(run) / f"{page}.html").as_uri() + f"#{view}")
+            if view == "review":
+                for key in "AAKA":
+                    tab.keyboard.press(key)
+            tab.wait_for_timeout(150)
+            tab.screenshot(path=folder / f"{name}.png", full_page=every and name not in KEPT)
+            tab.close()
+        browser.close()
+
+
+if __name__ == "__main__":
+    arguments = [a for a in sys.argv[1:] if a != "--all"]
+    main(Path(arguments[0]) if arguments else Path(__file__).parent / "img", "--all" in sys.argv)

@@ -1,0 +1,93 @@
+// A sample, large or small.
+
+const FOLD = 700; // characters of a text before it is folded
+const FOLD_FIELD = 160;
+const MORE = 20000; // characters that one press on "more" adds: a megabyte at once would stall the page
+
+function folded(parts, fold) {
+  const [text, length = text.length] = parts;
+  if (text.length <= fold * 1.2 && length === text.length) return [prose(text)];
+  const shown = el("span");
+  const more = el("button", { type: "button", class: "link more" });
+  let upTo = fold;
+  const show = () => {
+    const whole = upTo >= text.length;
+    fill(shown, prose(whole ? text : text.slice(0, upTo).trimEnd() + " …"));
+    if (whole && length > text.length) {
+      more.replaceWith(el("span", { class: "muted" }, ` … and ${count(length - text.length)} more characters in the data`));
+    } else if (whole) more.remove();
+    else more.textContent = `Show more (${count(length)} characters)`;
+  };
+  more.addEventListener("click", () => {
+    upTo = upTo === fold ? Math.min(text.length, MORE) : upTo + MORE;
+    show();
+  });
+  show();
+  return [shown, " ", more];
+}
+
+function picture(content, name, small) {
+  const source = "data:image/" + content.image;
+  const image = el("img", { src: source, alt: name, draggable: "false", decoding: "sync" });
+  const box = el("div", { class: "picture" }, image);
+  image.addEventListener("load", () => {
+    image.classList.toggle("smooth", image.naturalWidth > 256 || image.naturalHeight > 256);
+    if (small || Math.max(image.naturalWidth, image.naturalHeight) > 128) return;
+    box.append(
+      el("figure", { class: "natural" }, el("img", { src: source, alt: "" }), el("figcaption", null, "actual size")),
+    );
+  });
+  image.addEventListener("error", () => box.replaceWith(nothing("This image cannot be read.")));
+  return box;
+}
+
+function nothing(reason) {
+  return el("p", { class: "nothing-to-show" }, el("span", { class: "sign", "aria-hidden": "true" }, "∅"), prose(clip(reason, 300)));
+}
+
+function fieldList(fields, fold) {
+  return el(
+    "dl",
+    { class: "fields" },
+    fields.map(([name, ...parts]) =>
+      el(
+        "div",
+        null,
+        el("dt", null, label(data.names[name], 60)),
+        el("dd", null, parts[0] === "" ? el("span", { class: "nothing" }, "empty") : folded(parts, fold)),
+      ),
+    ),
+  );
+}
+
+function large(content, name) {
+  const parts = [];
+  if (content.image) parts.push(picture(content, name, false));
+  if (content.text) parts.push(el("div", { class: content.text[0].length <= 180 ? "text short" : "text" }, content.text[0] === "" ? nothing("The text is empty.") : folded(content.text, FOLD)));
+  if (content.fields) parts.push(fieldList(content.fields, FOLD_FIELD));
+  if (parts.length === 0) {
+    parts.push(
+      nothing(content.missing || (data.kind === "embedding" ? "An embedding cannot be shown. Look its row up by the name above." : "There is nothing to show of this sample.")),
+    );
+  }
+  return parts;
+}
+
+function firstWords(content, most) {
+  if (content.text) return content.text[0].slice(0, most * 3).replace(/\s+/g, " ").trim().slice(0, most);
+  if (content.fields) {
+    return content.fields.slice(0, 6).map(([name, value]) => `${clip(data.names[name], 24)} ${clip(value, 24)}`).join(" · ").slice(0, most);
+  }
+  return "";
+}
+
+function small(content, name, most = 160) {
+  if (content.image) return picture(content, name, true);
+  const words = firstWords(content, most + 1);
+  if (words) return el("p", { class: "snippet" }, prose(clip(words, most)));
+  return el("p", { class: "snippet nothing" }, prose(clip(name, 40)));
+}
+
+function nameOf(index, id) {
+  return id === "" ? `row ${count(index)}` : `row ${count(index)} · ${plainText(id, 80)}`;
+}

@@ -1,0 +1,32 @@
+// corrections.csv: index,given,decision,label. A text that a spreadsheet would evaluate gets a leading apostrophe, and
+// so does one that looks as if it had been given one; `compensate apply` takes it off again. Numbers are left alone.
+
+const FORMULA = /^'*[ \t\r\n]*[=+\-@\uff1d\uff0b\uff0d\uff20]|^'*[\t\r\n]/;
+const NUMBER = /^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$/;
+
+function guard(text) {
+  return FORMULA.test(text) && !NUMBER.test(text) ? "'" + text : text;
+}
+
+function cell(text) {
+  const guarded = guard(text);
+  return /[",;\t\r\n]|^[ ']| $/.test(guarded) ? '"' + guarded.replaceAll('"', '""') + '"' : guarded;
+}
+
+function corrections() {
+  const lines = ["index,given,decision,label"];
+  for (let i = 0; i < size; i++) {
+    const made = store.made[i];
+    if (made) lines.push([items.index[i], cell(givenOf(i)), made.decision, cell(made.label)].join(","));
+  }
+  return lines.join("\n") + "\n";
+}
+
+function download() {
+  const address = URL.createObjectURL(new Blob([corrections()], { type: "text/csv;charset=utf-8" }));
+  const link = el("a", { href: address, download: "corrections.csv" });
+  document.body.append(link);
+  link.click();
+  link.remove();
+  setTimeout(() => URL.revokeObjectURL(address), 10000);
+}

@@ -1,0 +1,174 @@
+// Help, the choice among many classes, bulk acceptance, and what to do after export.
+
+function dialog(title, ...children) {
+  const close = el("button", { type: "button", class: "close", "aria-label": "Close" }, "×");
+  const box = el("dialog", { "aria-label": title }, el("header", null, el("h2", null, title), close), children);
+  close.addEventListener("click", () => box.close());
+  box.addEventListener("click", (event) => event.target === box && box.close());
+  box.addEventListener("close", () => box.remove());
+  document.body.append(box);
+  box.showModal();
+  return box;
+}
+
+const dialogOpen = () => document.querySelector("dialog[open]") !== null;
+
+function helpDialog() {
+  const rows = [
+    [["A"], regression ? "accept the suggested value" : "accept the suggested label"],
+    [["K"], regression ? "keep the given value" : "keep the given label"],
+    !regression && [digitClasses ? ["0", "–", "9"] : ["1", "–", "9"], "another class, as numbered under the item"],
+    [["O"], regression ? "type another value" : "find another class by name"],
+    [["S"], "skip: decide later"],
+    [["U"], "undo the last step"],
+    [["←", "→"], "move without deciding"],
+    [["Home", "End"], "first and last of the list"],
+    [["B"], "accept many at once"],
+    [["?"], "this help"],
+  ].filter(Boolean);
+  dialog(
+    "Keys",
+    el("dl", { class: "keys" }, rows.map(([keys, what]) => el("div", null, el("dt", null, keys.map((k) => (k === "–" ? " – " : el("kbd", null, k)))), el("dd", null, what)))),
+    el("p", { class: "muted" }, "A decision moves on by itself. Everything is kept in this browser, for this file, until you clear it."),
+    el("div", { class: "actions" }, clearButton()),
+  );
+}
+
+function clearButton() {
+  const all = store.tally();
+  const button = el("button", { type: "button", disabled: all.all + all.skip === 0 }, "Clear all decisions");
+  button.addEventListener("click", () => {
+    store.clear();
+    button.closest("dialog").close();
+    refreshAll();
+    toast("All decisions are cleared.", true);
+  });
+  return button;
+}
+
+function classDialog(i, choose) {
+  if (regression) return valueDialog(i, choose);
+  const input = el("input", { type: "search", placeholder: "Type a part of the name", "aria-label": "Find a class", "aria-controls": "class-list", autocomplete: "off", spellcheck: "false" });
+  const list = el("ul", { class: "class-list", id: "class-list" });
+  const note = el("p", { class: "muted", role: "status" });
+  const MOST = 60;
+  const take = (c) => {
+    box.close();
+    choose(labelOf(c));
+  };
+  const show = () => {
+    const wanted = input.value.trim().toLowerCase();
+    const found = classes.filter((c) => labelOf(c).slice(0, 1000).toLowerCase().includes(wanted));
+    fill(list, found.slice(0, MOST).map((c) => el("li", null, el("button", { type: "button", onclick: () => take(c) }, label(labelOf(c), 90), c === items.given[i] && el("small", null, "given"), c === items.suggested[i] && el("small", null, "suggested")))));
+    note.textContent = found.length === 0 ? "No class has this in its name." : found.length > MOST ? `${count(found.length)} classes; the first ${MOST} are shown.` : "";
+    return found;
+  };
+  input.addEventListener("input", show);
+  input.addEventListener("keydown", (event) => {
+    if (event.key === "Enter") {
+      const found = show();
+      if (found.length > 0) take(found[0]);
+    }
+  });
+  const box = dialog("Another class", input, list, note);
+  show();
+  input.focus();
+}
+
+function valueDialog(i, choose) {
+  const input = el("input", { type: "text", inputmode: "decimal", "aria-label": "Value", autocomplete: "off", value: givenOf(i) });
+  const note = el("p", { class: "problem", role: "alert" });
+  const take = (event) => {
+    event.preventDefault();
+    const value = input.value.trim();
+    if (!NUMBER.test(value)) {
+      note.textContent = "Write a number, such as 3.5 or -2e6.";
+      return;
+    }
+    box.close();
+    choose(value);
+  };
+  const box = dialog("Another value", el("form", { onsubmit: take }, input, note, el("div", { class: "actions" }, el("button", { type: "submit", class: "primary" }, "Set this value"))));
+  input.select();
+}
+
+// Many at once: what would be accepted is shown before it is, the least certain ones in full sight.
+
+function bulkDialog(done) {
+  const open = queue.list.filter((i) => !store.isDecided(i));
+  let threshold = Math.max(data.threshold ?? 0.9, 0.9);
+  const number = el("input", { type: "number", min: 0, max: 1, step: 0.01, value: threshold.toFixed(2), "aria-label": "Least probability" });
+  const slider = el("input", { type: "range", min: 0, max: 1, step: 0.01, value: threshold, "aria-label": "Least probability" });
+  const preview = el("div", { class: "preview", "aria-live": "polite" });
+  const accept = el("button", { type: "button", class: "primary" });
+  let chosen = [];
+  const show = () => {
+    chosen = open.filter((i) => items.p[i] >= threshold - 1e-9 && suggestedOf(i) !== givenOf(i)).sort((a, b) => items.p[a] - items.p[b] || b - a);
+    const right = chosen.reduce((sum, i) => sum + 1 - items.p[i], 0);
+    const pairs = new Map();
+    for (const i of chosen) pairs.set(pairOf(i), (pairs.get(pairOf(i)) || 0) + 1);
+    const top = [...pairs].sort((a, b) => b[1] - a[1]);
+    accept.disabled = chosen.length === 0;
+    accept.textContent = chosen.length === 0 ? "Nothing to accept" : `Accept ${count(chosen.length, "suggestion")}`;
+    if (chosen.length === 0) {
+      fill(preview, el("p", { class: "muted" }, "No undecided row of this list is as certain as that. Lower the threshold, or widen the filters."));
+      return;
+    }
+    const doubt = right < 0.5 ? "expected: hardly any of them wrongly" : `expected: about ${count(Math.round(right))} of them wrongly`;
+    fill(
+      preview,
+      el("p", null, el("b", null, count(chosen.length, "row")), " of this list would take the suggested label, ", doubt, "."),
+      !regression && el("p", { class: "muted pair-line" }, top.slice(0, 4).map(([pair, n], k) => {
+        const [given, suggested] = pair.split(">");
+        return [k > 0 && ", ", label(labelOf(given), 24), " → ", label(labelOf(suggested), 24), ` ${count(n)}`];
+      }), top.length > 4 && ` and ${count(top.length - 4)} more pairs`),
+      el("h3", null, "The least certain of them"),
+      el("ul", { class: "preview-items" }, chosen.slice(0, 12).map((i) => el("li", null, small(items.content[i], nameOf(items.index[i], items.id[i]), 60), el("span", { class: "preview-label" }, label(givenOf(i), 18), " → ", label(suggestedOf(i), 18)), el("span", { class: "muted" }, probability(items.p[i]))))),
+    );
+  };
+  const set = (source, other) => {
+    const value = Number(source.value);
+    if (source.value === "" || !(value >= 0 && value <= 1)) return;
+    threshold = value;
+    other.value = source.value;
+    show();
+  };
+  number.addEventListener("input", () => set(number, slider));
+  slider.addEventListener("input", () => set(slider, number));
+  accept.addEventListener("click", () => {
+    const step = chosen.map((i) => [i, { decision: "accept", label: suggestedOf(i) }]);
+    box.close();
+    store.decide(step);
+    done(step.length);
+  });
+  const box = dialog("Accept many at once", el("div", { class: "row" }, el("label", null, "wrong with a probability of at least ", number), slider), preview, el("div", { class: "actions" }, accept));
+  show();
+}
+
+function exportDialog() {
+  const tally = store.tally();
+  download();
+  const parts = [count(tally.accept) + " accepted", count(tally.reject) + " kept", count(tally.other) + " with another " + (regression ? "value" : "class"), count(tally.skip) + " skipped"];
+  const box = dialog(
+    "corrections.csv is saved",
+    el("p", null, parts.join(" · ")),
+    data.command && [el("p", null, "Move it next to the data and type:"), commandLine()],
+    el("p", { class: "muted" }, "The data itself is not touched: the command writes a corrected copy."),
+    el("div", { class: "actions" }, el("button", { type: "button", class: "primary", onclick: () => box.close() }, "Done")),
+  );
+}
+
+function commandLine() {
+  const copy = el("button", { type: "button", class: "copy" }, "Copy");
+  const line = el("code", null, prose(clip(data.command, 500)));
+  copy.addEventListener("click", async () => {
+    try {
+      await navigator.clipboard.writeText(data.command);
+      copy.textContent = "Copied";
+    } catch (error) {
+      getSelection().selectAllChildren(line);
+      copy.textContent = "Selected";
+    }
+  });
+  return el("div", { class: "command" }, line, copy);
+}

@@ -1,0 +1,128 @@
+// The frame: the top bar, the two views, the keyboard, and words for those who listen.
+
+const frame = {};
+
+function makeFrame() {
+  frame.tabs = {
+    overview: el("a", { href: "#overview" }, "Overview"),
+    review: el("a", { href: "#review" }, "Review"),
+  };
+  frame.progress = el("span", { class: "progress-words" });
+  frame.fill = el("span");
+  frame.export = el("button", { type: "button", class: "export", onclick: exportDialog }, "Export", el("span", { class: "wide-only" }, " corrections"));
+  fill(
+    byId("bar"),
+    el("div", { class: "data-name" }, el("b", null, label(data.title, 80)), el("span", { class: "flag-count" }, `${count(data.flagged)} flagged`)),
+    el("nav", { "aria-label": "Views" }, frame.tabs.overview, frame.tabs.review),
+    el("div", { class: "progress" }, frame.progress, el("span", { class: "meter", "aria-hidden": "true" }, frame.fill)),
+    frame.export,
+  );
+}
+
+function showProgress() {
+  const tally = store.tally();
+  frame.progress.textContent = `${count(tally.decided)} of ${count(goal)} decided` + (store.kept ? "" : " · not kept");
+  frame.progress.title = store.kept ? "" : "This browser does not let the page keep your decisions. Export before you close it.";
+  frame.fill.style.setProperty("width", goal ? (100 * tally.decided) / goal + "%" : "0");
+  frame.export.disabled = tally.all + tally.skip === 0;
+}
+
+function announce(text) {
+  byId("live").textContent = text;
+}
+
+let toastTimer = 0;
+
+function toast(text, undoable) {
+  const box = byId("toast");
+  fill(box, el("span", null, text), undoable && el("button", { type: "button", class: "link", onclick: undo }, "Undo"));
+  box.hidden = false;
+  announce(text);
+  clearTimeout(toastTimer);
+  toastTimer = setTimeout(hideToast, 12000);
+}
+
+function hideToast() {
+  byId("toast").hidden = true;
+}
+
+let lastView = "overview";
+
+function view() {
+  // Any other fragment (the link that skips to the content) leaves the view as it is.
+  if (location.hash === "#review" || location.hash === "#overview") lastView = location.hash.slice(1);
+  return lastView;
+}
+
+function showView() {
+  const now = view();
+  for (const name of ["overview", "review"]) {
+    byId("view-" + name).hidden = name !== now;
+    if (name === now) frame.tabs[name].setAttribute("aria-current", "page");
+    else frame.tabs[name].removeAttribute("aria-current");
+  }
+  scrollTo(0, 0);
+  if (now === "review") strip.show();
+}
+
+function refreshAll() {
+  makeQueue(current());
+  strip.reset();
+  showItem();
+}
+
+function onKey(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey || dialogOpen()) return;
+  const typing = event.target.closest("input:not([type=checkbox]):not([type=range]), select, textarea") !== null;
+  if (typing) return;
+  if (event.key === "?") return act(event, helpDialog);
+  if (view() !== "review") return;
+  if (/^[0-9]$/.test(event.key) && !regression) {
+    const found = quickClasses.find(([digit]) => digit === event.key);
+    if (found) act(event, () => choose(labelOf(found[1])));
+    return;
+  }
+  const acts = {
+    a: () => current() !== null && choose(suggestedOf(current())),
+    k: () => current() !== null && choose(givenOf(current())),
+    s: skip,
+    u: undo,
+    o: other,
+    b: bulk,
+    arrowleft: () => move(queue.at - 1),
+    arrowright: () => move(queue.at + 1),
+    home: () => move(0),
+    end: () => move(queue.list.length - 1),
+  };
+  const found = acts[event.key.toLowerCase()];
+  if (found && !(event.repeat && !event.key.startsWith("Arrow"))) act(event, found);
+}
+
+function act(event, what) {
+  event.preventDefault();
+  what();
+}
+
+makeFrame();
+makeReview();
+makeQueue();
+overview((given, suggested) => {
+  reviewPair(given, suggested);
+  location.hash = "#review";
+});
+showFilters();
+strip.reset();
+showItem();
+showProgress();
+store.listeners.push(showProgress);
+addEventListener("hashchange", showView);
+addEventListener("keydown", onKey);
+addEventListener("storage", (event) => {
+  if (event.key !== store.place) return;
+  store.load();
+  showProgress();
+  strip.draw(true);
+  showItem();
+});
+showView();
+byId("live").textContent = "";

@@ -1,0 +1,86 @@
+// The decisions: kept in the browser under the hash of this audit, undone step by step.
+
+const DECIDED = ["accept", "reject", "other"];
+const SYMBOLS = { accept: "✓", reject: "=", other: "≠", skip: "↷" };
+const STEPS = 100;
+
+const store = {
+  place: "compensate.review." + data.key,
+  made: new Array(size).fill(null), // { decision, label } by position
+  steps: [], // [[position, before], ...] by step, latest last
+  kept: true,
+  listeners: [],
+
+  isDecided(i) {
+    return this.made[i] !== null && this.made[i].decision !== "skip";
+  },
+
+  tally() {
+    const tally = { accept: 0, reject: 0, other: 0, skip: 0, decided: 0, all: 0 };
+    for (let i = 0; i < size; i++) {
+      const made = this.made[i];
+      if (made === null) continue;
+      tally[made.decision]++;
+      if (made.decision !== "skip") {
+        tally.all++;
+        if (counted(i)) tally.decided++;
+      }
+    }
+    return tally;
+  },
+
+  decide(changes) {
+    this.steps.push(changes.map(([i]) => [i, this.made[i]]));
+    if (this.steps.length > STEPS) this.steps.shift();
+    for (const [i, made] of changes) this.made[i] = made;
+    this.save();
+  },
+
+  undo() {
+    const step = this.steps.pop();
+    if (!step) return null;
+    for (const [i, before] of step) this.made[i] = before;
+    this.save();
+    return step.map(([i]) => i);
+  },
+
+  clear() {
+    this.decide(this.made.map((made, i) => [i, made]).filter(([, made]) => made).map(([i]) => [i, null]));
+  },
+
+  save() {
+    const made = [];
+    this.made.forEach((m, i) => m && made.push([i, m.decision, m.label]));
+    try {
+      localStorage.setItem(this.place, JSON.stringify({ made, steps: this.steps }));
+      this.kept = true;
+    } catch (error) {
+      this.kept = false; // private windows and full disks: the page says so, and export still works
+    }
+    for (const listener of this.listeners) listener();
+  },
+
+  load() {
+    this.made.fill(null);
+    this.steps = [];
+    try {
+      const found = JSON.parse(localStorage.getItem(this.place) || "null");
+      if (found === null) return;
+      const fits = (i) => Number.isInteger(i) && i >= 0 && i < size;
+      for (const [i, decision, chosen] of found.made) {
+        if (fits(i) && decision in SYMBOLS && typeof chosen === "string") this.made[i] = { decision, label: chosen };
+      }
+      this.steps = found.steps.filter((step) => step.every(([i]) => fits(i)));
+    } catch (error) {
+      this.kept = false;
+    }
+  },
+};
+store.load();
+
+function decision(i, chosen) {
+  // What choosing a label for an item amounts to.
+  if (chosen === suggestedOf(i)) return { decision: "accept", label: chosen };
+  if (chosen === givenOf(i)) return { decision: "reject", label: chosen };
+  return { decision: "other", label: chosen };
+}

@@ -1,0 +1,183 @@
+r"""The data of a page as JSON that can stand inside an HTML file.
+
+Labels and column names are stored once and referred to by number: five thousand items with a class name of a megabyte
+are then five thousand small numbers and one long text. The characters ``<``, ``>`` and ``&`` are written as escapes,
+so that no text can close the script element that holds it; U+2028 and U+2029 likewise, and half surrogate pairs, which
+UTF-8 cannot express.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from compensate.auditing.page.model import Content, Example, Histogram, Item, Page
+
+TEXT_BUDGET = 32_000_000
+"""About how many characters of sample text a page may hold in all."""
+
+TEXT_LIMITS = (2_000, 200_000)
+"""However many samples there are, so many characters of each text are kept at least, and at most."""
+
+EXAMPLE_LIMIT = 1_000
+"""Characters kept of the text of an example, which is shown small."""
+
+_MAGIC = (
+    (b"\x89PNG\r\n\x1a\n", "png"),
+    (b"\xff\xd8\xff", "jpeg"),
+    (b"GIF87a", "gif"),
+    (b"GIF89a", "gif"),
+)
+
+_ESCAPED = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
+
+
+class _Table:
+    """Texts by number, each kept once."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, int] = {}
+
+    def __call__(self, text: str) -> int:
+        return self.numbers.setdefault(text, len(self.numbers))
+
+    @property
+    def texts(self) -> list[str]:
+        return list(self.numbers)
+
+
+def payload(page: Page) -> dict[str, Any]:
+    """The page as plain lists and dictionaries; ``key`` is a hash of all the rest.
+
+    >>> from compensate.auditing.page.model import Estimate, Item
+    >>> page = Page("a.csv", "text", ("x", "y"), 9, (Item(4, "x", "y", 1.0, 0.9, True),), Estimate(0.1, 0.0, 0.2))
+    >>> found = payload(page)
+    >>> found["items"]["index"], found["items"]["suggested"], found["labels"]
+    ([4], [1], ['x', 'y'])
+    """
+    labels, names = _Table(), _Table()
+    classes = [labels(name) for name in page.classes]
+    limit = _text_limit(page.items)
+    found = {
+        "title": page.title,
+        "kind": page.kind,
+        "rows": page.rows,
+        "flagged": page.flagged,
+        "noise": [_number(v) for v in (page.noise_rate.value, page.noise_rate.low, page.noise_rate.high)],
+        "precision": _number(page.expected_precision),
+        "threshold": _number(page.threshold),
+        "command": page.command,
+        "notes": list(page.notes),
+        "classes": classes,
+        "items": _items(page.items, page.examples, labels, names, limit),
+        "examples": {
+            "index": [example.index for example in page.examples],
+            "id": [example.id for example in page.examples],
+            "label": [labels(example.label) for example in page.examples],
+            "content": [_content(example.content, names, EXAMPLE_LIMIT) for example in page.examples],
+        },
+        "pairs": [[labels(pair.given), labels(pair.suggested), pair.count] for pair in page.pairs],
+        "perClass": [[labels(count.label), count.rows, count.flagged] for count in page.per_class],
+        "scores": _histogram(page.scores),
+        "compensations": _histogram(page.compensations),
+        "curves": [
+            {"measure": curve.measure, "method": curve.method, "values": [_number(v) for v in curve.values]}
+            for curve in page.curves
+        ],
+        "labels": labels.texts,
+        "names": names.texts,
+    }
+    digest = hashlib.sha256(to_json(found).encode())
+    return {**found, "key": digest.hexdigest()[:20]}
+
+
+def to_json(value: Any) -> str:
+    r"""JSON without a character that means something to HTML.
+
+    >>> to_json("</script><!--")
+    '"\\u003c/script\\u003e\\u003c!--"'
+    """
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return _ESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def image_type(image: bytes) -> str | None:
+    r"""The kind of image that these bytes begin like, among those a browser shows without running anything.
+
+    >>> image_type(b"\x89PNG\r\n\x1a\n..."), image_type(b"<svg onload=alert(1)>")
+    ('png', None)
+    """
+    if image[:4] == b"RIFF" and image[8:12] == b"WEBP":
+        return "webp"
+    return next((kind for magic, kind in _MAGIC if image.startswith(magic)), None)
+
+
+def _items(
+    items: tuple[Item, ...], examples: tuple[Example, ...], labels: _Table, names: _Table, limit: int
+) -> dict[str, list[Any]]:
+    place = {example.index: position for position, example in enumerate(examples)}
+    return {
+        "index": [item.index for item in items],
+        "id": [item.id for item in items],
+        "given": [labels(item.given) for item in items],
+        "suggested": [labels(item.suggested) for item in items],
+        "score": [_number(item.score) for item in items],
+        "p": [_number(item.p_error) for item in items],
+        "flagged": [int(item.flagged) for item in items],
+        "content": [_content(item.content, names, limit) for item in items],
+        "likeGiven": [[place[i] for i in item.like_given[:3]] for item in items],
+        "likeSuggested": [[place[i] for i in item.like_suggested[:3]] for item in items],
+    }
+
+
+def _text_limit(items: tuple[Item, ...]) -> int:
+    least, most = TEXT_LIMITS
+    texts = sum((item.content.text is not None) + len(item.content.fields) for item in items)
+    return max(least, min(most, TEXT_BUDGET // max(texts, 1)))
+
+
+def _content(content: Content, names: _Table, limit: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if content.image is not None:
+        kind = image_type(content.image)
+        if kind is None:
+            found["missing"] = content.missing or "This image is of a kind the page cannot show."
+        else:
+            found["image"] = f"{kind};base64,{base64.b64encode(content.image).decode()}"
+    if content.text is not None:
+        found["text"] = _cut(content.text, limit)
+    if content.fields:
+        found["fields"] = [[names(name), *_cut(value, limit)] for name, value in content.fields]
+    if content.missing:
+        found["missing"] = content.missing
+    return found
+
+
+def _cut(text: str, limit: int) -> list[Any]:
+    """The text, and its full length if it had to be cut."""
+    return [text] if len(text) <= limit else [text[:limit], len(text)]
+
+
+def _histogram(histogram: Histogram | None) -> dict[str, Any] | None:
+    if histogram is None:
+        return None
+    return {
+        "edges": _numbers(histogram.edges),
+        "counts": [int(count) for count in histogram.counts],
+        "flagged": [int(count) for count in histogram.flagged],
+        "threshold": _number(histogram.threshold),
+    }
+
+
+def _numbers(values: Iterable[float]) -> list[float | None]:
+    return [_number(value) for value in values]
+
+
+def _number(value: float | None) -> float | None:
+    """A number of few digits, or None for what JSON cannot hold."""
+    return float(f"{value:.6g}") if value is not None and math.isfinite(value) else None
