@@ -521,7 +521,7 @@ def mix_level_label(
     limits="Plain cross entropy until meta_step is called. As good as the clean data.",
 )  # fmt: skip
 def meta_label(
-    *, num_samples: int, num_classes: int, per: Literal["sample", "category"] = "sample", lr: float = 100.0
+    *, num_samples: int, num_classes: int, per: Literal["sample", "category"] = "sample", lr: float = 20.0
 ) -> Compensated:
     r"""Label compensation learned by meta steps: labels move as it helps on clean data.
 
