@@ -44,6 +44,31 @@ def test_subgradient_step_is_the_formula():
         assert torch.allclose(table.weight[i], v - 0.7 * (grad + 0.1 * v.sign()), atol=1e-6)
 
 
+def test_soft_targets_move_rows_as_hard_ones_do():
+    tables = [Sample(6, 3, penalty=L1(0.1), lr=0.7) for _ in range(2)]
+    u, y, i = torch.randn(2, 3), torch.tensor([2, 0]), torch.tensor([4, 1])
+    for table, target in zip(tables, (y, F.one_hot(y, 3).float()), strict=True):
+        for _ in range(2):
+            loss = Compensated(logit=table)(u, target, i)
+    assert torch.allclose(tables[0].weight, tables[1].weight, atol=1e-6)
+    assert loss.isfinite()
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+def test_the_short_way_and_the_long_way_agree(repeated):
+    """Rows on logits take the slope of one softmax; any other base loss takes autograd."""
+    u, y = torch.randn(4, 3, requires_grad=True), torch.tensor([2, 0, 1, -100])
+    i = torch.tensor([4, 4, 1, 0]) if repeated else torch.tensor([4, 2, 1, 0])
+    results = []
+    for base in (None, lambda u, y: F.cross_entropy(u, y, reduction="none")):
+        table = Sample(6, 3, penalty=L1(0.1), lr=0.7, init=0.2)
+        loss = Compensated(logit=table, base=base)(u, y, i)
+        (grad,) = torch.autograd.grad(loss, u)
+        results.append((loss.detach(), grad, table.weight.clone()))
+    for short, long in zip(*results, strict=True):
+        assert torch.allclose(short, long, atol=1e-6)
+
+
 def test_a_repeated_index_takes_one_step_with_the_mean_gradient():
     table = Sample(6, 3, penalty=L1(0.0), lr=1.0)
     u, y, i = torch.randn(3, 3), torch.tensor([2, 2, 0]), torch.tensor([4, 4, 1])
@@ -195,7 +220,7 @@ def test_a_step_touches_memory_in_proportion_to_the_batch(size, monkeypatch):
     counted = []
     gather, write = Sample.gather, Sample.write
     monkeypatch.setattr(Sample, "gather", lambda t, k: counted.append(len(k)) or gather(t, k))
-    monkeypatch.setattr(Sample, "write", lambda t, k, r: counted.append(len(k)) or write(t, k, r))
+    monkeypatch.setattr(Sample, "write", lambda t, k, r, **how: counted.append(len(k)) or write(t, k, r, **how))
     criterion = Compensated(logit=Sample(size, 3, penalty=L1(0.1)))
     with torch.profiler.profile(profile_memory=True) as profile:
         criterion(torch.randn(8, 3), torch.zeros(8).long(), torch.arange(8))

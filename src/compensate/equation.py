@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from compensate.checks import Check
 from compensate.errors import InputError
+from compensate.fused import cross_entropy_with_slope
 from compensate.granularity import Sample, Table
 from compensate.inference.statistics import Evidence, Statistic
 from compensate.proximal import project_simplex
@@ -175,7 +176,12 @@ class Compensated(nn.Module):
             self._observe(s, "logits")
             for name in ("logit", "label", "prediction"):
                 self._infer(s, name)
-        s.l = self.losses_of(s, s.u, du=s.du, dp=s.dp, dy=s.dy)
+        if s.touched and s.learn and self.slope_suffices and s.hard:
+            assert s.du is not None
+            losses, s.slope = cross_entropy_with_slope(s.u + s.du, s.labels)
+            s.l = torch.where(s.valid, losses, 0.0)
+        else:
+            s.l = self.losses_of(s, s.u, du=s.du, dp=s.dp, dy=s.dy)
         if self.training:
             self._infer(s, "loss")
             if s.learn:
@@ -238,7 +244,30 @@ class Compensated(nn.Module):
 
     # --- what follows a step ----------------------------------------------------------------------------------
 
+    @property
+    def is_cross_entropy(self) -> bool:
+        """True if the base loss is cross entropy without class weights."""
+        return self.base is None and self.weight is None
+
+    @property
+    def slope_suffices(self) -> bool:
+        """True if rows are tables on logits and nothing else under plain cross entropy: their gradient is S(u) - y."""
+        return (
+            self.is_cross_entropy
+            and [*self.terms] == ["logit"]
+            and all(isinstance(term, Table) for term in self._of("logit"))
+        )
+
     def _step_rows(self, s: State) -> None:
+        if s.slope is not None:
+            for t in s.touched:
+                rows = (
+                    s.slope
+                    if t.which is None
+                    else torch.zeros_like(t.rows).index_add_(0, t.which, s.slope * s.active[:, None])
+                )
+                t.table.descend(t, rows, s)
+            return
         now = [t for t in s.touched if t.slot != "dx"]
         if now:
             grads = torch.autograd.grad(

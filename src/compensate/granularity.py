@@ -107,23 +107,26 @@ class Table(nn.Module, ABC):
         return self.weight[keys]
 
     @torch.no_grad()
-    def write(self, keys: Tensor, rows: Tensor) -> None:
-        """Replaces distinct rows. A row that is not finite is not written."""
-        old = self.weight[keys]
+    def write(self, keys: Tensor, rows: Tensor, *, where: Tensor | None = None, old: Tensor | None = None) -> None:
+        """Replaces distinct rows (where a mask says so, if one is given). A row that is not finite is not written."""
+        old = self.weight[keys] if old is None else old
         rows = rows.to(old.dtype)
-        finite = rows.isfinite().flatten(1).all(1) if rows.ndim > 1 else rows.isfinite()
-        self.weight[keys] = torch.where(finite.reshape((-1,) + (1,) * (rows.ndim - 1)), rows, old)
+        # A sum is finite if all its parts are: one pass and no temporary.
+        keep = rows.flatten(1).sum(1).isfinite() if rows.ndim > 1 else rows.isfinite()
+        keep = keep if where is None else keep & where
+        self.weight.index_copy_(0, keys, torch.where(keep.reshape((-1,) + (1,) * (rows.ndim - 1)), rows, old))
 
     @torch.no_grad()
     def descend(self, touched: Touched, grad: Tensor, s: State) -> None:
         """One step of the touched rows down their mean gradient; `grad` is summed over the samples of each row."""
-        count = touched.count.reshape((-1,) + (1,) * (grad.ndim - 1))
+        if touched.shared:
+            grad = grad / touched.count.clamp(min=1).reshape((-1,) + (1,) * (grad.ndim - 1))
         old = touched.rows.detach()
         new = row_step(
-            old, -self.sign * grad / count.clamp(min=1), lr=self.lr, penalty=self.penalty, bound=self.bound,
+            old, grad if self.sign < 0 else -grad, lr=self.lr, penalty=self.penalty, bound=self.bound,
             subgradient=self.update == "subgradient", s=s,
         )  # fmt: skip
-        self.write(touched.keys, torch.where(count > 0, new, old))
+        self.write(touched.keys, new, where=touched.count > 0, old=old)
 
     @property
     def inference(self) -> str:

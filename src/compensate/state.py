@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from compensate.checks import check_batch
@@ -53,7 +52,13 @@ class Touched:
     keys: Tensor  # (R,) distinct rows
     rows: Tensor  # (R, *shape) their values, a leaf of the graph
     count: Tensor  # (R,) samples of the batch that read each row and are not gated out
+    which: Tensor | None  # (B,) the place of each sample's row among them; None if each sample has its own
     slot: Slot
+
+    @property
+    def shared(self) -> bool:
+        """True if a row may serve several samples."""
+        return self.which is not None
 
 
 class State:
@@ -66,7 +71,8 @@ class State:
 
     - given: `x`, `target` (B,) or (B, C), `index` (B,), `group` (B,), `epoch`, `step`, `progress` in [0, 1];
     - `labels` (B,) the given class, `y` (B, C) the given label, `valid` (B,) false where ignored;
-    - `u` (B, C) logits with feature compensation, `logp` and `p` their (log-)softmax, `z` (B, D) features, `head`;
+    - `u` (B, C) logits with feature compensation, `logp` and `p` their (log-)softmax, `logq` the former as a constant,
+      `z` (B, D) features, `head`;
     - `plain` (B, C) logits without any compensation and `plain_losses` (B,), both constants;
     - `dx du dp dy dl`, the compensation so far (None where there is none), `l` (B,) once it is known;
     - `loss_at(du=...)`, the losses under other compensation, for inner loops.
@@ -97,6 +103,7 @@ class State:
         self.dy: Tensor | None = None
         self.dl: Tensor | None = None
         self.l: Tensor  # set by the criterion
+        self.slope: Tensor | None = None
         self.penalty: Tensor | None = None
         self.touched: list[Touched] = []
         self.slot: Slot | None = None
@@ -135,7 +142,9 @@ class State:
         like = self.u if self._like is None else self._like
         if not self.hard:
             return self.target.to(like.dtype)
-        return F.one_hot(self.labels, like.shape[-1]).to(like.dtype) * self.valid[:, None]
+        return like.new_zeros(len(self.labels), like.shape[-1]).scatter_(
+            1, self.labels[:, None], self.valid[:, None].to(like.dtype)
+        )
 
     @property
     def epoch(self) -> Tensor:
@@ -243,6 +252,11 @@ class State:
         return self.logp.exp()
 
     @cached_property
+    def logq(self) -> Tensor:
+        """(B, C) log-softmax of `u`, a constant: what guesses and gates read."""
+        return self.u.detach().log_softmax(-1)
+
+    @cached_property
     def plain(self) -> Tensor:
         """(B, C) logits without compensation, a constant; one extra forward if features are compensated."""
         if self.slot != "dx" and self.dx is None:
@@ -253,6 +267,8 @@ class State:
     @cached_property
     def plain_losses(self) -> Tensor:
         """(B,) losses without compensation, constants."""
+        if self.hard and self.criterion.is_cross_entropy and self.slot != "dx" and self.dx is None:
+            return torch.where(self.valid, -self.logq.gather(1, self.labels[:, None])[:, 0], 0.0)  # no second softmax
         with torch.no_grad():
             return self.criterion.losses_of(self, self.plain)
 
@@ -317,8 +333,8 @@ class State:
             return table.gather(keys)
         moves = table.update == "meta" if self.meta else (self.learn and table.update in ("prox", "subgradient"))
         if moves:
-            touched, inverse = self._touch(table, keys)
-            v = touched.rows if inverse is None else touched.rows[inverse]
+            touched = self._touch(table, keys)
+            v = touched.rows if touched.which is None else touched.rows[touched.which]
         else:
             v = table.gather(keys).detach()
         if table.penalty is not None:
@@ -326,19 +342,20 @@ class State:
             self.penalty = penalty if self.penalty is None else self.penalty + penalty
         return v
 
-    def _touch(self, table: Table, keys: Tensor) -> tuple[Touched, Tensor | None]:
-        distinct, inverse = keys.unique(return_inverse=True)
-        active = self.active.to(torch.get_default_dtype())
+    def _touch(self, table: Table, keys: Tensor) -> Touched:
+        distinct, which = keys.unique(return_inverse=True)
+        count = self.active.to(torch.get_default_dtype())
         if len(distinct) == len(keys):  # the usual case of a sample table: no need to gather twice
-            distinct, which, count = keys, None, active
+            distinct, which = keys, None
         else:
-            which = inverse
-            count = active.new_zeros(len(distinct)).index_add_(0, inverse, active)
-        rows = table.gather(distinct).detach().requires_grad_()
+            count = count.new_zeros(len(distinct)).index_add_(0, which, count)
+        # Where the slope of the loss is at hand, the rows stay out of the graph.
+        needs_graph = self.meta or not (self.hard and self.criterion.slope_suffices)
+        rows = table.gather(distinct).detach().requires_grad_(needs_graph)
         assert self.slot is not None
-        touched = Touched(table, distinct, rows, count, self.slot)
+        touched = Touched(table, distinct, rows, count, which, self.slot)
         self.touched.append(touched)
-        return touched, which
+        return touched
 
     # --- the result -------------------------------------------------------------------------------------------
 

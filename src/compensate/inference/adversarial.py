@@ -178,7 +178,7 @@ class Pull(nn.Module):
 
     def forward(self, s: State) -> Tensor:
         """(B, C) the logit compensation."""
-        return rowwise(at(self.eta, s), s.u) * (s.y - s.p.detach())
+        return rowwise(at(self.eta, s), s.u) * (s.y - s.logq.exp())
 
     def extra_repr(self) -> str:
         """The step."""

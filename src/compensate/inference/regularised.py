@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol, final
 
+import torch
 from torch import Tensor, nn
 
 from compensate.errors import InputError
@@ -59,7 +60,7 @@ class L1(nn.Module):
 
     def forward(self, v: Tensor, s: State) -> Tensor:
         """(R,) the penalty of each row."""
-        return at(self.lam, s) * _rowsum(v.abs())
+        return at(self.lam, s) * (torch.linalg.vector_norm(v.flatten(1), 1, dim=1) if v.ndim > 1 else v.abs())
 
     def prox(self, v: Tensor, step: float, s: State) -> Tensor:
         """Soft thresholding."""
@@ -87,7 +88,7 @@ class L2(nn.Module):
 
     def forward(self, v: Tensor, s: State) -> Tensor:
         """(R,) the penalty of each row."""
-        return at(self.lam, s) / 2 * _rowsum(v.square())
+        return at(self.lam, s) / 2 * row_norm(v).flatten().square()
 
     def prox(self, v: Tensor, step: float, s: State) -> Tensor:
         """Division by one plus the weight."""
@@ -180,13 +181,9 @@ def row_step(
 ) -> Tensor:
     """Rows (R, *shape) after one step down the gradient of their loss."""
     if penalty is None:
-        v = v - lr * grad
+        v = torch.add(v, grad, alpha=-lr)
     elif subgradient:
-        v = v - lr * (grad + penalty.subgradient(v, s))
+        v = torch.add(v, grad + penalty.subgradient(v, s), alpha=-lr)
     else:
-        v = penalty.prox(v - lr * grad, lr, s)
+        v = penalty.prox(torch.add(v, grad, alpha=-lr), lr, s)
     return v if bound is None else bound(v)
-
-
-def _rowsum(v: Tensor) -> Tensor:
-    return v.flatten(1).sum(1) if v.ndim > 1 else v
