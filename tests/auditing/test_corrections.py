@@ -1,0 +1,247 @@
+"""Decisions reach the right cells, and nothing else changes."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compensate.auditing.cells import Dialect, find_cells
+from compensate.auditing.corrections import (
+    Correction,
+    apply_corrections,
+    changes,
+    read_corrections,
+    write_corrections,
+)
+from compensate.auditing.guard import guard, unguard
+from compensate.data.tables import read_frame
+from compensate.errors import InputError
+
+FORMULAS = ("=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1", "\r=1", " =1", "＝1+1", "'=1", "''@x")
+HARMLESS = ("cat", "-1", "+3.5e-4", "", "a=b", "'quoted'", "3-2", "’=x")
+
+
+@pytest.mark.parametrize("text", FORMULAS)
+def test_what_a_spreadsheet_would_evaluate_gets_an_apostrophe(text: str) -> None:
+    assert guard(text) == "'" + text
+
+
+@pytest.mark.parametrize("text", HARMLESS)
+def test_harmless_text_and_numbers_are_left_alone(text: str) -> None:
+    assert guard(text) == text
+
+
+@given(st.text(alphabet="'=+-@ \t\r\n1.ea＝", max_size=8) | st.text(max_size=20))
+def test_the_guard_can_always_be_undone(text: str) -> None:
+    assert unguard(guard(text)) == text
+    assert guard(text)[:1] not in "=@\t\r\n" or text == ""
+
+
+CELL = st.text(alphabet="ab\",;\t\n 'é=", max_size=6)
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    rows=st.lists(
+        st.tuples(CELL, st.sampled_from(["cat", "dog", "a,b", 'say "x"', "é"]), CELL), min_size=1, max_size=8
+    ),
+    delimiter=st.sampled_from([",", ";", "|"]),
+    end=st.sampled_from(["\n", "\r\n"]),
+    always=st.booleans(),
+    blank=st.booleans(),
+    last=st.booleans(),
+    data=st.data(),
+)
+def test_the_corrected_table_differs_in_the_changed_cells_only(
+    tmp_path_factory: pytest.TempPathFactory,
+    rows: list[tuple[str, str, str]],
+    delimiter: str,
+    end: str,
+    always: bool,
+    blank: bool,
+    last: bool,
+    data: st.DataObject,
+) -> None:
+    """The file is put together cell by cell, so what must come out is known byte by byte."""
+
+    def raw(value: str, quoted: bool = always) -> str:
+        special = quoted or any(sign in value for sign in (delimiter, '"', "\n", "\r"))
+        return '"' + value.replace('"', '""') + '"' if special or not value else value
+
+    def table(labels: list[str]) -> bytes:
+        lines = [delimiter.join(("first", "label", "third"))]
+        for (a, _, b), text in zip(rows, labels, strict=True):
+            lines.append(delimiter.join((raw(a), text, raw(b))))
+        return ((end * 2 if blank else end).join(lines) + (end if last else "")).encode()
+
+    folder = tmp_path_factory.mktemp("table")
+    old = [row[1] for row in rows]
+    chosen = data.draw(st.lists(st.sampled_from(range(len(rows))), unique=True, max_size=4))
+    new = {row: data.draw(st.sampled_from(["bird", "x\ny", f"u{delimiter}v", 'q"'])) for row in chosen}
+    (folder / "a.csv").write_bytes(table([raw(label) for label in old]))
+    written = [raw(new.get(i, label), quoted=raw(label).startswith('"')) for i, label in enumerate(old)]
+    decided = [Correction(row, old[row], "other", label) for row, label in new.items()]
+    applied = apply_corrections(folder / "a.csv", decided, label="label", delimiter=delimiter)
+    assert applied.path.read_bytes() == table(written)
+    assert applied.changed == len(new)
+    assert applied.rows == len(rows)
+    again = read_frame(applied.path, delimiter=delimiter)
+    assert list(again["label"]) == [new.get(i, label) for i, label in enumerate(old)]
+
+
+def test_cells_are_where_the_csv_module_sees_them() -> None:
+    text = 'a,label,b\r\n1,"x, ""y""",2\r\n\r\n  \r\n3,z z,"line\nline"\r\n4,,5'
+    spans = find_cells(text, 1, Dialect(","))
+    found = [Dialect(",").value(text[slice(*span)]) for span in spans if span]
+    expected = [row[1] for row in csv.reader(io.StringIO(text, newline="")) if len(row) == 3][1:]
+    assert found == expected == ['x, "y"', "z z", ""]
+
+
+def pets(folder: Path) -> Path:
+    path = folder / "pets.csv"
+    path.write_bytes(b'\xef\xbb\xbfid,text,label\r\n7,meow,cat\r\n8,woof, cat\r\n9,"a, b","dog"\r\n10,hm,\r\n')
+    return path
+
+
+def test_apply_keeps_mark_line_ends_quotes_and_blanks(tmp_path: Path) -> None:
+    path = pets(tmp_path)
+    decided = [
+        Correction(0, "cat", "reject", "cat"),
+        Correction(1, "cat", "accept", "dog"),
+        Correction(2, "dog", "other", "bird"),
+        Correction(3, "", "accept", "cat"),
+    ]
+    applied = apply_corrections(path, decided, tmp_path / "out.csv")
+    assert (applied.changed, applied.kept, applied.skipped, applied.rows) == (3, 1, 0, 4)
+    assert (tmp_path / "out.csv").read_bytes() == (
+        b'\xef\xbb\xbfid,text,label\r\n7,meow,cat\r\n8,woof, dog\r\n9,"a, b","bird"\r\n10,hm,cat\r\n'
+    )
+
+
+def test_a_row_that_changed_since_the_audit_is_refused(tmp_path: Path) -> None:
+    path = pets(tmp_path)
+    with pytest.raises(InputError, match=r'row 2 holds "dog", not "cat"'):
+        apply_corrections(path, [Correction(0, "cat", "accept", "dog"), Correction(2, "cat", "accept", "dog")])
+    assert not (tmp_path / "pets.fixed.csv").exists()
+
+
+def test_nothing_is_overwritten_without_force(tmp_path: Path) -> None:
+    path = pets(tmp_path)
+    before = path.read_bytes()
+    decided = [Correction(0, "cat", "accept", "dog")]
+    apply_corrections(path, decided)
+    with pytest.raises(InputError, match="is there already"):
+        apply_corrections(path, decided)
+    with pytest.raises(InputError, match="is there already"):
+        apply_corrections(path, decided, path)
+    assert path.read_bytes() == before
+    assert apply_corrections(path, decided, path, force=True).changed == 1
+    assert path.read_bytes() == before.replace(b"meow,cat", b"meow,dog")
+
+
+def test_tsv_with_stray_quotes_and_a_packed_file(tmp_path: Path) -> None:
+    text = 'text\tlabel\nsay "hi\tpos\n6" tall\tneg\n'
+    (tmp_path / "a.tsv.gz").write_bytes(gzip.compress(text.encode()))
+    applied = apply_corrections(tmp_path / "a.tsv.gz", [Correction(1, "neg", "accept", 'p"os')])
+    assert applied.path.name == "a.fixed.tsv.gz"
+    assert gzip.decompress(applied.path.read_bytes()).decode() == text.replace("neg", 'p"os')
+    with pytest.raises(InputError, match="a tab or a line end"):
+        apply_corrections(tmp_path / "a.tsv.gz", [Correction(1, "neg", "other", "a\tb")], tmp_path / "b.tsv")
+
+
+def test_parquet_keeps_every_type(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    columns = {
+        "word": pyarrow.array(["a", "b", None]),
+        "kind": pyarrow.array(["x", "y", "x"]).dictionary_encode(),
+        "number": pyarrow.array([1, 2, None], pyarrow.int8()),
+        "value": pyarrow.array([0.5, 2.0, 3.25]),
+    }
+    table = pyarrow.table(columns).replace_schema_metadata({"made": "by hand"})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    cases = {
+        "word": ([Correction(2, "", "accept", "b")], ["a", "b", "b"]),
+        "kind": ([Correction(0, "x", "other", "new")], ["new", "y", "x"]),
+        "number": ([Correction(1, "2", "accept", "1")], [1, 1, None]),
+        "value": ([Correction(1, "2", "other", "2.5")], [0.5, 2.5, 3.25]),
+    }
+    for name, (decided, expected) in cases.items():
+        out = tmp_path / f"{name}.parquet"
+        apply_corrections(tmp_path / "a.parquet", decided, out, label=name)
+        found = parquet.read_table(out)
+        assert found.schema.equals(table.schema, check_metadata=True)
+        assert found.column(name).to_pylist() == expected
+        assert found.drop_columns([name]).equals(table.drop_columns([name]))
+    with pytest.raises(InputError, match='"many" is none'):
+        apply_corrections(tmp_path / "a.parquet", [Correction(0, "1", "other", "many")], tmp_path / "x", label="number")
+
+
+def images(folder: Path, names: tuple[str, ...]) -> None:
+    from PIL import Image
+
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (2, 2)).save(folder / name)
+
+
+def test_class_folders_get_a_label_file_that_the_reader_takes(tmp_path: Path) -> None:
+    from compensate.data.folder import read_folder
+
+    images(tmp_path / "pets", ("cat/1.png", "cat/2.png", "dog/1.png"))
+    applied = apply_corrections(tmp_path / "pets", [Correction(1, "cat", "accept", "dog")])
+    assert applied.path.read_text() == "file,label\ncat/1.png,cat\ncat/2.png,dog\ndog/1.png,dog\n"
+    assert read_folder(tmp_path / "pets", labels=applied.path).train.target.tolist() == [0, 1, 1]
+
+
+def test_a_label_file_is_changed_by_image_not_by_line(tmp_path: Path) -> None:
+    images(tmp_path, ("a.png", "b.png", "c.png"))
+    (tmp_path / "labels.csv").write_bytes(b"label,file\ncat,c.png\ndog,./a.png\ncat,b.png\n")
+    applied = apply_corrections(tmp_path, [Correction(0, "dog", "accept", "cat")], tmp_path / "out.csv")
+    assert applied.path.read_bytes() == b"label,file\ncat,c.png\ncat,./a.png\ncat,b.png\n"
+
+
+def test_corrections_survive_their_file(tmp_path: Path) -> None:
+    labels = (*FORMULAS, *HARMLESS, 'a "b", c', "two\nlines", "\u202eabc")
+    decided = tuple(Correction(i, label, "reject", label) for i, label in enumerate(labels))
+    write_corrections(tmp_path / "c.csv", decided)
+    assert read_corrections(tmp_path / "c.csv") == decided
+    text = (tmp_path / "c.csv").read_bytes().decode()
+    cells = [cell for row in csv.reader(io.StringIO(text, newline="")) for cell in row]
+    assert len(cells) == 4 * len(decided) + 4
+    assert not [cell for cell in cells if cell[:1] in ("=", "@", "\t", "\r") or cell[:2] in ("+c", "-2")]
+
+
+def test_a_label_of_a_megabyte_survives_too(tmp_path: Path) -> None:
+    decided = (Correction(0, "=" * 1_000_000, "accept", "x" * 1_000_000),)
+    write_corrections(tmp_path / "c.csv", decided)
+    assert read_corrections(tmp_path / "c.csv") == decided
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("row,given\n", "no column index, decision, label"),
+        ("", "is empty"),
+        ("index,given,decision,label\n-1,a,skip,\n", 'row 1: the index is "-1"'),
+        ("index,given,decision,label\n1,a,acept,b\n", 'did you mean "accept"'),
+        ("index,given,decision,label\n1,a,other,\n", "other needs a label"),
+        ("index,given,decision,label\n1,a,skip,\n\n1,a,skip,\n", "row 1 more than once"),
+    ],
+)
+def test_a_file_that_cannot_be_used_says_why(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "c.csv").write_text(text)
+    with pytest.raises(InputError, match=message):
+        read_corrections(tmp_path / "c.csv")
+
+
+def test_a_row_beyond_the_data_is_refused() -> None:
+    with pytest.raises(InputError, match=r"row 2, and a\.csv has the rows 0 to 1"):
+        changes(["x", "y"], [Correction(2, "x", "accept", "y")], "a.csv")
