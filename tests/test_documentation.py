@@ -27,6 +27,13 @@ def test_code_blocks_run(block, tmp_path, monkeypatch):
     assert namespace
 
 
+def test_the_page_of_methods_is_made_from_the_table(tmp_path):
+    from compensate.methods.pages import write_pages
+
+    write_pages(tmp_path / "methods.md")
+    assert (tmp_path / "methods.md").read_text() == (ROOT / "docs" / "methods.md").read_text(), "run `make docs`"
+
+
 def test_import_brings_no_heavy_library_along():
     heavy = ("pandas", "sklearn", "scipy", "matplotlib", "PIL", "accelerate", "optuna", "typer", "rich", "jinja2")
     code = f"import sys, compensate; print([m for m in {heavy!r} if m in sys.modules])"

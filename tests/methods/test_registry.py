@@ -10,6 +10,7 @@ import torch
 
 from compensate import METHODS, InputError
 from compensate.methods import find
+from compensate.methods.trial import measured_change
 
 SIZES = {"num_samples": 40, "num_classes": 3, "class_counts": [20, 12, 8], "feature_dim": 6, "feature_shape": (4,)}
 
@@ -59,3 +60,12 @@ def test_state_survives(name, how):
     assert torch.equal(*losses)
     for (key, a), b in zip(criterion.state_dict().items(), other.state_dict().values(), strict=True):
         assert torch.equal(a, b), key
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_measured_direction_agrees_with_the_taxonomy(name):
+    row = METHODS[name]
+    change = measured_change(row)
+    assert change.agrees(row), str(change)
+    # D2L waits for the dimensionality of its features to turn, which it does not in a short training.
+    assert (change.direction == "none") == (name in ("base", "d2l"))

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from compensate.methods.registry import METHODS, Method
-from compensate.methods.trial import measured_direction
+from compensate.methods.trial import measured_change
 from compensate.taxonomy import INFERENCES, TARGETS, Taxonomy
 
 _NEEDS = {
@@ -41,7 +41,7 @@ def page(row: Method) -> str:
         f"reference  {row.reference}",
         f"needs      {asks}",
         f"limits     {row.limits}",
-        f"measured   {measured_direction(row)} on a batch of digits",
+        f"measured   {measured_change(row)} (digits, one in eight labels wrong)",
     ]
     return "\n".join(lines)
 
