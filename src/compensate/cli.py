@@ -12,6 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from compensate._version import __version__
+from compensate.commands.compare import compare
+from compensate.commands.train import train
+from compensate.commands.tune import tune
 from compensate.errors import InputError
 
 app = typer.Typer(
@@ -23,6 +26,8 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 console = Console(highlight=False)
+for command in (train, compare, tune):
+    app.command()(command)
 
 
 def main() -> None:

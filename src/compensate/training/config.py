@@ -106,7 +106,7 @@ class Config:
                 raise InputError(f"{name} is {value}; expected a value from {low:g} to {high:g}.")
         for name, choices in _CHOICES.items():
             if (value := getattr(self, name)) is not None and value not in choices:
-                raise InputError(f'{name} is "{value}"; {nearest(value, choices)}.')
+                raise InputError(f'{name} is "{value}"; {nearest(value, choices)}')
 
     def _check(self, name: str, kinds: tuple[type, ...]) -> None:
         value = getattr(self, name)
@@ -122,7 +122,7 @@ class Config:
         known = [f.name for f in fields(cls)]
         for name in given:
             if name.replace("-", "_") not in known:
-                raise InputError(f'{where}: there is no option "{name}"; {nearest(name.replace("-", "_"), known)}.')
+                raise InputError(f'{where}: there is no option "{name}"; {nearest(name.replace("-", "_"), known)}')
         return cls(**{name.replace("-", "_"): value for name, value in given.items()})
 
     def but(self, **changes: Any) -> Config:

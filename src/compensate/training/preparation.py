@@ -207,7 +207,7 @@ def make_criterion(prepared: Prepared, model: nn.Module, data_dir: str | Path | 
     wanted = inspect.signature(method.build).parameters
     unknown = [name for name in arguments if name not in wanted]
     if unknown:
-        raise InputError(f'{method.name} has no hyper-parameter "{unknown[0]}"; {nearest(unknown[0], wanted)}.')
+        raise InputError(f'{method.name} has no hyper-parameter "{unknown[0]}"; {nearest(unknown[0], wanted)}')
     if "bounds" in wanted and np.ndim(prepared.train.x) == 4:
         arguments.setdefault("bounds", (0.0, 1.0))  # images are pixels in [0, 1]
     if "batch_size" in wanted:

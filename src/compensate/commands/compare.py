@@ -1,0 +1,172 @@
+"""`compensate compare`: methods side by side over seeds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from compensate.commands import options as o
+from compensate.errors import InputError
+
+if TYPE_CHECKING:
+    from compensate.training.comparison import Row
+
+console = Console(highlight=False)
+
+
+def compare(
+    data: o.Data = None,
+    methods: Annotated[str | None, typer.Option(help="Names with commas between.", show_default=False)] = None,
+    seeds: Annotated[
+        int | None, typer.Option(help="Repetitions of each; 3 if not given.", min=1, show_default=False)
+    ] = None,
+    baseline: Annotated[
+        str | None, typer.Option(help="Differences are to it; the first if not given.", show_default=False)
+    ] = None,
+    noise: o.Noise = None,
+    model: o.Model = None,
+    hyper: Annotated[
+        list[str] | None, typer.Option(help="Such as logcomp.lam=0.1; may be repeated.", show_default=False)
+    ] = None,
+    epochs: o.Epochs = None,
+    batch_size: o.BatchSize = None,
+    lr: o.Rate = None,
+    optimiser: o.Optimiser = None,
+    schedule: o.Schedule = None,
+    seed: o.Seed = None,
+    limit: o.Limit = None,
+    vectors: o.Vectors = None,
+    max_length: o.MaxLength = None,
+    label: o.Label = None,
+    text: o.Text = None,
+    set_: o.Set = None,
+    config: o.ConfigFile = None,
+    data_dir: o.DataDir = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes; as many as cores if not given.", min=1, show_default=False)
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the comparison.", show_default=False)] = None,
+) -> None:
+    """Compare methods over several seeds, in worker processes with one thread each.
+
+    **Example:** `compensate compare digits --noise pair:0.3 --methods base,logcomp,mixcomp --seeds 3`
+
+    Started again, it goes on where it was: finished runs are read, unfinished ones resumed.
+    """
+    from compensate.training import comparison
+    from compensate.training.workers import side_by_side
+
+    given = o.shared(
+        data, set_, label, text, noise=noise, model=model, epochs=epochs, batch_size=batch_size, lr=lr,
+        optimiser=optimiser, schedule=schedule, seed=seed, limit=limit, vectors=vectors, max_length=max_length,
+    )  # fmt: skip
+    merged = o.options(config, given)
+    wanted = _methods(methods, merged.pop("methods", None), o.nested(o.pairs(hyper, "--hyper")))
+    count = seeds if seeds is not None else int(merged.pop("seeds", 3))
+    merged.pop("seeds", None)
+    first = _named(baseline or merged.pop("baseline", None) or next(iter(wanted)), wanted)
+    merged.pop("baseline", None)
+    common = o.build(merged, str(config or "the command line"))
+    configs = comparison.plan(common, wanted, count)
+    folder = out if out is not None else Path("runs") / f"compare-{_digest([c.id for c in configs])}"
+    (folder / "runs").mkdir(parents=True, exist_ok=True)
+
+    runs, failed = [], []
+    with _bar() as bar:
+        task = bar.add_task("", total=len(configs))
+        jobs = [(c, folder / "runs", data_dir) for c in configs]
+        for done, outcome in side_by_side(comparison.attempt, jobs, workers):
+            bar.advance(task)
+            if isinstance(outcome, str):
+                failed.append((done, outcome))
+            else:
+                runs.append(outcome)
+    for done, message in failed:
+        console.print(f"[red]{done.method}, seed {done.seed}:[/red] {message}")
+    if not any(r["config"]["method"] == first for r in runs):
+        raise InputError(f"no run of the baseline {first} came to its end, so there is nothing to compare with.")
+    rows = comparison.table(runs, list(wanted), first)
+    console.print(shown(rows, first))
+    stored = comparison.store(folder, common, runs, rows, first)
+    title = f"{Path(common.data).name}, noise {common.noise}, {count} seed{'s' * (count > 1)}"
+    picture = comparison.plot(comparison.curves(folder / "runs", configs), folder / "comparison.png", title)
+    console.print(f"all runs:  {stored}\npicture:   {picture}", soft_wrap=True)
+    if failed:
+        raise typer.Exit(1)
+
+
+def shown(rows: Sequence[Row], baseline: str) -> Table:
+    """The table for people: test accuracy in percent."""
+    table = Table(
+        "method",
+        "last epoch",
+        "best epoch",
+        f"last, minus {baseline.replace('_', '-')} (95 %)",
+        box=None,
+        pad_edge=False,
+    )
+    for row in rows:
+        if row.difference is None:
+            gap = "" if row.method == baseline else "no shared seed"
+        else:
+            mean, low, high = (100 * v for v in row.difference)
+            gap = f"{mean:+.2f}" + ("" if math.isnan(low) else f"  ({low:+.2f} to {high:+.2f})")
+        table.add_row(row.method.replace("_", "-"), _percent(row.last), _percent(row.best), gap)
+    return table
+
+
+def _percent(value: tuple[float, float]) -> str:
+    mean, std = (100 * v for v in value)
+    return f"{mean:.2f}" + ("" if math.isnan(std) else f" ± {std:.2f}")
+
+
+def _methods(names: str | None, from_file: Any, hyper: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Each method and its hyper-parameters, from the command line and the file's ``methods`` list or tables."""
+    from compensate.methods import find
+
+    found: dict[str, dict[str, Any]] = {}
+    if isinstance(from_file, Mapping):
+        found = {find(name).name: dict(values) for name, values in from_file.items()}
+    elif isinstance(from_file, list):
+        found = {find(name).name: {} for name in from_file}
+    if names is not None:
+        chosen = [find(name.strip()).name for name in names.split(",") if name.strip()]
+        found = {name: found.get(name, {}) for name in chosen}
+    if not found:
+        found = {"base": {}, "logcomp": {}, "mixcomp": {}}
+    for name, values in hyper.items():
+        if not isinstance(values, Mapping):
+            raise InputError(
+                f"--hyper {name}={values} does not say of which method; write for example logcomp.{name}={values}."
+            )
+        found[_named(name, found)].update(values)
+    return found
+
+
+def _named(name: str, known: Mapping[str, Any]) -> str:
+    from compensate.methods import find
+
+    row = find(name)
+    if row.name not in known:
+        raise InputError(f"{row.name} is not among the methods of the comparison: {', '.join(known)}.")
+    return row.name
+
+
+def _digest(ids: list[str]) -> str:
+    return hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:8]
+
+
+def _bar() -> Progress:
+    return Progress(
+        TextColumn("training"), BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("runs"), TimeElapsedColumn(),
+        console=console, transient=True,
+    )  # fmt: skip

@@ -1,0 +1,119 @@
+"""Options that several commands share, and how a command line and a TOML file become one configuration."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from compensate.errors import InputError
+
+if TYPE_CHECKING:
+    from compensate.training.config import Config
+
+
+def _option(text: str, *names: str) -> Any:
+    return typer.Option(*names, help=text, show_default=False)
+
+
+Data = Annotated[
+    str | None, typer.Argument(help="A name (cifar10, sst2, imdb, digits, ...) or a path.", show_default=False)
+]
+DataDir = Annotated[Path | None, _option("Where named data sets are; else COMPENSATE_DATA says.")]
+ConfigFile = Annotated[Path | None, _option("Options in a TOML file; those on the command line win.", "--config")]
+Noise = Annotated[str | None, _option("Wrong labels made on purpose, such as pair:0.2 or random:0.4.")]
+Model = Annotated[str | None, _option("Such as resnet20, bilstm, cnn, mlp; chosen by the data if not given.")]
+Epochs = Annotated[int | None, _option("Passes over the data.")]
+BatchSize = Annotated[int | None, _option("Samples of a step, over all processes.")]
+Rate = Annotated[float | None, _option("Learning rate.", "--lr")]
+Optimiser = Annotated[str | None, _option("sgd, adam or adamw.")]
+Schedule = Annotated[str | None, _option("constant, cosine, linear or step.")]
+Seed = Annotated[int | None, _option("Of split, noise, weights and order.")]
+Limit = Annotated[int | None, _option("At most so many training samples.")]
+Vectors = Annotated[str | None, _option("Word vectors: glove.6B.100d in the data folder, or a file.")]
+MaxLength = Annotated[int | None, _option("Cut texts after so many words.")]
+Label = Annotated[str | None, _option("Column of the label, for tables.")]
+Text = Annotated[str | None, _option("Column of the text, for tables.")]
+Hyper = Annotated[list[str] | None, _option("A hyper-parameter of the method: --hyper lam=0.1; may be repeated.")]
+Set = Annotated[list[str] | None, _option("Any other option: --set weight_decay=1e-4; may be repeated.", "--set")]
+
+
+def value_of(text: str) -> Any:
+    """A value as written on a command line: JSON where it is, else the text itself.
+
+    >>> value_of("0.1"), value_of("[64, 64]"), value_of("prox"), value_of("true")
+    (0.1, [64, 64], 'prox', True)
+    """
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def pairs(texts: Sequence[str] | None, option: str) -> dict[str, Any]:
+    """Names and values from texts such as ``lam=0.1``.
+
+    >>> pairs(["lam=0.1", "update=prox"], "--hyper")
+    {'lam': 0.1, 'update': 'prox'}
+    """
+    found = {}
+    for text in texts or ():
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise InputError(f'{option} "{text}" is not a name, an equals sign and a value, such as {option} lam=0.1.')
+        found[name.strip()] = value_of(value.strip())
+    return found
+
+
+def nested(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted names as tables: ``model_options.hidden`` is ``hidden`` of ``model_options``.
+
+    >>> nested({"model_options.hidden": 100, "seed": 1})
+    {'model_options': {'hidden': 100}, 'seed': 1}
+    """
+    tree: dict[str, Any] = {}
+    for name, value in found.items():
+        head, dot, rest = name.partition(".")
+        if dot:
+            tree.setdefault(head, {})[rest] = value
+        else:
+            tree[head] = value
+    return tree
+
+
+def options(config: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """All options: those of the file, and over them those of the command line; tables are joined."""
+    from compensate.training.config import read_toml
+
+    merged = {} if config is None else {k.replace("-", "_"): v for k, v in read_toml(config).items()}
+    for name, value in given.items():
+        if value is None or value == {}:
+            continue
+        if isinstance(value, Mapping) and isinstance(merged.get(name), Mapping):
+            value = {**merged[name], **value}
+        merged[name] = value
+    return merged
+
+
+def shared(
+    data: str | None, set_: Sequence[str] | None, label: str | None, text: str | None, **named: Any
+) -> dict[str, Any]:
+    """The options of a command line by their names in `Config`."""
+    others = nested(pairs(set_, "--set"))
+    reader = {
+        **others.pop("data_options", {}),
+        **{k: v for k, v in (("label", label), ("text", text)) if v is not None},
+    }
+    return {"data": data, **named, **others, "data_options": reader}
+
+
+def build(merged: Mapping[str, Any], where: str) -> Config:
+    """The configuration; a missing data set is the most common slip."""
+    from compensate.training.config import Config
+
+    if not merged.get("data"):
+        raise InputError("no data set is given; write for example: compensate train digits --method logcomp.")
+    return Config.of(merged, where)

@@ -1,0 +1,92 @@
+"""`compensate train`: one run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from compensate.commands import options as o
+
+console = Console(highlight=False)
+
+
+def train(
+    data: o.Data = None,
+    method: Annotated[str | None, typer.Option(help="See `compensate methods`.", show_default=False)] = None,
+    noise: o.Noise = None,
+    model: o.Model = None,
+    hyper: o.Hyper = None,
+    epochs: o.Epochs = None,
+    batch_size: o.BatchSize = None,
+    lr: o.Rate = None,
+    optimiser: o.Optimiser = None,
+    schedule: o.Schedule = None,
+    seed: o.Seed = None,
+    limit: o.Limit = None,
+    clean: Annotated[float | None, typer.Option(help="Share of trusted samples.", show_default=False)] = None,
+    patience: Annotated[
+        int | None, typer.Option(help="Stop after so many epochs without gain.", show_default=False)
+    ] = None,
+    precision: Annotated[str | None, typer.Option(help="no, bf16 or fp16.", show_default=False)] = None,
+    accumulate: Annotated[
+        int | None, typer.Option(help="Batches to a step of the optimiser.", show_default=False)
+    ] = None,
+    vectors: o.Vectors = None,
+    max_length: o.MaxLength = None,
+    label: o.Label = None,
+    text: o.Text = None,
+    teacher: Annotated[
+        str | None, typer.Option(help="A finished run's folder, or .npy logits.", show_default=False)
+    ] = None,
+    set_: o.Set = None,
+    config: o.ConfigFile = None,
+    data_dir: o.DataDir = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The run's folder; runs/NAME if not given.", show_default=False)
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = False,
+    every: Annotated[int | None, typer.Option(help="Steps between checkpoints.", show_default=False)] = None,
+    tracker: Annotated[list[str] | None, typer.Option(help="Such as tensorboard.", show_default=False)] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
+) -> None:
+    """Train a model with any method; the run can be interrupted and resumed exactly.
+
+    **Example:** `compensate train digits --method logcomp --noise pair:0.2`
+
+    In several processes: `torchrun --nproc-per-node 2 -m compensate train ...`, or `accelerate launch -m compensate train ...`
+    """
+    from compensate.training.distribution import Processes
+    from compensate.training.fit import fit
+
+    given = o.shared(
+        data, set_, label, text, method=method, noise=noise, model=model, hyper=o.pairs(hyper, "--hyper"), epochs=epochs,
+        batch_size=batch_size, lr=lr, optimiser=optimiser, schedule=schedule, seed=seed, limit=limit, clean=clean,
+        patience=patience, precision=precision, accumulate=accumulate, vectors=vectors, max_length=max_length,
+        teacher=teacher,
+    )  # fmt: skip
+    asked = o.build(o.options(config, given), str(config or "the command line"))
+    folder = out if out is not None else Path("runs") / asked.name
+    result = fit(
+        asked, data_dir=data_dir, folder=folder, resume=resume, every=every, console=None if quiet else console,
+        trackers=tuple(tracker or ()),
+    )  # fmt: skip
+    if not Processes.current().main:
+        return
+    parts, settled = result.prepared, result.config
+    wrong = f", {parts.wrong.mean():.1%} of the labels wrong" if parts.wrong.any() else ""
+    console.print(
+        f"{settled.data}: {len(parts.train):,} samples, {parts.train.num_classes} classes{wrong}\n"
+        f"{settled.method.replace('_', '-')} on {settled.model}, {len(result.history)} epochs, {result.seconds:.0f} s"
+    )
+    for name, row in (("last", result.last), ("best", result.best)):
+        said = [
+            f"{k.replace('_', ' ')} {row[k]:.4f}"
+            for k in ("test_accuracy", "val_accuracy", "train_accuracy")
+            if k in row
+        ]
+        note = f" &
+        console.print(f"{name} epoch {row['epoch']:>3.0f}: {' · '.join(said)}{note}", soft_wrap=True)
+    console.print(f"run:  {folder}", soft_wrap=True)

@@ -1,0 +1,95 @@
+"""`compensate tune`: hyper-parameters by search."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from compensate.commands import options as o
+from compensate.errors import InputError
+
+if TYPE_CHECKING:
+    from compensate.training.spaces import Preset
+
+console = Console(highlight=False)
+
+
+def tune(
+    data: o.Data = None,
+    method: Annotated[str | None, typer.Option(help="See `compensate methods`.", show_default=False)] = None,
+    preset: Annotated[str, typer.Option(help="Search space: default, paper or paper-per-sample.")] = "default",
+    trials: Annotated[int, typer.Option(help="Finished trials of the study, earlier ones included.", min=1)] = 20,
+    seeds: Annotated[int, typer.Option(help="Runs of each trial.", min=1)] = 1,
+    noise: o.Noise = None,
+    model: o.Model = None,
+    hyper: o.Hyper = None,
+    epochs: o.Epochs = None,
+    batch_size: o.BatchSize = None,
+    lr: o.Rate = None,
+    optimiser: o.Optimiser = None,
+    schedule: o.Schedule = None,
+    seed: o.Seed = None,
+    limit: o.Limit = None,
+    vectors: o.Vectors = None,
+    max_length: o.MaxLength = None,
+    label: o.Label = None,
+    text: o.Text = None,
+    set_: o.Set = None,
+    config: o.ConfigFile = None,
+    data_dir: o.DataDir = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes; as many as cores if not given.", min=1, show_default=False)
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the study.", show_default=False)] = None,
+) -> None:
+    """Search the hyper-parameters of a method, judged on held-out labels as noisy as the training labels.
+
+    **Example:** `compensate tune digits --method logcomp --noise pair:0.3 --trials 20`
+
+    The presets paper and paper-per-sample are the search spaces of the paper, with its learning rate read in both ways.
+    Started again, the study goes on.
+    """
+    from compensate.data.files import write_atomically
+    from compensate.training.tuning import search
+
+    given = o.shared(
+        data, set_, label, text, method=method, noise=noise, model=model, hyper=o.pairs(hyper, "--hyper"), epochs=epochs,
+        batch_size=batch_size, lr=lr, optimiser=optimiser, schedule=schedule, seed=seed, limit=limit, vectors=vectors,
+        max_length=max_length,
+    )  # fmt: skip
+    asked = o.build(o.options(config, given), str(config or "the command line"))
+    if asked.method == "base":
+        raise InputError("base has nothing to tune; name a method: --method logcomp.")
+    folder = out if out is not None else Path("runs") / f"tune-{asked.name}"
+    with Progress(
+        TextColumn("searching"), BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("trials"), TimeElapsedColumn(),
+        console=console, transient=True,
+    ) as bar:  # fmt: skip
+        task = bar.add_task("", total=trials)
+        found = search(
+            asked, folder, preset=cast("Preset", preset), trials=trials, seeds=seeds, workers=workers, data_dir=data_dir,
+            done=lambda n: bar.update(task, completed=n),
+        )  # fmt: skip
+    write_atomically(folder / "tuning.json", (json.dumps(found, indent=1) + "\n").encode())
+    names = list(found["best"]["hyper"])
+    table = Table(*names, "validation accuracy", box=None, pad_edge=False)
+    for row in found["trials"][:5]:
+        table.add_row(
+            *(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row["hyper"].values()), f"{row['validation']:.4f}"
+        )
+    console.print(f"{len(found['trials'])} trials, the best first; accuracy is on held-out noisy labels")
+    console.print(table)
+    best = " ".join(
+        f"--hyper {k}={v:.6g}" if isinstance(v, float) else f"--hyper {k}={v}"
+        for k, v in found["best"]["hyper"].items()
+    )
+    console.print(
+        f"use it:     compensate train {asked.data} --method {asked.method.replace('_', '-')} {best}", soft_wrap=True
+    )
+    console.print(f"all trials: {folder / 'tuning.json'}", soft_wrap=True)

@@ -1,0 +1,186 @@
+"""Methods side by side over seeds: means, deviations, and paired differences to a baseline."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compensate._version import __version__
+from compensate.data.files import write_atomically
+from compensate.errors import InputError
+from compensate.methods.registry import find
+from compensate.training.config import Config
+from compensate.training.workers import trained
+
+LEVEL = 0.95
+"""Of confidence intervals."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method in the table.
+
+    Attributes:
+        method: its name.
+        count: seeds.
+        last, best: mean and standard deviation over the seeds of the test accuracy after the last epoch, and after the
+            epoch with the best validation accuracy.
+        difference: of `last` to the baseline's, seed by seed: mean, and the ends of its confidence interval (NaN for a
+            single seed); None for the baseline.
+    """
+
+    method: str
+    count: int
+    last: tuple[float, float]
+    best: tuple[float, float]
+    difference: tuple[float, float, float] | None
+
+
+def plan(config: Config, methods: Mapping[str, Mapping[str, Any]], seeds: int) -> list[Config]:
+    """The runs of a comparison. All methods of a seed share split, noise, first weights and order.
+
+    If one method asks for clean data, all methods do without those samples, so that all train on the same.
+    """
+    needs = set().union(*(find(name).needs for name in methods))
+    clean = config.clean if config.clean is not None else 0.02 if "clean" in needs else 0.0
+    return [
+        config.but(method=name, hyper=dict(hyper), seed=config.seed + k, clean=clean)
+        for k in range(seeds)
+        for name, hyper in methods.items()
+    ]
+
+
+def attempt(config: Config, folder: Path, data_dir: Path | None) -> tuple[Config, dict[str, Any] | str]:
+    """A run and its outcome; or, if its input was at fault, what was wrong: the other runs shall not suffer."""
+    try:
+        return config, trained(config, folder, data_dir)
+    except InputError as error:
+        return config, str(error)
+
+
+def paired(differences: Sequence[float], level: float = LEVEL) -> tuple[float, float, float]:
+    r"""Mean of the differences, and the ends of its t interval.
+
+    .. math:: \bar d \pm t_{n-1}\, \frac{s_d}{\sqrt n}
+
+    >>> [round(v, 3) for v in paired([1.0, 2.0, 3.0])]
+    [2.0, -0.484, 4.484]
+    """
+    from scipy.stats import t
+
+    d = np.asarray(differences, dtype=float)
+    mean = float(d.mean())
+    if len(d) < 2:
+        return mean, math.nan, math.nan
+    half = float(t.ppf((1 + level) / 2, len(d) - 1) * d.std(ddof=1) / math.sqrt(len(d)))
+    return mean, mean - half, mean + half
+
+
+def table(runs: Sequence[Mapping[str, Any]], methods: Sequence[str], baseline: str) -> list[Row]:
+    """The rows of the table, from the stored outcomes of all runs."""
+    values = {m: {r["config"]["seed"]: r["result"] for r in runs if r["config"]["method"] == m} for m in methods}
+    rows = []
+    for method, by_seed in values.items():
+        if not by_seed:
+            continue
+        shared = sorted(by_seed.keys() & values[baseline].keys())
+        differences = [_accuracy(by_seed[s]["last"]) - _accuracy(values[baseline][s]["last"]) for s in shared]
+        difference = None if method == baseline or not shared else paired(differences)
+        last, best = (_spread([_accuracy(r[when]) for r in by_seed.values()]) for when in ("last", "best"))
+        rows.append(Row(method, len(by_seed), last, best, difference))
+    return rows
+
+
+def _accuracy(row: Mapping[str, float]) -> float:
+    return row.get("test_accuracy", row.get("val_accuracy", math.nan))
+
+
+def _spread(values: Sequence[float]) -> tuple[float, float]:
+    return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+
+
+def store(folder: Path, config: Config, runs: Sequence[Mapping[str, Any]], rows: Sequence[Row], baseline: str) -> Path:
+    """Every run's numbers and the table, as JSON."""
+    content = {
+        "version": __version__,
+        "common": {k: v for k, v in config.json.items() if k not in ("method", "hyper", "seed")},
+        "baseline": baseline,
+        "level": LEVEL,
+        "table": [vars(row) for row in rows],
+        "runs": [
+            {
+                "id": r["id"], "method": r["config"]["method"], "hyper": r["config"]["hyper"],
+                "seed": r["config"]["seed"], "versions": r["versions"], **r["result"],
+            }
+            for r in sorted(runs, key=lambda r: (r["config"]["method"], r["config"]["seed"]))
+        ],
+    }  # fmt: skip
+    path = folder / "comparison.json"
+    write_atomically(path, json.dumps(_plain(content), indent=1).encode())
+    return path
+
+
+def _plain(value: Any) -> Any:
+    """NaN is no JSON; it becomes null."""
+    if isinstance(value, Mapping):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def curves(folder: Path, configs: Sequence[Config]) -> dict[str, list[list[float]]]:
+    """Test accuracy after each epoch, a list for each seed, by method; from the runs' own metrics."""
+    found: dict[str, list[list[float]]] = {}
+    for config in configs:
+        path = folder / config.name / "metrics.jsonl"
+        if path.is_file():
+            rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+            found.setdefault(config.method, []).append([_accuracy(row) for row in rows])
+    return found
+
+
+COLOURS = ("#555555", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D1F")
+"""Colours that survive colour blindness; line styles say the same once they are used up."""
+
+
+def plot(by_method: Mapping[str, Sequence[Sequence[float]]], path: Path, title: str = "") -> Path:
+    """Accuracy over the epochs, mean and deviation of each method, and the last epoch of every seed beside it."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8), width_ratios=(2, 1), layout="constrained", sharey=True)
+    for place, (method, runs) in enumerate(by_method.items()):
+        colour, style = COLOURS[place % len(COLOURS)], ("-", "--", ":")[place // len(COLOURS) % 3]
+        length = min(map(len, runs))
+        values = np.array([run[:length] for run in runs])
+        epochs = np.arange(1, length + 1)
+        mean, spread = values.mean(0), values.std(0)
+        name = method.replace("_", "-")
+        left.plot(epochs, mean, style, color=colour, label=name, marker="o" if length == 1 else None)
+        left.fill_between(epochs, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
+        last = [run[-1] for run in runs]
+        right.plot([place] * len(last), last, "o", color=colour, alpha=0.5, markersize=5)
+        right.plot([place - 0.25, place + 0.25], [np.mean(last)] * 2, color=colour, linewidth=2)
+    left.set_xlabel("epoch")
+    left.set_ylabel("test accuracy")
+    left.legend(frameon=False, fontsize=9)
+    right.set_xticks(range(len(by_method)), [m.replace("_", "-") for m in by_method], rotation=30, ha="right")
+    right.set_xlabel("last epoch, each seed, and mean")
+    figure.suptitle(title, fontsize=11)
+    for axis in (left, right):
+        axis.spines[["top", "right"]].set_visible(False)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=110, format="png")
+    plt.close(figure)
+    write_atomically(path, drawn.getvalue())
+    return path

@@ -1,0 +1,159 @@
+"""Hyper-parameters by search, judged on labels as noisy as those that are trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compensate.errors import InputError
+from compensate.training.config import Config
+from compensate.training.preparation import prepare
+from compensate.training.spaces import Choice, Kind, Preset, Space, space_of
+from compensate.training.workers import side_by_side, trained
+
+LAST = 5
+"""The score is a mean over so many last epochs: one lucky epoch is not a good setting."""
+
+
+def open_study(folder: Path, name: str, seed: int) -> Any:
+    """The study in this folder: a file that several processes write to, and that outlives them."""
+    try:
+        import optuna
+    except ImportError as error:
+        raise InputError('tuning needs optuna: pip install "compensate[tune]".') from error
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    folder.mkdir(parents=True, exist_ok=True)
+    file = str(folder / "study.log")
+    return optuna.create_study(
+        study_name=name,
+        storage=JournalStorage(JournalFileBackend(file, lock_obj=JournalFileOpenLock(file))),
+        sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=8, constant_liar=True),
+        direction="maximize",
+        load_if_exists=True,
+    )
+
+
+def kind_of(config: Config, data: Any) -> Kind:
+    """Which of the paper's settings a data set falls under: texts that are not SST-2 count as IMDB does."""
+    if np.ndim(data.x) == 4:
+        return "image"
+    return "sst2" if "sst" in Path(config.data).name.lower() else "imdb"
+
+
+def score(config: Config, folder: Path, data_dir: Path | None, seeds: int) -> float:
+    """The mean accuracy on held-out noisy labels over the last epochs and all seeds."""
+    import json
+
+    values = []
+    for k in range(seeds):
+        run = config.but(seed=config.seed + k)
+        trained(run, folder / "runs", data_dir)
+        lines = (folder / "runs" / run.name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        values += [float(np.mean([json.loads(line)["val_accuracy"] for line in lines[-LAST:]]))]
+    return float(np.mean(values))
+
+
+def search(
+    config: Config,
+    folder: Path,
+    *,
+    preset: Preset = "default",
+    trials: int = 20,
+    seeds: int = 1,
+    workers: int | None = None,
+    data_dir: Path | None = None,
+    done: Callable[[int], None] | None = None,
+) -> dict[str, Any]:
+    """Tries settings until the study has so many finished trials; returns the best and all of them.
+
+    A study that was interrupted goes on: finished trials stay, and a trial that was under way is counted as lost, while
+    its training goes on from its checkpoint if the same setting comes up again.
+    """
+    prepared = prepare(config, data_dir=data_dir)
+    if prepared.validation is None or not len(prepared.validation):
+        raise InputError("tuning needs a validation part; hold out a share of the noisy data: validation=0.1.")
+    space = space_of(config.method, preset, kind_of(config, prepared.train))
+    batch_size = prepared.config.batch_size or 1
+    name = f"{config.method}-{preset}-{config.but(hyper={}).id[:8]}-{seeds}"
+    study = open_study(folder, name, config.seed)
+    _close_abandoned(study)
+    missing = trials - _finished(study)
+    jobs = [(config, folder, name, space, preset, batch_size, seeds, data_dir, k) for k in range(max(missing, 0))]
+    for _ in side_by_side(_trial, jobs, workers):
+        if done is not None:
+            done(_finished(study))
+    return _summary(study, config, space, preset, batch_size, seeds)
+
+
+def _trial(
+    config: Config,
+    folder: Path,
+    name: str,
+    space: Space,
+    preset: Preset,
+    batch_size: int,
+    seeds: int,
+    data_dir: Path | None,
+    number: int,
+) -> None:
+    study = open_study(folder, name, config.seed + 1000 * (number + 1))
+    trial = study.ask()
+    values = {}
+    for key, span in space.ranges.items():
+        if isinstance(span, Choice):
+            values[key] = trial.suggest_categorical(key, list(span.values))
+        else:
+            values[key] = trial.suggest_float(key, span.low, span.high, log=span.log)
+    hyper = {**config.hyper, **space.hyper(values, preset, batch_size)}
+    try:
+        study.tell(trial, score(config.but(hyper=hyper), folder, data_dir, seeds))
+    except InputError as error:
+        # A setting under which training diverges is a bad setting, not the end of the search.
+        if "NaN" not in str(error):
+            _give_up(study, trial)
+            raise
+        study.tell(trial, 0.0)
+
+
+def _give_up(study: Any, trial: Any) -> None:
+    from optuna.trial import TrialState
+
+    study.tell(trial, state=TrialState.FAIL)
+
+
+def _close_abandoned(study: Any) -> None:
+    """Trials of processes that are gone would count as under way for ever."""
+    from optuna.trial import TrialState
+
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        study.tell(trial.number, state=TrialState.FAIL)
+
+
+def _finished(study: Any) -> int:
+    from optuna.trial import TrialState
+
+    return len(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)))
+
+
+def _summary(study: Any, config: Config, space: Space, preset: Preset, batch_size: int, seeds: int) -> dict[str, Any]:
+    from optuna.trial import TrialState
+
+    complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    rows = [
+        {"number": t.number, "hyper": space.hyper(t.params, preset, batch_size), "validation": t.value}
+        for t in complete
+    ]
+    rows.sort(key=lambda row: (-row["validation"], row["number"]))
+    return {
+        "method": config.method,
+        "preset": preset,
+        "seeds": seeds,
+        "best": rows[0] if rows else None,
+        "trials": rows,
+    }

@@ -1,0 +1,96 @@
+"""Trains in as many processes as the environment says; the tests start it twice and compare with one process.
+
+python replicas.py OUT METHOD[,METHOD...]
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from compensate.data import Data, Splits, digits
+from compensate.methods import METHODS
+from compensate.training import Config, fit
+
+STOP = 4
+"""The step, in the middle of the first epoch, that the interrupted run stops after."""
+
+
+class Stopped(Exception):
+    """Stands for a killed process."""
+
+
+def small() -> Splits:
+    """133 digits for training: six batches of 24, the last with an odd 13 samples."""
+    train, rest = digits().split((0.1, 0.9), seed=3)
+    return Splits(_first(train, 133), _first(rest, 40))
+
+
+def _first(data: Data, n: int) -> Data:
+    return data.subset(range(n))
+
+
+def config(method: str, **changes) -> Config:
+    """A short run with a network that has neither batch normalisation nor dropout."""
+    base = {
+        "noise": "pair:0.3", "epochs": 2, "batch_size": 24, "model": "mlp", "optimiser": "sgd", "lr": 0.1,
+        "model_options": {"hidden": [16]}, "validation": 0.0, "clean": 0.15 if "clean" in METHODS[method].needs else 0.0,
+    }  # fmt: skip
+    return Config(**{**base, "method": method, **changes})
+
+
+def train(method: str, folder: Path | None = None, *, stop: bool = False, resume: bool = False, **changes):
+    """A run, and the loss of each of its steps; with `stop` it ends after a checkpoint in the middle of an epoch."""
+    losses: list[float] = []
+
+    def keep(s) -> None:
+        losses.append(float(s.loss.detach()))
+        if stop and len(losses) == STOP + 1:
+            raise Stopped
+
+    criterion = teacher(method) if "teacher" in METHODS[method].needs else None
+    torch.manual_seed(0)
+    try:
+        result = fit(
+            config(method, **changes), data=small(), folder=folder, resume=resume, every=STOP, on_step=keep,
+            criterion=criterion,
+        )  # fmt: skip
+    except Stopped:
+        return losses, None
+    return losses, result
+
+
+def teacher(method: str):
+    """The criterion of a method that asks for a teacher, with one that it makes up."""
+    train = small().train
+    return METHODS[method].make(num_samples=train.rows, num_classes=10, class_counts=train.class_counts.tolist())
+
+
+def tensors(losses: list[float], result) -> dict[str, torch.Tensor]:
+    """All that two runs are compared by: losses, metrics, tables, statistics and weights."""
+    metrics = [[row[key] for key in sorted(row)] for row in result.history]
+    return {
+        "losses": torch.tensor(losses, dtype=torch.float64),
+        "metrics": torch.tensor(metrics, dtype=torch.float64),
+        **{f"criterion.{k}": v.clone() for k, v in result.criterion.state_dict().items()},
+        **{f"model.{k}": v.clone() for k, v in result.model.state_dict().items()},
+    }
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("error")
+    torch.set_num_threads(1)
+    out = Path(sys.argv[1])
+    for name in sys.argv[2].split(","):
+        found = tensors(*train(name))
+        train(name, out / name, stop=True)
+        torch.distributed.barrier()
+        resumed = tensors(*train(name, out / name, resume=True))
+        if torch.distributed.get_rank() == 0:
+            save_file(found, out / f"{name}.safetensors")
+            save_file(resumed, out / f"{name}.resumed.safetensors")
+    torch.distributed.destroy_process_group()
