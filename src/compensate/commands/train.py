@@ -87,6 +87,6 @@ def train(
             for k in ("test_accuracy", "val_accuracy", "train_accuracy")
             if k in row
         ]
-        note = f" &
+        note = f" (chosen on {result.selected_on})" if name == "best" else ""
         console.print(f"{name} epoch {row['epoch']:>3.0f}: {' · '.join(said)}{note}", soft_wrap=True)
     console.print(f"run:  {folder}", soft_wrap=True)
