@@ -39,7 +39,7 @@ def test_rows_are_documented(name):
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("how", ["state_dict", "deepcopy", "pickle"])
 def test_state_survives(name, how):
-    from conftest import TinyNet
+    from tiny import TinyNet
 
     torch.manual_seed(1)
     criterion, model = METHODS[name].make(**SIZES), TinyNet(classes=3 + METHODS[name].extra_outputs)
