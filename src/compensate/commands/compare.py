@@ -62,7 +62,7 @@ def compare(
 
     Started again, it goes on where it was: finished runs are read, unfinished ones resumed.
     """
-    from compensate.training import comparison
+    from compensate.training import Run, comparison
     from compensate.training.workers import side_by_side
 
     given = o.shared(
@@ -80,10 +80,12 @@ def compare(
     folder = out if out is not None else Path("runs") / f"compare-{_digest([c.id for c in configs])}"
     (folder / "runs").mkdir(parents=True, exist_ok=True)
 
-    runs, failed = [], []
+    runs = [stored for c in configs if (stored := Run(folder / "runs" / c.name).result) is not None]
+    failed = []
     with _bar() as bar:
-        task = bar.add_task("", total=len(configs))
-        jobs = [(c, folder / "runs", data_dir) for c in configs]
+        task = bar.add_task("", total=len(configs), completed=len(runs))
+        finished = {stored["id"] for stored in runs}
+        jobs = [(c, folder / "runs", data_dir) for c in configs if c.id not in finished]
         for done, outcome in side_by_side(comparison.attempt, jobs, workers):
             bar.advance(task)
             if isinstance(outcome, str):
@@ -96,10 +98,10 @@ def compare(
         raise InputError(f"no run of the baseline {first} came to its end, so there is nothing to compare with.")
     rows = comparison.table(runs, list(wanted), first)
     console.print(shown(rows, first))
-    stored = comparison.store(folder, common, runs, rows, first)
+    table = comparison.store(folder, common, runs, rows, first)
     title = f"{Path(common.data).name}, noise {common.noise}, {count} seed{'s' * (count > 1)}"
     picture = comparison.plot(comparison.curves(folder / "runs", configs), folder / "comparison.png", title)
-    console.print(f"all runs:  {stored}\npicture:   {picture}", soft_wrap=True)
+    console.print(f"all runs:  {table}\npicture:   {picture}", soft_wrap=True)
     if failed:
         raise typer.Exit(1)
 

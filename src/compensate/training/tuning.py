@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,8 +49,6 @@ def kind_of(config: Config, data: Any) -> Kind:
 
 def score(config: Config, folder: Path, data_dir: Path | None, seeds: int) -> float:
     """The mean accuracy on held-out noisy labels over the last epochs and all seeds."""
-    import json
-
     values = []
     for k in range(seeds):
         run = config.but(seed=config.seed + k)
@@ -72,8 +71,8 @@ def search(
 ) -> dict[str, Any]:
     """Tries settings until the study has so many finished trials; returns the best and all of them.
 
-    A study that was interrupted goes on: finished trials stay, and a trial that was under way is counted as lost, while
-    its training goes on from its checkpoint if the same setting comes up again.
+    A study that was interrupted goes on: finished trials stay, and the setting of a trial that was under way comes first,
+    whose training goes on from its checkpoint.
     """
     prepared = prepare(config, data_dir=data_dir)
     if prepared.validation is None or not len(prepared.validation):
@@ -82,9 +81,10 @@ def search(
     batch_size = prepared.config.batch_size or 1
     name = f"{config.method}-{preset}-{config.but(hyper={}).id[:8]}-{seeds}"
     study = open_study(folder, name, config.seed)
-    _close_abandoned(study)
-    missing = trials - _finished(study)
-    jobs = [(config, folder, name, space, preset, batch_size, seeds, data_dir, k) for k in range(max(missing, 0))]
+    _take_up_abandoned(study)
+    tried, missing = len(study.trials), max(trials - _finished(study), 0)
+    # A worker's sampler is seeded by the number of its trial, so that neither two workers nor two sessions draw alike.
+    jobs = [(config, folder, name, space, preset, batch_size, seeds, data_dir, tried + k) for k in range(missing)]
     for _ in side_by_side(_trial, jobs, workers):
         if done is not None:
             done(_finished(study))
@@ -127,12 +127,14 @@ def _give_up(study: Any, trial: Any) -> None:
     study.tell(trial, state=TrialState.FAIL)
 
 
-def _close_abandoned(study: Any) -> None:
-    """Trials of processes that are gone would count as under way for ever."""
+def _take_up_abandoned(study: Any) -> None:
+    """Trials of processes that are gone would count as under way for ever; their settings are tried first instead."""
     from optuna.trial import TrialState
 
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
         study.tell(trial.number, state=TrialState.FAIL)
+        if trial.params:
+            study.enqueue_trial(trial.params)
 
 
 def _finished(study: Any) -> int:
