@@ -175,7 +175,7 @@ def compose(
     if reason:
         raise InputError(f"{target} · {direction} · {inference} · {granularity}: {reason}")
     targets = ("logit", "feature") if target == "mixed" else tuple(target.split("+"))
-    terms = {}
+    terms: dict[str, Any] = {}
     for t in targets:
         size, weight, step = _SUITABLE[t]
         parts = _Parts(strength or size, weight if lam is None else lam, lr or step, steps, sizes)
@@ -262,7 +262,7 @@ class _Parts:
             per = Fresh() if level == "sample" else self.table(level, self.shape(target))
             return Adversarial(self.strength, sign=sign, per=per, steps=self.steps, random_start=False)
         if inference == "regularised":
-            held = {"penalty": L1(self.lam), "bound": Ball(self.strength, "linf") if sign > 0 else None, "sign": sign}
+            held: dict[str, Any] = {"penalty": L1(self.lam), "bound": Ball(self.strength, "linf") if sign > 0 else None, "sign": sign}
             if target == "loss":
                 held["bound"] = _Between(0.0, self.strength)
                 return Along(sign, self.table(level, (), **held))

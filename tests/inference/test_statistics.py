@@ -80,3 +80,13 @@ def test_validation_is_not_observed():
 def test_every_buffer_says_how_copies_merge():
     for statistic in (ClassMean(3), Evidence(4)):
         assert set(statistic.merges) == {name for name, _ in statistic.named_buffers()}
+
+
+def test_a_statistic_that_asks_first_leaves_the_gradient_to_the_terms():
+    """Statistics look without gradients; a term that reads the same prediction later must still have its own."""
+    u = torch.randn(4, 3, requires_grad=True)
+    criterion = Compensated(label=Toward(ClassMean(3), 0.0), loss=lambda s: s.p.square().sum(-1))
+    y = torch.tensor([0, 1, 2, 0])
+    (ours,) = torch.autograd.grad(criterion(u, y), u)
+    (expected,) = torch.autograd.grad(F.cross_entropy(u, y) + u.softmax(-1).square().sum(-1).mean(), u)
+    assert torch.allclose(ours, expected, atol=1e-6)

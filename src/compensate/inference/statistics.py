@@ -13,6 +13,7 @@ from compensate.checks import checked_index
 from compensate.errors import InputError
 from compensate.state import State
 
+Score = Literal["loss", "size", "margin"]
 Merge = Literal["sum", "mean", "rows", "same"]
 
 
@@ -80,7 +81,7 @@ class Evidence(Statistic):
 
     observes = "loss"
 
-    def __init__(self, num_samples: int, *, skip: int = 0, score: Literal["loss", "size", "margin"] = "loss") -> None:
+    def __init__(self, num_samples: int, *, skip: int = 0, score: Score = "loss") -> None:
         super().__init__()
         if num_samples < 1:
             raise InputError(f"num_samples is {num_samples}; expected the size of the training set.")
@@ -136,6 +137,11 @@ class Evidence(Statistic):
     def extra_repr(self) -> str:
         """Size."""
         return f"{self.num_samples} samples"
+
+
+def recorded(num_samples: int | None, score: Score = "loss") -> Evidence | None:
+    """A record of evidence, if the size of the training set is known."""
+    return None if num_samples is None else Evidence(num_samples, score=score)
 
 
 @final

@@ -4,7 +4,9 @@ A new method is one function in the file of its target, with its row of the tabl
 """
 
 from compensate.methods.baseline import *
+from compensate.methods.bootstrapping import *
 from compensate.methods.feature import *
+from compensate.methods.guessing import *
 from compensate.methods.imbalance import *
 from compensate.methods.label import *
 from compensate.methods.logit import *
@@ -18,5 +20,6 @@ from compensate.methods.registry import find as find
 from compensate.methods.self_paced import *
 from compensate.methods.semantic import *
 from compensate.methods.slack import *
+from compensate.methods.smoothing import *
 from compensate.methods.universal import *
 from compensate.methods.weighting import *

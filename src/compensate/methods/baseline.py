@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from compensate.equation import Compensated
-from compensate.inference.statistics import Evidence
+from compensate.inference.statistics import recorded
 from compensate.methods.registry import method
 
 __all__ = ["base"]
@@ -22,4 +22,4 @@ def base(*, num_samples: int | None = None) -> Compensated:
     Args:
         num_samples: the size of the training set; given, the criterion keeps a record of each sample's plain loss.
     """
-    return Compensated(record=None if num_samples is None else Evidence(num_samples))
+    return Compensated(record=recorded(num_samples))

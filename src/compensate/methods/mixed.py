@@ -10,7 +10,7 @@ from compensate.equation import Compensated
 from compensate.gates import Where, above, below
 from compensate.inference.adversarial import Adversarial, Pull
 from compensate.inference.prior import Toward, uniform
-from compensate.inference.statistics import Evidence
+from compensate.inference.statistics import recorded
 from compensate.inference.tuning import Top
 from compensate.methods.registry import method
 from compensate.proximal import Norm
@@ -65,7 +65,7 @@ def mixcomp(
     threshold = Top(pro, over, num_samples) if tau is None else tau
     harder = Where(above(threshold), Pull(eta))
     easier = Where(below(threshold), Adversarial(eps2, sign=1, norm=norm, steps=steps, bounds=bounds)) if eps2 else None
-    record = None if num_samples is None else Evidence(num_samples, score="margin")
+    record = recorded(num_samples, "margin")
     return Compensated(logit=harder, feature=easier, record=record)
 
 
@@ -139,7 +139,7 @@ def mixcomp_adaptive(
     if eps2:
         attack = Adversarial(ByLoss(eps2, threshold), sign=1, norm=norm, steps=steps, bounds=bounds)
         easier = Where(below(threshold), attack)
-    record = None if num_samples is None else Evidence(num_samples, score="margin")
+    record = recorded(num_samples, "margin")
     return Compensated(logit=harder, feature=easier, record=record)
 
 

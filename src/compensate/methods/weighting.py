@@ -6,7 +6,7 @@ from typing import Literal
 
 from compensate.equation import Compensated
 from compensate.errors import InputError
-from compensate.inference.statistics import ClassMean, Evidence
+from compensate.inference.statistics import ClassMean, Evidence, recorded
 from compensate.inference.weights import Becomes, BoxCox, Focus, LearnedWeights, Weighted, WeightNet
 from compensate.methods.registry import method
 
@@ -47,7 +47,7 @@ def focal(
     if per == "category" and num_classes is None:
         raise InputError('per="category" keeps a mean for each class: give num_classes.')
     mean = ClassMean(num_classes, "all") if per == "category" and num_classes is not None else None
-    return Compensated(loss=Weighted(Focus(gamma, mean)), record=None if num_samples is None else Evidence(num_samples))
+    return Compensated(loss=Weighted(Focus(gamma, mean)), record=recorded(num_samples))
 
 
 @method(
@@ -74,7 +74,7 @@ def gce(*, num_samples: int | None = None, q: float = 0.7, k: float = 0.0) -> Co
     >>> gce()(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
     tensor(1.1545)
     """
-    return Compensated(loss=Becomes(BoxCox(q, k)), record=None if num_samples is None else Evidence(num_samples))
+    return Compensated(loss=Becomes(BoxCox(q, k)), record=recorded(num_samples))
 
 
 @method(
@@ -98,7 +98,7 @@ def meta_weight(*, num_samples: int | None = None, hidden: int = 100) -> Compens
         num_samples: the size of the training set; given, the criterion keeps a record of each sample's plain loss.
         hidden: units of the hidden layer.
     """
-    return Compensated(loss=Weighted(WeightNet(hidden)), record=None if num_samples is None else Evidence(num_samples))
+    return Compensated(loss=Weighted(WeightNet(hidden)), record=recorded(num_samples))
 
 
 @method(

@@ -1,0 +1,200 @@
+"""Methods that pull labels toward the model's own prediction."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from compensate.equation import Compensated
+from compensate.errors import InputError
+from compensate.inference.dimensionality import Dimensionality
+from compensate.inference.guesses import Blend, Decision, ProgressiveTrust, live_prediction
+from compensate.inference.memory import LastPrediction
+from compensate.inference.prior import Toward, prediction
+from compensate.inference.statistics import ClassMean, recorded
+from compensate.methods.registry import method
+from compensate.state import Value
+
+__all__ = ["bootstrap_hard", "bootstrap_soft", "d2l", "mix_bootstrap", "proselflc"]
+
+
+Guess = Literal["current", "previous_epoch"]
+
+
+def _own_guess(guess: Guess, num_samples: int | None, num_classes: int | None, hard: bool, detach: bool) -> Value:
+    if guess == "current":
+        return Decision() if hard else prediction if detach else live_prediction
+    if guess != "previous_epoch":
+        raise InputError(f'guess is "{guess}"; expected "current" or "previous_epoch".')
+    if num_samples is None or num_classes is None:
+        raise InputError('guess="previous_epoch" keeps a prediction for each sample: give num_samples and num_classes.')
+    return LastPrediction(num_samples, num_classes, hard)
+
+
+@method(
+    "label", "mixed", "prior", "sample",
+    equation="10",
+    reference="Reed et al., Training Deep Neural Networks on Noisy Labels with Bootstrapping, ICLR workshop 2015",
+    limits="beta = 1 is cross entropy. A prediction that is trusted too early confirms itself.",
+)  # fmt: skip
+def bootstrap_soft(
+    *,
+    num_samples: int | None = None,
+    num_classes: int | None = None,
+    beta: float = 0.95,
+    guess: Guess = "current",
+    detach: bool = False,
+) -> Compensated:
+    r"""Soft bootstrapping: labels give way to the model's own prediction.
+
+    .. math:: \Delta y_i = \lambda (p_i - y_i), \qquad \lambda = 1 - \beta
+
+    Args:
+        num_samples: the size of the training set; given, the criterion keeps a record of each sample's plain loss.
+        num_classes: the number of classes, for `guess="previous_epoch"`.
+        beta: the share :math:`\beta` of the given label.
+        guess: "current", the prediction of this step, which is the loss of Reed et al.; or "previous_epoch", the
+            one of the sample's previous visit, which is the paper's text (then `num_samples` is needed).
+        detach: make the current prediction a constant in the gradient. Reed et al. do not: their loss adds
+            minimum-entropy regularisation.
+
+    >>> bootstrap_soft(beta=0.95)(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
+    tensor(2.2661)
+    """
+    q = _own_guess(guess, num_samples, num_classes, False, detach)
+    return Compensated(label=Toward(q, round(1 - beta, 12)), record=recorded(num_samples))
+
+
+@method(
+    "label", "positive", "prior", "sample",
+    equation="10",
+    reference="Reed et al., Training Deep Neural Networks on Noisy Labels with Bootstrapping, ICLR workshop 2015",
+    limits="beta = 1 is cross entropy. A decision that is trusted too early confirms itself.",
+)  # fmt: skip
+def bootstrap_hard(
+    *,
+    num_samples: int | None = None,
+    num_classes: int | None = None,
+    beta: float = 0.8,
+    guess: Guess = "current",
+) -> Compensated:
+    r"""Hard bootstrapping: labels give way to the class that the model holds most likely.
+
+    .. math:: \Delta y_i = \lambda (o_i - y_i), \qquad \lambda = 1 - \beta
+
+    where :math:`o_i` is one-hot at the largest entry of the prediction.
+
+    Args:
+        num_samples: the size of the training set; given, the criterion keeps a record of each sample's plain loss.
+        num_classes: the number of classes, for `guess="previous_epoch"`.
+        beta: the share :math:`\beta` of the given label.
+        guess: whose decision: "current" (Reed et al.) or "previous_epoch" (the paper's text; needs `num_samples`).
+
+    >>> bootstrap_hard(beta=0.8)(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
+    tensor(1.9184)
+    """
+    q = _own_guess(guess, num_samples, num_classes, True, True)
+    return Compensated(label=Toward(q, round(1 - beta, 12)), record=recorded(num_samples))
+
+
+@method(
+    "label", "mixed", "prior", "sample+category",
+    equation="54-56",
+    reference="Yao and Wu, Compensation Learning, 2021",
+    needs=["epochs"],
+    limits="beta = 0 is soft bootstrapping with its beta = 1 - alpha; beta = 1 is online label smoothing.",
+)  # fmt: skip
+def mix_bootstrap(
+    *,
+    num_classes: int,
+    num_samples: int | None = None,
+    alpha: Value = 0.2,
+    beta: Value = 0.5,
+    conf: Literal["all", "correct"] = "correct",
+    detach: bool = False,
+) -> Compensated:
+    r"""mixBootstrapping: labels give way to the prediction of the sample and to the mean prediction of its class.
+
+    .. math:: \Delta y_i = \alpha (\beta \tilde p_{y_i} + (1 - \beta) p_i - y_i)
+
+    where :math:`\tilde p_c` is the mean prediction of class c in the previous epoch.
+
+    Args:
+        num_classes: the number of classes.
+        num_samples: the size of the training set; given, the criterion keeps a record of each sample's plain loss.
+        alpha: how far labels give way. The paper names no number, neither for this nor for `beta`.
+        beta: the share :math:`\beta` of the class.
+        conf: the two definitions of Eq. 56: "all" predictions count, or only "correct" ones.
+        detach: make :math:`p_i` a constant in the gradient; soft bootstrapping does not.
+
+    >>> mix_bootstrap(num_classes=3, alpha=0.1)(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
+    tensor(2.2394)
+    """
+    q = Blend(ClassMean(num_classes, conf), prediction if detach else live_prediction, beta)
+    return Compensated(label=Toward(q, alpha), record=recorded(num_samples))
+
+
+@method(
+    "label", "mixed", "prior", "sample",
+    equation="10 with a trust for each sample",
+    reference="Wang et al., ProSelfLC: Progressive Self Label Correction, CVPR 2021",
+    needs=["steps"],
+    limits="Needs the length of the training: before its middle hardly anything changes.",
+)  # fmt: skip
+def proselflc(
+    *, num_samples: int | None = None, sharpness: float = 16.0, middle: float = 0.5, detach: bool = False
+) -> Compensated:
+    r"""Progressive self label correction: trust in the prediction grows with time and with its certainty.
+
+    .. math:: \Delta y_i = \epsilon_i (p_i - y_i), \qquad
+              \epsilon_i = \frac{1}{1 + e^{-b(t - t_0)}} \left(1 - \frac{H(p_i)}{\log C}\right)
+
+    where :math:`t \in [0, 1]` is the progress of the training.
+
+    Args:
+        num_samples: the size of the training set; given, the criterion keeps a record of each sample's plain loss.
+        sharpness: :math:`b`.
+        middle: :math:`t_0`, when trust has grown by half.
+        detach: make :math:`p_i` in the label a constant in the gradient; the authors' code does not. :math:`\epsilon_i`
+            is a constant in both.
+
+    >>> criterion = proselflc().start(total_steps=100)
+    >>> loss = criterion(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
+    """
+    guess = prediction if detach else live_prediction
+    return Compensated(label=Toward(guess, ProgressiveTrust(sharpness, middle)), record=recorded(num_samples))
+
+
+@method(
+    "label", "positive", "prior", "sample",
+    equation="10 with a trust from the dimensionality",
+    reference="Ma et al., Dimensionality-Driven Learning with Noisy Labels, ICML 2018",
+    needs=["model", "features", "epochs", "steps"],
+    limits="Cross entropy until the features begin to spread, at the earliest after window + patience epochs.",
+)  # fmt: skip
+def d2l(
+    *,
+    num_samples: int | None = None,
+    k: int = 20,
+    window: int = 5,
+    patience: int = 5,
+    guess: Literal["hard", "soft"] = "hard",
+) -> Compensated:
+    r"""Dimensionality-driven learning: once the features spread in order to fit wrong labels, predictions are trusted.
+
+    .. math:: \Delta y_i = (1 - \alpha_e)(o_i - y_i), \qquad
+              \alpha_e = \exp\left( -\frac{e}{E} \frac{\mathrm{LID}_e}{\min_j \mathrm{LID}_j} \right)
+
+    from the turning point of the local intrinsic dimensionality on, else nothing; see
+    :class:`~compensate.inference.dimensionality.Dimensionality`, which also says where this differs from the authors'.
+
+    Args:
+        num_samples: the size of the training set; given, the criterion keeps a record of each sample's plain loss.
+        k: the number of neighbours in the batch.
+        window: epochs that the present one is compared with.
+        patience: further epochs before the first comparison.
+        guess: :math:`o_i`, the most likely class ("hard", the authors' code) or the prediction itself ("soft").
+    """
+    if guess not in ("hard", "soft"):
+        raise InputError(f'guess is "{guess}"; expected "hard" or "soft".')
+    q = Decision(soft=guess == "soft")
+    return Compensated(label=Toward(q, Dimensionality(k, window, patience)), record=recorded(num_samples))
