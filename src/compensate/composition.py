@@ -61,8 +61,8 @@ class Along(nn.Module):
     ) -> None:
         super().__init__()
         self.sign, self.strength = sign, strength
-        self.inference: str = inference or getattr(strength, "inference", "tuning")
-        self.granularity: str = granularity or getattr(strength, "granularity", "corpus")
+        self.inference = str(inference or getattr(strength, "inference", "tuning"))
+        self.granularity = str(granularity or getattr(strength, "granularity", "corpus"))
 
     @property
     def direction(self) -> str:

@@ -57,6 +57,7 @@ def bootstrap_soft(
         detach: make the current prediction a constant in the gradient. Reed et al. do not: their loss adds
             minimum-entropy regularisation.
 
+    >>> import torch
     >>> bootstrap_soft(beta=0.95)(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
     tensor(2.2661)
     """
@@ -89,6 +90,7 @@ def bootstrap_hard(
         beta: the share :math:`\beta` of the given label.
         guess: whose decision: "current" (Reed et al.) or "previous_epoch" (the paper's text; needs `num_samples`).
 
+    >>> import torch
     >>> bootstrap_hard(beta=0.8)(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
     tensor(1.9184)
     """
@@ -126,6 +128,7 @@ def mix_bootstrap(
         conf: the two definitions of Eq. 56: "all" predictions count, or only "correct" ones.
         detach: make :math:`p_i` a constant in the gradient; soft bootstrapping does not.
 
+    >>> import torch
     >>> mix_bootstrap(num_classes=3, alpha=0.1)(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
     tensor(2.2394)
     """
@@ -157,6 +160,7 @@ def proselflc(
         detach: make :math:`p_i` in the label a constant in the gradient; the authors' code does not. :math:`\epsilon_i`
             is a constant in both.
 
+    >>> import torch
     >>> criterion = proselflc().start(total_steps=100)
     >>> loss = criterion(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
     """

@@ -56,6 +56,7 @@ def mix_level_label(
         tail: :math:`\epsilon_t`, of the rarest class.
         num_samples: the size of the training set; given, the criterion keeps a record of each sample's plain loss.
 
+    >>> import torch
     >>> criterion = mix_level_label(class_counts=[90, 9, 1])
     >>> criterion(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
     tensor(1.7285)
@@ -92,6 +93,7 @@ def meta_label(
         lr: the step :math:`\alpha` of `meta_step` without an optimizer. It multiplies the model's own step and one over
             the batch, so that it is large.
 
+    >>> import torch
     >>> criterion = meta_label(num_samples=1000, num_classes=3)
     >>> criterion(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]), torch.tensor([7]))
     tensor(2.3584)

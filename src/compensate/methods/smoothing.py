@@ -29,6 +29,7 @@ def label_smoothing(*, num_samples: int | None = None, lam: Value = 0.1) -> Comp
         num_samples: the size of the training set; given, the criterion keeps a record of each sample's plain loss.
         lam: the share :math:`\lambda`; torch calls it `label_smoothing`.
 
+    >>> import torch
     >>> label_smoothing(lam=0.1)(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
     tensor(2.3050)
     """
@@ -65,6 +66,7 @@ def adversarial_label_smoothing(
         temperature: :math:`T` of "boltzmann".
         detach: make the guess of "boltzmann" a constant in the gradient; the authors' code does not.
 
+    >>> import torch
     >>> adversarial_label_smoothing(lam=0.1)(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
     tensor(2.4184)
     """
@@ -94,6 +96,7 @@ def online_label_smoothing(
         alpha: the share :math:`\alpha`. The authors write it as the share of the given label; at their 0.5 it is both.
         conf: which predictions count: only the "correct" ones, or "all".
 
+    >>> import torch
     >>> online_label_smoothing(num_classes=3)(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
     tensor(2.0917)
     """
