@@ -9,12 +9,13 @@ import sys
 import warnings
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 
 from compensate.data import Data, Splits, digits
 from compensate.methods import METHODS
-from compensate.training import Config, fit
+from compensate.training import Config, fit, together
 
 STOP = 4
 """The step, in the middle of the first epoch, that the interrupted run stops after."""
@@ -81,11 +82,54 @@ def tensors(losses: list[float], result) -> dict[str, torch.Tensor]:
     }
 
 
+def train_texts() -> dict[str, torch.Tensor]:
+    """MixComp with attacked word vectors: the embedding learns, so that its gradient crosses the processes, too."""
+    rng = np.random.default_rng(0)
+    words = np.array(["good", "fine", "nice", "bad", "poor", "dull"])
+    y = rng.integers(2, size=50)
+    x = [" ".join(rng.choice(words, rng.integers(1, 9))) for _ in y]
+    data = Data(np.array(x, dtype=object), y, ("up", "down"))
+    losses: list[float] = []
+    config = Config(
+        data="texts", method="mixcomp", hyper={"eps2": 0.1, "pro": 30.0, "steps": 2}, epochs=2, batch_size=12, lr=0.1,
+        model_options={"hidden": 4, "size": 6, "dropout": 0.0}, optimiser="sgd", validation=0.0,
+    )  # fmt: skip
+    return tensors(
+        losses, fit(config, data=Splits(data, data), on_step=lambda s: losses.append(float(s.loss.detach())))
+    )
+
+
+def own_loop() -> dict[str, torch.Tensor]:
+    """A loop of the user's own with plain DDP, in which `together` is all that is added."""
+    torch.manual_seed(5)
+    data = small().train
+    x, y = torch.from_numpy(data.x).flatten(1), torch.from_numpy(data.target)
+    model = torch.nn.Linear(64, 10)
+    criterion = METHODS["logcomp"].make(num_samples=data.rows, num_classes=10)
+    several = torch.distributed.is_initialized()
+    wrapped = torch.nn.parallel.DistributedDataParallel(model) if several else model
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.5)
+    for step in range(8):
+        rows = torch.arange(16 * step, 16 * step + 16)
+        mine = rows.chunk(2)[torch.distributed.get_rank()] if several else rows
+        index = torch.from_numpy(data.index)[mine]
+        loss = criterion(*together(wrapped(x[mine]), y[mine], index))
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    return {"weight": model.weight.detach().clone(), "table": next(criterion.tables()).weight.clone()}
+
+
 if __name__ == "__main__":
     warnings.simplefilter("error")
     torch.set_num_threads(1)
     out = Path(sys.argv[1])
-    for name in sys.argv[2].split(","):
+    runs = {"texts": train_texts, "loop": own_loop} if sys.argv[2] == "texts" else {}
+    for name, run in runs.items():
+        found = run()
+        if torch.distributed.get_rank() == 0:
+            save_file(found, out / f"{name}.safetensors")
+    for name in () if runs else sys.argv[2].split(","):
         found = tensors(*train(name))
         train(name, out / name, stop=True)
         torch.distributed.barrier()

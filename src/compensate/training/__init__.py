@@ -6,8 +6,8 @@
 from compensate.training.config import PROTOCOL, RECIPES, Config, read_toml, settled
 from compensate.training.distribution import Processes, together
 from compensate.training.evaluation import evaluate, predict
-from compensate.training.fit import Result, fit
-from compensate.training.predict import load_config, load_model
+from compensate.training.finished import load_config, load_model
+from compensate.training.loop import Result, fit
 from compensate.training.preparation import Prepared, make_criterion, make_model, prepare
 from compensate.training.run import Run
 from compensate.training.schedule import OPTIMISERS, SCHEDULES

@@ -208,7 +208,7 @@ def make_criterion(prepared: Prepared, model: nn.Module, data_dir: str | Path | 
     unknown = [name for name in arguments if name not in wanted]
     if unknown:
         raise InputError(f'{method.name} has no hyper-parameter "{unknown[0]}"; {nearest(unknown[0], wanted)}')
-    if "bounds" in wanted and np.ndim(prepared.train.x) == 4:
+    if "bounds" in wanted and getattr(prepared.train.x, "ndim", 0) == 4:
         arguments.setdefault("bounds", (0.0, 1.0))  # images are pixels in [0, 1]
     if "batch_size" in wanted:
         arguments.setdefault("batch_size", config.batch_size)
@@ -230,7 +230,7 @@ def teacher_logits(prepared: Prepared, data_dir: str | Path | None, *, soften: b
         )
     path = Path(config.teacher)
     if path.is_dir():
-        from compensate.training.predict import predict_rows
+        from compensate.training.finished import predict_rows
 
         rows = predict_rows(path, prepared, data_dir)
     elif path.suffix == ".npy" and path.is_file():

@@ -42,7 +42,7 @@ def open_study(folder: Path, name: str, seed: int) -> Any:
 
 def kind_of(config: Config, data: Any) -> Kind:
     """Which of the paper's settings a data set falls under: texts that are not SST-2 count as IMDB does."""
-    if np.ndim(data.x) == 4:
+    if getattr(data.x, "ndim", 0) == 4:
         return "image"
     return "sst2" if "sst" in Path(config.data).name.lower() else "imdb"
 

@@ -1,0 +1,100 @@
+"""Two processes are one: losses, metrics, tables, statistics and weights, for every method."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from compensate import METHODS
+from compensate.training import Processes
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+import replicas  # noqa: E402
+
+
+def launch(out: Path, *arguments: str) -> None:
+    """Two processes of `replicas.py`, as torchrun would start them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    started = [
+        subprocess.Popen(
+            [sys.executable, str(HERE / "replicas.py"), str(out), *arguments],
+            env={
+                **os.environ, "OMP_NUM_THREADS": "1", "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2",
+                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+            },
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    said = [process.communicate(timeout=300)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0], "\n".join(said)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory) -> Path:
+    """What two processes found, for all methods, in files."""
+    out = tmp_path_factory.mktemp("two")
+    launch(out, ",".join(METHODS))
+    return out
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_two_processes_are_one(method, two):
+    expected = replicas.tensors(*replicas.train(method))
+    found = load_file(two / f"{method}.safetensors")
+    assert expected.keys() == found.keys()
+    assert len(expected["losses"]) >= 10
+    for name, value in expected.items():
+        assert torch.allclose(found[name].double(), value.double(), rtol=1e-5, atol=1e-5), name
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_checkpoint_in_the_middle_of_an_epoch_changes_nothing(method, two):
+    whole, resumed = (load_file(two / f"{method}{kind}.safetensors") for kind in ("", ".resumed"))
+    assert torch.equal(whole["losses"][replicas.STOP :], resumed["losses"])
+    assert [name for name in whole if name != "losses" and not torch.equal(whole[name], resumed[name])] == []
+
+
+@pytest.mark.parametrize("method", ["logcomp", "isda"])
+def test_one_process_can_go_on_with_what_two_began(method, two, tmp_path):
+    from compensate.training import checkpoint
+
+    one = replicas.tensors(*replicas.train(method))
+    began = checkpoint.latest(two / method / "checkpoint")
+    for name, value in began["criterion"].items():
+        assert torch.allclose(one[f"criterion.{name}"].double(), value.double(), rtol=1e-5, atol=1e-5), name
+
+
+def test_texts_with_compensated_words_and_an_own_loop(tmp_path):
+    launch(tmp_path, "texts")
+    for name, run in (("texts", replicas.train_texts), ("loop", replicas.own_loop)):
+        expected, found = run(), load_file(tmp_path / f"{name}.safetensors")
+        for key, value in expected.items():
+            assert torch.allclose(found[key].double(), value.double(), rtol=1e-5, atol=1e-5), (name, key)
+
+
+def test_slices_cover_the_batch_once():
+    for size in range(1, 6):
+        for n in range(size, 30):
+            bounds = Processes(size).bounds(n)
+            assert [k for begin, end in bounds for k in range(begin, end)] == list(range(n))
+            lengths = [end - begin for begin, end in bounds]
+            assert max(lengths) - min(lengths) <= 1
+
+
+def test_alone_nothing_is_exchanged():
+    alone, x = Processes(), torch.rand(4, 2)
+    assert alone.main
+    assert alone.gather(x, 4) is x
+    assert alone.scatter(x) is x
+    assert alone.sum(x) is x

@@ -1,0 +1,271 @@
+"""The loop: against a plain loop, over every method, and with each of its options."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from compensate import METHODS, InputError
+from compensate.data import Data, Splits, batches, digits, noise
+from compensate.methods import logcomp
+from compensate.training import Config, evaluate, fit, load_config, load_model, make_model, predict, prepare
+from compensate.training.schedule import rate
+
+sys.path.insert(0, str(Path(__file__).parent))
+import replicas
+
+SMALL = {
+    "data": "digits",
+    "limit": 300,
+    "epochs": 2,
+    "batch_size": 32,
+    "model": "mlp",
+    "model_options": {"hidden": [16]},
+}
+
+
+def small(**changes) -> Config:
+    return Config(**{**SMALL, **changes})
+
+
+def test_fit_is_the_plain_loop():
+    config = small(method="logcomp", noise="pair:0.3", optimiser="adam", lr=0.01, schedule="cosine")
+    result = fit(config)
+    parts = prepare(config)
+    model = make_model(parts)
+    criterion = logcomp(num_samples=parts.train.rows, num_classes=10)
+    optimiser = torch.optim.Adam(model.parameters(), lr=0.01)
+    total, step = 2 * -(-len(parts.train) // 32), 0
+    for epoch in range(2):
+        for x, y, i in batches(parts.train, 32, seed=0, epoch=epoch):
+            optimiser.param_groups[0]["lr"] = rate(result.config, step, total)
+            optimiser.zero_grad()
+            criterion(model(x), y, i).backward()
+            optimiser.step()
+            step += 1
+        criterion.end_epoch()
+    for ours, theirs in zip(result.model.parameters(), model.parameters(), strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-6)
+    table, other = next(result.criterion.tables()).weight, next(criterion.tables()).weight
+    assert torch.allclose(table, other, atol=1e-6)
+    assert table.abs().sum() > 1
+
+
+def test_one_seed_gives_one_result_and_leaves_other_random_numbers_alone():
+    config = small(model_options={"hidden": [16], "dropout": 0.5})
+    before = torch.get_rng_state()
+    first = fit(config)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.rand(7)
+    assert fit(config).history == first.history
+    assert fit(config.but(seed=1)).history != first.history
+
+
+def test_methods_share_split_noise_and_first_weights():
+    a, b = (prepare(small(method=m, noise="random:0.5", clean=0.1)) for m in ("base", "meta_weight"))
+    assert np.array_equal(a.train.target, b.train.target)
+    assert np.array_equal(a.train.index, b.train.index)
+    assert all(map(torch.equal, make_model(a).parameters(), make_model(b).parameters()))
+
+
+def test_parts_are_disjoint_and_noise_hits_training_and_validation_alone():
+    data = digits()
+    parts = prepare(small(limit=None, noise="symmetric:0.4", clean=0.1), Splits(data))
+    names = ("train", "clean", "validation", "test")
+    rows = np.concatenate([getattr(parts, name).index for name in names])
+    assert len(set(rows.tolist())) == len(rows) == len(data)
+    wrong = {name: (getattr(parts, name).target != data.target[getattr(parts, name).index]).mean() for name in names}
+    assert wrong["clean"] == wrong["test"] == 0
+    assert wrong["train"] == pytest.approx(0.4, abs=0.05)
+    assert wrong["validation"] == pytest.approx(0.4, abs=0.12)
+    assert np.array_equal(parts.wrong, parts.train.target != data.target[parts.train.index])
+
+
+def test_a_part_of_its_own_for_validation_gets_noise_of_its_own():
+    train, validation, test = digits().split((0.5, 0.3, 0.2))
+    parts = prepare(small(limit=None, noise="pair:1.0"), Splits(train, test, validation))
+    assert len(parts.train) == len(train)
+    assert np.array_equal(parts.validation.target, noise.pair(validation.target, 10, 1.0).labels)
+    assert np.array_equal(parts.test.target, test.target)
+
+
+def test_rows_without_a_label_and_imbalance():
+    data = digits()
+    target = data.target.copy()
+    target[:100] = -1
+    parts = prepare(small(limit=None, validation=0.0), Splits(data.relabel(target), data))
+    assert len(parts.train) == len(data) - 100
+    thin = prepare(small(limit=None, validation=0.0, imbalance="step:10"), Splits(data, data)).train.class_counts
+    assert thin[0] == 10 * thin[9] or thin[0] // 10 == thin[9]
+    with pytest.raises(InputError, match="exponential:100"):
+        prepare(small(imbalance="step"))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_trains_and_resumes_exactly(method, tmp_path):
+    """Stopped in the middle of an epoch and resumed, the run ends where the one that was not stopped ends."""
+    losses, whole = replicas.train(method)
+    first, nothing = replicas.train(method, tmp_path / "run", stop=True)
+    assert nothing is None
+    rest, resumed = replicas.train(method, tmp_path / "run", resume=True)
+    assert losses == first[: replicas.STOP] + rest
+    expected, found = replicas.tensors([], whole), replicas.tensors([], resumed)
+    assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
+
+
+def test_accumulated_batches_are_one_large_batch():
+    data = Splits(digits().subset(np.arange(100)), digits().subset(np.arange(100, 200)))
+    common = small(limit=None, validation=0.0, optimiser="sgd", lr=0.1, epochs=1, schedule="constant")
+    # 100 samples: batches of 50 and 50 against two each of 25; a plain mean has the same gradient either way.
+    one = fit(common.but(batch_size=50), data=data)
+    two = fit(common.but(batch_size=25, accumulate=2), data=data)
+    for a, b in zip(one.model.parameters(), two.model.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-6)
+    uneven = fit(common.but(batch_size=40, accumulate=3), data=data)  # 40, 40 and 20: one step with the mean of all 100
+    whole = fit(common.but(batch_size=100), data=data)
+    for a, b in zip(whole.model.parameters(), uneven.model.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-6)
+
+
+def test_clipping_bounds_the_step():
+    start = list(make_model(prepare(small())).parameters())
+    done = fit(small(optimiser="sgd", lr=1.0, momentum=0.0, weight_decay=0.0, clip=0.01, epochs=1, batch_size=10**6))
+    moved = torch.cat([(a - b).flatten() for a, b in zip(start, done.model.parameters(), strict=True)])
+    assert float(moved.norm().detach()) == pytest.approx(0.01, rel=1e-3)
+
+
+def test_mixed_precision_trains_in_bfloat16_and_back():
+    seen = []
+    fit(small(precision="bf16", epochs=1), on_step=lambda s: seen.append(s.u.dtype))
+    fit(small(epochs=1), on_step=lambda s: seen.append(s.u.dtype))
+    assert {torch.bfloat16, torch.float32} == set(seen)
+
+
+def test_early_stopping_waits_for_patience_and_best_is_kept(tmp_path):
+    config = small(lr=0.0, epochs=9, patience=2)
+    result = fit(config, folder=tmp_path / "run")
+    assert len(result.history) == 3  # nothing changes after the first epoch, so two more are waited for
+    assert result.best is result.history[0]
+    assert result.selected_on == "validation"
+
+
+def test_best_epoch_is_chosen_on_validation_and_its_weights_are_stored(tmp_path):
+    config = small(epochs=8, noise="pair:0.3", lr=0.02)
+    result = fit(config, folder=tmp_path)
+    accuracies = [row["val_accuracy"] for row in result.history]
+    assert result.best["val_accuracy"] == max(accuracies)
+    best = load_model(tmp_path, result.prepared, best=True)
+    assert evaluate(best, result.prepared.validation)["accuracy"] == max(accuracies)
+    last = load_model(tmp_path, result.prepared)
+    assert evaluate(last, result.prepared.test)["accuracy"] == result.last["test_accuracy"]
+    assert load_config(tmp_path) == config
+
+
+def test_evaluation_meets_a_naive_loop():
+    data = digits().subset(np.arange(300))
+    model = make_model(prepare(small()))
+    x, y = torch.from_numpy(data.x).float(), torch.from_numpy(data.target)
+    model.eval()
+    with torch.no_grad():
+        right = sum(int(model(x[i : i + 1]).argmax()) == int(y[i]) for i in range(300))
+        loss = float(F.cross_entropy(model(x), y))
+        logits = model(x)
+    found = evaluate(model, data)
+    assert found["accuracy"] == pytest.approx(right / 300)
+    assert found["loss"] == pytest.approx(loss, rel=1e-5)
+    assert torch.allclose(predict(model, data), logits, atol=1e-5)
+
+
+def texts() -> Splits:
+    rng = np.random.default_rng(0)
+    words = np.array(["good", "fine", "nice", "bad", "poor", "dull"])
+    y = rng.integers(2, size=120)
+    x = [" ".join(rng.choice(words[3:] if label else words[:3], rng.integers(1, 9))) for label in y]
+    data = Data(np.array(x, dtype=object), y, ("up", "down"))
+    return Splits(data.subset(np.arange(80)), data.subset(np.arange(80, 120)))
+
+
+@pytest.mark.parametrize("method", ["base", "mixcomp", "universal_at", "isda"])
+def test_texts_are_encoded_and_learned(method):
+    hyper = {"eta": 0.5, "eps2": 0.01, "pro": 5.0, "steps": 2} if method == "mixcomp" else {}
+    config = Config(
+        data="texts",
+        method=method,
+        hyper=hyper,
+        model_options={"hidden": 8, "size": 8},
+        epochs=4,
+        lr=0.03,
+        batch_size=16,
+    )
+    result = fit(config, data=texts())
+    assert result.config.model == "bilstm"
+    assert result.last["test_accuracy"] > 0.9
+
+
+def test_metrics_and_result_are_stored(tmp_path):
+    result = fit(small(noise="pair:0.2"), folder=tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert lines == result.history
+    stored = json.loads((tmp_path / "result.json").read_text())
+    assert stored["id"] == small(noise="pair:0.2").id
+    assert stored["result"]["last"] == result.last
+    assert stored["effective"]["lr"] == result.config.lr
+    assert json.loads((tmp_path / "config.json").read_text())["config"]["lr"] is None
+
+
+def test_a_folder_holds_one_run(tmp_path):
+    fit(small(epochs=1), folder=tmp_path)
+    with pytest.raises(InputError, match="holds this run already"):
+        fit(small(epochs=1), folder=tmp_path)
+    with pytest.raises(InputError, match="differs in seed"):
+        fit(small(epochs=1, seed=4), folder=tmp_path, resume=True)
+    before = (tmp_path / "result.json").read_bytes()
+    again = fit(small(epochs=1), folder=tmp_path, resume=True)
+    assert len(again.history) == 1
+    assert (tmp_path / "result.json").read_bytes() == before
+
+
+def test_a_teacher_is_a_finished_run_or_a_file(tmp_path):
+    first = fit(small(epochs=6), folder=tmp_path / "teacher")
+    student = small(method="distillation", teacher=str(tmp_path / "teacher"), epochs=1)
+    by_run = fit(student)
+    rows = np.zeros((first.prepared.train.rows, 10), dtype=np.float32)
+    rows[first.prepared.train.index] = predict(first.model, first.prepared.train).numpy()
+    np.save(tmp_path / "t.npy", rows)
+    by_file = fit(student.but(teacher=str(tmp_path / "t.npy")))
+    assert by_run.last == pytest.approx(by_file.last)
+    with pytest.raises(InputError, match="learns from a teacher"):
+        fit(small(method="distillation"))
+    with pytest.raises(InputError, match="neither"):
+        fit(small(method="distillation", teacher="nowhere"))
+    np.save(tmp_path / "t.npy", rows[:5])
+    with pytest.raises(InputError, match="shape"):
+        fit(student.but(teacher=str(tmp_path / "t.npy")))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"method": "logcomp", "hyper": {"lm": 1}}, 'did you mean "lam"'),
+        ({"model_options": {"hiden": [3]}}, "cannot take these options"),
+        ({"method": "meta_weight", "clean": 0.0}, "learns from clean data"),
+        ({"model": "bilstm"}, "token ids"),
+        ({"model": "resnet21"}, "unknown model|resnet"),
+        ({"test": 0.5, "validation": 0.9, "clean": 0.9, "limit": 10}, "left to train on|batch"),
+    ],
+)
+def test_what_cannot_be_trained_says_why(changes, said):
+    with pytest.raises(InputError, match=said):
+        fit(small(**changes))
+
+
+def test_quantities_are_not_classes():
+    data = Data(np.random.default_rng(0).random((20, 3)), np.random.default_rng(1).random(20), ())
+    with pytest.raises(InputError, match="quantity"):
+        fit(Config(), data=data)
