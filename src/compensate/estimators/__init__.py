@@ -1,5 +1,6 @@
 """Compensation outside deep nets, as scikit-learn estimators: clustering, SVM, regression, registration, many views."""
 
+from compensate.estimators.classifier import CompensatedClassifier
 from compensate.estimators.kmeans import LambdaPath, RobustKMeans
 from compensate.estimators.multiview import MultiViewRobustClustering
 from compensate.estimators.registration import RobustICP
@@ -7,6 +8,7 @@ from compensate.estimators.regression import ShiftRegressor
 from compensate.estimators.svm import SlackSVC
 
 __all__ = [
+    "CompensatedClassifier",
     "LambdaPath",
     "MultiViewRobustClustering",
     "RobustICP",

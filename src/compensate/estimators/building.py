@@ -1,0 +1,139 @@
+"""From a row of `METHODS` and a data set to module and criterion, with errors that say what a method still needs."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from compensate.equation import Compensated
+from compensate.errors import nearest
+from compensate.forwards import Stages
+from compensate.granularity import Sample
+from compensate.inference.margins import AngularMargin, CosineHead
+from compensate.inference.statistics import Statistic
+from compensate.methods.registry import SIZES, Method
+from compensate.models.small import MLP, probe
+
+CLEAN = "clean"
+"""The entry of `hyper` that is not for the method but for the training: trusted samples."""
+
+HIDDEN = (128,)
+"""Hidden units of the default network."""
+
+FEW, FEW_PER_FEATURE = 100, 5
+"""Below so many samples, or so many for each feature, the default is linear: more could not be learned from them."""
+
+
+def default_module(n_samples: int, n_features: int, n_outputs: int) -> MLP:
+    """A network with one hidden layer, or a linear one where there are few samples for the features.
+
+    >>> default_module(1500, 64, 10).head, default_module(60, 4, 3).head
+    (Linear(in_features=128, out_features=10, bias=True), Linear(in_features=4, out_features=3, bias=True))
+    """
+    if n_samples < max(FEW, FEW_PER_FEATURE * n_features):
+        return probe(n_features, n_outputs)
+    return MLP(n_features, n_outputs, hidden=HIDDEN)
+
+
+def fit_head(module: nn.Module, criterion: Compensated) -> None:
+    """Angular margins ask for cosines: gives the default network the head that its criterion is made for."""
+    scales = [m.scale for m in criterion.modules() if isinstance(m, AngularMargin)]
+    head = module.head
+    if scales and isinstance(head, nn.Linear):
+        module.head = CosineHead(head.in_features, head.out_features, scales[0]).to(head.weight)
+
+
+@torch.no_grad()
+def feature_dim(module: nn.Module, x: Tensor) -> int | None:
+    """The number of features that the head of the module sees, if it offers `features` and `head`."""
+    stages = Stages.of(module)
+    if stages.features is None:
+        return None
+    was_training = module.training
+    module.eval()
+    z = stages.features(x if stages.embed is None else stages.embed(x))
+    module.train(was_training)
+    return int(z.shape[-1])
+
+
+def check_method(row: Method, hyper: Mapping[str, Any]) -> None:
+    """Raises if the method asks for something that neither the data nor `hyper` gives, or does not know an entry."""
+    wanted = inspect.signature(row.build).parameters
+    known = {*wanted, CLEAN} if "clean" in row.needs else {*wanted}
+    for name in hyper:
+        if name not in known:
+            raise ValueError(f'method "{row.name}" has no hyper-parameter {name!r}; {nearest(str(name), known)}')
+    if "clean" in row.needs and CLEAN not in hyper:
+        raise ValueError(
+            f'method "{row.name}" learns from clean data: give trusted samples as hyper={{"clean": (X_clean, y_clean)}}.'
+        )
+    if "group" in row.needs:
+        raise ValueError(f'method "{row.name}" asks for the group of each sample, which a classifier is not given.')
+    missing = [
+        name
+        for name, parameter in wanted.items()
+        if parameter.default is parameter.empty and name not in SIZES and name not in hyper
+    ]
+    if missing and "teacher" in row.needs:
+        raise ValueError(
+            f'method "{row.name}" learns from a teacher: give hyper={{"{missing[0]}": ...}}, a fitted classifier with '
+            "predict_proba, a torch module, or an array with one row per sample."
+        )
+    if missing:
+        raise ValueError(f'method "{row.name}" needs a value for {missing[0]!r}: give hyper={{"{missing[0]}": ...}}.')
+
+
+def make_criterion(row: Method, arguments: Mapping[str, Any]) -> Compensated:
+    """The criterion of a method, from more arguments than it may want."""
+    wanted = inspect.signature(row.build).parameters
+    if "feature_dim" in wanted and arguments.get("feature_dim") is None:
+        raise ValueError(
+            f'method "{row.name}" reads the features before the last layer: give the module the methods features(x) and '
+            "head(z) with module(x) = head(features(x)), or wrap it in compensate.models.Staged."
+        )
+    return row.build(**{name: value for name, value in arguments.items() if name in wanted})
+
+
+def taught(hyper: Mapping[str, Any], X: Any, classes: np.ndarray, *, stream: bool) -> dict[str, Any]:
+    """`hyper` with teachers as methods take them: what a fitted classifier says of each row of `X`, arrays as tensors."""
+    given = dict(hyper)
+    for name in ("teacher", "guess"):
+        value = given.get(name)
+        if isinstance(value, nn.Module):
+            given[name] = copy.deepcopy(value)  # the criterion freezes it and changes its precision
+        if value is None or isinstance(value, nn.Module | str):
+            continue
+        if stream:
+            raise ValueError(
+                f"partial_fit does not know its samples beforehand: {name!r} must be a torch module there."
+            )
+        if hasattr(value, "predict_proba"):
+            if not np.array_equal(value.classes_, classes):
+                raise ValueError(f"{name!r} knows the classes {value.classes_}; expected {classes}.")
+            p = np.asarray(value.predict_proba(X), dtype=np.float64)
+            value = p if name == "guess" else np.log(np.maximum(p, np.finfo(np.float64).tiny))
+        rows = torch.as_tensor(np.array(value))
+        if len(rows) != X.shape[0]:
+            raise ValueError(f"{name!r} has {len(rows)} rows; expected one for each of {X.shape[0]} samples.")
+        given[name] = rows
+    return given
+
+
+@torch.no_grad()
+def take_over(new: Compensated, old: Compensated) -> Compensated:
+    """Lets a criterion for more samples know what the old one knew: rows of samples are kept, new ones stay fresh."""
+    fresh = dict(new.named_modules())
+    for name, module in old.named_modules():
+        for key, value in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+            target = getattr(fresh[name], key)
+            if target.shape == value.shape:
+                target.copy_(value)
+            elif isinstance(module, Sample) or (isinstance(module, Statistic) and module.merges.get(key) == "rows"):
+                target[: len(value)] = value
+    return new

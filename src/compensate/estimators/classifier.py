@@ -1,0 +1,434 @@
+r"""Any method of `METHODS` as a scikit-learn classifier.
+
+Use it on tables, embeddings or sparse text features when some labels may be wrong, and read `suspects_` afterwards to see
+which. For images, texts and augmentation use the criterion of the method in a training loop of your own.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from functools import partial
+from numbers import Real
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.model_selection import StratifiedShuffleSplit
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import _check_partial_fit_first_call, check_classification_targets
+from sklearn.utils.validation import check_is_fitted, check_scalar, validate_data
+from torch import Tensor, nn
+
+from compensate.estimators import plotting
+from compensate.estimators.building import (
+    CLEAN,
+    check_method,
+    default_module,
+    feature_dim,
+    fit_head,
+    make_criterion,
+    taught,
+)
+from compensate.estimators.checks import count, one_of, positive, weights
+from compensate.estimators.loop import SCHEDULES, Loop, default_rate, factor, seeded
+from compensate.estimators.rows import Standard
+from compensate.methods.registry import find
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+PREDICTED_AT_ONCE = 1024
+"""Rows that are made dense and predicted together."""
+
+FLOATS = (np.float64, np.float32)
+
+
+class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    r"""A network trained by any method of `METHODS`, as a scikit-learn classifier.
+
+    .. math:: \min_\Theta \frac{1}{\sum_i w_i} \sum_i w_i \bigl[ l(S(f(x_i + \Delta x_i; \Theta) + \Delta u_i) + \Delta p_i,\;
+              y_i + \Delta y_i) + \Delta l_i + \mathrm{penalty}_i \bigr]
+
+    where :math:`f` is the module, :math:`w_i` the weight of a sample and the :math:`\Delta` are what the method adds.
+    Inputs are standardised first, so that defaults suit data of any unit. Training runs in the precision of `X`: give
+    float32 for speed. Sparse input is made dense a batch at a time.
+
+    Parameters
+    ----------
+    method : str, default="logcomp"
+        A name in `compensate.METHODS`.
+    hyper : dict or None, default=None
+        Hyper-parameters of the method, such as ``{"lam": 0.1}``. Methods that learn from clean data take it here, as
+        ``{"clean": (X_clean, y_clean)}``. Teachers (`teacher` of distillation, `guess` of guess_label) may be a fitted
+        classifier with `predict_proba` and the same classes, an array with a row per sample, or a torch module, which is
+        given standardised inputs.
+    module : callable or None, default=None
+        Called with the numbers of features and of outputs, returns a torch module from (B, features) to (B, outputs):
+        `compensate.models.MLP`, `compensate.models.probe`, or a function of yours (a named one, so that it can be
+        pickled). Outputs are classes, and one more for methods that abstain. Methods that read features need a module
+        with `features` and `head`. By default a network with one hidden layer, or a linear one if there are fewer than
+        100 samples or than 5 for each feature.
+    epochs : int, default=50
+        Passes over the data in `fit`.
+    batch_size : int, default=128
+        Most samples in a step.
+    lr : float or None, default=None
+        Learning rate of the module; by default the more, the fewer steps the training has
+        (:func:`~compensate.estimators.loop.default_rate`). Compensation has its own, in `hyper`.
+    optimizer : {"adam", "sgd"}, default="adam"
+    weight_decay : float, default=0.0
+    schedule : {"cosine", "linear", "constant"}, default="cosine"
+        How the learning rate falls over the epochs of `fit`; `partial_fit` keeps it constant.
+    validation : float, default=0.0
+        Share of the samples that is held out, labels as given; the module of the epoch with the best accuracy on it is kept.
+        These samples are not among the suspects.
+    patience : int or None, default=None
+        `fit` stops after so many epochs in which the validation accuracy, or without validation the training loss (by
+        more than `tol`), has not improved. None never stops: methods with a schedule need all their epochs.
+    tol : float, default=1e-4
+    standardize : bool, default=True
+        Whether each feature is brought to mean 0 and deviation 1. In `partial_fit` the first call decides for all.
+    random_state : int, RandomState or None, default=None
+        For first weights, order and dropout.
+    device : str, default="cpu"
+        Of torch, such as "cuda".
+    verbose : bool, default=False
+        Whether to print a line for each epoch.
+
+    Attributes
+    ----------
+    classes_ : (C,)
+    n_features_in_, feature_names_in_
+        As everywhere in scikit-learn.
+    module_ : the trained torch module, which takes standardised inputs
+    criterion_ : the :class:`~compensate.Compensated` criterion with its tables
+    suspects_ : DataFrame of all training samples, most suspect first: index (row of `X`), given, suggested, score, flagged
+    loss_curve_ : list of float, the mean training loss of each epoch
+    n_iter_ : int, epochs run
+
+    Notes
+    -----
+    A sample of weight 0 is left out altogether. Weights multiply losses; what methods keep for one sample does not feel
+    them, and what they keep for many (means of classes, thresholds of a batch) counts each sample once.
+
+    `partial_fit` is one pass over its samples. Each call brings new samples, and tables of samples grow with the stream;
+    memory is that of all samples seen. A table of samples acts from the second visit on, so let samples come back: pass
+    their numbers in the stream as `index`, and they find their rows again. Class counts and the length of schedules
+    (`epochs` calls like the first) are taken from the first call.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import make_blobs
+    >>> X, y = make_blobs(200, centers=[[0, 0], [6, 6]], random_state=0)
+    >>> names = np.array(["cat", "dog"])[y]
+    >>> names[:5] = np.where(names[:5] == "cat", "dog", "cat")
+    >>> model = CompensatedClassifier(epochs=30, random_state=0).fit(X, names)
+    >>> sorted(model.suspects_["index"][:5])
+    [0, 1, 2, 3, 4]
+    >>> float(model.score(X, np.array(["cat", "dog"])[y]))
+    1.0
+
+    References
+    ----------
+    Yao and Wu, Compensation Learning, 2021, Eqs. (3) to (8); Algorithm 1 for the default method.
+    """
+
+    def __init__(
+        self,
+        method: str = "logcomp",
+        *,
+        hyper: Mapping[str, Any] | None = None,
+        module: Callable[[int, int], nn.Module] | None = None,
+        epochs: int = 50,
+        batch_size: int = 128,
+        lr: float | None = None,
+        optimizer: Literal["adam", "sgd"] = "adam",
+        weight_decay: float = 0.0,
+        schedule: Literal["cosine", "linear", "constant"] = "cosine",
+        validation: float = 0.0,
+        patience: int | None = None,
+        tol: float = 1e-4,
+        standardize: bool = True,
+        random_state: Any = None,
+        device: str = "cpu",
+        verbose: bool = False,
+    ) -> None:
+        self.method = method
+        self.hyper = hyper
+        self.module = module
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.lr = lr
+        self.optimizer = optimizer
+        self.weight_decay = weight_decay
+        self.schedule = schedule
+        self.validation = validation
+        self.patience = patience
+        self.tol = tol
+        self.standardize = standardize
+        self.random_state = random_state
+        self.device = device
+        self.verbose = verbose
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    # --- training ---------------------------------------------------------------------------------------------
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> CompensatedClassifier:
+        """Trains anew on samples `X`, (n, d), dense or sparse, and their classes `y`, (n,), of any type."""
+        self._check_parameters()
+        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=FLOATS)
+        check_classification_targets(y)
+        weight = weights(sample_weight, X)
+        used = np.flatnonzero(weight > 0)
+        self.classes_, found = np.unique(y[used], return_inverse=True)
+        self._check_classes()
+        codes = np.full(len(y), -1)
+        codes[used] = found
+        self._start(X, codes, weight, used, len(y), stream=False)
+        train, held = self._parted(used, codes)
+        weight = weight / weight[train].mean()  # the unit of the weights must not act as a learning rate
+        steps = self._steps(train)
+        best, waited, kept = -np.inf, 0, None
+        for epoch in range(self.epochs):
+            rates = [factor(self.schedule, (epoch + b / steps) / self.epochs) for b in range(steps)]
+            loss = self._pass(X, codes, weight, train, np.arange(len(y)), rates)
+            score = self._accuracy(X, codes, weight, held) if len(held) else -loss
+            if self.verbose:
+                more = f"  validation {score:.3f}" if len(held) else ""
+                print(f"epoch {epoch + 1}/{self.epochs}  loss {loss:.4f}{more}")
+            waited += 1
+            if score > best + (0 if len(held) else self.tol):
+                best, waited = score, 0
+                kept = copy.deepcopy(self.module_.state_dict()) if len(held) else None
+            if self.patience is not None and waited >= self.patience:
+                break
+        if kept is not None:
+            self.module_.load_state_dict(kept)
+        return self
+
+    def partial_fit(
+        self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None, index: Any = None
+    ) -> CompensatedClassifier:
+        """One pass over further samples.
+
+        `classes` names all classes of the stream and is needed in the first call. `index`, (n,), numbers the samples in
+        the stream from 0; by default they are all new. Weights are taken as they are, 1 for an ordinary sample.
+        """
+        self._check_parameters()
+        first = not hasattr(self, "module_")
+        _check_partial_fit_first_call(self, classes)
+        self._check_classes()
+        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=FLOATS, reset=first)
+        check_classification_targets(y)
+        weight = weights(sample_weight, X)
+        codes = self._codes(y)
+        used = np.flatnonzero(weight > 0)
+        numbers = self._numbers(index, len(y), 0 if first else self._seen)
+        if first:
+            self._start(X, codes, weight, used, int(numbers.max()) + 1, stream=True)
+        else:
+            self._grow(int(numbers.max()) + 1)
+        self._pass(X, codes, weight, used, numbers, [1.0] * self._steps(used))
+        return self
+
+    def _check_parameters(self) -> None:
+        if not isinstance(self.method, str):
+            raise ValueError(f"method must be the name of a method. Got {self.method!r} instead.")
+        if self.hyper is not None and not isinstance(self.hyper, Mapping):
+            raise ValueError(f"hyper must be a dict of hyper-parameters or None. Got {self.hyper!r} instead.")
+        if self.module is not None and (not callable(self.module) or isinstance(self.module, nn.Module)):
+            raise ValueError(
+                "module must be a callable that makes a module from the numbers of features and outputs, such as "
+                f"compensate.models.MLP, so that every fit starts anew. Got {self.module!r} instead."
+            )
+        check_method(find(self.method), self.hyper or {})
+        count(self.epochs, "epochs")
+        count(self.batch_size, "batch_size")
+        if self.lr is not None:
+            positive(self.lr, "lr")
+        positive(self.weight_decay, "weight_decay", zero=True)
+        positive(self.tol, "tol", zero=True)
+        one_of(self.optimizer, "optimizer", ["adam", "sgd"])
+        one_of(self.schedule, "schedule", SCHEDULES)
+        check_scalar(self.validation, "validation", Real, min_val=0, max_val=1, include_boundaries="left")
+        if self.patience is not None:
+            count(self.patience, "patience")
+
+    def _check_classes(self) -> None:
+        if len(self.classes_) < 2:
+            raise ValueError("The number of classes has to be greater than one; got 1 class")
+
+    def _codes(self, y: np.ndarray) -> np.ndarray:
+        """(n,) classes as numbers."""
+        unknown = np.setdiff1d(y, self.classes_)
+        if len(unknown):
+            raise ValueError(f"y contains labels {unknown} that are not among the classes {self.classes_}.")
+        return np.searchsorted(self.classes_, y)
+
+    @staticmethod
+    def _numbers(index: Any, n: int, start: int) -> np.ndarray:
+        """(n,) the number of each sample in the stream."""
+        if index is None:
+            return np.arange(start, start + n)
+        numbers = np.asarray(index)
+        if numbers.shape != (n,) or numbers.dtype.kind not in "iu" or numbers.min() < 0:
+            raise ValueError(f"index must hold one whole number of at least 0 for each of {n} samples.")
+        return numbers.astype(np.int64)
+
+    def _steps(self, rows: np.ndarray) -> int:
+        return -(-len(rows) // self.batch_size)
+
+    def _seed(self) -> int:
+        return int(self._random.integers(2**31))
+
+    def _parted(self, used: np.ndarray, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The rows to train on and those held out."""
+        if not self.validation:
+            return used, used[:0]
+        split = StratifiedShuffleSplit(1, test_size=self.validation, random_state=self._seed())
+        train, held = next(split.split(used, codes[used]))
+        return used[train], used[held]
+
+    def _start(
+        self, X: Any, codes: np.ndarray, weight: np.ndarray, used: np.ndarray, num_samples: int, *, stream: bool
+    ) -> None:
+        """A new module, criterion and optimiser."""
+        row, device, features = find(self.method), torch.device(self.device), X.shape[1]
+        self._random = np.random.default_rng(check_random_state(self.random_state).randint(2**31 - 1))
+        self._dtype = torch.float32 if X.dtype == np.float32 else torch.float64
+        self._standard = Standard.of(X[used], weight[used]) if self.standardize else Standard.nothing(features)
+        hyper = taught(self.hyper or {}, X, self.classes_, stream=stream)
+        self._clean = self._trusted(*hyper.pop(CLEAN)) if CLEAN in hyper else None
+        outputs = len(self.classes_) + row.extra_outputs
+        steps = self.epochs * self._steps(used)
+        rate = default_rate(self.optimizer, steps) if self.lr is None else self.lr
+        counts = np.bincount(codes[used], weight[used], len(self.classes_))
+        with seeded(self._seed(), device):
+            make = self.module or partial(default_module, len(used))
+            module = make(features, outputs).to(device, self._dtype)
+            self._arguments = {
+                "num_classes": len(self.classes_),
+                "class_counts": np.maximum(counts, 1).tolist() if stream else counts.tolist(),
+                "feature_shape": (features,),
+                "feature_dim": feature_dim(module, self._batch(X, used[:2])),
+                "batch_size": self.batch_size,
+                **hyper,
+            }
+            criterion = make_criterion(row, {**self._arguments, "num_samples": num_samples})
+            if self.module is None:
+                fit_head(module, criterion)
+            self._loop = Loop(
+                module, criterion, num_classes=len(self.classes_), num_samples=num_samples,
+                optimizer=self.optimizer, lr=rate, weight_decay=self.weight_decay,
+            )  # fmt: skip
+        criterion.start(steps)
+        self.module_, self.criterion_ = module, criterion
+        self._given, self._seen = np.full(num_samples, -1), num_samples
+        self.loss_curve_: list[float] = []
+        self.n_iter_ = 0
+
+    def _grow(self, needed: int) -> None:
+        """Room for so many samples; it doubles, so that a stream of many calls is not copied at each of them."""
+        self._seen = max(self._seen, needed)
+        before = len(self._given)
+        if needed <= before:
+            return
+        size = max(needed, 2 * before)
+        self._given = np.append(self._given, np.full(size - before, -1))
+        with seeded(self._seed(), torch.device(self.device)):
+            criterion = make_criterion(find(self.method), {**self._arguments, "num_samples": size})
+            self._loop.grow(criterion, size)
+        self.criterion_ = criterion
+
+    def _trusted(self, X: Any, y: Any) -> tuple[Any, np.ndarray]:
+        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=FLOATS, reset=False)
+        return X, self._codes(y)
+
+    def _batch(self, X: Any, rows: Any) -> Tensor:
+        return torch.from_numpy(self._standard.batch(X, rows)).to(self.device, self._dtype)
+
+    def _clean_batch(self) -> tuple[Tensor, Tensor] | None:
+        if self._clean is None:
+            return None
+        X, codes = self._clean
+        rows = self._random.permutation(len(codes))[: self.batch_size]
+        return self._batch(X, rows), torch.from_numpy(codes[rows]).to(self.device)
+
+    def _pass(
+        self, X: Any, codes: np.ndarray, weight: np.ndarray, rows: np.ndarray, numbers: np.ndarray, rates: list[float]
+    ) -> float:
+        """One pass over these rows of `X`, a batch for each of the rates; returns the mean loss."""
+        self._given[numbers[rows]] = codes[rows]
+        weighted = bool((weight[rows] != 1).any())
+        total = 0.0
+        self._loop.train()
+        with seeded(self._seed(), torch.device(self.device)):
+            # Parts of nearly one size: a last batch of one sample would be too little for batch normalisation.
+            for batch, rate in zip(np.array_split(self._random.permutation(rows), len(rates)), rates, strict=True):
+                target, index = (torch.from_numpy(a[batch]).to(self.device) for a in (codes, numbers))
+                w = torch.from_numpy(weight[batch]).to(self.device, self._dtype) if weighted else None
+                loss = self._loop.step(self._batch(X, batch), target, index, w, rate=rate, clean=self._clean_batch())
+                total += loss * len(batch)
+        self._loop.end_epoch()
+        self._loop.train(False)
+        self.n_iter_ += 1
+        self.loss_curve_.append(total / len(rows))
+        return self.loss_curve_[-1]
+
+    # --- what it says -----------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _logits(self, X: Any, rows: np.ndarray) -> Tensor:
+        parts = np.split(rows, range(PREDICTED_AT_ONCE, len(rows), PREDICTED_AT_ONCE))
+        # Outputs past the classes, such as that of abstention, are no answer.
+        return torch.cat([self.module_(self._batch(X, part))[:, : len(self.classes_)].double().cpu() for part in parts])
+
+    def _accuracy(self, X: Any, codes: np.ndarray, weight: np.ndarray, rows: np.ndarray) -> float:
+        return float(np.average(self._logits(X, rows).argmax(1).numpy() == codes[rows], weights=weight[rows]))
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """(n, C) the probability of each class, in the order of `classes_`."""
+        check_is_fitted(self)
+        X = validate_data(self, X, accept_sparse="csr", dtype=FLOATS, reset=False)
+        return self._logits(X, np.arange(X.shape[0])).softmax(-1).numpy()
+
+    def predict(self, X: Any) -> np.ndarray:
+        """(n,) the likeliest class of each row of `X`."""
+        best = self.predict_proba(X).argmax(1)
+        return self.classes_[best]
+
+    @property
+    def suspects_(self) -> pd.DataFrame:
+        """All samples trained on, most suspect first; see :meth:`compensate.inference.statistics.Evidence.suspects`."""
+        import pandas as pd
+
+        check_is_fitted(self)
+        found = self._loop.record.suspects()
+        index = found.index.cpu().numpy()
+        return pd.DataFrame(
+            {
+                "index": index,
+                "given": self.classes_[self._given[index]],
+                "suggested": self.classes_[found.suggested.cpu().numpy()],
+                "score": found.score.cpu().numpy(),
+                "flagged": found.flagged.cpu().numpy(),
+            }
+        )
+
+    def plot(self, ax: Any = None) -> Any:
+        """How suspect the training samples are: a histogram of their scores, flagged ones apart."""
+        found = self.suspects_
+        flagged = found["flagged"].to_numpy()
+        ax = plotting.axes(ax, f"Suspects: {np.mean(flagged):.1%} of the labels are flagged")
+        edges = np.histogram_bin_edges(found["score"], 40)
+        for which, colour, name in ((~flagged, plotting.colour(0), "others"), (flagged, plotting.OUTLIER, "flagged")):
+            ax.hist(found["score"][which], edges, color=colour, alpha=0.8, label=f"{name} ({which.sum()})")
+        ax.set(xlabel="score, larger is more suspect", ylabel="samples")
+        plotting.key(ax)
+        return ax
