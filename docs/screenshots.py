@@ -42,7 +42,7 @@ def digits() -> Page:
     found = datasets.load_digits()
     contents = [Content(image=_png(image)) for image in found.images]
     names = tuple(str(c) for c in range(10))
-    return _page("digits.npz", "image", found.data, found.target, names, contents, 0.083)
+    return _page("digits", "image", found.data, found.target, names, contents, 0.083)
 
 
 def wines() -> Page:
@@ -68,6 +68,11 @@ def reviews() -> Page:
         "I would watch it again tomorrow, and I rarely say that.",
         "The two leads could read a phone book and hold the room.",
         "Funny where it needs to be and quiet where it matters.",
+        "My father, who sleeps through everything, stayed awake.",
+        "It trusts its audience, and that is rare enough.",
+        "The last shot alone is worth the ticket.",
+        "A debut that already knows what to leave out.",
+        "The score does half the acting, and does it well.",
     )
     bad = (
         "Two hours that I will not get back.",
@@ -76,9 +81,17 @@ def reviews() -> Page:
         "It looks expensive and says nothing.",
         "I checked my watch more often than the plot checked itself.",
         "The ending arrives late and explains the wrong thing.",
+        "Every line sounds like a first draft.",
+        "The camera shakes so that nobody sees the sets.",
+        "A sequel to a film that did not need the first one.",
+        "By the second song I had picked my seat on the bus home.",
+        "The villain has one mood and the hero has none.",
     )
-    target = rng.integers(0, 2, 2400)
-    texts = [" ".join(rng.permutation(np.array((bad, good)[c]))[: rng.integers(1, 4)]) for c in target]
+    drawn = [
+        (c, " ".join(rng.permutation(np.array((bad, good)[c]))[: rng.integers(2, 4)])) for c in rng.integers(0, 2, 1500)
+    ]
+    drawn = list(dict.fromkeys(drawn))
+    target, texts = np.array([c for c, _ in drawn]), [text for _, text in drawn]
     words = sorted({w for text in texts for w in text.lower().split()})
     place = {w: k for k, w in enumerate(words)}
     x = np.zeros((len(texts), len(words)))
@@ -162,7 +175,7 @@ def _page(
             Curve("loss", "robust", tuple(0.25 + 2 * np.exp(-epochs / 3))),
             Curve("loss", "plain", tuple(2.2 * np.exp(-epochs / 4) + 0.02)),
         ),
-        command=f"compensate apply {title} corrections.csv -o {Path(title).stem}.fixed{Path(title).suffix}",
+        command=f"compensate apply {title} corrections.csv -o {Path(title).stem}.fixed.csv",
     )
 
 

@@ -56,7 +56,8 @@ function heatMap(pairs, open) {
   const order = [...classes.filter((c) => used.has(c)), ...[...used].filter((c) => !classes.includes(c))];
   const counts = new Map(pairs.map(([given, suggested, n]) => [given + ">" + suggested, n]));
   const most = pairs[0][2];
-  const long = order.some((c) => labelOf(c).length > 3);
+  const longest = Math.max(...order.map((c) => labelOf(c).length));
+  const long = longest > 3;
   const cellOf = (given, suggested) => {
     const n = counts.get(given + ">" + suggested) || 0;
     if (given === suggested) return el("td", { class: "same" }, el("span", { class: "hidden-text" }, "same class"));
@@ -72,7 +73,7 @@ function heatMap(pairs, open) {
     { class: "scroll-x" },
     el(
       "table",
-      { class: "heat" + (long ? " long" : ""), style: { "--columns": order.length } },
+      { class: "heat" + (long ? " long" : ""), style: { "--columns": order.length, "--longest": Math.min(longest, 24) } },
       el("caption", { class: "hidden-text" }, "Flagged rows by given label (rows) and suggested label (columns)"),
       el(
         "thead",
@@ -100,7 +101,7 @@ function classBars(rows) {
       "li",
       null,
       el("span", { class: "bar-name" }, label(labelOf(c), 60)),
-      el("span", { class: "meter", "aria-hidden": "true" }, el("span", { style: { width: (100 * (n ? flagged / n : 0)) / most + "%" } })),
+      el("span", { class: "meter", "aria-hidden": "true" }, el("span", { style: { width: flagged ? `max(3px, ${(100 * flagged) / n / most}%)` : "0" } })),
       el("span", { class: "bar-value" }, el("b", null, n ? percent(flagged / n) : "–"), el("span", { class: "muted" }, ` ${count(flagged)} of ${count(n)}`)),
     );
   append(list, rows.slice(0, FIRST).map(bar));

@@ -2,12 +2,13 @@
 
 function dialog(title, ...children) {
   const close = el("button", { type: "button", class: "close", "aria-label": "Close" }, "×");
-  const box = el("dialog", { "aria-label": title }, el("header", null, el("h2", null, title), close), children);
+  const box = el("dialog", { "aria-label": title, tabindex: "-1" }, el("header", null, el("h2", null, title), close), children);
   close.addEventListener("click", () => box.close());
   box.addEventListener("click", (event) => event.target === box && box.close());
   box.addEventListener("close", () => box.remove());
   document.body.append(box);
   box.showModal();
+  box.focus(); // not the button that closes it; a screen reader reads the title
   return box;
 }
 
@@ -120,7 +121,7 @@ function bulkDialog(done) {
       el("p", null, el("b", null, count(chosen.length, "row")), " of this list would take the suggested label, ", doubt, "."),
       !regression && el("p", { class: "muted pair-line" }, top.slice(0, 4).map(([pair, n], k) => {
         const [given, suggested] = pair.split(">");
-        return [k > 0 && ", ", label(labelOf(given), 24), " → ", label(labelOf(suggested), 24), ` ${count(n)}`];
+        return [k > 0 && ", ", label(labelOf(given), 24), " → ", label(labelOf(suggested), 24), ` (${count(n)})`];
       }), top.length > 4 && ` and ${count(top.length - 4)} more pairs`),
       el("h3", null, "The least certain of them"),
       el("ul", { class: "preview-items" }, chosen.slice(0, 12).map((i) => el("li", null, small(items.content[i], nameOf(items.index[i], items.id[i]), 60), el("span", { class: "preview-label" }, label(givenOf(i), 18), " → ", label(suggestedOf(i), 18)), el("span", { class: "muted" }, probability(items.p[i]))))),
@@ -143,15 +144,21 @@ function bulkDialog(done) {
   });
   const box = dialog("Accept many at once", el("div", { class: "row" }, el("label", null, "wrong with a probability of at least ", number), slider), preview, el("div", { class: "actions" }, accept));
   show();
+  number.select();
 }
 
 function exportDialog() {
   const tally = store.tally();
   download();
-  const parts = [count(tally.accept) + " accepted", count(tally.reject) + " kept", count(tally.other) + " with another " + (regression ? "value" : "class"), count(tally.skip) + " skipped"];
+  const parts = [
+    [tally.accept, "accepted"],
+    [tally.reject, "kept"],
+    [tally.other, regression ? "with another value" : "with another class"],
+    [tally.skip, "skipped"],
+  ];
   const box = dialog(
     "corrections.csv is saved",
-    el("p", null, parts.join(" · ")),
+    el("p", null, parts.filter(([n]) => n > 0).map(([n, what]) => `${count(n)} ${what}`).join(" · ")),
     data.command && [el("p", null, "Move it next to the data and type:"), commandLine()],
     el("p", { class: "muted" }, "The data itself is not touched: the command writes a corrected copy."),
     el("div", { class: "actions" }, el("button", { type: "button", class: "primary", onclick: () => box.close() }, "Done")),

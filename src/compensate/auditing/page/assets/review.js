@@ -18,7 +18,7 @@ function makeReview() {
   r.skip = el("button", { type: "button", class: "tool", onclick: skip }, "Skip ", key("S"));
   r.undo = el("button", { type: "button", class: "tool", onclick: undo }, "Undo ", key("U"));
   r.more = el("button", { type: "button", class: "tool", onclick: other }, regression ? "Other value " : "Other class ", key("O"));
-  r.help = el("button", { type: "button", class: "tool", onclick: helpDialog, "aria-label": "Keys and help" }, "Keys ", key("?"));
+  r.help = el("button", { type: "button", class: "tool", onclick: helpDialog, "aria-label": "Help and keys" }, "Help ", key("?"));
   r.strip = strip.make((at) => move(at));
   r.position = el("p", { class: "position" });
   r.desk = el(
@@ -53,7 +53,7 @@ function choice(kind, letter, act) {
 
 function makeOthers() {
   review.chips = quickClasses.map(([digit, c]) => {
-    const chip = el("button", { type: "button", class: "chip", onclick: () => choose(labelOf(c)), "aria-keyshortcuts": digit, "aria-label": `Other class: ${spoken(labelOf(c))}` }, digitClasses ? null : key(digit), label(labelOf(c), 28));
+    const chip = el("button", { type: "button", class: "chip", onclick: () => choose(labelOf(c)), "aria-keyshortcuts": digit, "aria-label": `Other class: ${spoken(labelOf(c))}` }, digitClasses ? null : key(digit), label(labelOf(c), 22));
     chip.dataset.of = String(c);
     return chip;
   });
@@ -180,6 +180,7 @@ function undo() {
   hideToast();
   if (undone.length === 1 && !queue.list.includes(undone[0])) makeQueueFor(undone[0]);
   if (undone.length === 1) queue.at = queue.list.indexOf(undone[0]);
+  else if (current() === null) queue.at = nextOpen(-1);
   strip.show();
   showItem(undone.length === 1 ? "Undone. " : `${count(undone.length, "decision")} undone. `);
 }

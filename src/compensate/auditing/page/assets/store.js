@@ -50,9 +50,10 @@ const store = {
 
   save() {
     const made = [];
-    this.made.forEach((m, i) => m && made.push([i, m.decision, m.label]));
+    this.made.forEach((m, i) => m && made.push([i, packed(m)]));
+    const steps = this.steps.map((step) => step.map(([i, before]) => [i, packed(before)]));
     try {
-      localStorage.setItem(this.place, JSON.stringify({ made, steps: this.steps }));
+      localStorage.setItem(this.place, JSON.stringify({ made, steps }));
       this.kept = true;
     } catch (error) {
       this.kept = false; // private windows and full disks: the page says so, and export still works
@@ -66,16 +67,27 @@ const store = {
     try {
       const found = JSON.parse(localStorage.getItem(this.place) || "null");
       if (found === null) return;
-      const fits = (i) => Number.isInteger(i) && i >= 0 && i < size;
-      for (const [i, decision, chosen] of found.made) {
-        if (fits(i) && decision in SYMBOLS && typeof chosen === "string") this.made[i] = { decision, label: chosen };
-      }
-      this.steps = found.steps.filter((step) => step.every(([i]) => fits(i)));
+      const fits = ([i]) => Number.isInteger(i) && i >= 0 && i < size;
+      for (const [i, kept] of found.made.filter(fits)) this.made[i] = unpacked(i, kept);
+      this.steps = found.steps.filter((step) => step.every(fits)).map((step) => step.map(([i, kept]) => [i, unpacked(i, kept)]));
     } catch (error) {
       this.kept = false;
     }
   },
 };
+
+// Most decisions imply their label: only another class is written down, however long the names are.
+
+function packed(made) {
+  return made === null ? null : made.decision === "other" ? [made.decision, made.label] : [made.decision];
+}
+
+function unpacked(i, kept) {
+  if (kept === null || !(kept[0] in SYMBOLS)) return null;
+  const implied = { accept: () => suggestedOf(i), reject: () => givenOf(i), skip: () => "", other: () => String(kept[1]) };
+  return { decision: kept[0], label: implied[kept[0]]() };
+}
+
 store.load();
 
 function decision(i, chosen) {

@@ -9,6 +9,7 @@ function count(n, one, many) {
 
 function percent(share) {
   const value = share * 100;
+  if (value > 99 && value < 100) return Math.min(value, 99.9).toFixed(1) + "\u00a0%"; // not all of them
   const digits = value === 0 || value >= 9.95 ? 0 : value >= 0.095 ? 1 : 2;
   return value.toFixed(digits) + "\u00a0%";
 }
