@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from compensate.checks import Check
 from compensate.errors import InputError
-from compensate.fused import cross_entropy_with_slope
 from compensate.granularity import Sample, Table
 from compensate.inference.statistics import Evidence, Statistic
 from compensate.proximal import project_simplex
-from compensate.state import Slot, State, Touched
+from compensate.state import Slot, State
+from compensate.stepping import losses_with_slope, step_rows
 from compensate.taxonomy import Taxonomy, taxonomy_of
 
 Term = Callable[[State], Tensor]
@@ -64,6 +64,7 @@ class Compensated(nn.Module):
         reduction, weight, ignore_index: as in :func:`torch.nn.functional.cross_entropy`.
         onto: how :math:`y + \Delta y` and :math:`p + \Delta p` become distributions (Eq. 6): by the nearest point
             of the simplex, by division by the sum, or not at all. Terms that stay on the simplex need none of it.
+        record: keeps for each sample what :meth:`suspects` reads.
         check: "sync" looks at index, labels and NaN at once, "async" without waiting for the device, "off" never.
 
     A term is any callable of the :class:`~compensate.State`. Several terms under one keyword are added in order.
@@ -108,6 +109,13 @@ class Compensated(nn.Module):
             raise InputError(f'reduction is "{reduction}"; expected "mean", "sum" or "none".')
         if onto not in _ONTO:
             raise InputError(f'onto is "{onto}"; expected {", ".join(_ONTO)}.')
+        self.slope_suffices = (
+            base is None
+            and weight is None
+            and [*self.terms] == ["logit"]
+            and all(isinstance(t, Table) for t in self._of("logit"))
+        )
+        """True if rows are tables on logits under plain cross entropy and nothing else: their gradient is S(u) - y."""
         self.base, self.reduction, self.ignore_index, self.onto = base, reduction, ignore_index, onto
         self.check: Check = check
         self.record = record
@@ -176,16 +184,11 @@ class Compensated(nn.Module):
             self._observe(s, "logits")
             for name in ("logit", "label", "prediction"):
                 self._infer(s, name)
-        if s.touched and s.learn and self.slope_suffices and s.hard:
-            assert s.du is not None
-            losses, s.slope = cross_entropy_with_slope(s.u + s.du, s.labels)
-            s.l = torch.where(s.valid, losses, 0.0)
-        else:
-            s.l = self.losses_of(s, s.u, du=s.du, dp=s.dp, dy=s.dy)
+        s.l = losses_with_slope(s) if s.by_slope else self.losses_of(s, s.u, du=s.du, dp=s.dp, dy=s.dy)
         if self.training:
             self._infer(s, "loss")
             if s.learn:
-                self._step_rows(s)
+                step_rows(s)
                 self._observe(s, "loss")
                 self._tick(s)
         return s
@@ -235,70 +238,15 @@ class Compensated(nn.Module):
         """Losses (B,) reduced as torch's cross entropy does: a weighted mean for class numbers, a mean for others."""
         if self.reduction == "none":
             return losses
-        return losses.sum() / self._divisor(s) if self.reduction == "mean" else losses.sum()
+        return losses.sum() / self.divisor(s) if self.reduction == "mean" else losses.sum()
 
-    def _divisor(self, s: State) -> Tensor | int:
+    def divisor(self, s: State) -> Tensor | int:
+        """What a mean divides by: the number of samples that count, or the sum of their class weights."""
         if not s.hard:
             return len(s.target)
         return s.valid.sum() if self.weight is None else (self.weight[s.labels] * s.valid).sum()
 
     # --- what follows a step ----------------------------------------------------------------------------------
-
-    @property
-    def is_cross_entropy(self) -> bool:
-        """True if the base loss is cross entropy without class weights."""
-        return self.base is None and self.weight is None
-
-    @property
-    def slope_suffices(self) -> bool:
-        """True if rows are tables on logits and nothing else under plain cross entropy: their gradient is S(u) - y."""
-        return (
-            self.is_cross_entropy
-            and [*self.terms] == ["logit"]
-            and all(isinstance(term, Table) for term in self._of("logit"))
-        )
-
-    def _step_rows(self, s: State) -> None:
-        if s.slope is not None:
-            for t in s.touched:
-                rows = (
-                    s.slope
-                    if t.which is None
-                    else torch.zeros_like(t.rows).index_add_(0, t.which, s.slope * s.active[:, None])
-                )
-                t.table.descend(t, rows, s)
-            return
-        now = [t for t in s.touched if t.slot != "dx"]
-        if now:
-            grads = torch.autograd.grad(
-                s.compensated.sum(), [t.rows for t in now], retain_graph=True, materialize_grads=True
-            )
-            for touched, grad in zip(now, grads, strict=True):
-                touched.table.descend(touched, grad, s)
-        later = [t for t in s.touched if t.slot == "dx"]
-        if later:
-            self._step_in_backward(s, later)
-
-    def _step_in_backward(self, s: State, touched: list[Touched]) -> None:
-        """Rows on features move when the user's backward pass brings their gradient: no second pass through the model.
-
-        Gradient scaling and accumulation multiply the loss before its backward pass; the gradient of the loss
-        itself tells by how much, so that the step of a row does not depend on them.
-        """
-        if self.reduction == "none":
-            raise InputError('A learned table on features needs reduction="mean" or "sum", not "none".')
-        scale: list[Tensor] = []
-        s.loss.register_hook(scale.append)
-        summed = self._divisor(s) if self.reduction == "mean" else 1
-        for t in touched:
-            self._descend_when_known(s, t, summed, scale)
-
-    @staticmethod
-    def _descend_when_known(s: State, t: Touched, summed: Tensor | int, scale: list[Tensor]) -> None:
-        def hook(grad: Tensor) -> None:
-            t.table.descend(t, grad * summed / scale[-1], s)
-
-        t.rows.register_hook(hook)
 
     def _observe(self, s: State, when: Literal["logits", "loss"]) -> None:
         if s.learn:

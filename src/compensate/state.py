@@ -267,7 +267,8 @@ class State:
     @cached_property
     def plain_losses(self) -> Tensor:
         """(B,) losses without compensation, constants."""
-        if self.hard and self.criterion.is_cross_entropy and self.slot != "dx" and self.dx is None:
+        plain = self.criterion.base is None and self.criterion.weight is None
+        if plain and self.hard and self.slot != "dx" and self.dx is None:
             return torch.where(self.valid, -self.logq.gather(1, self.labels[:, None])[:, 0], 0.0)  # no second softmax
         with torch.no_grad():
             return self.criterion.losses_of(self, self.plain)
@@ -326,6 +327,11 @@ class State:
         """(B,) samples that are neither ignored nor gated out."""
         return self.valid if self.gate is None else self.valid & self.gate
 
+    @property
+    def by_slope(self) -> bool:
+        """True if the rows of this batch move by the slope of its cross entropy, without autograd."""
+        return self.learn and self.hard and self.criterion.slope_suffices
+
     def rows(self, table: Table) -> Tensor:
         """The rows of `table` for this batch, (B, *shape); their penalty and their step follow by themselves."""
         keys = table.key(self)
@@ -350,8 +356,7 @@ class State:
         else:
             count = count.new_zeros(len(distinct)).index_add_(0, which, count)
         # Where the slope of the loss is at hand, the rows stay out of the graph.
-        needs_graph = self.meta or not (self.hard and self.criterion.slope_suffices)
-        rows = table.gather(distinct).detach().requires_grad_(needs_graph)
+        rows = table.gather(distinct).detach().requires_grad_(not self.by_slope)
         assert self.slot is not None
         touched = Touched(table, distinct, rows, count, which, self.slot)
         self.touched.append(touched)

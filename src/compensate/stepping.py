@@ -1,0 +1,67 @@
+"""What follows the loss of a batch: the rows that were read take their step."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from compensate.errors import InputError
+from compensate.fused import cross_entropy_with_slope
+from compensate.state import State, Touched
+
+
+def losses_with_slope(s: State) -> Tensor:
+    """(B,) cross entropies of the compensated logits; their slope stays in the state for the rows."""
+    losses, s.slope = cross_entropy_with_slope(s.u if s.du is None else s.u + s.du, s.labels)
+    return torch.where(s.valid, losses, 0.0)
+
+
+def step_rows(s: State) -> None:
+    """Moves the rows of learned tables by the gradient of the unreduced losses.
+
+    On logits under plain cross entropy the slope of the loss is that gradient. Elsewhere autograd finds it, between the
+    losses and the rows only. Rows on features wait for the backward pass of the user.
+    """
+    if s.slope is not None:
+        for touched in s.touched:
+            touched.table.descend(touched, _by_row(s.slope, touched, s), s)
+        return
+    now = [touched for touched in s.touched if touched.slot != "dx"]
+    if now:
+        rows = [touched.rows for touched in now]
+        grads = torch.autograd.grad(s.compensated.sum(), rows, retain_graph=True, materialize_grads=True)
+        for touched, grad in zip(now, grads, strict=True):
+            touched.table.descend(touched, grad, s)
+    later = [touched for touched in s.touched if touched.slot == "dx"]
+    if later:
+        _step_in_backward(s, later)
+
+
+def _by_row(slope: Tensor, touched: Touched, s: State) -> Tensor:
+    """Slopes of samples (B, C) added up for the rows that they share."""
+    if touched.which is None:
+        return slope
+    return torch.zeros_like(touched.rows).index_add_(0, touched.which, slope * s.active[:, None])
+
+
+def _step_in_backward(s: State, touched: list[Touched]) -> None:
+    """Rows on features move when the user's backward pass brings their gradient: no second pass through the model.
+
+    Gradient scaling and accumulation multiply the loss before its backward pass; the gradient of the loss itself
+    tells by how much, so that the step of a row does not depend on them.
+    """
+    criterion = s.criterion
+    if criterion.reduction == "none":
+        raise InputError('A learned table on features needs reduction="mean" or "sum", not "none".')
+    summed = criterion.divisor(s) if criterion.reduction == "mean" else 1
+    scale: list[Tensor] = []
+    s.loss.register_hook(scale.append)
+    for one in touched:
+        _when_known(s, one, summed, scale)
+
+
+def _when_known(s: State, touched: Touched, summed: Tensor | int, scale: list[Tensor]) -> None:
+    def hook(grad: Tensor) -> None:
+        touched.table.descend(touched, grad * summed / scale[-1], s)
+
+    touched.rows.register_hook(hook)
