@@ -1,14 +1,407 @@
-"""The scikit-learn face of the methods: conventions, oracles, noise, streams."""
+"""The scikit-learn face of the methods: conventions, oracles, noise, weights, streams."""
 
 from __future__ import annotations
 
-import pytest
-from sklearn.utils.estimator_checks import parametrize_with_checks
+import copy
+import io
 
+import joblib
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy import sparse
+from sklearn.base import clone
+from sklearn.datasets import load_breast_cancer, load_digits, make_blobs, make_classification
+from sklearn.exceptions import NotFittedError
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import average_precision_score
+from sklearn.model_selection import GridSearchCV, cross_val_score, train_test_split
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import MinMaxScaler, StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+from torch import nn
+
+from compensate import METHODS
 from compensate.estimators import CompensatedClassifier
+from compensate.estimators.rows import Standard, moments
+from compensate.models import MLP, probe
+
+CLASSES = np.array(["ape", "bee", "cat", "dog", "emu", "fly", "gnu", "hen", "ibis", "jay"])
+
+
+def with_dropout(n_features: int, n_outputs: int) -> nn.Module:
+    return MLP(n_features, n_outputs, hidden=(8,), dropout=0.5)
+
+
+def without_stages(n_features: int, n_outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(n_features, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, n_outputs))
+
+
+def blobs(n: int = 120, centers: int = 3) -> tuple[np.ndarray, np.ndarray]:
+    return make_blobs(n, centers=centers, n_features=5, random_state=0)
+
+
+# --- conventions ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
 @parametrize_with_checks([CompensatedClassifier()])
 def test_scikit_learn_checks(estimator, check):
     check(estimator)
+
+
+@pytest.mark.parametrize(
+    "labels", [["no", "yes"], [-1, 1], [False, True], [2.0, 7.0], np.array(["a", "bcd"], dtype=object)]
+)
+def test_labels_of_any_type_come_back_as_they_were(labels):
+    X, y = blobs(centers=2)
+    y = np.asarray(labels)[y]
+    model = CompensatedClassifier(epochs=20, random_state=0).fit(X, y)
+    assert model.predict(X).dtype == y.dtype
+    assert model.score(X, y) == 1
+    assert set(model.suspects_["given"]) == set(labels)
+    np.testing.assert_array_equal(y[model.suspects_["index"]], model.suspects_["given"])
+
+
+def test_pipeline_clone_grid_and_cross_validation():
+    X, y = make_blobs(150, centers=3, random_state=0)
+    pipe = make_pipeline(MinMaxScaler(), CompensatedClassifier(epochs=10, random_state=0))
+    assert clone(pipe).get_params()["compensatedclassifier__epochs"] == 10
+    grid = [
+        {"compensatedclassifier__method": ["base"]},
+        {"compensatedclassifier__hyper": [{"lam": 0.05}, {"lam": 0.1}]},
+    ]
+    search = GridSearchCV(pipe, grid, cv=2).fit(X, y)
+    assert len(set(search.cv_results_["mean_test_score"])) > 1
+    assert search.score(X, y) > 0.85
+    params = {"compensatedclassifier__sample_weight": np.ones(150)}
+    assert cross_val_score(pipe, X, y, cv=3, params=params).mean() > 0.85
+
+
+def test_names_of_features_are_kept():
+    X, y = blobs()
+    frame = pd.DataFrame(X, columns=list("abcde"))
+    model = CompensatedClassifier(epochs=2).fit(frame, y)
+    assert list(model.feature_names_in_) == list("abcde")
+    with pytest.raises(ValueError, match="feature names"):
+        model.predict(frame[list("edcba")])
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "joblib"])
+@pytest.mark.parametrize(("method", "optimizer"), [("logcomp", "adam"), ("meta_weight", "sgd"), ("dac", "adam")])
+def test_a_copy_predicts_and_goes_on_training_alike(how, method, optimizer):
+    X, y = blobs()
+    hyper = {"clean": (X[:20], y[:20])} if method == "meta_weight" else None
+    model = CompensatedClassifier(
+        method, hyper=hyper, module=with_dropout, epochs=3, optimizer=optimizer, random_state=0
+    )
+    model.fit(X, y)
+    if how == "deepcopy":
+        other = copy.deepcopy(model)
+    else:
+        file = io.BytesIO()
+        joblib.dump(model, file)
+        file.seek(0)
+        other = joblib.load(file)
+    np.testing.assert_array_equal(model.predict_proba(X), other.predict_proba(X))
+    for _ in range(2):
+        model.partial_fit(X, y)
+    assert not np.array_equal(model.predict_proba(X), other.predict_proba(X))
+    for _ in range(2):
+        other.partial_fit(X, y)
+    np.testing.assert_array_equal(model.predict_proba(X), other.predict_proba(X))
+    pd.testing.assert_frame_equal(model.suspects_, other.suspects_)
+
+
+def test_random_state_decides_everything_and_global_generators_do_not_notice():
+    X, y = blobs()
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    one = CompensatedClassifier(module=with_dropout, epochs=3, random_state=1).fit(X, y)
+    assert torch.rand(1) == expected
+    two = CompensatedClassifier(module=with_dropout, epochs=3, random_state=1).fit(X, y)
+    other = CompensatedClassifier(module=with_dropout, epochs=3, random_state=2).fit(X, y)
+    np.testing.assert_array_equal(one.predict_proba(X), two.predict_proba(X))
+    assert not np.allclose(one.predict_proba(X), other.predict_proba(X))
+
+
+# --- oracles --------------------------------------------------------------------------------------------------
+
+
+def test_base_on_a_linear_module_is_logistic_regression():
+    X, y = make_classification(400, 6, n_informative=4, n_classes=3, class_sep=0.7, random_state=0)
+    w = np.random.default_rng(0).integers(0, 4, 400).astype(float)
+    oracle = LogisticRegression(C=np.inf, tol=1e-10, max_iter=1000).fit(X, y, w)
+    model = CompensatedClassifier("base", module=probe, epochs=300, batch_size=400, lr=0.1, random_state=0)
+    model.fit(X * 1000 + 5, y, w)  # any unit
+    np.testing.assert_allclose(model.predict_proba(X * 1000 + 5), oracle.predict_proba(X), atol=2e-3)
+
+
+def test_defaults_come_near_logistic_regression_on_unscaled_data():
+    X, y = load_breast_cancer(return_X_y=True)
+    oracle = cross_val_score(make_pipeline(StandardScaler(), LogisticRegression()), X, y, cv=3).mean()
+    assert cross_val_score(CompensatedClassifier(random_state=0), X, y, cv=3).mean() > oracle - 0.02
+
+
+def test_a_weighted_step_is_that_of_a_plain_loop():
+    X, y = blobs(30)
+    w = np.random.default_rng(0).random(30)
+    model = CompensatedClassifier("base", module=probe, optimizer="sgd", lr=0.3, standardize=False, random_state=0)
+    model.partial_fit(X, y, classes=[0, 1, 2], sample_weight=np.full(30, 1e-300))  # first weights, as good as unmoved
+    net = copy.deepcopy(model.module_)
+    model.partial_fit(X, y, sample_weight=w)
+    x, t = torch.from_numpy(X), torch.from_numpy(y)
+    loss = sum(w[i] * F.cross_entropy(net(x[i : i + 1]), t[i : i + 1]) for i in range(30)) / 30
+    loss.backward()
+    for ours, theirs in zip(model.module_.parameters(), net.parameters(), strict=True):
+        # Nesterov's momentum looks ahead by 0.9 of the first real step.
+        torch.testing.assert_close(ours, theirs - 0.3 * 1.9 * theirs.grad)
+    assert model.loss_curve_[-1] == pytest.approx(loss.item())
+
+
+@pytest.mark.parametrize("as_sparse", [False, True])
+def test_moments_are_those_of_a_standard_scaler(as_sparse):
+    rng = np.random.default_rng(0)
+    X = rng.normal(3, 2, (50, 4)) * (rng.random((50, 4)) < 0.4)
+    X[:, 2], w = 7.0, rng.random(50)
+    oracle = StandardScaler().fit(X, sample_weight=w)
+    given = sparse.csr_array(X) if as_sparse else X
+    mean, variance = moments(given, w)
+    np.testing.assert_allclose(mean, oracle.mean_)
+    np.testing.assert_allclose(variance, oracle.var_, atol=1e-12)
+    np.testing.assert_allclose(Standard.of(given, w).batch(given, [3, 1]), oracle.transform(X)[[3, 1]], atol=1e-12)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_fits(name):
+    X, y = blobs(90)
+    row, hyper = METHODS[name], {}
+    if "clean" in row.needs:
+        hyper["clean"] = (X[:30], CLASSES[y[:30]])
+    if name == "balanced_arcface":
+        hyper["class_groups"] = [0, 1, 0]
+    if "teacher" in row.needs:
+        hyper["teacher" if name == "distillation" else "guess"] = LogisticRegression().fit(X, CLASSES[y])
+    model = CompensatedClassifier(name, hyper=hyper, module=small, epochs=10, random_state=0)
+    if name in ("arcface", "balanced_arcface"):
+        model.set_params(module=None)  # the default brings the cosine head along
+    model.fit(X, CLASSES[y])
+    p = model.predict_proba(X)
+    assert p.shape == (90, 3)
+    np.testing.assert_allclose(p.sum(1), 1)
+    assert model.score(X, CLASSES[y]) > 0.6
+    assert sorted(model.suspects_["index"]) == list(range(90))
+    assert (model.suspects_["suggested"] != model.suspects_["given"]).all()
+    assert model.suspects_["score"].is_monotonic_decreasing
+
+
+def small(n_features: int, n_outputs: int) -> nn.Module:
+    return MLP(n_features, n_outputs, hidden=(16,))
+
+
+# --- noise ----------------------------------------------------------------------------------------------------
+
+
+def noisy_digits(seed: int) -> tuple[np.ndarray, ...]:
+    X, y = load_digits(return_X_y=True)
+    X, X_test, y, y_test = train_test_split(X, y, test_size=0.3, random_state=seed, stratify=y)
+    rng = np.random.default_rng(seed)
+    wrong = rng.random(len(y)) < 0.3
+    given = np.where(wrong, (y + rng.integers(1, 10, len(y))) % 10, y)
+    return X, CLASSES[y], CLASSES[given], wrong, X_test, CLASSES[y_test]
+
+
+def test_wrong_labels_hurt_less_and_are_found():
+    X, y, given, wrong, X_test, y_test = noisy_digits(0)
+    base, ours = (CompensatedClassifier(m, random_state=0).fit(X, given) for m in ("base", "logcomp"))
+    assert ours.score(X_test, y_test) > base.score(X_test, y_test) + 0.03
+    assert ours.score(X_test, y_test) > 0.9
+    found = ours.suspects_
+    assert average_precision_score(wrong[found["index"]], found["score"]) > 0.9
+    np.testing.assert_array_equal(found["given"], given[found["index"]])
+    flagged = found[found["flagged"]]
+    assert wrong[flagged["index"]].mean() > 0.9
+    assert (flagged["suggested"].to_numpy() == y[flagged["index"]]).mean() > 0.8
+
+
+def test_the_picture_shows_every_sample():
+    X, y = blobs()
+    ax = CompensatedClassifier(epochs=3, random_state=0).fit(X, y).plot()
+    assert sum(bar.get_height() for bar in ax.patches) == 120
+
+
+# --- input ----------------------------------------------------------------------------------------------------
+
+
+def test_sparse_input_gives_what_dense_gives_and_is_made_dense_a_batch_at_a_time(monkeypatch):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(300, 20)) * (rng.random((300, 20)) < 0.2)
+    y = (X[:, 0] + X[:, 1] > 0).astype(int)
+    model = CompensatedClassifier(epochs=3, batch_size=50, random_state=0)
+    dense = model.fit(X, y).predict_proba(X)
+    made, plain = [], sparse.csr_array.toarray
+    monkeypatch.setattr(sparse.csr_array, "toarray", lambda self, *a, **k: (made.append(self.shape[0]), plain(self))[1])
+    model.fit(sparse.csr_array(X), y)
+    assert len(made) >= 18
+    assert max(made) <= 50
+    np.testing.assert_allclose(model.predict_proba(sparse.csr_array(X)), dense, rtol=1e-6)
+
+
+def test_weight_zero_is_leaving_out():
+    X, y = blobs(200)
+    X = np.vstack([X, X[:40] + 9])
+    y = np.append(CLASSES[y], ["zebra"] * 40)  # a class of its own
+    w = np.append(np.ones(200), np.zeros(40))
+    w[::3] = 0
+    model = CompensatedClassifier(module=with_dropout, batch_size=32, epochs=4, random_state=0)
+    weighted = model.fit(X, y, w).predict_proba(X)
+    assert "zebra" not in model.classes_
+    assert set(model.suspects_["index"]) == set(np.flatnonzero(w))
+    left_out = model.fit(X[w > 0], y[w > 0]).predict_proba(X)
+    np.testing.assert_allclose(weighted, left_out, rtol=1e-9)
+
+
+def test_the_unit_of_weights_does_not_matter_but_their_ratio_does():
+    X, y = make_blobs(200, centers=2, cluster_std=4.0, random_state=0)
+    model = CompensatedClassifier("base", epochs=5, random_state=0)
+    w = np.where(y == 1, 5.0, 1.0)
+    one = model.fit(X, y, w).predict_proba(X)
+    np.testing.assert_allclose(model.fit(X, y, 1e-3 * w).predict_proba(X), one, rtol=1e-6)
+    assert one[:, 1].mean() > model.fit(X, y).predict_proba(X)[:, 1].mean() + 0.05
+
+
+def test_precision_follows_the_input():
+    X, y = blobs()
+    model = CompensatedClassifier(epochs=2)
+    assert next(model.fit(X.astype(np.float32), y).module_.parameters()).dtype == torch.float32
+    assert next(model.fit(X, y).module_.parameters()).dtype == torch.float64
+
+
+def test_held_out_samples_choose_the_epoch_and_are_no_suspects(capsys):
+    X, y = blobs(200)
+    model = CompensatedClassifier(validation=0.25, patience=3, epochs=40, verbose=True, random_state=0).fit(X, y)
+    assert model.n_iter_ == len(model.loss_curve_) == capsys.readouterr().out.count("validation")
+    assert model.n_iter_ < 40
+    assert len(model.suspects_) == 150
+    assert model.score(X, y) > 0.95
+
+
+def test_training_stops_when_the_loss_no_longer_falls():
+    X, y = blobs()
+    model = CompensatedClassifier("base", patience=2, tol=1e9, epochs=40).fit(X, y)
+    assert model.n_iter_ == 3
+
+
+# --- streams --------------------------------------------------------------------------------------------------
+
+
+def test_a_stream_grows_its_table_and_samples_that_return_find_their_rows():
+    X, y = blobs(120)
+    given = y.copy()
+    given[:12] = (given[:12] + 1) % 3
+    given, chunks = CLASSES[given], np.split(np.arange(120), 4)
+    model = CompensatedClassifier(random_state=0, epochs=12)
+    model.partial_fit(X[chunks[0]], given[chunks[0]], classes=CLASSES[:3])
+    before = model.criterion_.terms["logit"].terms[0].weight[:30].clone()
+    assert len(model.suspects_) == 30
+    for turn in range(12):
+        for chunk in chunks[1:] if turn == 0 else chunks:
+            model.partial_fit(X[chunk], given[chunk], index=chunk)
+            if turn == 0:
+                assert torch.equal(model.criterion_.terms["logit"].terms[0].weight[:30], before)
+    assert model.n_iter_ == 48
+    found = model.suspects_
+    assert sorted(found["index"]) == list(range(120))
+    assert average_precision_score(found["index"] < 12, found["score"]) > 0.9
+    assert (model.criterion_.terms["logit"].terms[0].weight[:12].abs().sum(1) > 0).all()
+    assert model.score(X, CLASSES[y]) > 0.95
+
+
+def test_a_stream_without_numbers_brings_new_samples_and_may_follow_fit():
+    X, y = blobs(60)
+    model = CompensatedClassifier("elr", epochs=3, random_state=0).fit(X, y)
+    for _ in range(3):
+        model.partial_fit(X[:25], y[:25])
+    assert sorted(model.suspects_["index"]) == list(range(60 + 75))
+    assert model.n_iter_ == 6
+
+
+@pytest.mark.parametrize(
+    "name", ["base", "dac", "deep_self_learning", "logit_adjustment", "meta_weight", "reweight", "sop"]
+)
+def test_methods_of_every_kind_stream(name):
+    X, y = blobs(120)
+    hyper = {"clean": (X[:30], y[:30])} if "clean" in METHODS[name].needs else None
+    model = CompensatedClassifier(name, hyper=hyper, module=small, epochs=20, lr=0.02, random_state=0)
+    order = np.argsort(y, kind="stable")[:40]  # at first not all classes are there
+    model.partial_fit(X[order], y[order], classes=[0, 1, 2])
+    for _ in range(30):
+        model.partial_fit(X[40:], y[40:], index=np.arange(40, 120))
+    assert model.score(X, y) > 0.8
+    assert len(model.suspects_) == 120
+
+
+# --- errors ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"method": "logcmp"}, 'did you mean "logcomp"'),
+        ({"method": None}, "name of a method"),
+        ({"hyper": [1]}, "dict of hyper-parameters"),
+        ({"hyper": {"lamb": 1}}, 'did you mean "lam"'),
+        ({"method": "meta_label"}, "clean data: give trusted samples as hyper"),
+        ({"method": "distillation"}, "learns from a teacher"),
+        ({"method": "guess_label", "hyper": {"guess": np.zeros((3, 3))}}, "3 rows; expected one for each of 120"),
+        ({"method": "isda", "module": without_stages}, "features before the last layer"),
+        ({"module": nn.Linear(5, 3)}, "callable that makes a module"),
+        ({"epochs": 0}, "epochs == 0"),
+        ({"batch_size": 0}, "batch_size == 0"),
+        ({"lr": -1.0}, "lr == -1.0"),
+        ({"optimizer": "rprop"}, "'optimizer' parameter must be one of"),
+        ({"schedule": "steep"}, "'schedule' parameter must be one of"),
+        ({"validation": 1.0}, "validation == 1.0"),
+        ({"patience": 0}, "patience == 0"),
+    ],
+)
+def test_bad_settings_are_told(settings, message):
+    X, y = blobs()
+    with pytest.raises(ValueError, match=message):
+        CompensatedClassifier(**settings).fit(X, y)
+
+
+def test_bad_data_is_told():
+    X, y = blobs()
+    model = CompensatedClassifier(epochs=1)
+    with pytest.raises(NotFittedError):
+        model.predict(X)
+    assert not hasattr(model, "suspects_")
+    with pytest.raises(ValueError, match="1 class"):
+        model.fit(X, np.zeros(120))
+    with pytest.raises(ValueError, match="1 class"):
+        model.fit(X, y, sample_weight=(y == 1).astype(float))
+    with pytest.raises(ValueError, match="classes must be passed"):
+        clone(model).partial_fit(X, y)
+    with pytest.raises(ValueError, match="not among the classes"):
+        clone(model).partial_fit(X, y, classes=[0, 1])
+    with pytest.raises(ValueError, match="index must hold"):
+        clone(model).partial_fit(X, y, classes=[0, 1, 2], index=[-1] * 120)
+    teacher = LogisticRegression().fit(X, y)
+    with pytest.raises(ValueError, match="must be a torch module"):
+        CompensatedClassifier("distillation", hyper={"teacher": teacher}).partial_fit(X, y, classes=[0, 1, 2])
+    with pytest.raises(ValueError, match="knows the classes"):
+        CompensatedClassifier("distillation", hyper={"teacher": teacher}).fit(X, CLASSES[y])
+    with pytest.raises(ValueError, match="5 features"):
+        CompensatedClassifier("meta_label", hyper={"clean": (X[:, :3], y)}).fit(X, y)
+
+
+def test_a_teacher_module_is_left_as_it_was():
+    X, y = blobs()
+    teacher = probe(5, 3)
+    model = CompensatedClassifier("distillation", hyper={"teacher": teacher}, epochs=2, module=without_stages)
+    model.fit(X, y).partial_fit(X, y)
+    assert all(p.requires_grad and p.dtype == torch.float32 for p in teacher.parameters())

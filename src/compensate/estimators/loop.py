@@ -39,15 +39,15 @@ def factor(schedule: str, done: float) -> float:
 
 
 def default_rate(optimizer: str, steps: int) -> float:
-    r"""A learning rate for a training of so many steps: :math:`30 / \mathrm{steps}^{1.5}`, from 0.001 to 0.1; tenfold for SGD.
+    r"""A learning rate for a training of so many steps: :math:`50 / \mathrm{steps}^{1.5}`, from 0.001 to 0.1; tenfold for SGD.
 
     A rule of thumb from small tables, clean and noisy: short trainings must stride or they end before they have begun,
     long ones must not, or the network learns wrong labels before their compensation does.
 
     >>> [round(default_rate("adam", steps), 4) for steps in (20, 100, 500, 10_000)]
-    [0.1, 0.03, 0.0027, 0.001]
+    [0.1, 0.05, 0.0045, 0.001]
     """
-    rate = min(MOST_RATE, max(LEAST_RATE, 30 / steps**1.5))
+    rate = min(MOST_RATE, max(LEAST_RATE, 50 / steps**1.5))
     return rate if optimizer == "adam" else 10 * rate
 
 
@@ -100,19 +100,22 @@ class Loop:
         self._adopt(criterion, None if criterion.record is not None else _watch(num_samples))
 
     def _adopt(self, criterion: Compensated, watch: Compensated | None) -> None:
-        like = next(self.module.parameters(), torch.zeros(()))
-        self.criterion = criterion.to(like.device, like.dtype)
-        self.watch = None if watch is None else watch.to(like.device)
+        self.criterion, self.watch = self._placed(criterion), None if watch is None else self._placed(watch)
         owned = {id(p) for m in criterion.modules() if isinstance(m, Table) for p in m.parameters(False)}
         free = [p for p in criterion.parameters() if id(p) not in owned and p.requires_grad]
         before, self.meta_optimizer = self.meta_optimizer, torch.optim.Adam(free, META_RATE) if free else None
         if before is not None and self.meta_optimizer is not None:
             self.meta_optimizer.load_state_dict(before.state_dict())
 
+    def _placed(self, criterion: Compensated) -> Compensated:
+        """The criterion in the precision and on the device of the module."""
+        like = next(self.module.parameters(), torch.zeros(()))
+        return criterion.to(like.device, like.dtype)
+
     def grow(self, criterion: Compensated, num_samples: int) -> None:
         """Goes on with a criterion for more samples, which takes over what the old one knew."""
-        watch = None if self.watch is None else take_over(_watch(num_samples), self.watch)
-        self._adopt(take_over(criterion, self.criterion), watch)
+        watch = None if self.watch is None else take_over(self._placed(_watch(num_samples)), self.watch)
+        self._adopt(take_over(self._placed(criterion), self.criterion), watch)
 
     @property
     def record(self) -> Evidence:
