@@ -6,7 +6,6 @@ probabilities come from the votes of the nearest neighbours, not from an audit, 
 
 from __future__ import annotations
 
-import io
 import shutil
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from compensate.auditing.page import (
     Item,
     Kind,
     Page,
+    thumbnail,
     write_page,
 )
 
@@ -40,7 +40,7 @@ KEPT = {  # what the documentation shows: page, view, width, height, scheme
 def digits() -> Page:
     """Images of digits, one in twelve with another label."""
     found = datasets.load_digits()
-    contents = [Content(image=_png(image)) for image in found.images]
+    contents = [Content(image=thumbnail(1 - image[None] / 16)) for image in found.images]
     names = tuple(str(c) for c in range(10))
     return _page("digits", "image", found.data, found.target, names, contents, 0.083)
 
@@ -189,14 +189,6 @@ def _histogram(
 ) -> Histogram:
     counts, hot = np.histogram(v, edges)[0], np.histogram(v[flagged], edges)[0]
     return Histogram(tuple(edges.tolist()), tuple(counts.tolist()), tuple(hot.tolist()), mark)
-
-
-def _png(image: NDArray[np.float64]) -> bytes:
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.fromarray((255 - image * 255 / 16).astype(np.uint8)).save(file, "PNG")
-    return file.getvalue()
 
 
 def main(folder: Path, every: bool) -> None:

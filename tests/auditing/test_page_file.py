@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from compensate.auditing.page import (
     Content,
@@ -20,9 +23,10 @@ from compensate.auditing.page import (
     Page,
     Pair,
     render_page,
+    thumbnail,
     write_page,
 )
-from compensate.auditing.page.payload import TEXT_LIMITS, payload, to_json
+from compensate.auditing.page.payload import TEXT_LIMITS, image_type, payload, to_json
 from compensate.auditing.page.write import SCRIPTS, STYLES
 from compensate.errors import InputError
 
@@ -174,3 +178,23 @@ def test_a_page_that_cannot_be_shown_is_refused(changes: dict[str, object], mess
 def test_a_histogram_needs_one_edge_more_than_counts() -> None:
     with pytest.raises(InputError, match="3 edges, 3 counts"):
         Histogram((0.0, 1.0, 2.0), (1, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("shape", "size", "mode"),
+    [
+        ((1, 8, 8), (8, 8), "L"),
+        ((3, 32, 20), (20, 32), "RGB"),
+        ((4, 9, 9), (9, 9), "RGBA"),
+        ((3, 400, 200), (80, 160), "RGB"),
+    ],
+)
+def test_thumbnails_keep_small_images_whole(shape: tuple[int, ...], size: tuple[int, int], mode: str) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    for image in (pixels, pixels / 255):
+        found = Image.open(io.BytesIO(thumbnail(image)))
+        assert (found.size, found.mode) == (size, mode)
+        assert image_type(thumbnail(image)) is not None
+        if max(size) <= 64:
+            expected = pixels[0] if mode == "L" else pixels.transpose(1, 2, 0)
+            assert np.array_equal(np.asarray(found), expected)

@@ -20,6 +20,7 @@ from compensate.auditing.page.model import (
     Page,
     Pair,
 )
+from compensate.auditing.page.thumbnails import thumbnail
 from compensate.auditing.page.write import render_page, write_page
 
 __all__ = [
@@ -34,5 +35,6 @@ __all__ = [
     "Page",
     "Pair",
     "render_page",
+    "thumbnail",
     "write_page",
 ]
