@@ -262,7 +262,11 @@ class _Parts:
             per = Fresh() if level == "sample" else self.table(level, self.shape(target))
             return Adversarial(self.strength, sign=sign, per=per, steps=self.steps, random_start=False)
         if inference == "regularised":
-            held: dict[str, Any] = {"penalty": L1(self.lam), "bound": Ball(self.strength, "linf") if sign > 0 else None, "sign": sign}
+            held: dict[str, Any] = {
+                "penalty": L1(self.lam),
+                "bound": Ball(self.strength, "linf") if sign > 0 else None,
+                "sign": sign,
+            }
             if target == "loss":
                 held["bound"] = _Between(0.0, self.strength)
                 return Along(sign, self.table(level, (), **held))
