@@ -303,7 +303,7 @@ def test_a_stream_grows_its_table_and_samples_that_return_find_their_rows():
     given = y.copy()
     given[:12] = (given[:12] + 1) % 3
     given, chunks = CLASSES[given], np.split(np.arange(120), 4)
-    model = CompensatedClassifier(random_state=0, epochs=12)
+    model = CompensatedClassifier(random_state=0, epochs=12, lr=0.1)
     model.partial_fit(X[chunks[0]], given[chunks[0]], classes=CLASSES[:3])
     before = model.criterion_.terms["logit"].terms[0].weight[:30].clone()
     assert len(model.suspects_) == 30

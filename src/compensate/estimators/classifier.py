@@ -110,7 +110,8 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     Notes
     -----
-    A sample of weight 0 is left out altogether. Weights multiply losses; what methods keep for one sample does not feel
+    A sample of weight 0 is left out altogether, and a sample of weight 2 counts as two of its kind (exactly so where all
+    samples fit into one batch). Weights multiply losses; what methods keep for one sample does not feel
     them, and what they keep for many (means of classes, thresholds of a batch) counts each sample once.
 
     `partial_fit` is one pass over its samples. Each call brings new samples, and tables of samples grow with the stream;
@@ -307,7 +308,7 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         self._clean = self._trusted(*hyper.pop(CLEAN)) if CLEAN in hyper else None
         outputs = len(self.classes_) + row.extra_outputs
         steps = self.epochs * self._steps(used)
-        rate = default_rate(self.optimizer, steps) if self.lr is None else self.lr
+        rate = default_rate(self.optimizer, None if stream else steps) if self.lr is None else self.lr
         counts = np.bincount(codes[used], weight[used], len(self.classes_))
         with seeded(self._seed(), device):
             make = self.module or partial(default_module, len(used))

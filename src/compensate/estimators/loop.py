@@ -24,6 +24,9 @@ MOMENTUM = 0.9
 LEAST_RATE, MOST_RATE = 1e-3, 0.1
 """Of Adam, where the user gives none."""
 
+STREAM_RATE = 0.01
+"""Of Adam on a stream, whose length nobody knows."""
+
 SCHEDULES = ("cosine", "linear", "constant")
 
 
@@ -38,16 +41,17 @@ def factor(schedule: str, done: float) -> float:
     return 1 - done if schedule == "linear" else 1.0
 
 
-def default_rate(optimizer: str, steps: int) -> float:
+def default_rate(optimizer: str, steps: int | None) -> float:
     r"""A learning rate for a training of so many steps: :math:`50 / \mathrm{steps}^{1.5}`, from 0.001 to 0.1; tenfold for SGD.
 
     A rule of thumb from small tables, clean and noisy: short trainings must stride or they end before they have begun,
-    long ones must not, or the network learns wrong labels before their compensation does.
+    long ones must not, or the network learns wrong labels before their compensation does. Without a number of steps, that
+    is on a stream, it is 0.01.
 
     >>> [round(default_rate("adam", steps), 4) for steps in (20, 100, 500, 10_000)]
     [0.1, 0.05, 0.0045, 0.001]
     """
-    rate = min(MOST_RATE, max(LEAST_RATE, 50 / steps**1.5))
+    rate = STREAM_RATE if steps is None else min(MOST_RATE, max(LEAST_RATE, 50 / steps**1.5))
     return rate if optimizer == "adam" else 10 * rate
 
 
