@@ -5,6 +5,7 @@ python replicas.py OUT METHOD[,METHOD...]
 
 from __future__ import annotations
 
+import shutil
 import sys
 import warnings
 from pathlib import Path
@@ -19,6 +20,10 @@ from compensate.training import Config, fit, together
 
 STOP = 4
 """The step, in the middle of the first epoch, that the interrupted run stops after."""
+
+
+INTERRUPTED = ("logcomp", "mixcomp", "online_label_smoothing", "isda", "universal_at", "metasaug", "category_logit")
+"""Methods whose run in two processes is also stopped and resumed."""
 
 
 class Stopped(Exception):
@@ -83,7 +88,7 @@ def tensors(losses: list[float], result) -> dict[str, torch.Tensor]:
 
 
 def train_texts() -> dict[str, torch.Tensor]:
-    """MixComp with attacked word vectors: the embedding learns, so that its gradient crosses the processes, too."""
+    """Attacked word vectors: the embedding learns, so that its gradient crosses the processes, too."""
     rng = np.random.default_rng(0)
     words = np.array(["good", "fine", "nice", "bad", "poor", "dull"])
     y = rng.integers(2, size=50)
@@ -91,7 +96,7 @@ def train_texts() -> dict[str, torch.Tensor]:
     data = Data(np.array(x, dtype=object), y, ("up", "down"))
     losses: list[float] = []
     config = Config(
-        data="texts", method="mixcomp", hyper={"eps2": 0.1, "pro": 30.0, "steps": 2}, epochs=2, batch_size=12, lr=0.1,
+        data="texts", method="pgd_at", hyper={"eps": 0.1, "steps": 2}, epochs=2, batch_size=12, lr=0.1,
         model_options={"hidden": 4, "size": 6, "dropout": 0.0}, optimiser="sgd", validation=0.0,
     )  # fmt: skip
     return tensors(
@@ -124,17 +129,21 @@ if __name__ == "__main__":
     warnings.simplefilter("error")
     torch.set_num_threads(1)
     out = Path(sys.argv[1])
-    runs = {"texts": train_texts, "loop": own_loop} if sys.argv[2] == "texts" else {}
-    for name, run in runs.items():
+    for name, run in (("texts", train_texts), ("loop", own_loop)):
         found = run()
         if torch.distributed.get_rank() == 0:
             save_file(found, out / f"{name}.safetensors")
-    for name in () if runs else sys.argv[2].split(","):
+    for name in sys.argv[2].split(","):
         found = tensors(*train(name))
-        train(name, out / name, stop=True)
-        torch.distributed.barrier()
-        resumed = tensors(*train(name, out / name, resume=True))
         if torch.distributed.get_rank() == 0:
             save_file(found, out / f"{name}.safetensors")
-            save_file(resumed, out / f"{name}.resumed.safetensors")
+        if name in INTERRUPTED:
+            train(name, out / name, stop=True)
+            torch.distributed.barrier()
+            if torch.distributed.get_rank() == 0:
+                shutil.copytree(out / name, out / f"{name}-begun")
+            torch.distributed.barrier()
+            resumed = tensors(*train(name, out / name, resume=True))
+            if torch.distributed.get_rank() == 0:
+                save_file(resumed, out / f"{name}.resumed.safetensors")
     torch.distributed.destroy_process_group()

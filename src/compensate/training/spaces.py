@@ -71,7 +71,7 @@ DEFAULT: dict[str, Space] = {
     "bootstrap_soft": Space({"beta": Real(0.3, 1.0)}),
     "bootstrap_hard": Space({"beta": Real(0.3, 1.0)}),
     "mix_bootstrap": Space({"alpha": Real(0.05, 0.8), "beta": Real(0.0, 1.0)}),
-    "mix_level_label": Space({"lam": Real(0.01, 0.6), "head": Real(0.0, 0.8), "tail": Real(0.0, 0.8)}),
+    "mix_level_label": Space({"lam": Real(0.01, 0.5), "head": Real(0.0, 0.5), "tail": Real(0.0, 0.5)}),
     "proselflc": Space({"sharpness": Real(4.0, 32.0), "middle": Real(0.2, 0.8)}),
     "category_logit": Space({"lam": Real(0.01, 1.0, log=True), "lr": Real(0.01, 1.0, log=True)}),
     "logit_adjustment": Space({"tau": Real(0.0, 2.0)}),

@@ -1,0 +1,84 @@
+"""Search spaces: every name is one of its method, and the paper's are the paper's."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from compensate import METHODS, InputError
+from compensate.training import Config
+from compensate.training.spaces import DEFAULT, PAPER, Choice, Real, space_of
+from compensate.training.tuning import kind_of, open_study, search
+
+SPACES = [(m, "default", s) for m, s in DEFAULT.items()] + [(m, k, s) for m, by in PAPER.items() for k, s in by.items()]
+
+
+@pytest.mark.parametrize(("method", "kind", "space"), SPACES, ids=[f"{m}-{k}" for m, k, _ in SPACES])
+def test_every_name_is_a_hyper_parameter_and_every_corner_builds(method, kind, space):
+    row = METHODS[method]
+    known = inspect.signature(row.build).parameters
+    assert set(space.ranges) | set(space.fixed) <= set(known)
+    sizes = {"num_samples": 9, "num_classes": 3, "class_counts": [5, 3, 1], "feature_dim": 4, "feature_shape": (4,)}
+    for end in (0, -1):
+        values = {
+            name: span.values[end] if isinstance(span, Choice) else (span.low, span.high)[end]
+            for name, span in space.ranges.items()
+        }
+        assert row.make(**sizes, **space.hyper(values, "paper", 128)) is not None
+
+
+def test_the_two_readings_of_the_papers_learning_rate():
+    space = space_of("logcomp", "paper", "image")
+    assert space.ranges["lr"] == Choice((1.5, 3, 4.5, 6))
+    values = {"lam": 0.35, "lr": 6.0}
+    assert space.hyper(values, "paper", 128)["lr"] == pytest.approx(0.047, abs=2e-4)
+    assert space.hyper(values, "paper-per-sample", 128)["lr"] == 6.0
+    assert isinstance(space_of("logcomp", "default", "image").ranges["lr"], Real)
+
+
+@pytest.mark.parametrize(
+    ("method", "preset", "said"),
+    [("base", "default", "no hyper-parameter"), ("elr", "paper", "no search space for elr"), ("elr", "best", "choose")],
+)
+def test_what_has_no_space_says_so(method, preset, said):
+    with pytest.raises(InputError, match=said):
+        space_of(method, preset, "image")
+
+
+CONFIG = Config(method="logcomp", noise="pair:0.3", limit=120, epochs=1, model="mlp", model_options={"hidden": [8]})
+
+
+def test_a_search_goes_on_and_takes_up_what_was_abandoned(tmp_path):
+    first = search(CONFIG, tmp_path, trials=2, workers=1)
+    assert len(first["trials"]) == 2
+    study = open_study(tmp_path, f"logcomp-default-{CONFIG.id[:8]}-1", 0)
+    lost = study.ask()
+    setting = {
+        "lam": lost.suggest_float("lam", 0.01, 0.5, log=True),
+        "lr": lost.suggest_float("lr", 0.02, 5.0, log=True),
+    }
+    done = []
+    second = search(CONFIG, tmp_path, trials=4, workers=1, done=done.append)
+    assert done == [3, 4]
+    hypers = [trial["hyper"] for trial in second["trials"]]
+    assert setting in hypers
+    assert all(trial["hyper"] in hypers for trial in first["trials"])
+    assert len({tuple(h.values()) for h in hypers}) == 4
+    assert second["best"]["validation"] == max(trial["validation"] for trial in second["trials"])
+
+
+def test_a_search_without_validation_is_refused(tmp_path):
+    with pytest.raises(InputError, match="validation"):
+        search(CONFIG.but(validation=0.0), tmp_path, trials=1)
+
+
+def test_kinds_of_data():
+    import numpy as np
+
+    from compensate.data import digits
+
+    assert kind_of(CONFIG, digits()) == "image"
+    flat = type("Flat", (), {"x": np.zeros((3, 2))})
+    assert kind_of(Config(data="SST-2"), flat) == "sst2"
+    assert kind_of(Config(data="reviews.csv"), flat) == "imdb"
