@@ -1,4 +1,4 @@
-"""Compensation outside deep nets, as scikit-learn estimators: clustering, SVM, regression, registration, many views."""
+"""Compensation as scikit-learn estimators: any method as a classifier; clustering, SVM, regression, registration, views."""
 
 from compensate.estimators.classifier import CompensatedClassifier
 from compensate.estimators.kmeans import LambdaPath, RobustKMeans
