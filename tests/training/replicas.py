@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from safetensors.torch import save_file
 
 from compensate.data import Data, Splits, digits
 from compensate.methods import METHODS
-from compensate.training import Config, fit, together
+from compensate.training import Config, Exchange, fit, together
 
 STOP = 4
 """The step, in the middle of the first epoch, that the interrupted run stops after."""
@@ -125,11 +126,44 @@ def own_loop() -> dict[str, torch.Tensor]:
     return {"weight": model.weight.detach().clone(), "table": next(criterion.tables()).weight.clone()}
 
 
+def exchanging_loop(method: str = "online_label_smoothing") -> dict[str, torch.Tensor]:
+    """Plain DDP in which each process evaluates its own slice, and the copies are made equal once an epoch."""
+    torch.manual_seed(5)
+    data = small().train
+    x, y, index = torch.from_numpy(data.x).flatten(1), torch.from_numpy(data.target), torch.from_numpy(data.index)
+    model = torch.nn.Linear(64, 10)
+    criterion = METHODS[method].make(num_samples=data.rows, num_classes=10)
+    several = torch.distributed.is_initialized()
+    wrapped = torch.nn.parallel.DistributedDataParallel(model) if several else model
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.5)
+    exchange = Exchange(criterion)
+    for _ in range(2):
+        for step in range(8):
+            rows = torch.arange(16 * step, 16 * step + 16)
+            mine = rows.chunk(2)[torch.distributed.get_rank()] if several else rows
+            loss = criterion(wrapped(x[mine]), y[mine], index[mine])
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            if step == 3:
+                exchange()  # as before a checkpoint
+        exchange.end_epoch()
+    return {"weight": model.weight.detach().clone(), **{k: v.clone() for k, v in criterion.state_dict().items()}}
+
+
+LOOPS = {
+    "texts": train_texts,
+    "loop": own_loop,
+    "exchanged-ols": exchanging_loop,
+    "exchanged-logcomp": partial(exchanging_loop, "logcomp"),
+}
+
+
 if __name__ == "__main__":
     warnings.simplefilter("error")
     torch.set_num_threads(1)
     out = Path(sys.argv[1])
-    for name, run in (("texts", train_texts), ("loop", own_loop)):
+    for name, run in LOOPS.items():
         found = run()
         if torch.distributed.get_rank() == 0:
             save_file(found, out / f"{name}.safetensors")

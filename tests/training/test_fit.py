@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -10,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from accelerate.tracking import GeneralTracker
+from rich.console import Console
 
 from compensate import METHODS, InputError
 from compensate.data import Data, Splits, batches, digits, noise
@@ -263,6 +267,43 @@ def test_a_teacher_is_a_finished_run_or_a_file(tmp_path):
 def test_what_cannot_be_trained_says_why(changes, said):
     with pytest.raises(InputError, match=said):
         fit(small(**changes))
+
+
+class Kept(GeneralTracker):
+    """A tracker that keeps what it is told."""
+
+    name, requires_logging_directory = "kept", False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.settings, self.rows, self.ended = {}, [], False
+
+    tracker = property(lambda self: self)
+
+    def store_init_configuration(self, values):
+        self.settings = values
+
+    def log(self, values, step=None, **_):
+        self.rows.append((step, values))
+
+    def finish(self):
+        self.ended = True
+
+
+def test_trackers_are_told_of_every_epoch():
+    kept = Kept()
+    result = fit(small(method="gce"), trackers=[kept])
+    assert kept.settings["method"] == "gce"
+    assert kept.rows == [(1, result.history[0]), (2, result.history[1])]
+    assert kept.ended
+    with pytest.raises(InputError, match=r"not all are installed|Unsupported"):
+        fit(small(), trackers=["no-such-tracker"])
+
+
+def test_the_bar_shows_loss_accuracy_and_share():
+    drawn = io.StringIO()
+    fit(small(method="mixcomp", epochs=3), console=Console(file=drawn, force_terminal=True, width=150))
+    assert re.search(r"epoch 1/3 · loss \d\.\d+ · accuracy 0\.\d+ · compensated 3\d\.\d%", drawn.getvalue())
 
 
 def test_quantities_are_not_classes():

@@ -6,6 +6,7 @@
 from compensate.training.config import PROTOCOL, RECIPES, Config, read_toml, settled
 from compensate.training.distribution import Processes, together
 from compensate.training.evaluation import evaluate, predict
+from compensate.training.exchange import Exchange
 from compensate.training.finished import load_config, load_model
 from compensate.training.loop import Result, fit
 from compensate.training.preparation import Prepared, make_criterion, make_model, prepare
@@ -18,6 +19,7 @@ __all__ = [
     "RECIPES",
     "SCHEDULES",
     "Config",
+    "Exchange",
     "Prepared",
     "Processes",
     "Result",

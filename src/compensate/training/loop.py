@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,7 +73,7 @@ def fit(
     resume: bool = False,
     every: int | None = None,
     console: Console | None = None,
-    trackers: tuple[str, ...] = (),
+    trackers: Sequence[Any] = (),
     model: nn.Module | None = None,
     criterion: Compensated | None = None,
     on_step: Callable[[State], None] | None = None,
@@ -88,7 +88,7 @@ def fit(
         resume: go on from the last checkpoint in the folder, exactly as if nothing had happened.
         every: steps between checkpoints; by default one a minute and one at the end.
         console: shows a progress bar.
-        trackers: names of accelerate's trackers, such as "tensorboard".
+        trackers: accelerate's trackers: names such as "tensorboard", or `GeneralTracker` objects.
         model, criterion: own ones instead of those that the configuration names.
         on_step: called with the state of every training step.
 
@@ -123,7 +123,7 @@ def fit(
         return training.finish(asked, time.monotonic() - begun)
 
 
-def _accelerator(config: Config, folder: str | Path | None, trackers: tuple[str, ...]) -> Any:
+def _accelerator(config: Config, folder: str | Path | None, trackers: Sequence[Any]) -> Any:
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
 
@@ -131,12 +131,20 @@ def _accelerator(config: Config, folder: str | Path | None, trackers: tuple[str,
     known = AcceleratorState._shared_state.get("_mixed_precision")
     if known not in (None, config.precision):
         AcceleratorState._reset_state()
-    return Accelerator(
-        cpu=not torch.cuda.is_available(),
-        mixed_precision=config.precision,
-        log_with=list(trackers) or None,
-        project_dir=None if folder is None else str(folder),
-    )
+    try:
+        made = Accelerator(
+            cpu=not torch.cuda.is_available(),
+            mixed_precision=config.precision,
+            log_with=list(trackers) or None,
+            project_dir=None if folder is None else str(folder),
+        )
+    except ValueError as error:
+        raise InputError(f"{error} Leave out the tracker or the precision that is not at hand.") from error
+    if len(made.log_with) < len(trackers):
+        raise InputError(
+            f"of the trackers {', '.join(map(str, trackers))} not all are installed; pip install the missing."
+        )
+    return made
 
 
 class _Step(nn.Module):
