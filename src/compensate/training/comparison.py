@@ -158,24 +158,27 @@ def plot(by_method: Mapping[str, Sequence[Sequence[float]]], path: Path, title: 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8), width_ratios=(2, 1), layout="constrained", sharey=True)
-    for place, (method, runs) in enumerate(by_method.items()):
+    height = max(3.8, 0.8 + 0.24 * len(by_method))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, height), width_ratios=(3, 2), layout="constrained")
+    for place, runs in enumerate(by_method.values()):
         colour, style = COLOURS[place % len(COLOURS)], ("-", "--", ":")[place // len(COLOURS) % 3]
         length = min(map(len, runs))
         values = np.array([run[:length] for run in runs])
         epochs = np.arange(1, length + 1)
         mean, spread = values.mean(0), values.std(0)
-        name = method.replace("_", "-")
-        left.plot(epochs, mean, style, color=colour, label=name, marker="o" if length == 1 else None)
+        left.plot(epochs, mean, style, color=colour, marker="o" if length == 1 else None)
         left.fill_between(epochs, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
         last = [run[-1] for run in runs]
-        right.plot([place] * len(last), last, "o", color=colour, alpha=0.5, markersize=5)
-        right.plot([place - 0.25, place + 0.25], [np.mean(last)] * 2, color=colour, linewidth=2)
+        right.plot(last, [place] * len(last), "o", color=colour, alpha=0.5, markersize=5)
+        right.plot([np.mean(last)] * 2, [place - 0.3, place + 0.3], style, color=colour, linewidth=2)
     left.set_xlabel("epoch")
     left.set_ylabel("test accuracy")
-    left.legend(frameon=False, fontsize=9)
-    right.set_xticks(range(len(by_method)), [m.replace("_", "-") for m in by_method], rotation=30, ha="right")
-    right.set_xlabel("last epoch, each seed, and mean")
+    # The names beside the last epochs carry the colours: a legend of twenty lines would hide the curves.
+    right.set_yticks(range(len(by_method)), [m.replace("_", "-") for m in by_method])
+    for place, label in enumerate(right.get_yticklabels()):
+        label.set_color(COLOURS[place % len(COLOURS)])
+    right.invert_yaxis()
+    right.set_xlabel("last epoch: each seed, and the mean")
     figure.suptitle(title, fontsize=11)
     for axis in (left, right):
         axis.spines[["top", "right"]].set_visible(False)
