@@ -74,9 +74,22 @@ class Prepared:
 
 
 @lru_cache(maxsize=1)
-def _loaded(data: str, data_dir: str | None, labels: str | None, key: str | None, options: tuple[Any, ...]) -> Splits:
-    """Reading a large set takes longer than many a run; a worker with several runs reads it once."""
+def _loaded(
+    data: str,
+    data_dir: str | None,
+    labels: str | None,
+    key: str | None,
+    options: tuple[Any, ...],
+    changed: tuple[int, ...],
+) -> Splits:
+    """Reading a large set takes longer than many a run; a worker with several runs reads it once, until a file changes."""
     return load(data, data_dir, labels=labels, labels_key=key, **dict(options))
+
+
+def _changed(*names: str | None) -> tuple[int, ...]:
+    """When the files of these names were last written."""
+    paths = [Path(name).expanduser() for name in names if name is not None]
+    return tuple(path.stat().st_mtime_ns for path in paths if path.exists())
 
 
 def prepare(config: Config, data: Splits | Data | None = None, data_dir: str | Path | None = None) -> Prepared:
@@ -89,7 +102,9 @@ def prepare(config: Config, data: Splits | Data | None = None, data_dir: str | P
     if data is None:
         where = None if data_dir is None else str(data_dir)
         options = tuple(sorted(config.data_options.items()))
-        splits = _loaded(config.data, where, config.labels, config.labels_key, options)
+        splits = _loaded(
+            config.data, where, config.labels, config.labels_key, options, _changed(config.data, config.labels)
+        )
     else:
         splits = load(data, labels=config.labels, labels_key=config.labels_key)
     if splits.train.regression:

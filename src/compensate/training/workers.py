@@ -23,6 +23,7 @@ def side_by_side(work: Callable[..., Answer], jobs: Iterable[tuple[Any, ...]], w
     One worker works in this process.
     """
     from joblib import Parallel, delayed, parallel_config
+    from joblib.externals.loky.process_executor import TerminatedWorkerError
 
     jobs = list(jobs)
     count = min(workers or os.cpu_count() or 1, max(len(jobs), 1))
@@ -30,8 +31,16 @@ def side_by_side(work: Callable[..., Answer], jobs: Iterable[tuple[Any, ...]], w
         for job in jobs:
             yield work(*job)
         return
-    with parallel_config(backend="loky", inner_max_num_threads=1):
-        yield from Parallel(n_jobs=count, return_as="generator_unordered")(delayed(_alone)(work, job) for job in jobs)
+    try:
+        with parallel_config(backend="loky", inner_max_num_threads=1):
+            yield from Parallel(n_jobs=count, return_as="generator_unordered")(
+                delayed(_alone)(work, job) for job in jobs
+            )
+    except TerminatedWorkerError as error:
+        raise InputError(
+            f"one of {count} worker processes was ended from outside, often for want of memory. What is finished is kept: "
+            "start the same command again, with fewer --workers."
+        ) from error
 
 
 def _alone(work: Callable[..., Answer], job: tuple[Any, ...]) -> Answer:
