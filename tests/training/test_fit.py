@@ -147,7 +147,7 @@ def test_clipping_bounds_the_step():
 def test_mixed_precision_trains_in_bfloat16_and_back():
     seen = []
     for precision in ("bf16", "no"):
-        result = fit(small(precision=precision, epochs=5), on_step=lambda s: seen.append(s.u.dtype))
+        result = fit(small(precision=precision, epochs=5, lr=0.02), on_step=lambda s: seen.append(s.u.dtype))
         assert result.last["test_accuracy"] > 0.5
     assert seen == [torch.bfloat16] * (len(seen) // 2) + [torch.float32] * (len(seen) // 2)
 
