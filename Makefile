@@ -30,6 +30,7 @@ bench: $(VENV)/.base
 
 docs: $(VENV)/.base
 	$(BIN)/compensate methods --markdown docs/methods.md
+	$(BIN)/python -m compensate.experiments.pages results docs/results.md
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

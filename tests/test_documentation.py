@@ -34,6 +34,12 @@ def test_the_page_of_methods_is_made_from_the_table(tmp_path):
     assert (tmp_path / "methods.md").read_text() == (ROOT / "docs" / "methods.md").read_text(), "run `make docs`"
 
 
+def test_the_page_of_results_is_made_from_the_stored_runs():
+    from compensate.experiments.pages import results_page
+
+    assert results_page(ROOT / "results") == (ROOT / "docs" / "results.md").read_text(), "run `make docs`"
+
+
 def test_import_brings_no_heavy_library_along():
     heavy = ("pandas", "sklearn", "scipy", "matplotlib", "PIL", "accelerate", "optuna", "typer", "rich", "jinja2")
     code = f"import sys, compensate; print([m for m in {heavy!r} if m in sys.modules])"
