@@ -66,12 +66,14 @@ def test_a_killed_run_ends_as_if_nothing_had_happened(method, tmp_path, server):
         while child.is_alive() and saved(broken) < moment:
             time.sleep(0.001)
         time.sleep(rng.uniform(0, 0.03))  # so that it is hit while it steps, while it writes, or between
-        assert child.is_alive(), f"the run was over before step {moment} of {total}"
         child.kill()
         child.join()
+        if child.exitcode == 0:  # it was faster, as can happen at the very end
+            break
         assert child.exitcode == -signal.SIGKILL
         places.append(saved(broken))
     finish(server, method, broken)
+    assert len(places) >= 3 * KILLS // 4, f"the run was over after {len(places)} kills"
     assert len(set(places)) > KILLS // 2, f"too many kills at the same place: {places}"
     expected, found = final(whole), final(broken)
     assert [name for name in expected if expected[name] != found[name]] == []
