@@ -64,7 +64,7 @@ def _comparison(path: Path) -> list[str]:
     setting = (
         f"{seeds} seeds, {common['epochs']} epochs, {common['optimiser']}, learning rate {common['lr']:g} ({common['schedule']}), "
         f"batch {common['batch_size']}. Hyper-parameters are the defaults unless named. The best epoch is the one with the highest "
-        "accuracy on held-out samples with the same wrong labels."
+        "accuracy on a held-out part of the training data, wrong labels, skew and all."
     )
     table = _table(["%", "last epoch", "best epoch", f"last, minus {stored['baseline']} (95 %)"], rows)
     picture = f"![Accuracy over the epochs, and the last epoch of each seed.](img/compare-{path.stem}.png)"
