@@ -12,6 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from compensate._version import __version__
+from compensate.commands.apply import apply
+from compensate.commands.audit import audit
 from compensate.commands.compare import compare
 from compensate.commands.train import train
 from compensate.commands.tune import tune
@@ -26,7 +28,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 console = Console(highlight=False)
-for command in (train, compare, tune):
+for command in (audit, apply, train, compare, tune):
     app.command()(command)
 
 

@@ -1,0 +1,204 @@
+"""How well wrong labels are found: the audit beside cleanlab, the area under the margin, and the plain training loss.
+
+    python -m benchmarks.detect                          # digits and SST-2, three seeds
+    python -m benchmarks.detect --data cifar10           # 10,000 images of CIFAR-10, a long run
+    python -m benchmarks.detect --show                   # the table of the stored results
+
+A run that was stopped goes on where it was: what is stored is not trained again. All methods train the same model for the
+same number of epochs; cleanlab does so five times, on four fifths of the data each (its usual five folds). Cost counts the
+samples that training visited, first look and planted labels included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from compensate import __version__
+from compensate.auditing.audit import audit
+from compensate.auditing.kinds import inputs
+from compensate.auditing.run import Phase, predict, train
+from compensate.data import Data, load, noise
+from compensate.data.files import write_atomically
+
+RESULTS = Path(__file__).parent / "results" / "detect.json"
+RATE = 0.2
+FOLDS = 5
+LIMIT = 10_000
+
+
+def dataset(name: str, data_dir: str | None) -> Data:
+    """The samples whose labels are made wrong."""
+    if name == "digits":
+        train_part = load("digits", test=0.3).train
+    else:
+        train_part = load(name, data_dir).train
+    if len(train_part) > LIMIT:
+        train_part = train_part.split((LIMIT / len(train_part), 1 - LIMIT / len(train_part)), seed=0)[0]
+    return replace(train_part, index=np.arange(len(train_part)), rows=len(train_part))
+
+
+def errors(kind: str, data: Data, seed: int) -> noise.Flipped:
+    """20 % wrong labels: any other class, or the next one; with two classes, positives that are called negative."""
+    if kind == "symmetric":
+        return noise.symmetric(data.target, data.num_classes, RATE, seed=seed)
+    if data.num_classes == 2:
+        return noise.transition(data.target, [[1.0, 0.0], [RATE, 1 - RATE]], seed=seed)
+    return noise.pair(data.target, data.num_classes, RATE, seed=seed)
+
+
+def calibration_error(p: NDArray[np.float64], wrong: NDArray[np.bool_], bins: int = 10) -> float:
+    """The expected calibration error over bins of equal width."""
+    which = np.minimum((p * bins).astype(int), bins - 1)
+    return float(sum(abs(p[which == k].sum() - wrong[which == k].sum()) for k in range(bins)) / len(p))
+
+
+def figures(
+    score: NDArray[Any],
+    flagged: NDArray[np.bool_] | None,
+    suggested: NDArray[Any] | None,
+    true: NDArray[Any],
+    wrong: NDArray[np.bool_],
+) -> dict[str, float]:
+    """Average precision, AUROC, precision and recall of the flags, and how often the suggested label is right."""
+    from sklearn.metrics import average_precision_score, roc_auc_score
+
+    found: dict[str, float] = {}
+    if wrong.any():
+        found |= {"ap": average_precision_score(wrong, score), "auroc": roc_auc_score(wrong, score)}
+        if suggested is not None:
+            found["suggested"] = (suggested == true)[wrong].mean()
+        if flagged is not None:
+            found |= {"precision": wrong[flagged].mean() if flagged.any() else 1.0, "recall": flagged[wrong].mean()}
+    if flagged is not None:
+        found["flagged"] = flagged.mean()
+    return {name: float(value) for name, value in found.items()}
+
+
+def ours(data: Data, true: NDArray[Any], wrong: NDArray[np.bool_], seed: int) -> dict[str, dict[str, float]]:
+    start = time.perf_counter()
+    found = audit(data, seed=seed)
+    took = time.perf_counter() - start
+    result = figures(found.score, found.mask, found.suggested, true, wrong)
+    result |= {
+        "ece": calibration_error(found.p_error, wrong),
+        "rate": found.noise_rate.value, "low": found.noise_rate.low, "high": found.noise_rate.high,
+        "expected_precision": found.expected_precision, "seconds": took, "visits": float(found.config["visits"]),
+    }  # fmt: skip
+    return {"compensate": result}
+
+
+def plain(data: Data, true: NDArray[Any], wrong: NDArray[np.bool_], seed: int) -> dict[str, dict[str, float]]:
+    """Area under the margin, and the summed loss, of one run with cross entropy."""
+    found = inputs(data, seed=seed)
+    recipe = replace(found.recipe, method="base", hyper={})
+    start = time.perf_counter()
+    run = train(found, [Phase(recipe.epochs, data.target)], data.num_classes, recipe, seed=seed)
+    took = {"seconds": time.perf_counter() - start, "visits": float(run.visits)}
+    trace = run.traces[0]
+    margin = trace.mean("margin")
+    suggested = trace.suggested(data.target)
+    return {
+        "margin": figures(-margin, margin < 0, suggested, true, wrong) | took,
+        "loss": figures(trace.mean("loss"), None, suggested, true, wrong) | took,
+    }
+
+
+def cleanlab(data: Data, true: NDArray[Any], wrong: NDArray[np.bool_], seed: int) -> dict[str, dict[str, float]]:
+    """Five folds with cross entropy; the better of cleanlab's two usual rankings counts."""
+    from cleanlab.filter import find_label_issues
+    from cleanlab.rank import get_label_quality_scores
+    from sklearn.model_selection import StratifiedKFold
+
+    found = inputs(data, seed=seed)
+    recipe = replace(found.recipe, method="base", hyper={})
+    start, visits = time.perf_counter(), 0
+    probabilities = np.zeros((len(data), data.num_classes))
+    folds = StratifiedKFold(FOLDS, shuffle=True, random_state=seed)
+    for _, held in folds.split(data.target, data.target):
+        labels = data.target.copy()
+        labels[held] = -1
+        run = train(found, [Phase(recipe.epochs, labels)], data.num_classes, recipe, seed=seed)
+        probabilities[held] = predict(run.model, found, held)
+        visits += run.visits
+    took = time.perf_counter() - start
+    flagged = find_label_issues(data.target, probabilities, n_jobs=1)
+    suggested = probabilities.argmax(1)
+    scores = {
+        m: 1 - get_label_quality_scores(data.target, probabilities, method=m)
+        for m in ("self_confidence", "normalized_margin")
+    }
+    each = {m: figures(s, flagged, suggested, true, wrong) for m, s in scores.items()}
+    best = max(each.values(), key=lambda found: found.get("ap", 0.0))
+    return {"cleanlab": best | {"seconds": took, "visits": float(visits)}}
+
+
+METHODS = {"compensate": ours, "plain": plain, "cleanlab": cleanlab}
+
+
+def key(row: dict[str, Any]) -> tuple[Any, ...]:
+    return row["data"], row["noise"], row["seed"], row["method"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default="digits,sst2")
+    parser.add_argument("--data-dir")
+    parser.add_argument("--noise", default="symmetric,pair,none")
+    parser.add_argument("--methods", default="compensate,plain,cleanlab")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--show", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rows: list[dict[str, Any]] = json.loads(options.out.read_text())["rows"] if options.out.exists() else []
+    if options.show:
+        print(table(rows))
+        return
+    done = {key(row) for row in rows}
+    for name in options.data.split(","):
+        clean = dataset(name, options.data_dir)
+        for seed in range(options.seeds):
+            for kind in options.noise.split(","):
+                for method in options.methods.split(","):
+                    first = "margin" if method == "plain" else method
+                    if (name, kind, seed, first) in done or (kind == "none" and method != "compensate"):
+                        continue
+                    flipped = (
+                        noise.clean(clean.target, clean.num_classes) if kind == "none" else errors(kind, clean, seed)
+                    )
+                    found = METHODS[method](clean.relabel(flipped.labels), clean.target, flipped.changed, seed)
+                    for label, values in found.items():
+                        row = {"data": name, "noise": kind, "seed": seed, "method": label, "wrong": flipped.rate}
+                        rows.append(row | {k: round(v, 4) for k, v in values.items()})
+                        print(rows[-1], flush=True)
+                    stored = {"command": "python -m benchmarks.detect", "version": __version__, "rows": rows}
+                    options.out.parent.mkdir(parents=True, exist_ok=True)
+                    write_atomically(options.out, json.dumps(stored, indent=1).encode())
+    print(table(rows))
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Means over the seeds, a line for each data set, noise and method."""
+    names = ("ap", "auroc", "precision", "recall", "suggested", "ece", "flagged", "visits", "seconds")
+    lines = [f"{'data':8} {'noise':10} {'method':11}" + "".join(f"{n:>11}" for n in names) + "  seeds"]
+    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["data"], row["noise"], row["method"]), []).append(row)
+    for (data, kind, method), found in sorted(groups.items()):
+        cells = [np.mean([r[n] for r in found]) if all(n in r for r in found) else None for n in names]
+        shown = "".join(" " * 11 if c is None else f"{c:11.0f}" if c > 10 else f"{c:11.3f}" for c in cells)
+        lines.append(f"{data:8} {kind:10} {method:11}{shown}  {len(found)}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""What a training run says about each label: margin, loss, size of the compensation, agreement."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from compensate.state import State
+
+MOST_CLASSES = 256
+"""With more classes than this, the mean prediction of each sample would cost too much memory; votes are kept instead."""
+
+
+@final
+class Trace:
+    r"""Means over the visits of each sample during a part of a run.
+
+    .. math:: \bar m_i = \frac1{n_i} \sum_t \bigl( u_{i,y_i}^{(t)} - \max_{c \ne y_i} u_{i,c}^{(t)} \bigr), \qquad
+              \bar p_i = \frac1{n_i} \sum_t S(u_i^{(t)})
+
+    where :math:`n_i` counts the visits :math:`t` of sample :math:`i`, :math:`u` are its logits without compensation and
+    :math:`y_i` the label it was trained with. A visit comes before the step that learns from it, so that early in a run
+    a model speaks about samples it has hardly seen.
+
+    Args:
+        num_samples: the number of rows.
+        num_classes: the number of classes; up to `MOST_CLASSES` the mean prediction is kept, beyond it a majority vote.
+    """
+
+    def __init__(self, num_samples: int, num_classes: int) -> None:
+        self.visits = torch.zeros(num_samples)
+        self.totals = {name: torch.zeros(num_samples) for name in ("margin", "loss", "size", "agreement")}
+        self.probabilities = torch.zeros(num_samples, num_classes) if num_classes <= MOST_CLASSES else None
+        self.guess = torch.zeros(num_samples, dtype=torch.long)
+        self.votes = torch.zeros(num_samples)
+
+    @torch.no_grad()
+    def observe(self, s: State, rows: Tensor) -> None:
+        """Adds the visits of a batch; `rows` (B,) are positions in the data, each at most once."""
+        u, given = s.plain.float(), s.labels[:, None]
+        best, voted = u.scatter(1, given, -torch.inf).max(1)
+        margin = u.gather(1, given)[:, 0] - best
+        self.visits[rows] += 1
+        self.totals["margin"][rows] += margin
+        self.totals["loss"][rows] += s.plain_losses.float()
+        self.totals["agreement"][rows] += (margin > 0).float()
+        if s.du is not None:
+            self.totals["size"][rows] += s.du.detach().abs().sum(1).float()
+        p = u.softmax(1)
+        if self.probabilities is not None:
+            self.probabilities[rows] += p
+        else:
+            self._vote(rows, voted, p.gather(1, voted[:, None])[:, 0])
+
+    def _vote(self, rows: Tensor, voted: Tensor, p: Tensor) -> None:
+        votes = self.votes[rows] + torch.where(self.guess[rows] == voted, p, -p)
+        self.guess[rows] = torch.where(votes < 0, voted, self.guess[rows])
+        self.votes[rows] = votes.abs()
+
+    def mean(self, name: str) -> NDArray[np.float64]:
+        """(N,) the mean of "margin", "loss", "size" or "agreement" over the visits; NaN for a row never visited."""
+        return (self.totals[name] / self.visits).double().numpy()
+
+    @property
+    def mean_probabilities(self) -> NDArray[np.float32] | None:
+        """(N, C) the mean prediction, or None with very many classes."""
+        if self.probabilities is None:
+            return None
+        return (self.probabilities / self.visits.clamp(min=1)[:, None]).numpy()
+
+    def suggested(self, given: NDArray[Any]) -> NDArray[np.int64]:
+        """(N,) the likeliest class other than the given one; where none is given (-1), the likeliest."""
+        if self.probabilities is None:
+            return self.guess.numpy().copy()
+        return best_other(self.probabilities.numpy(), given)
+
+
+def best_other(probabilities: NDArray[Any], given: NDArray[Any]) -> NDArray[np.int64]:
+    """(N,) the column with the largest value, the given one left out (-1 leaves out none).
+
+    >>> best_other(np.array([[0.7, 0.2, 0.1], [0.7, 0.2, 0.1]]), np.array([0, -1]))
+    array([1, 0])
+    """
+    masked = probabilities.astype(np.float64, copy=True)
+    rows = np.flatnonzero(given >= 0)
+    masked[rows, given[rows]] = -np.inf
+    return masked.argmax(1)

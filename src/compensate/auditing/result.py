@@ -1,0 +1,304 @@
+"""The result of an audit: what is suspect, how sure that is, and what to do with it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from compensate.auditing.corrections import Applied, Correction, apply_corrections, changes, read_corrections
+from compensate.auditing.guard import guard
+from compensate.auditing.page.model import Estimate
+from compensate.data.files import write_atomically
+from compensate.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from compensate.data.dataset import Data
+
+THRESHOLD = 0.5
+"""Labels that are at least as likely wrong as right are flagged."""
+
+FORMAT = 1
+"""Of the files that `Audit.save` writes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Audit:
+    """What an audit found. Arrays have an entry for each audited row, in the order of the data.
+
+    Attributes:
+        kind: image, text, table, embedding or regression.
+        title: the name of the data.
+        classes: their names, in the order of their numbers; ``()`` for regression.
+        index: (N,) the 0-based row of the source.
+        given: (N,) the label as a class number, or a quantity.
+        suggested: (N,) the label the audit would give.
+        score: (N,) the log odds that the given label is wrong.
+        p_error: (N,) the probability of it.
+        evidence: (N,) each: what the run observed, by name.
+        noise_rate: the estimated share of wrong labels, with a 90 % interval.
+        ids: (N,) names of the rows, if the source has any.
+        probabilities: (N, C) the mean prediction over the run, if it was kept.
+        unlabelled: rows without a label: ``index``, ``suggested`` and its ``probability``.
+        curves: accuracy and loss after each epoch.
+        config: how the audit was made.
+        notes: what a reader should know, such as rows that were left out.
+        data: the audited data, if it is at hand; it is not saved.
+        model: the trained model, if there is one; it is not saved here.
+    """
+
+    kind: str
+    title: str
+    classes: tuple[str, ...]
+    index: NDArray[np.int64]
+    given: NDArray[Any]
+    suggested: NDArray[Any]
+    score: NDArray[np.float64]
+    p_error: NDArray[np.float64]
+    evidence: Mapping[str, NDArray[np.float64]]
+    noise_rate: Estimate
+    ids: tuple[str, ...] = ()
+    probabilities: NDArray[np.float32] | None = None
+    unlabelled: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    curves: Mapping[str, list[float]] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    data: Data | None = None
+    model: nn.Module | None = None
+    vectors: Any = None
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __repr__(self) -> str:
+        r = self.noise_rate
+        return (
+            f"Audit of {self.title}: {len(self):,} labels, about {r.value:.1%} look wrong ({r.low:.1%} to {r.high:.1%}), "
+            f"{int(self.mask.sum()):,} flagged at {self.expected_precision:.2f} expected precision"
+        )
+
+    # --- what was found ---------------------------------------------------------------------------------------
+
+    @property
+    def regression(self) -> bool:
+        return not self.classes
+
+    @property
+    def mask(self) -> NDArray[np.bool_]:
+        """(N,) which rows are flagged."""
+        return self.p_error >= THRESHOLD
+
+    @property
+    def expected_precision(self) -> float:
+        """The share of flags that are expected to be right; 1 if there are none."""
+        return float(self.p_error[self.mask].mean()) if self.mask.any() else 1.0
+
+    @cached_property
+    def suspects(self) -> pd.DataFrame:
+        """All audited rows, most suspect first: index, id, given, suggested, score, p_error, flagged, and the evidence."""
+        order = np.argsort(-self.score, kind="stable")
+        columns: dict[str, Any] = {"index": self.index[order]}
+        if self.ids:
+            columns["id"] = [self.ids[i] for i in order]
+        columns |= {
+            "given": self.names(self.given[order]),
+            "suggested": self.names(self.suggested[order]),
+            "score": self.score[order],
+            "p_error": self.p_error[order],
+            "flagged": self.mask[order],
+        }
+        return pd.DataFrame(columns | {name: values[order] for name, values in self.evidence.items()})
+
+    @property
+    def flagged(self) -> pd.DataFrame:
+        """The suspects that are flagged."""
+        return self.suspects[self.suspects["flagged"]]
+
+    @property
+    def predicted(self) -> pd.DataFrame:
+        """Rows without a label: index, the label the model would give, and its probability."""
+        if not self.unlabelled:
+            return pd.DataFrame({"index": [], "suggested": [], "probability": []})
+        columns = {**self.unlabelled, "suggested": self.names(self.unlabelled["suggested"])}
+        return pd.DataFrame(columns)
+
+    @cached_property
+    def confusion(self) -> pd.DataFrame:
+        """(C, C) the estimated number of rows by given label (rows) and true label (columns)."""
+        if self.regression:
+            raise InputError("quantities have no confusion matrix; see suspects.")
+        found = np.zeros((len(self.classes), len(self.classes)))
+        np.add.at(found, (self.given, self.given), 1 - self.p_error)
+        np.add.at(found, (self.given, self.suggested), self.p_error)
+        return pd.DataFrame(
+            found, index=pd.Index(self.classes, name="given"), columns=pd.Index(self.classes, name="true")
+        )
+
+    def names(self, labels: NDArray[Any]) -> list[str]:
+        """Labels as texts."""
+        if self.regression:
+            return [f"{value:.6g}" for value in labels]
+        return [self.classes[c] for c in labels]
+
+    # --- what to do with it -----------------------------------------------------------------------------------
+
+    def report(self, path: str | Path, *, data: Data | None = None) -> Path:
+        """Writes the review page; `data` shows the samples of an audit that was loaded from disk."""
+        from compensate.auditing.page import write_page
+        from compensate.auditing.showing import page
+
+        write_page(page(self if data is None else replace(self, data=data)), path)
+        return Path(path)
+
+    def accepted(self, at_least: float = THRESHOLD) -> tuple[Correction, ...]:
+        """Corrections that accept every suggestion with at least this probability of error, without review."""
+        rows = np.flatnonzero(self.p_error >= at_least)
+        given, suggested = self.names(self.given[rows]), self.names(self.suggested[rows])
+        return tuple(
+            Correction(int(self.index[i]), g, "accept", s) for i, g, s in zip(rows, given, suggested, strict=True)
+        )
+
+    def apply(
+        self, corrections: str | Path | Iterable[Correction], out: str | Path | None = None, *, force: bool = False
+    ) -> NDArray[Any] | Applied:
+        """The corrected labels, or with `out` (for an audit of a file or folder) the corrected data written there.
+
+        Args:
+            corrections: corrections.csv as the review page exports it, or `Correction` records such as `accepted` gives.
+            out: the file to write.
+            force: overwrite it.
+
+        Labels are returned for the audited rows in their order: class names, or quantities.
+        """
+        decided = read_corrections(corrections) if isinstance(corrections, (str, Path)) else tuple(corrections)
+        if out is not None:
+            source = self.config.get("source")
+            if not source:
+                raise InputError(
+                    "this audit is of arrays, not of a file; leave out away and take the labels it returns."
+                )
+            return apply_corrections(source, decided, out, label=self.config.get("label"), force=force)
+        rows = int(self.index.max(initial=-1)) + 1
+        cells: list[Any] = [""] * rows
+        for place, name in zip(self.index.tolist(), self.names(self.given), strict=True):
+            cells[place] = name
+        new = changes(cells, decided, self.title)
+        labels: NDArray[Any] = np.array([new.get(i, cells[i]) for i in self.index.tolist()], dtype=object)
+        return labels.astype(np.float64) if self.regression else labels
+
+    def to_cleanlab(self) -> dict[str, Any]:
+        """`pred_probs` (N, C), `labels` (N,) and `issues`, a frame as cleanlab's Datalab has it for label issues.
+
+        The frame has is_label_issue, label_score (1 - p_error, smaller is worse), given_label and predicted_label. Rows
+        are those of `index`. The probabilities come from the run itself, without cross-validation.
+        """
+        if self.regression or self.probabilities is None:
+            raise InputError("cleanlab's form needs class probabilities, which this audit has not kept.")
+        issues = pd.DataFrame(
+            {
+                "is_label_issue": self.mask,
+                "label_score": 1 - self.p_error,
+                "given_label": self.names(self.given),
+                "predicted_label": self.names(np.where(self.mask, self.suggested, self.given)),
+            },
+            index=self.index,
+        )
+        return {"pred_probs": self.probabilities, "labels": self.given, "issues": issues}
+
+    # --- files ------------------------------------------------------------------------------------------------
+
+    def write_suspects(self, path: str | Path) -> Path:
+        """Writes `suspects` as CSV; text that a spreadsheet would evaluate is guarded."""
+        _write_csv(path, self.suspects)
+        return Path(path)
+
+    def write_predictions(self, path: str | Path) -> Path:
+        """Writes `predicted` as CSV."""
+        _write_csv(path, self.predicted)
+        return Path(path)
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the audit to a folder: ``audit.json`` and ``audit.npz``, nothing pickled. `load` reads it."""
+        folder = Path(path)
+        folder.mkdir(parents=True, exist_ok=True)
+        r = self.noise_rate
+        texts = {
+            "format": FORMAT,
+            "kind": self.kind,
+            "title": self.title,
+            "classes": self.classes,
+            "ids": self.ids,
+            "noise_rate": [r.value, r.low, r.high],
+            "curves": dict(self.curves),
+            "config": dict(self.config),
+            "notes": self.notes,
+        }
+        arrays: dict[str, Any] = {
+            "index": self.index, "given": self.given, "suggested": self.suggested,
+            "score": self.score, "p_error": self.p_error,
+            **{f"evidence.{k}": v for k, v in self.evidence.items()},
+            **{f"unlabelled.{k}": v for k, v in self.unlabelled.items()},
+        }  # fmt: skip
+        if self.probabilities is not None:
+            arrays["probabilities"] = self.probabilities
+        packed = io.BytesIO()
+        np.savez_compressed(packed, **arrays)
+        write_atomically(folder / "audit.npz", packed.getvalue())
+        write_atomically(folder / "audit.json", json.dumps(texts, ensure_ascii=False, indent=1).encode())
+        return folder
+
+    @classmethod
+    def load(cls, path: str | Path) -> Audit:
+        """Reads what `save` wrote; data and model are not part of it."""
+        folder = Path(path)
+        try:
+            texts = json.loads((folder / "audit.json").read_text("utf-8"))
+            with np.load(folder / "audit.npz", allow_pickle=False) as found:
+                arrays = {name: found[name] for name in found.files}
+        except (OSError, ValueError) as error:
+            raise InputError(
+                f"{folder} holds no audit that can be read ({error}); expected audit.json and audit.npz."
+            ) from error
+        if texts.get("format") != FORMAT:
+            raise InputError(
+                f"{folder} was written by another version (format {texts.get('format')}); audit the data again."
+            )
+        return cls(
+            kind=texts["kind"], title=texts["title"], classes=tuple(texts["classes"]), ids=tuple(texts["ids"]),
+            noise_rate=Estimate(*texts["noise_rate"]), curves=texts["curves"], config=texts["config"],
+            notes=tuple(texts["notes"]), probabilities=arrays.get("probabilities"),
+            evidence=_under(arrays, "evidence."), unlabelled=_under(arrays, "unlabelled."),
+            **{name: arrays[name] for name in ("index", "given", "suggested", "score", "p_error")},
+        )  # fmt: skip
+
+
+def _under(arrays: Mapping[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
+    return {name.removeprefix(prefix): values for name, values in arrays.items() if name.startswith(prefix)}
+
+
+def _write_csv(path: str | Path, frame: pd.DataFrame) -> None:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(frame.columns)
+    for row in frame.itertuples(index=False):
+        writer.writerow([_cell(value) for value in row])
+    write_atomically(path, text.getvalue().encode("utf-8", "surrogatepass"))
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, (bool, np.bool_)):
+        return "true" if value else "false"
+    if isinstance(value, (float, np.floating)):
+        return f"{value:.6g}"
+    return str(value) if isinstance(value, (int, np.integer)) else guard(str(value))

@@ -1,0 +1,113 @@
+"""What is audited: data of any kind, brought to one form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from compensate.auditing.kinds import is_text
+from compensate.data.arrays import from_arrays
+from compensate.data.dataset import Data, Splits
+from compensate.data.labels import encode_labels, override_labels
+from compensate.data.load import load
+from compensate.errors import InputError
+
+KINDS = {"images": "image", "text": "text", "table": "table", "features": "embedding"}
+"""From what a reader says of its samples to what the review page calls them."""
+
+
+def read(data: Any, labels: Any, features: ArrayLike | str | Path | None, options: Mapping[str, Any]) -> Data:
+    """The data set to audit: the training part, with the given labels and features in place of its own."""
+    found = _read(data, labels, options)
+    info = dict(found.info)
+    if isinstance(data, (str, Path)):
+        info |= {"title": Path(str(data)).name or str(data), "source": str(data) if Path(str(data)).exists() else ""}
+    if "kind" not in info:
+        info["kind"] = "text" if is_text(found.x) else "images" if np.ndim(found.x) == 4 else "features"
+    found = replace(found, info=info)
+    if features is not None:
+        found = _with_features(found, features)
+    return found
+
+
+def labelled(data: Data) -> Data:
+    """The data, after a look at whether any row has a label."""
+    if not data.labelled.any():
+        raise InputError(
+            "no row has a label; an audit compares labels with what the samples say. Name the label column (--label), or "
+            "give labels=."
+        )
+    return data
+
+
+def _read(data: Any, labels: Any, options: Mapping[str, Any]) -> Data:
+    if isinstance(data, (Data, Splits)):
+        part = data.train if isinstance(data, Splits) else data
+        return part if labels is None else override_labels(part, labels)
+    if isinstance(data, (list, tuple, np.ndarray)) and _texts(data):
+        return _of_texts(data, labels)
+    array = _array(data)
+    if array is not None:
+        if labels is None:
+            raise InputError("an array has no labels of its own; pass them too: audit(x, y).")
+        if isinstance(labels, (str, Path)):
+            return override_labels(from_arrays(array, None), labels)
+        return from_arrays(array, _array(labels) if _array(labels) is not None else np.asarray(labels))
+    if labels is not None and not isinstance(labels, (str, Path)):
+        labels = np.asarray(labels)
+    return load(data, labels=labels, **options).train
+
+
+def _array(data: Any) -> NDArray[Any] | None:
+    if isinstance(data, np.ndarray):
+        return data
+    detach = getattr(data, "detach", None)
+    if detach is not None:
+        return np.asarray(detach().cpu())
+    return None
+
+
+def _texts(data: Any) -> bool:
+    if isinstance(data, np.ndarray) and data.dtype.kind not in "OUS":
+        return False
+    return len(data) > 0 and all(isinstance(item, str) for item in list(data)[:50])
+
+
+def _of_texts(texts: Any, labels: Any) -> Data:
+    if labels is None:
+        raise InputError("texts have no labels of their own; pass them too: audit(texts, y).")
+    if isinstance(labels, (str, Path)):
+        raise InputError("give the labels of a list of texts as a list, not as a file.")
+    x = np.array([str(text) for text in texts], dtype=object)
+    cells = np.asarray(labels)
+    if cells.shape != (len(x),):
+        raise InputError(f"there are {len(x)} texts, and the labels have shape {cells.shape}; expected one each.")
+    if cells.dtype.kind == "f" and (np.mod(cells[np.isfinite(cells)], 1) != 0).any():
+        return Data(x, cells.astype(np.float64), (), info={"kind": "text"})
+    target, classes = encode_labels(cells)
+    return Data(x, target, classes, raw=x, info={"kind": "text"})
+
+
+def _with_features(data: Data, features: ArrayLike | str | Path) -> Data:
+    """The same rows with embeddings as their samples; what people look at stays the source's own."""
+    if isinstance(features, (str, Path)):
+        values = load(str(features)).train.x
+        where = str(features)
+    else:
+        values, where = np.asarray(features), "features"
+    values = np.asarray(values, dtype=np.float32).reshape(len(values), -1)
+    if len(values) not in (len(data), data.rows):
+        raise InputError(
+            f"{where} has {len(values)} rows, and the data has {len(data)}; expected one row of features each."
+        )
+    if len(values) == data.rows and data.rows != len(data):
+        values = values[data.index]
+    if not np.isfinite(values).all():
+        row = int(np.flatnonzero(~np.isfinite(values).all(1))[0])
+        raise InputError(f"{where} has a value that is not a finite number in row {row}. Fill or remove it.")
+    return replace(data, x=values, raw=data.x if data.raw is None else data.raw)

@@ -1,0 +1,277 @@
+"""`compensate audit`: find the wrong labels of a file, a folder or an array."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from compensate.commands import options as o
+from compensate.errors import InputError
+
+if TYPE_CHECKING:
+    from compensate.auditing.result import Audit
+    from compensate.data.dataset import Data
+
+console = Console(highlight=False)
+
+PAIRS = 6
+"""Lines of the summary's table."""
+
+
+def audit(
+    data: Annotated[
+        str | None,
+        typer.Argument(
+            help="A .csv, .tsv, .parquet, .npy or .npz file, a folder of images, or a name.", show_default=False
+        ),
+    ] = None,
+    label: o.Label = None,
+    text: o.Text = None,
+    labels: Annotated[
+        Path | None, typer.Option(help="A file of labels, for an array or a folder.", show_default=False)
+    ] = None,
+    features: Annotated[
+        Path | None, typer.Option(help="Your own embeddings, an .npy with a row a sample.", show_default=False)
+    ] = None,
+    probs: Annotated[
+        Path | None,
+        typer.Option(help="Out-of-sample probabilities, an .npy (N, C): nothing is trained.", show_default=False),
+    ] = None,
+    task: Annotated[str | None, typer.Option(help="classification or regression.", show_default=False)] = None,
+    model: o.Model = None,
+    epochs: o.Epochs = None,
+    size: Annotated[int | None, typer.Option(help="Bring images to this size.", show_default=False)] = None,
+    seed: o.Seed = None,
+    data_dir: o.DataDir = None,
+    encoding: Annotated[str | None, typer.Option(help="Of the file, if not UTF-8.", show_default=False)] = None,
+    delimiter: Annotated[str | None, typer.Option(help="Of the file, if not obvious.", show_default=False)] = None,
+    out: Annotated[Path, typer.Option(help="Where run folders go.")] = Path("runs"),
+) -> None:
+    """Find the labels that look wrong, and write a page to review them on.
+
+    **Example:** `compensate audit reviews.csv`
+
+    No flag is needed: the label column is the one named label, target, class or y, or the only one with few values.
+    """
+    started = time.perf_counter()
+    if data is None and probs is None:
+        raise InputError("no data is given; write for example: compensate audit reviews.csv.")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if probs is not None:
+            found = _of_probabilities(data, probs, labels, label, seed or 0)
+        else:
+            chosen = {
+                "label": label, "text": text, "task": task, "size": size, "encoding": encoding, "delimiter": delimiter,
+            }  # fmt: skip
+            found = _trained(
+                str(data), labels, features, model, epochs, seed or 0, data_dir,
+                {name: value for name, value in chosen.items() if value is not None}, started,
+            )  # fmt: skip
+    notes = [str(w.message) for w in caught if w.category is UserWarning and "torch" not in str(w.filename)]
+    folder = write_run(found, out, extra_notes=notes)
+    for note in dict.fromkeys([*found.notes, *notes]):
+        console.print(Text.assemble(("note: ", "yellow"), note))
+    _summary(found, folder)
+
+
+def _trained(
+    data: str,
+    labels: Path | None,
+    features: Path | None,
+    model: str | None,
+    epochs: int | None,
+    seed: int,
+    data_dir: Path | None,
+    options: dict[str, Any],
+    started: float,
+) -> Audit:
+    from dataclasses import replace
+
+    from compensate.auditing.audit import audit as run
+    from compensate.auditing.source import read
+    from compensate.data import load
+
+    if data_dir is not None and not Path(data).exists():
+        source = load(data, data_dir, **options).train
+        source = replace(source, info={**source.info, "title": data})
+        source = read(source, labels, features, {})
+    else:
+        source = read(data, labels, features, options)
+    if "label" in options:
+        source = replace(source, info={**source.info, "label_given": True})
+    console.print(_opening(source), markup=False)
+    bar = Progress(
+        TextColumn("training "),
+        BarColumn(bar_width=20),
+        TextColumn("{task.fields[said]}"),
+        console=console,
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task("", total=None, said="first look")
+
+        def progress(done: int, total: int, accuracy: float, compensated: float) -> None:
+            said = f"{done}/{total} epochs" + (f" · accuracy {accuracy:.2f}" if accuracy == accuracy else "")
+            said += f" · compensated {compensated:.1%} · {_clock(time.perf_counter() - started)}"
+            bar.update(task, total=total, completed=done, said=said)
+            last[0] = said
+
+        last = [""]
+        found = run(source, model=model, epochs=epochs, seed=seed, progress=progress)
+    console.print(f"training  {last[0]}", markup=False)
+    return found
+
+
+def _of_probabilities(data: str | None, probs: Path, labels: Path | None, label: str | None, seed: int) -> Audit:
+    from compensate.auditing.probabilities import audit_probabilities, read_array
+    from compensate.data import load, read_labels
+
+    if labels is None and data is None:
+        raise InputError("--probs needs the labels too: compensate audit --probs p.npy --labels y.npy.")
+    if labels is not None:
+        cells = read_labels(labels)[0]
+        return audit_probabilities(read_array(probs), cells, title=labels.name, seed=seed)
+    source = load(data, **({"label": label} if label else {})).train
+    return audit_probabilities(
+        read_array(probs),
+        source.target,
+        classes=list(source.classes),
+        title=Path(str(data)).name,
+        seed=seed,
+        data=source,
+    )
+
+
+def write_run(found: Audit, out: Path, *, extra_notes: list[str] | None = None) -> Path:
+    """The run folder: config.json, metrics.jsonl, suspects.csv, report.html, the audit and the model's weights."""
+    from dataclasses import replace
+
+    from compensate.data.files import write_atomically
+
+    if extra_notes:
+        found = replace(found, notes=tuple(dict.fromkeys([*found.notes, *extra_notes])))
+    stem = Path(found.title).stem.replace(" ", "-") or "data"
+    digest = hashlib.sha256(json.dumps(dict(found.config), sort_keys=True, default=str).encode())
+    digest.update(found.given.tobytes())
+    folder = out / f"{stem}-{digest.hexdigest()[:4]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "config.json", json.dumps(dict(found.config), indent=1, default=str).encode())
+    lines = [
+        json.dumps({"epoch": epoch + 1, **{name: round(values[epoch], 5) for name, values in found.curves.items()}})
+        for epoch in range(max((len(values) for values in found.curves.values()), default=0))
+    ]
+    write_atomically(folder / "metrics.jsonl", ("\n".join(lines) + "\n").encode())
+    found.write_suspects(folder / "suspects.csv")
+    if len(found.predicted):
+        found.write_predictions(folder / "predictions.csv")
+    found.save(folder / "audit")
+    if found.model is not None:
+        from safetensors.torch import save
+
+        state = {name: value.contiguous() for name, value in found.model.state_dict().items()}
+        write_atomically(folder / "model.safetensors", save(state))
+    found.report(folder / "report.html")
+    return folder
+
+
+def _opening(source: Data) -> str:
+    """One line that says what was read and what was chosen."""
+    info = source.info
+    parts = [f"{info.get('title', 'the data')}: {len(source):,} rows"]
+    if info.get("text"):
+        parts.append(f'text column "{info["text"]}"')
+    if source.regression:
+        y = source.target[source.labelled]
+        said = f"a quantity from {y.min():g} to {y.max():g}" if len(y) else "empty"
+    else:
+        counts = source.class_counts
+        order = counts.argsort()[::-1][:4]
+        named = " · ".join(f"{source.classes[c][:30]} {counts[c]:,}" for c in order)
+        said = f"{source.num_classes} classes: {named}{' · …' if source.num_classes > 4 else ''}"
+    parts.append(f'label column "{info["label"]}" ({said})' if info.get("label") else said)
+    lost = int((~source.labelled).sum())
+    if lost:
+        parts.append(f"{lost:,} without a label, which are predicted")
+    return ", ".join(parts)
+
+
+def _summary(found: Audit, folder: Path) -> None:
+    rate = found.noise_rate
+    flagged = found.flagged
+    precision = f" — {len(flagged):,} flagged, at {found.expected_precision:.2f} expected precision"
+    if not len(flagged):
+        precision = " — no label stands out; the least certain are on the page"
+    console.print(
+        f"about {rate.value:.1%} of labels look wrong ({rate.low:.1%} to {rate.high:.1%}){precision}", markup=False
+    )
+    if len(flagged):
+        console.print(_worst(found) if found.regression else _pairs(found))
+    console.print(
+        f"review them:  {folder / 'report.html'}      list:  {folder / 'suspects.csv'}", markup=False, soft_wrap=True
+    )
+    from compensate.auditing.showing import command
+
+    if len(found.predicted):
+        console.print(f"predicted:    {folder / 'predictions.csv'}", markup=False, soft_wrap=True)
+    if command(found):
+        console.print(f"then:         {command(found)}", markup=False, soft_wrap=True)
+
+
+def _pairs(found: Audit) -> Table:
+    table = Table("given → suggested", "rows", "", box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    flagged = found.flagged
+    groups = flagged.groupby(["given", "suggested"], sort=False).size().sort_values(ascending=False, kind="stable")
+    for (given, suggested), count in list(groups.items())[:PAIRS]:
+        first = flagged[(flagged["given"] == given) & (flagged["suggested"] == suggested)].iloc[0]
+        table.add_row(
+            Text(f"{_short(given)} → {_short(suggested)}"),
+            f"{count:,}",
+            Text(_sample(found, int(first["index"])), style="dim"),
+        )
+    if len(groups) > PAIRS:
+        table.add_row(
+            Text(f"and {len(groups) - PAIRS} more pairs", style="dim"), f"{int(groups.iloc[PAIRS:].sum()):,}", ""
+        )
+    return table
+
+
+def _worst(found: Audit) -> Table:
+    table = Table("row", "given → suggested", "p", box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    for row in found.flagged.head(PAIRS).itertuples():
+        table.add_row(str(row[1]), Text(f"{row.given} → {row.suggested}"), f"{row.p_error:.2f}")
+    return table
+
+
+def _sample(found: Audit, index: int) -> str:
+    from compensate.auditing.showing import content
+
+    row = int((found.index == index).argmax())
+    if found.ids and found.kind == "image":
+        return found.ids[row]
+    shown = content(found.data, row)
+    if shown.text is not None:
+        said = " ".join(shown.text.split())
+        return f'"{said[:48]} …"' if len(said) > 48 else f'"{said}"'
+    if shown.fields:
+        return _short(", ".join(f"{name} {value}" for name, value in shown.fields[:4]), 50)
+    return f"row {index}"
+
+
+def _short(text: Any, limit: int = 30) -> str:
+    text = str(text)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _clock(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
