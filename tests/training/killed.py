@@ -9,15 +9,15 @@ import torch
 from compensate.training import Config, fit
 
 
-def config(method: str) -> Config:
+def config(method: str, epochs: int) -> Config:
     """A few seconds of training with a network that has dropout, so that random numbers matter."""
     return Config(
-        data="digits", noise="pair:0.3", method=method, epochs=6, batch_size=32, limit=500, model="mlp",
+        data="digits", noise="pair:0.3", method=method, epochs=epochs, batch_size=32, limit=500, model="mlp",
         model_options={"hidden": [32], "dropout": 0.3}, optimiser="adam", lr=0.003,
     )  # fmt: skip
 
 
-def train(method: str, folder: str, every: int = 2) -> None:
+def train(method: str, epochs: int, folder: str, every: int = 2) -> None:
     """Starts the run, or goes on with it."""
     torch.set_num_threads(1)
-    fit(config(method), folder=Path(folder), resume=True, every=every)
+    fit(config(method, epochs), folder=Path(folder), resume=True, every=every)
