@@ -1,6 +1,6 @@
 """What the drop-in call costs beside plain cross entropy, forward and backward, in one process and alternating.
 
-    python -m benchmarks.criterion [--quick]
+python -m benchmarks.criterion [--quick]
 """
 
 from __future__ import annotations
