@@ -73,8 +73,10 @@ _LAZY = ("auditing", "data", "estimators", "experiments", "models", "training")
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return importlib.import_module(f"compensate.{name}")
+    if name == "audit":
+        return importlib.import_module("compensate.auditing.audit").audit
     raise AttributeError(f"module 'compensate' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *_LAZY])
+    return sorted([*__all__, *_LAZY, "audit"])
