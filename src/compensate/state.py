@@ -110,6 +110,7 @@ class State:
         self.gate: Tensor | None = None
         self._seed: int | None = None
         self._checked = False
+        self._recording = torch.is_grad_enabled()
         self._z: Tensor | None = None
         self._like: Tensor | None = None
         if logits is not None:
@@ -176,7 +177,8 @@ class State:
 
     @cached_property
     def _embedded(self) -> Any:
-        return self.stages.embed(self.x) if self.stages.embed else self.x
+        with torch.set_grad_enabled(self._recording):  # a gate, which looks without gradients, may ask first
+            return self.stages.embed(self.x) if self.stages.embed else self.x
 
     @property
     def e(self) -> Tensor:

@@ -20,6 +20,7 @@ from compensate import (
     Where,
 )
 from compensate.direction import measured
+from compensate.methods import mixcomp
 
 
 def naive_pgd(model, x, y, *, eps, norm, steps, alpha, sign, bounds):
@@ -171,24 +172,34 @@ def test_all_forwards_of_a_batch_see_the_same_dropout_mask(batch):
     assert not torch.equal(seen[-1], seen[0])
 
 
+class Text(nn.Module):
+    """Word vectors and their mean."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(9, 4, padding_idx=0), nn.Linear(4, 3)
+
+    def embed(self, x):
+        return self.table(x)
+
+    def padding(self, x):
+        return x == 0
+
+    def features(self, e):
+        return e.mean(1)
+
+    def forward(self, x):
+        return self.head(self.features(self.embed(x)))
+
+
+def test_word_vectors_learn_although_a_gate_looks_first():
+    """The threshold of MixComp asks for plain losses without gradients, and for the embedding with them."""
+    model, x, y = Text(), torch.tensor([[3, 4, 0], [5, 6, 0]]), torch.tensor([1, 2])
+    mixcomp(pro=50, eps2=0.01).evaluate(model, x, y).loss.backward()
+    assert model.table.weight.grad[3:7].abs().sum(1).min() > 0
+
+
 def test_text_attacks_leave_padding_alone():
-    class Text(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.table, self.head = nn.Embedding(9, 4, padding_idx=0), nn.Linear(4, 3)
-
-        def embed(self, x):
-            return self.table(x)
-
-        def padding(self, x):
-            return x == 0
-
-        def features(self, e):
-            return e.mean(1)
-
-        def forward(self, x):
-            return self.head(self.features(self.embed(x)))
-
     x, y = torch.tensor([[3, 4, 0], [5, 0, 0]]), torch.tensor([1, 2])
     s = Compensated(feature=Adversarial(0.1)).evaluate(Text(), x, y)
     assert s.dx.shape == (2, 3, 4)
