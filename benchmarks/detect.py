@@ -83,6 +83,16 @@ def figures(
     return {name: float(value) for name, value in found.items()}
 
 
+def recalls(score: NDArray[Any], wrong: NDArray[np.bool_]) -> dict[str, float]:
+    """The largest recall at each of several precisions, for comparing flags at equal precision."""
+    from sklearn.metrics import precision_recall_curve
+
+    if not wrong.any():
+        return {}
+    precision, recall, _ = precision_recall_curve(wrong, score)
+    return {f"recall@{p:.2f}": float(recall[precision >= p - 1e-9].max()) for p in np.arange(0.3, 1.0, 0.05)}
+
+
 def ours(data: Data, true: NDArray[Any], wrong: NDArray[np.bool_], seed: int) -> dict[str, dict[str, float]]:
     start = time.perf_counter()
     found = audit(data, seed=seed)
@@ -91,7 +101,7 @@ def ours(data: Data, true: NDArray[Any], wrong: NDArray[np.bool_], seed: int) ->
     result |= {
         "ece": calibration_error(found.p_error, wrong),
         "rate": found.noise_rate.value, "low": found.noise_rate.low, "high": found.noise_rate.high,
-        "expected_precision": found.expected_precision, "seconds": took, "visits": float(found.config["visits"]),
+        **recalls(found.score, wrong), "expected_precision": found.expected_precision, "seconds": took, "visits": float(found.config["visits"]),
     }  # fmt: skip
     return {"compensate": result}
 
@@ -194,9 +204,15 @@ def table(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         groups.setdefault((row["data"], row["noise"], row["method"]), []).append(row)
     for (data, kind, method), found in sorted(groups.items()):
+        note = ""
         cells = [np.mean([r[n] for r in found]) if all(n in r for r in found) else None for n in names]
+        if method == "cleanlab":
+            beside = groups.get((data, kind, "compensate"), [])
+            step = f"recall@{np.ceil(cells[2] * 20) / 20:.2f}" if cells[2] else ""
+            if beside and all(step in row for row in beside):
+                note = f"  (compensate: recall {np.mean([row[step] for row in beside]):.3f} at precision {step[7:]})"
         shown = "".join(" " * 11 if c is None else f"{c:11.0f}" if c > 10 else f"{c:11.3f}" for c in cells)
-        lines.append(f"{data:8} {kind:10} {method:11}{shown}  {len(found)}")
+        lines.append(f"{data:8} {kind:10} {method:11}{shown}  {len(found)}{note}")
     return "\n".join(lines)
 
 

@@ -26,10 +26,10 @@ Ints = NDArray[np.int64]
 BINS = 10
 """Parts of equal weight that the planted labels are cut in, by score."""
 
-PURE = 0.3
+PURE = 0.5
 """So large a share of the planted labels, the most suspect ones, is compared with the others to find the noise rate."""
 
-LEEWAY = 0.3
+LEEWAY = 0.5
 """Standard deviation, a priori, of the logarithm of the noise rate around the bound that the purest region gives."""
 
 PRIOR_ROWS = 50

@@ -38,6 +38,7 @@ BESIDE = 3
 
 def page(audit: Audit) -> Page:
     """The page of an audit."""
+    kind: Kind = next((k for k in KINDS if k == audit.kind), "embedding")
     order = np.argsort(-audit.score, kind="stable")
     flagged = order[audit.mask[order]]
     shown = flagged[:MOST_ITEMS] if len(flagged) else order[:LEAST_CERTAIN]
@@ -72,7 +73,7 @@ def page(audit: Audit) -> Page:
     )
     return Page(
         title=audit.title,
-        kind=cast(Kind, audit.kind if audit.kind in KINDS else "embedding"),
+        kind=kind,
         classes=audit.classes,
         rows=len(audit),
         items=items,
@@ -197,7 +198,7 @@ def _certain(audit: Audit) -> dict[int, NDArray[np.int64]]:
 
 
 def _nearest(audit: Audit, row: int, certain: dict[int, NDArray[np.int64]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    sides = []
+    sides: list[tuple[int, ...]] = []
     for c in (int(audit.given[row]), int(audit.suggested[row])):
         pool = certain[c]
         pool = pool[pool != row]

@@ -6,6 +6,7 @@ import hashlib
 import json
 import time
 import warnings
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -231,8 +232,8 @@ def _summary(found: Audit, folder: Path) -> None:
 def _pairs(found: Audit) -> Table:
     table = Table("given → suggested", "rows", "", box=None, pad_edge=False, padding=(0, 3, 0, 0))
     flagged = found.flagged
-    groups = flagged.groupby(["given", "suggested"], sort=False).size().sort_values(ascending=False, kind="stable")
-    for (given, suggested), count in list(groups.items())[:PAIRS]:
+    groups = Counter(zip(flagged["given"], flagged["suggested"], strict=True)).most_common()
+    for (given, suggested), count in groups[:PAIRS]:
         first = flagged[(flagged["given"] == given) & (flagged["suggested"] == suggested)].iloc[0]
         table.add_row(
             Text(f"{_short(given)} → {_short(suggested)}"),
@@ -241,7 +242,9 @@ def _pairs(found: Audit) -> Table:
         )
     if len(groups) > PAIRS:
         table.add_row(
-            Text(f"and {len(groups) - PAIRS} more pairs", style="dim"), f"{int(groups.iloc[PAIRS:].sum()):,}", ""
+            Text(f"and {len(groups) - PAIRS} more pairs", style="dim"),
+            f"{sum(count for _, count in groups[PAIRS:]):,}",
+            "",
         )
     return table
 

@@ -1,0 +1,156 @@
+"""`compensate audit` and `compensate apply`, from a file to a corrected file."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from compensate.cli import app
+from compensate.errors import InputError
+
+runner = CliRunner()
+
+
+def run(*arguments: object) -> str:
+    result = runner.invoke(app, [str(a) for a in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return " ".join(result.output.split())  # however long the lines are
+
+
+@pytest.fixture
+def table(tmp_path, monkeypatch):
+    """Numbers, categories, missing values; a tenth of the labels wrong."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    size = 500
+    age, town = rng.normal(40, 10, size).round(1), rng.choice(["rome", "oslo"], size)
+    true = np.where((age > 40) ^ (town == "rome"), "yes", "no")
+    wrong = rng.random(size) < 0.1
+    given = np.where(wrong, np.where(true == "yes", "no", "yes"), true)
+    frame = pd.DataFrame({"age": age.astype(str), "town": town, "target": given})
+    frame.loc[3, "age"] = ""
+    frame.loc[5, "target"] = ""
+    frame.to_csv("people.csv", index=False)
+    frame.to_parquet("people.parquet")
+    return frame, true, wrong
+
+
+def test_a_table_from_audit_to_corrected_file(table, tmp_path):
+    frame, true, wrong = table
+    said = run("audit", "people.csv", "--epochs", 40)
+    assert 'label column "target" (2 classes' in said
+    assert "1 without a label" in said
+    assert "of labels look wrong" in said
+    assert "compensate apply people.csv corrections.csv" in said
+    (folder,) = (tmp_path / "runs").iterdir()
+    names = {p.name for p in folder.iterdir()}
+    assert names >= {
+        "config.json", "metrics.jsonl", "suspects.csv", "report.html", "model.safetensors", "audit", "predictions.csv",
+    }  # fmt: skip
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 40
+    assert json.loads((folder / "config.json").read_text())["label"] == "target"
+    suspects = pd.read_csv(folder / "suspects.csv")
+    assert list(suspects.columns[:6]) == ["index", "given", "suggested", "score", "p_error", "flagged"]
+    top = suspects.head(int(wrong.sum() * 0.8))
+    assert wrong[top["index"]].mean() > 0.8
+    flagged = suspects[suspects["flagged"]]
+    lines = ["index,given,decision,label"] + [
+        f"{r.index_},{r.given},accept,{r.suggested}" for r in flagged.rename(columns={"index": "index_"}).itertuples()
+    ]
+    (tmp_path / "corrections.csv").write_text("\n".join(lines) + "\n")
+    said = run("apply", "people.csv", "corrections.csv", "-o", "fixed.csv")
+    assert f"{len(flagged)} of 500 labels changed" in said
+    fixed = pd.read_csv("fixed.csv", dtype=str, keep_default_na=False)
+    pd.testing.assert_frame_equal(fixed[["age", "town"]], frame[["age", "town"]])
+    assert (fixed["target"] == true).mean() > (frame["target"] == true).mean()
+    with pytest.raises(InputError, match="there already"):
+        run("apply", "people.csv", "corrections.csv", "-o", "fixed.csv")
+
+
+def test_parquet_gives_what_csv_gives(table, tmp_path):
+    run("audit", "people.csv", "--epochs", 3, "--out", "a")
+    run("audit", "people.parquet", "--epochs", 3, "--out", "b")
+    (a,), (b,) = (list((tmp_path / name).iterdir()) for name in "ab")
+    assert (a / "suspects.csv").read_text() == (b / "suspects.csv").read_text()
+
+
+def test_texts_in_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    true = rng.integers(2, size=300)
+    words = (["good", "great", "fine"], ["bad", "awful", "poor"])
+    texts = [" ".join(rng.choice(words[t] + ["film", "plot", "the"], size=9)) for t in true]
+    wrong = rng.random(300) < 0.1
+    labels = np.array(["pos", "neg"])[np.where(wrong, 1 - true, true)]
+    pd.DataFrame({"id": range(300), "review": texts, "sentiment": labels}).to_csv("r.csv", index=False)
+    said = run("audit", "r.csv")
+    assert 'text column "review"' in said
+    assert "pos → neg" in said
+    (folder,) = (tmp_path / "runs").iterdir()
+    suspects = pd.read_csv(folder / "suspects.csv")
+    assert wrong[suspects[suspects["flagged"]]["index"]].mean() > 0.8
+    assert list(suspects["id"]) == list(suspects["index"])
+
+
+def test_embeddings_and_probabilities(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    true = rng.integers(3, size=300)
+    x = (np.eye(3)[true] * 4 + rng.normal(size=(300, 3))).astype(np.float32)
+    given = true.copy()
+    given[:20] = (given[:20] + 1) % 3
+    np.save("x.npy", x)
+    np.save("y.npy", given)
+    np.savez("both.npz", x=x, y=given)
+    p = np.exp(2 * x)
+    np.save("p.npy", p / p.sum(1, keepdims=True))
+    for arguments in (["x.npy", "--labels", "y.npy"], ["both.npz"], ["--probs", "p.npy", "--labels", "y.npy"]):
+        out = tmp_path / arguments[-1].replace(".", "-") / str(len(arguments))
+        run("audit", *arguments, "--out", out)
+        (folder,) = out.iterdir()
+        suspects = pd.read_csv(folder / "suspects.csv")
+        assert (suspects.head(15)["index"] < 20).mean() > 0.7
+    with pytest.raises(InputError, match="needs the labels too"):
+        run("audit", "--probs", "p.npy")
+
+
+def test_a_folder_of_images_with_one_that_cannot_be_read(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    for name, level in (("dark", 40), ("light", 200)):
+        (tmp_path / "pets" / name).mkdir(parents=True)
+        for i in range(30):
+            pixels = np.clip(rng.normal(level, 20, (8, 8)), 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "pets" / name / f"{i}.png")
+    (tmp_path / "pets" / "dark" / "broken.png").write_bytes(b"not an image")
+    said = run("audit", "pets", "--epochs", 10)
+    assert "broken.png" in said
+    (folder,) = (tmp_path / "runs").iterdir()
+    suspects = pd.read_csv(folder / "suspects.csv")
+    assert len(suspects) == 60
+    assert "dark/broken.png" not in set(suspects["id"])
+    assert "broken.png" in (folder / "report.html").read_text("utf-8")
+
+
+def test_quantities_in_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(400, 2))
+    y = 100 + 10 * x[:, 0] - 5 * x[:, 1] + rng.normal(size=400)
+    y[:8] += 60
+    pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "price": y.round(2)}).to_csv("p.csv", index=False)
+    said = run("audit", "p.csv", "--label", "price", "--task", "regression")
+    assert "a quantity from" in said
+    assert "--label price" in said
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert set(pd.read_csv(folder / "suspects.csv").head(8)["index"]) == set(range(8))
+
+
+def test_nothing_given_names_an_example():
+    with pytest.raises(InputError, match="write for example: compensate audit"):
+        run("audit")
