@@ -167,7 +167,10 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--show", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="digits and one seed")
     options = parser.parse_args()
+    if options.quick:
+        options.data, options.seeds = "digits", 1
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = json.loads(options.out.read_text())["rows"] if options.out.exists() else []
     if options.show:
@@ -175,7 +178,7 @@ def main() -> None:
         return
     done = {key(row) for row in rows}
     for name in options.data.split(","):
-        clean = dataset(name, options.data_dir)
+        clean: Data | None = None
         for seed in range(options.seeds):
             for kind in options.noise.split(","):
                 for method in options.methods.split(","):

@@ -208,7 +208,7 @@ def test_a_trace_is_the_mean_over_visits():
 
 
 def test_many_classes_take_no_more_memory_than_votes():
-    trace = Trace(5, 1000)
+    trace = Trace(5, 1000, room=4999)
     assert trace.probabilities is None
     y = torch.tensor([4])
     for best in (7, 7, 9):

@@ -173,7 +173,7 @@ def _scout(
     found: Inputs, given: NDArray[np.int64], rows: NDArray[np.int64], classes: int, recipe: Recipe, seed: int
 ) -> tuple[Plants, NDArray[np.float64], Outcome]:
     """A short first run on the labels as they are: which classes are mistaken for which, and where to plant."""
-    look = replace(recipe, method="logcomp", hyper={"lam": 0.05, "lr": 1.0})
+    look = replace(recipe, method=recipe.look, hyper={})
     outcome = train(found, [Phase(max(2, round(recipe.epochs * recipe.scout)), given)], classes, look, seed=seed + 1)
     p = predict(outcome.model, found, rows)
     trust = np.zeros(len(given))

@@ -219,12 +219,16 @@ def class_shift(log_odds: Floats, given: Ints, rate: float, num_classes: int, st
     return np.clip(shift, -4, 4)
 
 
+ENOUGH = 5000
+"""Others drawn for an interval: with so many, chance lies with the planted labels."""
+
+
 def interval(known: Known, num_classes: int, *, repeats: int = 40, seed: int = 0) -> tuple[float, float]:
     """The 90 % interval of the noise rate: both groups are drawn anew, with replacement."""
     rng = generator(seed, "bootstrap")
     rates = []
     for _ in range(repeats):
-        i = rng.integers(len(known.score), size=len(known.score))
+        i = rng.integers(len(known.score), size=min(len(known.score), ENOUGH))
         k = rng.integers(len(known.planted), size=len(known.planted))
         drawn = Known(known.score[i], known.given[i], known.planted[k], known.label[k], known.weight[k])
         rates.append(float(calibrate(drawn, num_classes)(drawn.score, drawn.given).mean()))

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from compensate.state import State
 
-MOST_CLASSES = 256
-"""With more classes than this, the mean prediction of each sample would cost too much memory; votes are kept instead."""
+ROOM = 50_000_000
+"""With more samples times classes than this, mean predictions would cost too much memory; votes are kept instead."""
 
 
 @final
@@ -28,13 +28,14 @@ class Trace:
 
     Args:
         num_samples: the number of rows.
-        num_classes: the number of classes; up to `MOST_CLASSES` the mean prediction is kept, beyond it a majority vote.
+        num_classes: the number of classes.
+        room: the mean prediction is kept if it has no more entries than this, else a majority vote.
     """
 
-    def __init__(self, num_samples: int, num_classes: int) -> None:
+    def __init__(self, num_samples: int, num_classes: int, *, room: int = ROOM) -> None:
         self.visits = torch.zeros(num_samples)
         self.totals = {name: torch.zeros(num_samples) for name in ("margin", "loss", "size", "agreement")}
-        self.probabilities = torch.zeros(num_samples, num_classes) if num_classes <= MOST_CLASSES else None
+        self.probabilities = torch.zeros(num_samples, num_classes) if num_samples * num_classes <= room else None
         self.guess = torch.zeros(num_samples, dtype=torch.long)
         self.votes = torch.zeros(num_samples)
 
@@ -67,7 +68,7 @@ class Trace:
 
     @property
     def mean_probabilities(self) -> NDArray[np.float32] | None:
-        """(N, C) the mean prediction, or None with very many classes."""
+        """(N, C) the mean prediction, or None if there was no room for it."""
         if self.probabilities is None:
             return None
         return (self.probabilities / self.visits.clamp(min=1)[:, None]).numpy()

@@ -31,7 +31,8 @@ class Recipe:
 
     Attributes:
         method: a row of `compensate.METHODS`, with its ``hyper``-parameters.
-        epochs: passes over the data; ``scout`` is the share of them that the first look takes.
+        epochs: passes over the data.
+        scout: the share of them that the first look takes; ``look`` is its method.
         batch_size, lr, weight_decay: of AdamW, whose step goes to zero by half a cosine.
         augment: images are shifted, and mirrored if ``flip``.
     """
@@ -40,6 +41,7 @@ class Recipe:
     hyper: Mapping[str, Any] = field(default_factory=dict)
     epochs: int = 30
     scout: float = 0.15
+    look: str = "logcomp"
     batch_size: int = 64
     lr: float = 2e-3
     weight_decay: float = 0.0
@@ -59,6 +61,8 @@ RECIPES = {
         lr=4e-3,
         weight_decay=5e-4,
         augment=True,
+        # A deep net learns too little in a few epochs to have its labels explained away meanwhile.
+        look="base",
         flip=True,
     ),
     "own": Recipe("logcomp", {"lam": 0.05, "lr": 1.0}, epochs=20, lr=1e-3),

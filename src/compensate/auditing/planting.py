@@ -62,7 +62,7 @@ def confident_joint(probabilities: NDArray[np.floating], given: NDArray[np.int64
         probabilities: (N, C).
         given: (N,) class numbers, none missing.
 
-    >>> p = np.array([[0.9, 0.1], [0.2, 0.8], [0.1, 0.9], [0.1, 0.9]])
+    >>> p = np.array([[0.9, 0.1], [0.1, 0.9], [0.1, 0.9], [0.1, 0.9]])
     >>> confident_joint(p, np.array([0, 0, 1, 1]))
     array([[1., 1.],
            [0., 2.]])

@@ -198,7 +198,7 @@ def _opening(source: Data) -> str:
     else:
         counts = source.class_counts
         order = counts.argsort()[::-1][:4]
-        named = " · ".join(f"{source.classes[c][:30]} {counts[c]:,}" for c in order)
+        named = " · ".join(f"{_short(source.classes[c])} {counts[c]:,}" for c in order)
         said = f"{source.num_classes} classes: {named}{' · …' if source.num_classes > 4 else ''}"
     parts.append(f'label column "{info["label"]}" ({said})' if info.get("label") else said)
     lost = int((~source.labelled).sum())
@@ -261,18 +261,18 @@ def _sample(found: Audit, index: int) -> str:
 
     row = int((found.index == index).argmax())
     if found.ids and found.kind == "image":
-        return found.ids[row]
+        return _short(found.ids[row], 50)
     shown = content(found.data, row)
     if shown.text is not None:
-        said = " ".join(shown.text.split())
-        return f'"{said[:48]} …"' if len(said) > 48 else f'"{said}"'
+        return f'"{_short(" ".join(shown.text[:500].split()), 50)}"'
     if shown.fields:
         return _short(", ".join(f"{name} {value}" for name, value in shown.fields[:4]), 50)
     return f"row {index}"
 
 
 def _short(text: Any, limit: int = 30) -> str:
-    text = str(text)
+    """Safe for a terminal: neither long nor with signs that move the cursor or turn the direction of writing."""
+    text = "".join(sign if sign.isprintable() else "\ufffd" for sign in str(text)[: limit + 1])
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
