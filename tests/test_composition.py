@@ -68,6 +68,7 @@ def test_every_running_cell_trains_in_its_direction(cell):
         ({"target": "loss", "inference": "adversarial"}, "constant has no gradient"),
         ({"inference": "tuning", "granularity": "sample"}, "cannot be tuned"),
         ({"target": "logits"}, 'did you mean "logit"'),
+        ({"granularty": "category"}, 'did you mean "granularity"'),
         ({"granularity": "sample+klass"}, "granularity"),
         ({"inference": "regularised", "num_samples": None}, "needs num_samples"),
     ],

@@ -132,6 +132,20 @@ def test_compensated_labels_are_distributions(b, c, scale, seed):
     assert (y >= 0).all()
 
 
+def test_several_guesses_together_stay_on_the_simplex():
+    """Each alone would; their sum goes past the corner and is projected."""
+    loss = Compensated(label=(Toward(uniform, 0.8), Toward(uniform, 0.8)))(U, Y)
+    assert loss >= 0
+
+
+def test_half_precision_predictions_stay_finite():
+    u = torch.tensor([[20.0, -10.0, 0.0]], dtype=torch.float16, requires_grad=True)
+    loss = Compensated(prediction=lambda s: 0 * s.u.detach())(u, Y)
+    (grad,) = torch.autograd.grad(loss, u)
+    assert loss.isfinite()
+    assert grad.isfinite().all()
+
+
 def test_terms_of_one_target_are_added_in_order():
     seen = []
     first, second = torch.tensor([[1.0, 0.0, 0.0]]), torch.tensor([[0.0, 1.0, 0.0]])
@@ -281,6 +295,8 @@ BAD = {
     ),
     "table on the loss": (lambda: Compensated(loss=Sample(5, penalty=L1(0.1))), "constant has no gradient"),
     "missing group": (lambda: Compensated(logit=Group(2, 3, penalty=L1(0.1)))(U, Y), "group is missing"),
+    "wrong classes": (lambda: LOGCOMP(torch.randn(1, 5), Y, Y), "as many classes as the model"),
+    "list as index": (lambda: LOGCOMP(U, Y, [1]), "index is a list"),
     "number as term": (lambda: Compensated(logit=3.0), "expected a callable"),
     "trust above one": (lambda: Toward(uniform, 1.5), "between 0 and 1"),
     "reduction": (lambda: Compensated(reduction="avg"), 'reduction is "avg"'),

@@ -91,11 +91,13 @@ def checked_index(s: State, num_samples: int, reader: str) -> Tensor:
             f"index is missing: {reader} keeps a row per sample. Wrap the data set with "
             "compensate.data.Indexed(dataset) and pass the index: criterion(logits, target, index)."
         )
+    if not isinstance(index, Tensor):
+        raise InputError(f"index is a {type(index).__name__}; expected a tensor of whole numbers, one row per sample.")
     if index.is_floating_point() or index.dtype == torch.bool:
         raise InputError(f"index is {index.dtype}; expected whole numbers, the row of each sample in the training set.")
     if index.shape != s.target.shape[:1]:
         raise InputError(f"index has shape {tuple(index.shape)}; expected ({len(s.target)},), one row per sample.")
-    return checked_keys(index, num_samples, reader, "index", s.criterion.check)
+    return checked_keys(index.to(s.target.device), num_samples, reader, "index", s.criterion.check)
 
 
 def checked_keys(keys: Tensor, rows: int, reader: str, name: str, check: Check) -> Tensor:

@@ -21,6 +21,7 @@ from compensate.granularity import Category, Corpus, Fresh, Group, Sample, Table
 from compensate.inference.adversarial import Adversarial
 from compensate.inference.prior import Slack
 from compensate.inference.regularised import L1, AtLeast, Ball
+from compensate.inference.statistics import recorded
 from compensate.inference.tuning import Top
 from compensate.methods.registry import METHODS, Method, find
 from compensate.proximal import TINY, row_norm
@@ -29,9 +30,12 @@ from compensate.taxonomy import DIRECTIONS, GRANULARITIES, INFERENCES, TARGETS, 
 
 Sign = Literal[1, -1]
 
+SIZES = ("num_samples", "num_classes", "class_counts", "num_groups", "feature_shape")
+_NUMBERS = ("strength", "lam", "lr", "pro", "steps")
+
 _SUITABLE = {
     "feature": (0.1, 0.01, 1.0),  # the slope of the loss in a single entry of the input is small
-    "logit": (0.5, 0.1, 1.0),
+    "logit": (0.5, 0.05, 1.0),
     "label": (0.5, 0.1, 1.0),
     "prediction": (0.05, 0.1, 0.02),  # the slope of the loss in a prediction is 1/p, so steps must be small
     "loss": (0.5, 0.1, 1.0),
@@ -156,12 +160,13 @@ def compose(
         lr: the step of learned tables; by default what suits the target.
         pro: see `direction`.
         steps: of the inner loop.
-        sizes: `num_samples`, `num_classes`, `class_counts`, `num_groups`, `feature_shape`, as far as the cell needs them.
+        sizes: `num_samples`, `num_classes`, `class_counts`, `num_groups`, `feature_shape`, as far as the cell needs them. With
+            `num_samples` the criterion keeps a record of each sample, for `suspects`.
 
     >>> print(compose(target="logit", inference="regularised", num_samples=50, num_classes=3))
     mean_i [ l( S(f(x_i) + du_i), y_i ) + penalty_i ]
-      du = Sample(50 x 3, L1(0.1), lr=1, prox)
-      logit · positive · regularised · sample · holds 600 bytes
+      du = Sample(50 x 3, L1(0.05), lr=1, prox)
+      logit · positive · regularised · sample · holds 2 kB
     """
     for name, value, known in (
         ("direction", direction, DIRECTIONS),
@@ -171,6 +176,11 @@ def compose(
     ):
         if value not in known:
             raise InputError(f'{name} is "{value}"; {nearest(value, known)}')
+    for name in sizes:
+        if name not in SIZES:
+            raise InputError(
+                f'compose takes no argument "{name}"; {nearest(name, (*Taxonomy._fields, *_NUMBERS, *SIZES))}'
+            )
     reason = why_not(Taxonomy(target, direction, inference, granularity))
     if reason:
         raise InputError(f"{target} · {direction} · {inference} · {granularity}: {reason}")
@@ -178,9 +188,15 @@ def compose(
     terms: dict[str, Any] = {}
     for t in targets:
         size, weight, step = _SUITABLE[t]
-        parts = _Parts(strength or size, weight if lam is None else lam, lr or step, steps, sizes)
+        parts = _Parts(
+            size if strength is None else strength,
+            weight if lam is None else lam,
+            step if lr is None else lr,
+            steps,
+            sizes,
+        )
         terms[t] = tuple(parts.terms(t, direction, inference, granularity, pro))
-    return Compensated(**terms)
+    return Compensated(**terms, record=recorded(sizes.get("num_samples"), "margin"))
 
 
 def swap(method: str, /, **changes: Any) -> Compensated:
@@ -208,7 +224,7 @@ def why_not(cell: Taxonomy) -> str | None:
     """One sentence why a cell makes no sense, or None if it runs."""
     if "loss" in cell.target and cell.inference == "adversarial":
         return "the worst bounded addition to a loss is its bound, a constant, and a constant has no gradient."
-    if cell.inference == "tuning" and cell.granularity in ("sample", "mixed"):
+    if cell.inference == "tuning" and {"sample", "mixed"} & {*cell.granularity.split("+")}:
         return (
             "a hyper-parameter for every sample cannot be tuned; let a penalty, clean data or an inner loop infer it."
         )

@@ -211,7 +211,7 @@ class Compensated(nn.Module):
         u = u if du is None else u + du
         if dp is not None:
             # The logarithm of a distribution is a logit vector of it, so one base loss serves both sides of Eq. 5.
-            q = u.softmax(-1) + dp
+            q = u.to(torch.promote_types(u.dtype, torch.float32)).softmax(-1) + dp
             q = q if self._stays_on_simplex("prediction") else _ONTO[self.onto](q)
             u = q.clamp(min=SMALLEST).log()
         if dy is not None:
@@ -232,7 +232,9 @@ class Compensated(nn.Module):
         return torch.where(s.valid, losses, 0.0) if s.hard else losses
 
     def _stays_on_simplex(self, name: str) -> bool:
-        return all(getattr(term, "on_simplex", False) for term in self._of(name))
+        """One term may vouch for itself; a sum of several may leave the simplex."""
+        terms = self._of(name)
+        return len(terms) == 1 and getattr(terms[0], "on_simplex", False)
 
     def reduce(self, s: State, losses: Tensor) -> Tensor:
         """Losses (B,) reduced as torch's cross entropy does: a weighted mean for class numbers, a mean for others."""

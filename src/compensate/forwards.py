@@ -10,15 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-_WITH_RUNNING_STATISTICS = (
-    nn.BatchNorm1d,
-    nn.BatchNorm2d,
-    nn.BatchNorm3d,
-    nn.SyncBatchNorm,
-    nn.InstanceNorm1d,
-    nn.InstanceNorm2d,
-    nn.InstanceNorm3d,
-)
+_SWITCHED = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_WRITING = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 
 class Stages(NamedTuple):
@@ -57,15 +50,19 @@ def traceless(model: Any) -> Iterator[None]:
     >>> net.num_batches_tracked
     tensor(0)
     """
-    layers = [m for m in model.modules() if isinstance(m, _WITH_RUNNING_STATISTICS)] if _is_module(model) else []
-    tracking = [m.track_running_stats for m in layers]
-    for layer in layers:
+    modules = [m for m in model.modules() if m.training] if isinstance(model, nn.Module) else []
+    switched = [m for m in modules if isinstance(m, _SWITCHED) and m.track_running_stats]
+    # Instance normalisation writes its statistics whatever the switch says, so they are put back.
+    kept = [(b, b.clone()) for m in modules if isinstance(m, _WRITING) for b in m.buffers(False)]
+    for layer in switched:
         layer.track_running_stats = False
     try:
         yield
     finally:
-        for layer, tracked in zip(layers, tracking, strict=True):
-            layer.track_running_stats = tracked
+        for layer in switched:
+            layer.track_running_stats = True
+        for buffer, value in kept:
+            buffer.copy_(value)
 
 
 @contextmanager
@@ -77,7 +74,7 @@ def seeded(seed: int | None, device: torch.device) -> Iterator[None]:
     if seed is None:
         yield
         return
-    devices = [device] if device.type == "cuda" else []
+    devices = range(torch.cuda.device_count()) if device.type == "cuda" else ()  # a seed is set on all of them
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
         yield
@@ -103,7 +100,3 @@ def under(model: nn.Module, parameters: dict[str, Tensor], run: Callable[[nn.Mod
     """
     lent = {f"model.{name}": value for name, value in parameters.items()}
     return functional_call(_Lent(model), lent, (run,))
-
-
-def _is_module(model: Any) -> bool:
-    return isinstance(model, nn.Module)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -17,14 +18,15 @@ class _CrossEntropy(torch.autograd.Function):
         losses = slope.gather(1, labels[:, None])[:, 0].neg()
         slope = slope.exp_()
         slope.scatter_add_(1, labels[:, None], slope.new_full((len(labels), 1), -1.0))
-        ctx.save_for_backward(slope)
+        ctx.save_for_backward(slope, u, labels)
         ctx.mark_non_differentiable(slope)
         return losses, slope
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        (slope,) = ctx.saved_tensors
+        slope, u, labels = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a second derivative is wanted, as in a gradient penalty
+            slope = u.softmax(-1) - F.one_hot(labels, u.shape[-1])
         return slope * grads[0][:, None], None
 
 

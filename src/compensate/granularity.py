@@ -121,7 +121,9 @@ class Table(nn.Module, ABC):
         """One step of the touched rows down their mean gradient; `grad` is summed over the samples of each row."""
         if touched.shared:
             grad = grad / touched.count.clamp(min=1).reshape((-1,) + (1,) * (grad.ndim - 1))
-        old = touched.rows.detach()
+        old = self.gather(
+            touched.keys
+        ).detach()  # not as it was read: another term of the batch may have moved it since
         new = row_step(
             old, grad if self.sign < 0 else -grad, lr=self.lr, penalty=self.penalty, bound=self.bound,
             subgradient=self.update == "subgradient", s=s,

@@ -142,7 +142,7 @@ class State:
         # Not `self.u` if any logits are known: inner loops ask for `y` before `dx`, and so `u`, is settled.
         like = self.u if self._like is None else self._like
         if not self.hard:
-            return self.target.to(like.dtype)
+            return self.target.to(torch.promote_types(self.target.dtype, like.dtype))
         return like.new_zeros(len(self.labels), like.shape[-1]).scatter_(
             1, self.labels[:, None], self.valid[:, None].to(like.dtype)
         )
@@ -311,6 +311,11 @@ class State:
         """Adds a term to the target under evaluation."""
         assert self.slot is not None
         delta = self.fitted(delta)
+        if self.slot != "dx" and delta.ndim and delta.shape[-1] not in (1, self.like.shape[-1]):
+            raise InputError(
+                f"a term of shape {tuple(delta.shape)} was given for a target of shape {tuple(self.like.shape)}. Give the table "
+                "or the term as many classes as the model has outputs."
+            )
         so_far = getattr(self, self.slot)
         setattr(self, self.slot, delta if so_far is None else so_far + delta)
 
@@ -338,17 +343,22 @@ class State:
         """The rows of `table` for this batch, (B, *shape); their penalty and their step follow by themselves."""
         keys = table.key(self)
         if table.update == "manual":
-            return table.gather(keys)
+            v = table.gather(keys)
+            self._penalise(table, v)
+            return v
         moves = table.update == "meta" if self.meta else (self.learn and table.update in ("prox", "subgradient"))
         if moves:
             touched = self._touch(table, keys)
             v = touched.rows if touched.which is None else touched.rows[touched.which]
         else:
             v = table.gather(keys).detach()
-        if table.penalty is not None:
-            penalty = table.penalty(v.detach(), self) * self.active
-            self.penalty = penalty if self.penalty is None else self.penalty + penalty
+        self._penalise(table, v.detach())
         return v
+
+    def _penalise(self, table: Table, v: Tensor) -> None:
+        if table.penalty is not None:
+            penalty = table.penalty(v, self) * self.active
+            self.penalty = penalty if self.penalty is None else self.penalty + penalty
 
     def _touch(self, table: Table, keys: Tensor) -> Touched:
         distinct, which = keys.unique(return_inverse=True)
@@ -379,4 +389,5 @@ class State:
     @cached_property
     def loss(self) -> Tensor:
         """What to differentiate: `losses` reduced as the criterion says."""
-        return self.criterion.reduce(self, self.losses)
+        with torch.set_grad_enabled(self._recording):
+            return self.criterion.reduce(self, self.losses)

@@ -38,7 +38,8 @@ def step_rows(s: State) -> None:
 
 
 def _by_row(slope: Tensor, touched: Touched, s: State) -> Tensor:
-    """Slopes of samples (B, C) added up for the rows that they share."""
+    """Slopes of samples (B, C) added up for the rows that they share, and for the entries if a row is one number."""
+    slope = slope.to(touched.rows.dtype).sum_to_size(len(slope), *touched.rows.shape[1:])
     if touched.which is None:
         return slope
     return torch.zeros_like(touched.rows).index_add_(0, touched.which, slope * s.active[:, None])

@@ -20,6 +20,7 @@ from compensate import (
     Where,
 )
 from compensate.direction import measured
+from compensate.forwards import traceless
 from compensate.methods import mixcomp
 
 
@@ -157,6 +158,19 @@ def test_extra_forwards_leave_batch_statistics_alone(tiny, batch):
     Compensated(feature=Adversarial(0.0, steps=5)).evaluate(tiny, x, y)
     assert torch.allclose(tiny.body[1].running_mean, reference[0])
     assert torch.equal(tiny.body[1].num_batches_tracked, reference[1])
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_extra_forwards_leave_instance_statistics_alone(mode):
+    net = nn.Sequential(nn.InstanceNorm1d(2, track_running_stats=True), nn.Flatten(), nn.Linear(8, 3)).train(mode)
+    x = torch.randn(5, 2, 4)
+    before, expected = net[0].running_mean.clone(), None
+    if not mode:
+        expected = net(x)
+    with traceless(net):
+        found = net(x)
+    assert torch.equal(net[0].running_mean, before)
+    assert expected is None or torch.equal(found, expected)
 
 
 def test_all_forwards_of_a_batch_see_the_same_dropout_mask(batch):

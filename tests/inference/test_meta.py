@@ -8,7 +8,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from compensate import L1, AtLeast, Category, Compensated, Corpus, InputError, Sample, Slack, Toward, meta_step, uniform
+from compensate import (
+    L1,
+    AtLeast,
+    Category,
+    Compensated,
+    Corpus,
+    Group,
+    InputError,
+    Sample,
+    Slack,
+    Toward,
+    meta_step,
+    uniform,
+)
 from compensate.inference.meta import meta_gradient
 
 
@@ -125,6 +138,20 @@ def test_bounds_hold_after_a_meta_step(tiny, batch):
         meta_step(criterion, tiny, batch, clean, lr=0.5, optimizer=chosen)
         assert (table.weight >= 0).all()
         assert (table.weight > 0).any()
+
+
+def test_groups_learn_and_ignored_clean_samples_do_not_count(tiny, batch):
+    x, y, i = batch
+    clean = torch.randn(6, 4).double(), torch.tensor([0, 1, 2, 0, 1, -100])
+    criterion = Compensated(logit=Group(2, 3, update="meta")).double()
+    outer = meta_step(criterion, tiny, (x, y, i, y % 2), clean, lr=0.1)
+    assert next(criterion.tables()).weight.abs().min() > 0
+    assert outer == meta_step(
+        Compensated(logit=Group(2, 3, update="meta")).double(), tiny, (x, y, i, y % 2), clean, lr=0.1
+    )
+    tiny.eval()
+    dropped = meta_gradient(criterion, tiny, (x, y, i, y % 2), (clean[0][:5], clean[1][:5]), lr=0.1)[0]
+    assert torch.allclose(meta_gradient(criterion, tiny, (x, y, i, y % 2), clean, lr=0.1)[0], dropped)
 
 
 def test_training_steps_do_not_move_meta_tables(tiny, batch):

@@ -33,9 +33,9 @@ def meta_gradient(
     The model's parameters, gradients and running statistics are left as they were.
     """
     theta = {name: p.detach().requires_grad_() for name, p in model.named_parameters() if p.requires_grad}
-    x, target, *rest = batch
+    x, target, index, group = (*batch, None, None)[:4]
     with torch.enable_grad(), traceless(model):
-        s: State = under(model, theta, lambda m: criterion.evaluate(m, x, target, *rest, meta=True))
+        s: State = under(model, theta, lambda m: criterion.evaluate(m, x, target, index, group=group, meta=True))
         inner = s.loss if s.loss.ndim == 0 else s.loss.mean()
         grads = torch.autograd.grad(inner, list(theta.values()), create_graph=True, materialize_grads=True)
         ahead = {name: p - lr * g for (name, p), g in zip(theta.items(), grads, strict=True)}
@@ -65,7 +65,7 @@ def meta_step(
     Args:
         criterion: with at least one table of `update="meta"`, or a term with parameters.
         model: in training mode; only looked at.
-        batch: `(x, target)` or `(x, target, index)`, the training batch.
+        batch: `(x, target)`, `(x, target, index)` or `(x, target, index, group)`, the training batch.
         clean: `(x, target)`, a batch of trusted data.
         lr: the learning rate of the model, for the look-ahead.
         optimizer: moves the tables and parameters of the criterion; without one, rows take a plain step of their table's
@@ -86,7 +86,11 @@ def meta_step(
         return outer
     optimizer.zero_grad(set_to_none=True)
     for touched, grad in zip(s.touched, rows, strict=True):
-        touched.table.weight.grad = _as_table(touched, grad)
+        table = touched.table
+        if table.penalty is not None:
+            grad = grad + table.penalty.subgradient(touched.rows.detach(), s)
+        grad = _as_table(touched, grad)
+        table.weight.grad = grad if table.weight.grad is None else table.weight.grad + grad
     for parameter, grad in zip((p for p in _free_parameters(criterion) if p.requires_grad), others, strict=True):
         parameter.grad = grad
     optimizer.step()
@@ -97,9 +101,10 @@ def meta_step(
 
 
 def _plain_loss(criterion: Compensated, model: nn.Module, clean: Batch) -> Tensor:
-    x, target, *rest = clean
-    s = State(criterion, target, *rest, model=model, x=x)
-    return criterion.losses_of(s, s.u).mean()
+    x, target, index, group = (*clean, None, None)[:4]
+    s = State(criterion, target, index, group, model=model, x=x)
+    losses = criterion.losses_of(s, s.u)
+    return losses.sum() / criterion.divisor(s)
 
 
 def _as_table(touched: Touched, grad: Tensor) -> Tensor:
