@@ -1,4 +1,4 @@
-# make demo   find wrong labels in a real data set, in about three minutes
+# make demo   find wrong labels in a real data set, in three minutes with installing
 # make test   the whole test suite
 # Each target makes its own virtual environment first. Nothing else needs to be installed but Python >= 3.10.
 

@@ -77,7 +77,7 @@ def methods(
         pages.write_pages(markdown)
         console.print(f"{len(METHODS)} methods: {markdown}")
     elif name is not None:
-        console.print(pages.page(find(name)), markup=False)
+        console.print(pages.page(find(name)), markup=False, soft_wrap=True)
     elif grid:
         pages.print_grid(console)
     else:

@@ -19,6 +19,7 @@ from scipy.optimize import minimize
 from scipy.special import expit, log_expit, logit
 
 from compensate.data.seeding import generator
+from compensate.errors import InputError
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -88,6 +89,11 @@ class Calibrated:
 
 def calibrate(known: Known, num_classes: int) -> Calibrated:
     """From scores to probabilities of error, by the planted labels."""
+    if not len(known.planted):
+        raise InputError(
+            "no wrong label could be planted on trial, so nothing says how wrong labels look here: all but one class are too "
+            "small. Give at least two classes some ten samples each, or leave the rare ones out."
+        )
     middle = middles(known, num_classes)
     others, planted = known.score - middle[known.given], known.planted - middle[known.label]
     rate, offset, slope = likeliest(others, planted, known.weight, noise_rate(others, planted, known.weight))

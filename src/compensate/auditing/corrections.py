@@ -282,7 +282,7 @@ def _correction(cells: list[str], path: str | Path, row: int) -> Correction:
     if not (index.isascii() and index.isdigit()):
         raise InputError(f'{path}, row {row}: the index is "{_short(index)}"; expected a row number from 0 on.')
     if decision not in DECISIONS:
-        raise InputError(f'{path}, row {row}: the decision is "{_short(decision)}"; {nearest(decision, DECISIONS)}.')
+        raise InputError(f'{path}, row {row}: the decision is "{_short(decision)}"; {nearest(decision, DECISIONS)}')
     if decision in ("accept", "other") and not label.strip():
         raise InputError(f"{path}, row {row}: {decision} needs a label; write one, or skip in its place.")
     return Correction(int(index), given, decision, label)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shlex
 from pathlib import Path
 from typing import Any, cast
 
@@ -105,8 +106,8 @@ def command(audit: Audit) -> str:
         return ""
     path = Path(str(source))
     fixed = f"{path.stem}.fixed{path.suffix}" if path.suffix else f"{path.name}.fixed.csv"
-    label = f" --label {audit.config['label']}" if audit.config.get("label_given") else ""
-    return f"compensate apply {source} corrections.csv -o {fixed}{label}"
+    label = f" --label {shlex.quote(str(audit.config['label']))}" if audit.config.get("label_given") else ""
+    return f"compensate apply {shlex.quote(str(source))} corrections.csv -o {shlex.quote(fixed)}{label}"
 
 
 def _pairs(audit: Audit, flagged: NDArray[np.int64]) -> tuple[Pair, ...]:

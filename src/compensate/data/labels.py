@@ -59,7 +59,7 @@ def encode_labels(
         if cell is None:
             continue
         if cell not in numbers:
-            raise InputError(f'the label "{cell[:80]}" of row {row} is not a known class; {nearest(cell, classes)}.')
+            raise InputError(f'the label "{cell[:80]}" of row {row} is not a known class; {nearest(cell, classes)}')
         target[row] = numbers[cell]
     return target, tuple(classes)
 

@@ -90,7 +90,7 @@ def _path(path: Path, options: Mapping[str, Any]) -> Splits:
     if not path.exists():
         known = (*SOURCES, "digits")
         raise InputError(
-            f'there is no file or folder {path}, and no data set has the name "{path}"; {nearest(str(path), known)}.'
+            f'there is no file or folder {path}, and no data set has the name "{path}"; {nearest(str(path), known)}'
         )
     where = str(path)
     if path.is_file() and is_table(path):

@@ -195,7 +195,7 @@ class Noise:
 
     def __post_init__(self) -> None:
         if self.name not in SCHEMES:
-            raise InputError(f'unknown noise "{self.name}"; {nearest(self.name, SCHEMES)}.')
+            raise InputError(f'unknown noise "{self.name}"; {nearest(self.name, SCHEMES)}')
         _check_rate(self.rate)
 
     def __call__(self, labels: ArrayLike, num_classes: int, *, seed: int = 0, **options: Any) -> Flipped:
@@ -216,7 +216,7 @@ def parse(text: str) -> Noise:
     if name == "none" and not colon:
         return Noise("none")
     if name not in SCHEMES:
-        raise InputError(f'unknown noise "{name}"; {nearest(name, SCHEMES)}. Write for example pair:0.3.')
+        raise InputError(f'unknown noise "{name}"; {nearest(name, SCHEMES)} Write for example pair:0.3.')
     try:
         return Noise(name, float(rate))
     except InputError:

@@ -169,7 +169,7 @@ def choose_label(frame: pd.DataFrame, label: str | None, where: str, text: str |
     names = [str(c) for c in frame.columns]
     if label is not None:
         if label not in names:
-            raise InputError(f'{where} has no column "{label}"; {nearest(label, names)}.')
+            raise InputError(f'{where} has no column "{label}"; {nearest(label, names)}')
         return label
     named = [c for c in names if c.strip().lower() in LABELS]
     if len(named) == 1:
@@ -197,7 +197,7 @@ def choose_text(frame: pd.DataFrame, text: str | None, where: str, label: str | 
     names = [str(c) for c in frame.columns]
     if text is not None:
         if text and text not in names:
-            raise InputError(f'{where} has no column "{text}"; {nearest(text, names)}.')
+            raise InputError(f'{where} has no column "{text}"; {nearest(text, names)}')
         return text or None
     best, longest = None, 0.0
     sample = frame.iloc[:: max(1, len(frame) // 2000)]

@@ -44,7 +44,7 @@ def demo(console: Console, out: Path, seeds: int, epochs: int) -> None:
     write_atomically(out / "results.json", json.dumps(stored, indent=1).encode())
     console.print(f"the most suspect ones:  {picture(best, out / 'suspects.png')}")
     console.print(f"figures:  {out / 'results.json'}")
-    console.print("in your own loop:       criterion = compensate.methods.mixcomp(num_samples=len(train))")
+    console.print("in your own loop:  criterion = compensate.methods.mixcomp(num_samples=len(train))", soft_wrap=True)
 
 
 def search(console: Console, out: Path, epochs: int) -> None:
@@ -74,8 +74,8 @@ def _followed(console: Console, what: str, wanted: list[Job], setting: Setting) 
 
 def _table(figures: dict[str, dict[str, tuple[float, float]]], seeds: int) -> Table:
     table = Table(
-        "", "last\nepoch", "best\nepoch", "average\nprecision", "flagged:\nprecision", "flagged:\nrecall", "suggested\nis right",
-        title=f"percent, mean ± deviation of {seeds} seeds: test accuracy | finding the wrong labels",
+        "", "accuracy,\nlast epoch", "accuracy,\nbest epoch", "errors: avg.\nprecision", "flagged:\nprecision", "flagged:\nrecall", "suggested\nis right",
+        title=f"percent, mean ± deviation of {seeds} seeds",
         title_justify="left", box=None, pad_edge=False,
     )  # fmt: skip
     for method, row in figures.items():

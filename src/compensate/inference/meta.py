@@ -33,7 +33,7 @@ def meta_gradient(
     The model's parameters, gradients and running statistics are left as they were.
     """
     theta = {name: p.detach().requires_grad_() for name, p in model.named_parameters() if p.requires_grad}
-    x, target, index, group = (*batch, None, None)[:4]
+    x, target, (index, group) = batch[0], batch[1], (*batch[2:], None, None)[:2]
     with torch.enable_grad(), traceless(model):
         s: State = under(model, theta, lambda m: criterion.evaluate(m, x, target, index, group=group, meta=True))
         inner = s.loss if s.loss.ndim == 0 else s.loss.mean()
@@ -101,7 +101,7 @@ def meta_step(
 
 
 def _plain_loss(criterion: Compensated, model: nn.Module, clean: Batch) -> Tensor:
-    x, target, index, group = (*clean, None, None)[:4]
+    x, target, (index, group) = clean[0], clean[1], (*clean[2:], None, None)[:2]
     s = State(criterion, target, index, group, model=model, x=x)
     losses = criterion.losses_of(s, s.u)
     return losses.sum() / criterion.divisor(s)

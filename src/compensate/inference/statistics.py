@@ -47,7 +47,11 @@ class Statistic(nn.Module, ABC):
         """Rolls over, for statistics of one epoch."""
 
 
-@dataclass(frozen=True, eq=False)
+SHOWN = 10
+"""Rows of suspects that are printed."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Suspects:
     """Samples whose labels look wrong, most suspect first."""
 
@@ -59,6 +63,17 @@ class Suspects:
     """(K,) the class that the model would give, other than the given one."""
     flagged: Tensor
     """(K,) true where the evidence says wrong rather than right."""
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __repr__(self) -> str:
+        rows = zip(
+            *(column[:SHOWN].tolist() for column in (self.index, self.score, self.suggested, self.flagged)), strict=True
+        )
+        lines = [f"{i:>8}  {score:>8.3f}  {guess:>9}  {'yes' if flag else 'no'}" for i, score, guess, flag in rows]
+        more = [f"... {len(self) - SHOWN} more"] if len(self) > SHOWN else []
+        return "\n".join([f"{'index':>8}  {'score':>8}  {'suggested':>9}  flagged", *lines, *more])
 
 
 @final

@@ -34,7 +34,7 @@ def page(row: Method) -> str:
         "=" * len(name),
         str(row.taxonomy),
         "",
-        inspect.getdoc(row.build) or "",
+        _plain(inspect.getdoc(row.build) or ""),
         "",
         f"signature  {row.name}{inspect.signature(row.build)}",
         f"equation   {row.equation}",
@@ -44,6 +44,12 @@ def page(row: Method) -> str:
         f"measured   {measured_change(row)} (digits, one in eight labels wrong)",
     ]
     return "\n".join(lines)
+
+
+def _plain(text: str) -> str:
+    """A docstring for a terminal: formulas indented, without the marks of the documentation tool."""
+    text = re.sub(r"(?m)^\.\. math:: ", "    ", text)
+    return re.sub(r":\w+:`~?([^`]*)`", r"\1", text)
 
 
 _SIGNS = {"positive": "+", "negative": "-", "mixed": "±"}
@@ -60,7 +66,10 @@ def print_grid(console: Console) -> None:
         for inference in INFERENCES:
             cells = []
             for level in levels:
-                names = [f"{row.name} {_SIGNS[row.taxonomy.direction]}" for row in published(target, inference, level)]
+                names = [
+                    f"{row.name.replace('_', '-')} {_SIGNS[row.taxonomy.direction]}"
+                    for row in published(target, inference, level)
+                ]
                 reason = why_not(Taxonomy(target, "positive", inference, level))
                 mark = "runs" if reason is None else f"no ({reasons.setdefault(reason, len(reasons) + 1)})"
                 cells.append("\n".join(names) or mark)

@@ -75,7 +75,7 @@ def build(name: str, data: Data, **options: Any) -> nn.Module:
     if key == "auto":
         key = default(data)
     if key not in MODELS:
-        raise InputError(f'unknown model "{name}"; {nearest(key, MODELS)}.')
+        raise InputError(f'unknown model "{name}"; {nearest(key, MODELS)}')
     return MODELS[key](data, **options)
 
 

@@ -142,7 +142,7 @@ def _find(model: nn.Module, layer: str | nn.Module, role: str) -> tuple[str, nn.
     named = dict(model.named_modules(remove_duplicate=False))
     if isinstance(layer, str):
         if layer == "" or layer not in named:
-            raise InputError(f'the model has no layer "{layer}" for its {role}; {nearest(layer, list(named)[1:])}.')
+            raise InputError(f'the model has no layer "{layer}" for its {role}; {nearest(layer, list(named)[1:])}')
         names = [name for name, module in named.items() if module is named[layer]]
     else:
         names = [name for name, module in named.items() if module is layer]
