@@ -97,5 +97,7 @@ def test_presets_read_the_papers_learning_rate_both_ways():
     assert single.lr == 3
     assert mean.update == single.update == "subgradient"
     assert mean.penalty.lam == single.penalty.lam == 0.25
+    own = next(logcomp(num_samples=4, num_classes=3, preset="paper", lam=0.35).tables())
+    assert (own.penalty.lam, own.lr) == (0.35, 3 / 128), "what is given wins"
     with pytest.raises(InputError, match='preset is "papr"'):
         logcomp(num_samples=4, num_classes=3, preset="papr")

@@ -32,9 +32,9 @@ def logcomp(
     *,
     num_samples: int,
     num_classes: int,
-    lam: Value = 0.05,
-    lr: float = 1.0,
-    update: Literal["prox", "subgradient"] = "prox",
+    lam: Value | None = None,
+    lr: float | None = None,
+    update: Literal["prox", "subgradient"] | None = None,
     preset: Literal["paper", "paper-per-sample"] | None = None,
     batch_size: int = 128,
 ) -> Compensated:
@@ -50,10 +50,10 @@ def logcomp(
     Args:
         num_samples: the size of the training set.
         num_classes: the number of classes.
-        lam: the weight :math:`\lambda` of the penalty, in [0, 1) to have an effect.
-        lr: the step of a row per sample and visit.
-        update: "prox", with exact zeros, or "subgradient", as written in the paper.
-        preset: the paper's numbers: "paper" reads its learning rate as acting on the mean over a batch (divided by
+        lam: the weight :math:`\lambda` of the penalty, in [0, 1) to have an effect; 0.05 if not given.
+        lr: the step of a row per sample and visit; 1 if not given.
+        update: "prox", with exact zeros (if not given), or "subgradient", as written in the paper.
+        preset: the paper's numbers for what is not given: "paper" reads its learning rate as acting on the mean over a batch (divided by
             `batch_size`), "paper-per-sample" on each sample; both by subgradient.
         batch_size: for `preset="paper"`.
 
@@ -61,12 +61,18 @@ def logcomp(
     >>> criterion = logcomp(num_samples=1000, num_classes=3)
     >>> loss = criterion(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]), torch.tensor([7]))
     """
-    if preset is not None:
-        if preset not in ("paper", "paper-per-sample"):
-            raise InputError(f'preset is "{preset}"; expected "paper" or "paper-per-sample".')
-        lam, update = PAPER_LAMBDA, "subgradient"
-        lr = PAPER_RATE / batch_size if preset == "paper" else PAPER_RATE
-    table = Sample(num_samples, num_classes, penalty=L1(lam), lr=lr, update=update)
+    presets: dict[str | None, tuple[float, float, Literal["prox", "subgradient"]]] = {
+        None: (0.05, 1.0, "prox"),
+        "paper": (PAPER_LAMBDA, PAPER_RATE / batch_size, "subgradient"),
+        "paper-per-sample": (PAPER_LAMBDA, PAPER_RATE, "subgradient"),
+    }
+    if preset not in presets:
+        raise InputError(f'preset is "{preset}"; expected "paper" or "paper-per-sample".')
+    weight, step, way = presets[preset]
+    table = Sample(
+        num_samples, num_classes,
+        penalty=L1(weight if lam is None else lam), lr=step if lr is None else lr, update=update or way,
+    )  # fmt: skip
     return Compensated(logit=table, record=Evidence(num_samples, score="margin"))
 
 
