@@ -1,4 +1,4 @@
-"""Runs every benchmark: `python -m benchmarks [--quick]`, or `make bench`."""
+"""Runs every benchmark: `python -m benchmarks [--quick]`, or `make bench [QUICK=1]`."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-SKIPPED = {"__init__", "__main__", "measure"}
+SKIPPED = {"__init__", "__main__", "measure", "pages"}
+
+
+def names() -> list[str]:
+    """Every module of this folder that is a benchmark."""
+    return sorted(p.stem for p in Path(__file__).parent.glob("*.py") if p.stem not in SKIPPED and p.stem[0] != "_")
 
 
 def main() -> None:
     """Each in a process of its own, so that none inherits another's memory or threads."""
-    names = sorted(p.stem for p in Path(__file__).parent.glob("*.py") if p.stem not in SKIPPED)
-    for name in names:
+    for name in names():
         print(f"--- {name}", flush=True)
         subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *sys.argv[1:]], check=True)
 

@@ -5,12 +5,10 @@ python -m benchmarks.criterion [--quick]
 
 from __future__ import annotations
 
-import argparse
-
 import torch
 import torch.nn.functional as F
 
-from benchmarks.measure import Ratio, alternate, report
+from benchmarks.measure import Ratio, alternate, options, report
 from compensate.methods import logcomp, mixcomp
 
 SIZES = [(128, 10), (1024, 1000)]
@@ -38,10 +36,9 @@ def measure(batch: int, classes: int, repeats: int) -> list[Ratio]:
 
 def main() -> None:
     """Measures, prints and stores."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer repeats")
-    quick = parser.parse_args().quick
-    report("criterion", [r for size in SIZES for r in measure(*size, repeats=20 if quick else 100)])
+    quick = options(__doc__).quick
+    ratios = [r for size in SIZES for r in measure(*size, repeats=20 if quick else 100)]
+    report("criterion", ratios, about="The drop-in call, forward and backward.", quick=quick)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import platform
 import statistics
@@ -9,18 +10,26 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+import compensate
 
 RESULTS = Path(__file__).parent / "results"
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """Times of ours and of the reference, pair by pair."""
+    """What ours and the reference took, pair by pair: seconds, or bytes where `quantity` says so."""
 
     what: str
     reference: str
     ours: list[float]
     theirs: list[float]
+    bar: float | None = None
+    """The ratio that is promised at most."""
+    quantity: Literal["time", "memory"] = "time"
 
     @property
     def pairs(self) -> list[float]:
@@ -38,6 +47,14 @@ class Ratio:
         quarter = len(self.pairs) // 4
         return self.pairs[quarter], self.pairs[-1 - quarter]
 
+    def stored(self) -> dict[str, Any]:
+        """The entry of the common form."""
+        return {
+            "what": self.what, "reference": self.reference, "quantity": self.quantity,
+            "ratio": round(self.median, 4), "quartiles": [round(q, 4) for q in self.spread], "pairs": len(self.ours),
+            "bar": self.bar,
+        }  # fmt: skip
+
 
 def alternate(
     ours: Callable[[], object], theirs: Callable[[], object], *, repeats: int, warm_up: int = 3
@@ -53,15 +70,42 @@ def alternate(
     return times
 
 
-def report(name: str, ratios: list[Ratio]) -> None:
-    """Prints the ratios and stores them in `results/NAME.json`."""
+def options(doc: str | None) -> argparse.Namespace:
+    """The options of every benchmark."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--quick", action="store_true", help="few repeats and small sizes, stored apart in results/quick"
+    )
+    return parser.parse_args()
+
+
+def report(name: str, ratios: list[Ratio], *, about: str, quick: bool = False, threads: int | None = None) -> Path:
+    """Prints the ratios and stores them in `results/NAME.json`, or `results/quick/NAME.json`; returns the path.
+
+    Args:
+        name: of the benchmark, a module of this package.
+        ratios: what was measured.
+        about: a sentence or two for the page: what was timed beside what, and how.
+        quick: true if repeats or sizes were cut; such figures do not reach the page.
+        threads: that each process computed with; as torch says if not given.
+    """
     for r in ratios:
         low, high = r.spread
-        print(f"{r.what:50s} {r.median:6.2f} x {r.reference}  ({low:.2f} to {high:.2f})")
-    stored = [
-        {"what": r.what, "reference": r.reference, "ratio": r.median, "quartiles": r.spread, "pairs": len(r.ours)}
-        for r in ratios
-    ]
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
-    path.write_text(json.dumps({"machine": platform.machine(), "ratios": stored}, indent=1) + "\n")
+        bar = "" if r.bar is None else f"   bar {r.bar:g}: {'met' if r.median <= r.bar else 'NOT met'}"
+        print(f"{r.what:58s} {r.median:8.3f} x {r.reference}  ({low:.3f} to {high:.3f}){bar}", flush=True)
+    form = {
+        "about": " ".join(about.split()),
+        "command": f"python -m benchmarks.{name}" + (" --quick" if quick else ""),
+        "machine": "2 cores, CPU",
+        "threads": torch.get_num_threads() if threads is None else threads,
+        "versions": {
+            "compensate": compensate.__version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+        },
+        "ratios": [r.stored() for r in ratios],
+    }
+    path = (RESULTS / "quick" if quick else RESULTS) / f"{name}.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(form, indent=1) + "\n")
+    return path
