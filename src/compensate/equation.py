@@ -330,8 +330,8 @@ class Compensated(nn.Module):
     @property
     def nbytes(self) -> int:
         """Bytes of memory that tables and statistics hold."""
-        held = [m for m in self.modules() if isinstance(m, Table | Statistic)]
-        return sum(t.nbytes for m in held for t in (*m.parameters(False), *m.buffers(False)))
+        counted = sum(t.nbytes for m in self.statistics() for t in (*m.parameters(False), *m.buffers(False)))
+        return counted + sum(table.nbytes for table in self.tables())
 
     def __repr__(self) -> str:
         has = self.terms.keys()
