@@ -163,7 +163,7 @@ class Table(nn.Module, ABC):
             destination.update({prefix + name: part for name, part in self.kept.pack().tensors().items()})
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
-        state = restored(self.kept, self.shape, dict(state_dict), prefix, rest[-1])
+        state = restored(self.kept, self.shape, dict(state_dict), prefix, rest[2], rest[4])
         super()._load_from_state_dict(state, prefix, *rest)
 
     @torch.no_grad()

@@ -17,7 +17,12 @@ PARTS = ("rows", "counts", "columns", "values")
 
 
 def restored(
-    kept: Kept | None, shape: tuple[int, ...], state: dict[str, Any], prefix: str, errors: list[str]
+    kept: Kept | None,
+    shape: tuple[int, ...],
+    state: dict[str, Any],
+    prefix: str,
+    missing: list[str],
+    errors: list[str],
 ) -> dict[str, Any]:
     """The state of a table, brought to the form of the one that reads it.
 
@@ -25,7 +30,7 @@ def restored(
         kept: the rows of that table, filled here; None if they are the tensor `weight`, which torch then reads itself.
         shape: of that table.
         state: what was saved, under names that begin with `prefix`; what is used up here is taken out.
-        errors: takes what does not fit, as torch wants it.
+        missing, errors: take what is not there and what does not fit, as torch wants it.
     """
     whole, width = prefix + "weight", math.prod(shape[1:])
     if all(prefix + name in state for name in PARTS):
@@ -37,6 +42,7 @@ def restored(
             return state
         packed = without_zeros(weight)
     else:
+        missing += [prefix + name for name in PARTS if kept is not None and prefix + name not in state]
         return state
     try:
         packed.check(shape[0], width)
