@@ -384,16 +384,19 @@ def test_bad_files_are_refused(tmp_path):
 def test_a_record_can_be_lean_or_left_out():
     torch.manual_seed(0)
     u, y, i = torch.randn(40, 4), torch.randint(4, (40,)), torch.arange(40)
+    i[1] = i[0] = 3  # a sample that comes several times in a batch counts several times
     full, lean, none = (logcomp(num_samples=40, num_classes=4, record=kind) for kind in ("full", "lean", "none"))
     for step in range(6):
         for criterion in (full, lean, none):
             criterion(u.roll(step, 1) + u, y, i)
     a, b = full.suspects(), lean.suspects()
-    assert torch.equal(a.index, b.index)
-    assert torch.equal(a.suggested, b.suggested)
-    assert torch.equal(a.flagged, b.flagged)
+    assert len(a) == 38
+    assert torch.equal(a.index[:5], b.index[:5])
+    assert torch.equal(full.record.visits, lean.record.visits.float())
+    assert torch.equal(full.record.guess, lean.record.guess.int())
     assert full.nbytes - none.nbytes == 40 * 24
-    assert lean.nbytes - none.nbytes == 40 * 12
+    assert lean.nbytes - none.nbytes == 40 * 8
+    assert torch.allclose(full.record.mean("margin"), lean.record.mean("margin"), rtol=3e-3, atol=1e-3, equal_nan=True)
     with pytest.raises(InputError, match="lean record keeps margin"):
         lean.record.mean("loss")
     with pytest.raises(InputError, match="keeps no record"):

@@ -48,6 +48,7 @@ class Table(nn.Module, ABC):
         init: the value of all entries at the start.
         sign: -1, learned rows go down the loss (positive compensation); +1, they go up (negative compensation), and then
             a bound is needed, because no penalty holds them for sure.
+        store, path, dtype: how rows are kept; see :class:`Sample`.
 
     Rows move only when one of their samples is in the batch, and a step costs in proportion to the batch, not to the table.
     """

@@ -63,7 +63,7 @@ def logcomp(
             `batch_size`), "paper-per-sample" on each sample; both by subgradient.
         batch_size: for `preset="paper"`.
         store, path, dtype: how rows are kept, as in :class:`~compensate.Sample`: "auto" is in full up to a gigabyte.
-        record: what is kept of each sample for `suspects`: "full", 24 bytes; "lean", 12, without mean losses and sizes; "none".
+        record: what is kept of each sample for `suspects`: "full", 24 bytes; "lean", 8, without losses and sizes; "none".
 
     >>> import torch
     >>> criterion = logcomp(num_samples=1000, num_classes=3)
@@ -84,10 +84,8 @@ def logcomp(
     )  # fmt: skip
     if record not in ("full", "lean", "none"):
         raise InputError(f'record is "{record}"; expected "full", "lean" or "none".')
-    lean = record == "lean"
-    return Compensated(
-        logit=table, record=None if record == "none" else Evidence(num_samples, score="margin", lean=lean)
-    )
+    kept = Evidence(num_samples, score="margin", lean=record == "lean", num_classes=num_classes)
+    return Compensated(logit=table, record=None if record == "none" else kept)
 
 
 @method(

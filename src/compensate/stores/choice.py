@@ -17,6 +17,9 @@ Store = Literal["auto", "dense", "sparse", "mapped"]
 SMALL = 1 << 30
 """Bytes up to which `auto` keeps all rows in full, if they fit four times."""
 
+SURE = 1 << 26
+"""Bytes for which nobody need ask how much memory there is."""
+
 _log = logging.getLogger("compensate")
 _said: set[tuple[Any, ...]] = set()
 
@@ -62,6 +65,8 @@ def choose(
         return Mapped(num_rows, width, path, dtype)
     if store == "sparse":
         return Sparse(num_rows, width, dtype)
+    if size <= SURE and free is None:
+        return None
     free = free_memory() if free is None else free
     fits = free is None or size <= free
     small = size <= SMALL and (free is None or 4 * size <= free)
