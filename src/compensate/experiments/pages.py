@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from compensate.data.files import write_atomically
+from compensate.experiments.report import sections
 
 _TITLES = {
     "last": "accuracy, last epoch",
@@ -37,6 +38,7 @@ def results_page(results: Path) -> str:
         "on clean test data, in percent, mean ± deviation over seeds.",
         *_demo(results / "demo" / "results.json"),
         *(part for path in sorted((results / "compare").glob("*.json")) for part in _comparison(path)),
+        *sections(results / "reproduce"),
         *_runs(sorted((results / "train").glob("*.json"))),
     ]
     return "\n\n".join(parts) + "\n"
