@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from compensate.experiments.archive import Archive
 from compensate.experiments.claims import CLAIMS
-from compensate.experiments.comparing import Comparison, markdown, stored_choice
-from compensate.experiments.protocols import PROTOCOLS, SCALES, Scale, cells
+from compensate.experiments.comparing import Comparison, Value, markdown, stored_choice
+from compensate.experiments.protocols import PROTOCOLS, Scale, cells
 from compensate.experiments.tables import Published, every
 
 _SAID = {
@@ -61,16 +61,21 @@ def _table(found: Comparison, scale: Scale) -> list[str]:
     seconds = sum(v.mean * len(v.each) for v in found.seconds.values())
     said = f"`compensate reproduce {table.id} --scale {scale}`: {_SAID[table.dataset]}; {runs} figures from {seconds / 3600:.1f} hours of training on one core."
     parts = [head, said, markdown(found).strip()]
-    if any(found.fitted.values()):
-        names = [table.column_name(c) for c in found.columns]
-        rows = [
-            [row, *(f"{v.mean:.0f}" if (v := found.fitted.get((row, c))) else "" for c in found.columns)]
-            for row in found.rows
-            if " at " not in row
-        ]
-        parts += ["Share of the wrong training labels that the model gives back at the end, in percent (100: all learned by heart):",
-                  _lines([["%", *names], *rows])]  # fmt: skip
+    parts += _beside(found, "After the epoch with the best accuracy on noisy validation labels instead:", found.best, 1)
+    if found.fitted:
+        title = "Share of the wrong training labels that the model gives back at the end (100: all learned by heart):"
+        parts += _beside(found, title, found.fitted, 0)
     return parts
+
+
+def _beside(found: Comparison, title: str, values: Mapping[tuple[str, int], Value], digits: int) -> list[str]:
+    """The same rows and columns with another figure."""
+    rows = [
+        [row, *(f"{v.mean:.{digits}f}" if (v := values.get((row, c))) else "" for c in found.columns)]
+        for row in found.rows
+        if " at " not in row
+    ]
+    return [title, table_lines([["%", *(found.table.column_name(c) for c in found.columns)], *rows])]
 
 
 def _claims(tables: dict[str, Comparison]) -> str:
@@ -78,7 +83,7 @@ def _claims(tables: dict[str, Comparison]) -> str:
     for claim in CLAIMS:
         verdict = claim.judge(tables)
         rows.append([claim.where, claim.says, verdict.answer, verdict.figures])
-    return _lines(rows)
+    return table_lines(rows)
 
 
 def _choices(results: Path, tables: Iterable[Comparison], scale: Scale) -> list[str]:
@@ -95,7 +100,7 @@ def _choices(results: Path, tables: Iterable[Comparison], scale: Scale) -> list[
         "epochs of the accuracy on held-out labels that are as noisy as the training labels. Chosen once, used in all columns. Cross "
         "entropy has nothing to choose."
     )
-    return ["### How hyper-parameters were chosen", said, _lines(rows)]
+    return ["### How hyper-parameters were chosen", said, table_lines(rows)]
 
 
 def _cost(results: Path) -> list[str]:
@@ -114,12 +119,9 @@ def _cost(results: Path) -> list[str]:
                 f"{row['gpu_hours']:,.0f}",
             ]
         )
-    return ["### What the paper's own protocol would cost", stored["note"], _lines(rows)]
+    return ["### What the paper's own protocol would cost", stored["note"], table_lines(rows)]
 
 
-def _lines(rows: list[list[str]]) -> str:
+def table_lines(rows: list[list[str]]) -> str:
     head, *body = rows
     return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *body])
-
-
-__all__ = ["SCALES", "comparison", "sections"]
