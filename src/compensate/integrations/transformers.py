@@ -109,8 +109,9 @@ class CompensationMixin:
 
     def _set_signature_columns_if_needed(self) -> None:
         super()._set_signature_columns_if_needed()  # type: ignore[misc]
-        if self.index_column not in self._signature_columns:
-            self._signature_columns.append(self.index_column)
+        # The labels too: a model need not take them, it has no part in the loss.
+        missing = {self.index_column, *(self.label_names or ("labels",))} - set(self._signature_columns)
+        self._signature_columns.extend(sorted(missing))
 
     # --- the loss ---------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ UNSEEN = torch.iinfo(torch.long).min
 """The label of a sample that has not been seen."""
 
 FEW = 4
-"""An epoch in which each index serves this many samples on average is told of."""
+"""An epoch in which each index serves this many samples on average is looked at closer."""
 
 
 @final
@@ -62,7 +62,7 @@ class Watch(Statistic):
         self.register_buffer("given", torch.full((size,), UNSEEN), persistent=False)
         self.register_buffer("here", torch.zeros(size, dtype=torch.bool), persistent=False)
         self.merges = {"given": "rows", "here": "rows"}
-        self._visited = 0
+        self._visited = self._largest = 0
 
     def observe(self, s: State) -> None:
         """Looks at a training batch."""
@@ -79,6 +79,7 @@ class Watch(Statistic):
         self._compare_processes(index)
         self.here[index] = True
         self._visited += len(index)
+        self._largest = max(self._largest, len(index))
         if s.hard and self.fixed_labels and s.criterion.check != "off":
             self._compare(index, s)
 
@@ -110,17 +111,16 @@ class Watch(Statistic):
                 )
 
     def end_epoch(self) -> None:
-        """Warns if an epoch had far fewer indices than samples."""
-        distinct = int(self.here.sum())
-        if self._visited >= FEW * FEW and distinct * FEW <= self._visited:
+        """Warns if an epoch had far fewer indices than samples, and none that could not be a place in a batch."""
+        distinct, beyond = int(self.here.sum()), bool(self.here[self._largest :].any())
+        if self._visited >= FEW * FEW and distinct * FEW <= self._visited and not beyond:
             warnings.warn(
                 f"in the last epoch {self._visited} samples came under only {distinct} different indices. Is the index the "
-                "place in the batch? Pass the row in the whole training set. A sampler that repeats samples on purpose is "
-                "fine.",
+                "place in the batch? Pass the row in the whole training set.",
                 stacklevel=2,
             )
         self.here.zero_()
-        self._visited = 0
+        self._visited = self._largest = 0
 
 
 _RENAMED = (
