@@ -107,7 +107,7 @@ class Carried:
             )
         # An epoch that ended with a checkpoint may not have been ended in it; a used criterion is ahead of the loop.
         self._shift = 0 if done else int(self.criterion.epoch)
-        if total is not None:
+        if total:
             self.criterion.start(total + (0 if done else steps))
         self.catch_up(epochs)
         check_optimisers(self.criterion, list(optimisers), meta=self.clean is not None or own_meta, remedy=remedy)

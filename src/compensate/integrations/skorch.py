@@ -113,6 +113,8 @@ class CompensatedNet(NeuralNetClassifier):
 
     def _measure(self, X: Any, y: Any) -> None:
         self.check_data(X, y)
+        if isinstance(X, Dataset):
+            rows_of(X)  # says what is wrong with a stream
         self._sizes: dict[str, Any] = {"num_samples": get_len(X)}
         if hasattr(self, "classes_inferred_") or self.classes is not None:
             self._sizes["num_classes"] = len(self.classes_)
@@ -244,4 +246,9 @@ def rows_of(dataset: Any) -> NDArray[np.int64]:
     """
     if isinstance(dataset, Subset):
         return rows_of(dataset.dataset)[np.asarray(dataset.indices, dtype=np.int64)]
+    if not hasattr(dataset, "__len__"):
+        raise InputError(
+            f"the data set is a {type(dataset).__name__} with no length: its samples have no rows to name them by. Read it into "
+            "arrays or a map-style data set first."
+        )
     return np.arange(len(dataset))
