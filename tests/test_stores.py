@@ -20,7 +20,7 @@ from compensate.methods import logcomp
 from compensate.stores import Kept, Mapped, Packed, Sparse, choice, choose
 from compensate.stores.numbers import decode, encode
 from compensate.stores.sparse import ladder
-from compensate.training import checkpoint
+from compensate.training import Config, checkpoint, fit
 
 KINDS = ["float32", "float16", "bfloat16"]
 WIDTHS = [1, 2, 3, 10, 100, 300]
@@ -311,6 +311,33 @@ def test_rows_on_their_way_arrive_before_anybody_looks():
     kept.load(Packed.of(np.array([4]), np.array([0]), np.array([1]), np.array([7.0], np.float32)))
     assert kept.dense()[4].tolist() == [0, 7]
     assert kept.filled == 1
+
+
+def test_runs_are_alike_and_resumed_exactly_whatever_keeps_the_rows(tmp_path):
+    def run(folder: str | None = None, resume: bool = False, stop: bool = False, **hyper):
+        steps = []
+
+        def keep(s) -> None:
+            steps.append(s)
+            if stop and len(steps) == 15:
+                raise KeyboardInterrupt
+
+        config = Config(
+            data="digits", limit=300, epochs=3, batch_size=32, model="mlp", model_options={"hidden": [16]},
+            method="logcomp", noise="pair:0.3", hyper=hyper,
+        )  # fmt: skip
+        place = None if folder is None else tmp_path / folder
+        result = fit(config, folder=place, resume=resume, every=5, on_step=keep)
+        return result.model.state_dict(), next(result.criterion.tables()).dense()
+
+    expected = run(store="dense")
+    assert expected[1].any()
+    for hyper in ({"store": "sparse"}, {"store": "mapped", "path": str(tmp_path / "rows")}):
+        with pytest.raises(KeyboardInterrupt):
+            run(hyper["store"], stop=True, **hyper)
+        for found in (run(hyper["store"], resume=True, **hyper), run(**hyper)):  # the last finds the file of the first
+            assert torch.equal(found[1], expected[1])
+            assert all(torch.equal(value, expected[0][name]) for name, value in found[0].items())
 
 
 # --- the choice ------------------------------------------------------------------------------------------------------

@@ -249,7 +249,11 @@ def make_criterion(prepared: Prepared, model: nn.Module, data_dir: str | Path | 
         arguments.setdefault(name, teacher_logits(prepared, data_dir, soften=name == "guess"))
     if "clean" in method.needs and prepared.clean is None:
         raise InputError(f"{method.name} learns from clean data; keep a share of it: clean=0.02 (--clean 0.02).")
-    return method.make(**sizes(prepared, model), **arguments)
+    criterion = method.make(**sizes(prepared, model), **arguments)
+    for table in criterion.tables():
+        if table.kept is not None:
+            table.kept.store.clear()  # the file of a mapped table may hold rows of an earlier run
+    return criterion
 
 
 def teacher_logits(prepared: Prepared, data_dir: str | Path | None, *, soften: bool) -> Tensor:
