@@ -31,6 +31,7 @@ bench: $(VENV)/.base
 docs: $(VENV)/.base
 	$(BIN)/compensate methods --markdown docs/methods.md
 	$(BIN)/python -m compensate.experiments.pages results docs/results.md
+	$(BIN)/compensate figure --markdown docs/figures.md
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

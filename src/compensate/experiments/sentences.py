@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from rich.console import Console
 
 from compensate._version import __version__
@@ -252,11 +251,6 @@ def agreement_with_paper(found: Sentences) -> list[str]:
     return lines
 
 
-def ranks(found: Sentences) -> NDArray[np.float64]:
-    """(K,) the ranks of the paper's sentences as shares of all texts; chance is 0.5 on average."""
-    return np.array([s.rank / found.texts for s in found.quoted])
-
-
 def sentences_section(results: Path) -> list[str]:
     """The stored sentences of all corpora as parts of a Markdown page; nothing if there are none."""
     paths = sorted((results / "sentences").glob("*.json"))
@@ -265,7 +259,7 @@ def sentences_section(results: Path) -> list[str]:
         found = Sentences.read(path)
         parts += [
             f"### {found.data.upper().replace('SST2', 'SST-2')}",
-            f"`compensate sentences {found.data}`: {found.texts:,} texts with their labels as they come, LogComp, {found.seeds} "
+            f"`{_command(found)}`: {found.texts:,} texts with their labels as they come, LogComp, {found.seeds} "
             f"trainings of {found.config.get('epochs')} epochs. |v| is the l1 norm of a text's logit compensation, the mean over "
             "epochs and trainings.",
         ]
@@ -274,6 +268,14 @@ def sentences_section(results: Path) -> list[str]:
         if quoted:
             parts += ["Where the sentences that the paper quotes stand here:", "\n".join(quoted)]
     return parts
+
+
+def _command(found: Sentences) -> str:
+    """What was typed."""
+    limit, usual = found.config.get("limit"), setting(found.data).limit
+    more = f" --limit {limit}" if limit != usual else ""
+    more += f" --seeds {found.seeds}" if found.seeds != 3 else ""
+    return f"compensate sentences {found.data}{more} -o results/sentences/{found.data}.json"
 
 
 def _read(found: Sentences, path: Path) -> list[str]:

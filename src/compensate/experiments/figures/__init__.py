@@ -54,7 +54,7 @@ FIGURES: dict[str, Drawing] = {
         trained.logit_adjustment,
         "digits",
         "Long-tailed digits, the largest class 50 times the smallest. The losses of the head fall, those of the tail rise. (The "
-        "paper's text calls the tail “small class ids”; its figure and its caption have it on the right, as here.)",
+        "paper's text calls the tail “small class ids”; its caption has it on the right, as here.)",
     ),
     "samples": Drawing(
         "samples with the largest logit compensation, with given and suggested label",
@@ -85,7 +85,7 @@ FIGURES: dict[str, Drawing] = {
         "digits",
         "A short plain training on digits with 20 % random labels; each mark is a training sample. Losses below τ stay as they are. "
         "With η at twice the largest norm of the logits, the paper's condition, those above vanish, as if weighted by 0; with a "
-        "tenth of it half of them is left. What counts is that η is large in itself: where logits are small, the condition holds "
+        "tenth of it about half of each is left. What counts is that η is large in itself: where logits are small, the condition holds "
         "for an η that leaves much.",
     ),
     "distribution": Drawing(
@@ -93,8 +93,8 @@ FIGURES: dict[str, Drawing] = {
         "Figs. A-1 and A-2",
         trained.distribution,
         "digits",
-        "LogComp on digits with 20 % random labels. Most samples take hardly any compensation, wrong labels a lot. Without noise "
-        "(`--noise none`), as in the paper, there is a long tail alone.",
+        "LogComp on digits with 20 % random labels. Wrong labels take several times as much compensation as right ones. The paper "
+        "shows it without noise: `--noise none`.",
     ),
 }
 """All figures by name."""

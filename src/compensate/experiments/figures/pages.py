@@ -12,7 +12,8 @@ def figures_section(pictures: Path, where: str = "img") -> list[str]:
     """The figures as parts of a Markdown page; those without a stored picture are named with their command.
 
     Args:
-        pictures: the folder of the stored pictures, ``figure-NAME.png``; ``figure-NAME-DATA.png`` for other data.
+        pictures: the folder of the stored pictures, ``figure-NAME.png``; ``figure-NAME-DATA.png`` for other data, and
+            ``figure-NAME-DATA-NOISE.png`` for other noise.
         where: that folder as the page names it.
     """
     parts = []
@@ -23,10 +24,11 @@ def figures_section(pictures: Path, where: str = "img") -> list[str]:
             parts += [f"![{row.summary}.]({where}/{stored.name})"]
         parts += [f"{row.caption} Draw it: `compensate figure {name}`."]
         for other in sorted(pictures.glob(f"figure-{name}-*.png")):
-            data = other.stem.removeprefix(f"figure-{name}-")
+            data, _, noise = other.stem.removeprefix(f"figure-{name}-").partition("-")
+            more = f" --noise {noise}" if noise else ""
             parts += [
                 f"![{row.summary}, on {data}.]({where}/{other.name})",
-                f"`compensate figure {name} --data {data} --data-dir DATA`",
+                f"`compensate figure {name} --data {data}{more} --data-dir DATA`",
             ]
     return parts
 

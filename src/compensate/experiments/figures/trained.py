@@ -71,12 +71,14 @@ def _logcomp(request: Request, noise: str) -> Config:
 
 def mean_sizes(result: Result) -> NDArray[np.float32]:
     """(N,) the l1 norm of the logit compensation of each training sample, the mean over its visits."""
-    record = result.criterion.record
-    if record is None:
+    record, index = result.criterion.record, torch.from_numpy(result.prepared.train.index)
+    sizes = None if record is None else record.mean("size")[index].numpy()
+    if sizes is None or not (sizes > 0).any():
         raise InputError(
-            f"{result.config.method} keeps no record of its samples; leave the method of the figure as it is."
+            f"{result.config.method} gave no sample a compensation of its logits that is on record; the figure is about "
+            "logcomp: leave the method as it is, and train for more than one epoch."
         )
-    return record.mean("size")[torch.from_numpy(result.prepared.train.index)].numpy()
+    return sizes
 
 
 def samples(request: Request) -> Figure:

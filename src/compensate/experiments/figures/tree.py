@@ -117,8 +117,8 @@ def _draw(ax: Any, branch: Branch, depth: int, top: float) -> float:
         line = {"color": "#bbbbbb", "lw": 0.8, "zorder": 1}
         ax.plot([x + 0.02, bend], [middle, middle], **line)
         ax.plot([bend, bend], [min(places)[0], max(places)[0]], **line)
-        for place, column in places:
-            ax.plot([bend, column - 0.008], [place, place], **line)
+        for place, begin in places:
+            ax.plot([bend, begin - 0.008], [place, place], **line)
     if branch.method is not None:
         direction = branch.method.taxonomy.direction if branch.method.kind == "compensation" else "none"
         ax.text(x, middle, SIGNS[direction], fontsize=8.5, va="center", color=COLOURS[direction], fontweight="bold")
