@@ -7,13 +7,14 @@ where :math:`W` is a table of rows and the key :math:`k_i` is the sample's own n
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import ClassVar, Literal, final
 
 import torch
 from torch import Tensor, nn
 
-from compensate.checks import checked_index, checked_keys
+from compensate.checks import at_hand, checked_index, checked_keys
 from compensate.errors import InputError
 from compensate.inference.regularised import Bound, Penalty, row_step
 from compensate.state import State, Touched
@@ -102,33 +103,55 @@ class Table(nn.Module, ABC):
         """(B, *shape) the rows of the batch."""
         return s.rows(self)
 
+    @property
+    def row_shape(self) -> torch.Size:
+        """The shape of a row."""
+        return self.weight.shape[1:]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of its numbers."""
+        return self.weight.dtype
+
     def gather(self, keys: Tensor) -> Tensor:
         """(len(keys), *shape) some rows."""
-        return self.weight[keys]
+        return self.weight.index_select(0, keys)
 
     @torch.no_grad()
     def write(self, keys: Tensor, rows: Tensor, *, where: Tensor | None = None, old: Tensor | None = None) -> None:
-        """Replaces distinct rows (where a mask says so, if one is given). A row that is not finite is not written."""
-        old = self.weight[keys] if old is None else old
-        rows = rows.to(old.dtype)
+        """Replaces rows (where a mask says so, if one is given). A row that is not finite is not written.
+
+        Keys are distinct, or bring the same row where they are not. `old` are the present rows, if they are known.
+        """
+        rows = rows.to(self.weight.dtype)
+        if at_hand(rows) and (where is None or bool(where.all())) and math.isfinite(rows.sum().item()):
+            self.weight.index_copy_(0, keys, rows)
+            return
         # A sum is finite if all its parts are: one pass and no temporary.
         keep = rows.flatten(1).sum(1).isfinite() if rows.ndim > 1 else rows.isfinite()
         keep = keep if where is None else keep & where
-        self.weight.index_copy_(0, keys, torch.where(keep.reshape((-1,) + (1,) * (rows.ndim - 1)), rows, old))
+        if at_hand(rows):
+            self.weight.index_copy_(0, keys[keep], rows[keep])
+        else:
+            old = self.gather(keys) if old is None else old
+            self.weight.index_copy_(0, keys, torch.where(keep.reshape((-1,) + (1,) * (rows.ndim - 1)), rows, old))
 
     @torch.no_grad()
     def descend(self, touched: Touched, grad: Tensor, s: State) -> None:
         """One step of the touched rows down their mean gradient; `grad` is summed over the samples of each row."""
         if touched.shared:
             grad = grad / touched.count.clamp(min=1).reshape((-1,) + (1,) * (grad.ndim - 1))
-        old = self.gather(
-            touched.keys
-        ).detach()  # not as it was read: another term of the batch may have moved it since
-        new = row_step(
-            old, grad if self.sign < 0 else -grad, lr=self.lr, penalty=self.penalty, bound=self.bound,
+        # Not as they were read if another term of the batch, or another batch before this one's backward, may have moved them.
+        alone = touched.slot != "dx" and sum(other.table is self for other in s.touched) == 1
+        old = (touched.rows if alone else self.gather(touched.keys)).detach()
+        self.write(touched.keys, self.stepped(old, grad, s), where=touched.count > 0, old=old)
+
+    def stepped(self, rows: Tensor, grad: Tensor, s: State) -> Tensor:
+        """(R, *shape) rows after one step by the gradient of their losses, penalty and bound included."""
+        return row_step(
+            rows, grad if self.sign < 0 else -grad, lr=self.lr, penalty=self.penalty, bound=self.bound,
             subgradient=self.update == "subgradient", s=s,
         )  # fmt: skip
-        self.write(touched.keys, new, where=touched.count > 0, old=old)
 
     @property
     def inference(self) -> str:

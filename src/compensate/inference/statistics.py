@@ -9,8 +9,9 @@ from typing import ClassVar, Literal, final
 import torch
 from torch import Tensor, nn
 
-from compensate.checks import checked_index
+from compensate.checks import at_hand, checked_index
 from compensate.errors import InputError
+from compensate.fused import blocks
 from compensate.state import State
 
 Score = Literal["loss", "size", "margin"]
@@ -115,28 +116,35 @@ class Evidence(Statistic):
         """Adds the visits of the batch."""
         assert self.num_samples is not None
         index = checked_index(s, self.num_samples, "a record of evidence")
-        given = s.labels[:, None]
-        u = s.plain
-        others = u.scatter(1, given, -torch.inf)
-        best, voted = others.max(1)
+        best, voted, given = _other_than(s.plain, s.labels)
+        if s.ordinary:
+            p = (best - given - s.plain_losses).exp()  # the plain loss knows the sum of the softmax
+        else:
+            p = s.plain.softmax(-1).gather(1, voted[:, None])[:, 0]
+        visits = torch.ones_like(best)
+        values = {"visits": visits, "size": s.size, "loss": s.plain_losses, "margin": given - best}
+        if s.complete and not self.skip:
+            self._add(index, values)
+            self._vote(index, voted, p)
+            return
         counts = s.valid & (s.epoch >= self.skip)
-        size = s.plain_losses.new_zeros(()) if s.du is None else s.du.detach().abs().sum(1)
-        for name, value in (
-            ("visits", torch.ones_like(best)),
-            ("total_size", size),
-            ("total_loss", s.plain_losses),
-            ("total_margin", u.gather(1, given)[:, 0] - best),
-        ):
-            record = getattr(self, name)
-            record.index_add_(0, index, torch.where(counts, value, 0).to(record.dtype))
-        self._vote(index[counts], voted[counts], u.softmax(-1).gather(1, voted[:, None])[counts, 0])
+        self._add(index, {name: torch.where(counts, value, 0.0) for name, value in values.items()})
+        self._vote(index, voted, p, counts)
 
-    def _vote(self, index: Tensor, voted: Tensor, p: Tensor) -> None:
+    def _add(self, index: Tensor, values: dict[str, Tensor]) -> None:
+        for name, value in values.items():
+            record = self.visits if name == "visits" else getattr(self, f"total_{name}")
+            record.index_add_(0, index, value.to(record.dtype))
+
+    def _vote(self, index: Tensor, voted: Tensor, p: Tensor, counts: Tensor | None = None) -> None:
         """A majority vote over the visits in constant memory: votes for the guess add up, others take away from it."""
-        agrees = self.guess[index] == voted
-        votes = self.votes[index] + torch.where(agrees, p, -p).to(self.votes.dtype)
-        self.guess[index] = torch.where(votes < 0, voted, self.guess[index])
-        self.votes[index] = votes.abs()
+        if counts is not None and at_hand(counts):
+            index, voted, p, counts = index[counts], voted[counts], p[counts], None
+        guess, votes = self.guess[index], self.votes[index]
+        after = votes + torch.where(guess == voted, p, -p).to(votes.dtype)
+        after = after if counts is None else torch.where(counts, after, votes)
+        self.guess[index] = torch.where(after < 0, voted, guess)
+        self.votes[index] = after.abs()
 
     def mean(self, name: Literal["size", "loss", "margin"]) -> Tensor:
         """(N,) the mean over the visits of each sample; NaN for a sample that has not been seen."""
@@ -152,6 +160,24 @@ class Evidence(Statistic):
     def extra_repr(self) -> str:
         """Size."""
         return f"{self.num_samples} samples"
+
+
+def _other_than(u: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(B,) the largest logit of another class than the given one, that class, and the logit of the given one."""
+    given = labels[:, None]
+    parts = blocks(u) if at_hand(u) else [slice(None)]  # a copy of all logits costs more than it takes to look at them
+    found = [_largest(u[part].scatter(1, given[part], -torch.inf)) for part in parts]
+    best, voted = found[0] if len(found) == 1 else (torch.cat(column) for column in zip(*found, strict=True))
+    return best, voted, u.gather(1, given)[:, 0]
+
+
+def _largest(u: Tensor) -> tuple[Tensor, Tensor]:
+    """(B,) largest entries and their places."""
+    if u.shape[-1] < 100 or not at_hand(u) or u.dtype not in (torch.float32, torch.float64):
+        best, place = u.max(1)
+        return best, place
+    place = torch.from_numpy(u.numpy().argmax(1))  # several times quicker for many classes
+    return u.gather(1, place[:, None])[:, 0], place
 
 
 def recorded(num_samples: int | None, score: Score = "loss") -> Evidence | None:
