@@ -15,6 +15,7 @@ from compensate._version import __version__
 from compensate.commands.apply import apply
 from compensate.commands.audit import audit
 from compensate.commands.compare import compare
+from compensate.commands.reproduce import reproduce
 from compensate.commands.train import train
 from compensate.commands.tune import tune
 from compensate.errors import InputError
@@ -28,7 +29,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 console = Console(highlight=False)
-for command in (audit, apply, train, compare, tune):
+for command in (audit, apply, train, compare, tune, reproduce):
     app.command()(command)
 
 

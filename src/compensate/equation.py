@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, cast
 
 import torch
@@ -19,9 +19,8 @@ from compensate.shortcut import losses_with_slope, short_losses, way_of
 from compensate.state import Slot, State
 from compensate.stepping import step_rows
 from compensate.taxonomy import Taxonomy, taxonomy_of
+from compensate.terms import Sum, Term, Terms, shown, within
 
-Term = Callable[[State], Tensor]
-Terms = Term | tuple[Term, ...] | None
 Base = Callable[[Tensor, Tensor], Tensor]
 
 SMALLEST = 1e-12
@@ -105,7 +104,7 @@ class Compensated(nn.Module):
     ) -> None:
         super().__init__()
         given = {"feature": feature, "logit": logit, "label": label, "prediction": prediction, "loss": loss}
-        self.terms = nn.ModuleDict({name: _Sum(terms) for name, terms in given.items() if terms})
+        self.terms = nn.ModuleDict({name: Sum(terms) for name, terms in given.items() if terms})
         if reduction not in ("mean", "sum", "none"):
             raise InputError(f'reduction is "{reduction}"; expected "mean", "sum" or "none".')
         if onto not in _ONTO:
@@ -204,7 +203,7 @@ class Compensated(nn.Module):
 
     def terms_of(self, name: str) -> tuple[Term, ...]:
         """The terms of a target, by its keyword."""
-        return cast(_Sum, self.terms[name]).terms if name in self.terms else ()
+        return cast(Sum, self.terms[name]).terms if name in self.terms else ()
 
     # --- the equation -----------------------------------------------------------------------------------------
 
@@ -313,7 +312,7 @@ class Compensated(nn.Module):
 
     def statistics(self) -> Iterator[Statistic]:
         """All statistics, those inside terms included."""
-        return (m for m in _within(self) if isinstance(m, Statistic))
+        return (m for m in within(self) if isinstance(m, Statistic))
 
     def suspects(self, top: int | None = None) -> Any:
         """The samples whose labels look wrong, most suspect first; see :meth:`Evidence.suspects`."""
@@ -337,8 +336,8 @@ class Compensated(nn.Module):
     @property
     def nbytes(self) -> int:
         """Bytes of memory that tables and statistics hold."""
-        held = [m for m in self.modules() if isinstance(m, Table | Statistic)]
-        return sum(t.nbytes for m in held for t in (*m.parameters(False), *m.buffers(False)))
+        counted = sum(t.nbytes for m in self.statistics() for t in (*m.parameters(False), *m.buffers(False)))
+        return counted + sum(table.nbytes for table in self.tables())
 
     def __repr__(self) -> str:
         has = self.terms.keys()
@@ -348,44 +347,9 @@ class Compensated(nn.Module):
         y = "y_i + dy_i" if "label" in has else "y_i"
         tail = (" + dl_i" if "loss" in has else "") + (" + penalty_i" if any(t.penalty for t in self.tables()) else "")
         lines = [f"{self.reduction}_i [ l( {p}, {y} ){tail} ]" if self.reduction != "none" else f"l( {p}, {y} ){tail}"]
-        lines += [f"  {SLOTS[name]} = {' + '.join(map(_shown, self.terms_of(name)))}" for name in has]
+        lines += [f"  {SLOTS[name]} = {' + '.join(map(shown, self.terms_of(name)))}" for name in has]
         lines += [f"  {self.taxonomy} · holds {_bytes(self.nbytes)}"]
         return "\n".join(lines)
-
-
-def _within(module: nn.Module) -> Iterator[nn.Module]:
-    """As `module.modules()`, in less time: this runs in every step."""
-    found = {module: None}
-    waiting = [module]
-    while waiting:
-        inner = [m for m in waiting.pop()._modules.values() if m is not None and m not in found]
-        found.update(dict.fromkeys(inner))
-        waiting += reversed(inner)
-    return iter(found)
-
-
-class _Sum(nn.Module):
-    """The terms of one target. Those that are modules become children, so that state follows `.to()` and `state_dict`."""
-
-    def __init__(self, terms: Terms) -> None:
-        super().__init__()
-        many: Iterable[Any] = terms if isinstance(terms, tuple | list) else (terms,)
-        for number, term in enumerate(many):
-            if not callable(term):
-                raise InputError(
-                    f"A term is {term!r}; expected a callable of the state, such as a table, a function or a module."
-                )
-            setattr(self, str(number), term)
-        self.size = number + 1
-
-    @property
-    def terms(self) -> tuple[Term, ...]:
-        return tuple(getattr(self, str(number)) for number in range(self.size))
-
-
-def _shown(term: Any) -> str:
-    text = repr(term) if isinstance(term, nn.Module) else getattr(term, "__name__", repr(term))
-    return " ".join(text.split())
 
 
 def _bytes(count: int) -> str:

@@ -16,13 +16,13 @@ BLOCK = 2**16
 
 
 def blocks(values: Tensor) -> list[slice]:
-    """Rows of (B, C) values in portions of at most `BLOCK` entries, and of one row at least.
+    """Rows of (B, C) values in portions of at most `BLOCK` entries or one row; at least one portion.
 
     >>> blocks(torch.zeros(5, BLOCK // 2))
     [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
     """
     rows = max(1, BLOCK // max(1, values.shape[-1]))
-    return [slice(begin, min(begin + rows, len(values))) for begin in range(0, len(values), rows)]
+    return [slice(begin, min(begin + rows, len(values))) for begin in range(0, max(1, len(values)), rows)]
 
 
 class _Sloped(torch.autograd.Function):
@@ -83,6 +83,12 @@ def cross_entropy_with_slope(
     >>> losses, slope
     (tensor([2.3584]), tensor([[ 0.8535, -0.9054,  0.0519]]))
     """
+    if torch.compiler.is_compiling():  # which finds the shortest way by itself
+        logp = (u if du is None else u + du).log_softmax(-1)
+        losses, slope = F.nll_loss(logp, labels, reduction="none"), logp.detach().exp() - F.one_hot(labels, u.shape[-1])
+        if valid is not None:
+            losses, slope = torch.where(valid, losses, 0.0), torch.where(valid[:, None], slope, 0.0)
+        return losses, slope
     with torch.no_grad():
         losses, slope = slope_of((u if du is None else u + du).log_softmax(-1), labels)
         if valid is not None:

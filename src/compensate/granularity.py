@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import ClassVar, Literal, final
+from pathlib import Path
+from typing import Any, ClassVar, Literal, final
 
 import torch
 from torch import Tensor, nn
 
 from compensate.checks import at_hand, checked_index, checked_keys
 from compensate.errors import InputError
-from compensate.inference.regularised import Bound, Penalty, row_step
+from compensate.inference.regularised import L1, Bound, GroupL2, Penalty, row_step
 from compensate.state import State, Touched
+from compensate.stores import Kept, Store, choose
+from compensate.stores.numbers import kind_of
+from compensate.stores.saving import restored
 
 Update = Literal["prox", "subgradient", "meta", "manual", "inner"]
 
@@ -45,6 +49,7 @@ class Table(nn.Module, ABC):
         init: the value of all entries at the start.
         sign: -1, learned rows go down the loss (positive compensation); +1, they go up (negative compensation), and then
             a bound is needed, because no penalty holds them for sure.
+        store, path, dtype: how rows are kept; see :class:`Sample`.
 
     Rows move only when one of their samples is in the batch, and a step costs in proportion to the batch, not to the table.
     """
@@ -62,6 +67,9 @@ class Table(nn.Module, ABC):
         update: Update = "prox",
         init: float = 0.0,
         sign: Literal[1, -1] = -1,
+        store: Store = "dense",
+        path: str | Path | None = None,
+        dtype: Any = None,
     ) -> None:
         super().__init__()
         if rows < 1 or any(size < 1 for size in shape):
@@ -70,12 +78,25 @@ class Table(nn.Module, ABC):
             raise InputError(f"lr={lr} for {type(self).__name__}; expected a positive step.")
         if update not in _INFERENCE:
             raise InputError(f'update="{update}"; expected one of {", ".join(_INFERENCE)}.')
-        weight = torch.full((rows, *shape), init)
-        if update in ("meta", "manual"):
-            self.weight = nn.Parameter(weight)
+        self.shape = (rows, *shape)
+        own = update in ("meta", "manual")
+        kept = choose(
+            store, rows, shape, dtype=dtype, path=path, movable=not own and init == 0,
+            sparse=update == "prox" and isinstance(penalty, L1 | GroupL2),
+        )  # fmt: skip
+        self.kept = None if kept is None else Kept(kept, shape)
+        """The rows, where they are not the tensor `weight`."""
+        self.compact = kept is None and kind_of(dtype) != "float32"
+        if self.kept is not None:
+            self.register_buffer("like", torch.empty(0), persistent=False)  # knows the device and type of the model
+            self.like: Tensor
         else:
-            # A buffer: an optimiser handed `criterion.parameters()` must not move rows whose samples are absent.
-            self.register_buffer("weight", weight)
+            weight = torch.full(self.shape, init, dtype=None if dtype is None else getattr(torch, kind_of(dtype)))
+            if own:
+                self.weight = nn.Parameter(weight)
+            else:
+                # A buffer: an optimiser handed `criterion.parameters()` must not move rows whose samples are absent.
+                self.register_buffer("weight", weight)
         self.lr, self.bound, self.sign = lr, bound, sign
         self.update: Update = update
         self._unpenalised = penalty == "required"
@@ -85,12 +106,12 @@ class Table(nn.Module, ABC):
         """Raises for a learned table that nothing holds back."""
         if self.inference == "regularised" and self.sign > 0 and self.bound is None:
             raise InputError(
-                f"{type(self).__name__}{tuple(self.weight.shape)} goes up the loss (sign=+1) without a bound: it would never "
+                f"{type(self).__name__}{self.shape} goes up the loss (sign=+1) without a bound: it would never "
                 "stop. Give it one, such as bound=Ball(1.0)."
             )
         if self.update in ("prox", "subgradient") and self._unpenalised and self.bound is None:
             raise InputError(
-                f"{type(self).__name__}{tuple(self.weight.shape)} is learned with neither penalty nor bound: it would "
+                f"{type(self).__name__}{self.shape} is learned with neither penalty nor bound: it would "
                 "explain every label away and the model would learn nothing (the remark after Eq. 8). Give it a penalty "
                 "such as L1(0.1) or a bound such as Ball(1.0), or say penalty=None if that is what you want."
             )
@@ -103,19 +124,13 @@ class Table(nn.Module, ABC):
         """(B, *shape) the rows of the batch."""
         return s.rows(self)
 
-    @property
-    def row_shape(self) -> torch.Size:
-        """The shape of a row."""
-        return self.weight.shape[1:]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """That of its numbers."""
-        return self.weight.dtype
-
     def gather(self, keys: Tensor) -> Tensor:
         """(len(keys), *shape) some rows."""
-        return self.weight.index_select(0, keys)
+        if self.kept is not None:
+            return self.kept.gather(keys, self.like)
+        rows = self.weight.index_select(0, keys)
+        # Numbers are kept in 16 bits and computed with in 32.
+        return rows.to(torch.promote_types(rows.dtype, torch.float32)) if self.compact else rows
 
     @torch.no_grad()
     def write(self, keys: Tensor, rows: Tensor, *, where: Tensor | None = None, old: Tensor | None = None) -> None:
@@ -123,18 +138,39 @@ class Table(nn.Module, ABC):
 
         Keys are distinct, or bring the same row where they are not. `old` are the present rows, if they are known.
         """
-        rows = rows.to(self.weight.dtype)
-        if at_hand(rows) and (where is None or bool(where.all())) and math.isfinite(rows.sum().item()):
-            self.weight.index_copy_(0, keys, rows)
-            return
+        rows = rows if self.compact or self.kept is not None else rows.to(self.weight.dtype)
         # A sum is finite if all its parts are: one pass and no temporary.
-        keep = rows.flatten(1).sum(1).isfinite() if rows.ndim > 1 else rows.isfinite()
-        keep = keep if where is None else keep & where
-        if at_hand(rows):
-            self.weight.index_copy_(0, keys[keep], rows[keep])
-        else:
-            old = self.gather(keys) if old is None else old
-            self.weight.index_copy_(0, keys, torch.where(keep.reshape((-1,) + (1,) * (rows.ndim - 1)), rows, old))
+        if not (at_hand(rows) and (where is None or bool(where.all())) and math.isfinite(rows.sum().item())):
+            old = self.gather(keys).detach() if old is None else old
+            keep = rows.flatten(1).sum(1).isfinite() if rows.ndim > 1 else rows.isfinite()
+            keep = keep if where is None else keep & where
+            rows = torch.where(keep.reshape((-1,) + (1,) * (rows.ndim - 1)), rows.to(old.dtype), old)
+        if self.kept is not None:
+            self.kept.write(keys, rows)
+            return
+        if self.compact:
+            largest = torch.finfo(self.weight.dtype).max
+            rows = rows.clamp(-largest, largest)
+        self.weight.index_copy_(0, keys, rows.to(self.weight.dtype))
+
+    def dense(self) -> Tensor:
+        """(rows, *shape) all rows in full, wherever they are kept: for small tables."""
+        return self.weight.detach() if self.kept is None else self.kept.dense().to(self.like)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the rows take."""
+        held = 0 if self.kept is None else self.kept.nbytes
+        return held + sum(t.nbytes for t in (*self.parameters(False), *self.buffers(False)))
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.kept is not None:
+            destination.update({prefix + name: part for name, part in self.kept.pack().tensors().items()})
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        state = restored(self.kept, self.shape, dict(state_dict), prefix, rest[2], rest[4])
+        super()._load_from_state_dict(state, prefix, *rest)
 
     @torch.no_grad()
     def descend(self, touched: Touched, grad: Tensor, s: State) -> None:
@@ -166,10 +202,11 @@ class Table(nn.Module, ABC):
         return "positive" if self.sign < 0 else "negative"
 
     def __repr__(self) -> str:
-        parts = [" x ".join(str(size) for size in self.weight.shape)]
+        parts = [" x ".join(str(size) for size in self.shape)]
         parts += [repr(self.penalty)] if self.penalty is not None else []
         parts += [repr(self.bound)] if self.bound is not None else []
         parts += [f"lr={self.lr:g}", self.update] if self.update in ("prox", "subgradient") else [self.update]
+        parts += [repr(self.kept)] if self.kept is not None else []
         return f"{type(self).__name__}({', '.join(parts)})"
 
 
@@ -177,17 +214,36 @@ class Table(nn.Module, ABC):
 class Sample(Table):
     r"""A row for each sample of the training set: :math:`k_i = i`.
 
+    Args:
+        num_samples: the size of the training set.
+        shape: of a row.
+        store: how rows are kept. "dense", in full: 4 bytes an entry, zero or not. "sparse": 4 bytes a sample, and about 6 an
+            entry that is not zero. "mapped": in full, in the file `path`. "auto": dense up to a gigabyte, and beyond it
+            sparse, if steps leave zeros. All give the same rows.
+        path: of the file of a mapped table; see :class:`compensate.stores.Mapped` for what it promises.
+        dtype: of the numbers that are kept: "float32", "float16" or "bfloat16". A step is computed in 32 bits and rounded;
+            one that is smaller than the last digit is lost.
+        settings: as of every :class:`Table`.
+
+    Sparse and mapped rows stay in main memory when the criterion is moved to another device; only those of the batch travel.
+
     >>> from compensate import L1
     >>> Sample(50_000, 10, penalty=L1(0.1), lr=1.0)
     Sample(50000 x 10, L1(0.1), lr=1, prox)
+    >>> table = Sample(10_000_000, 1000, penalty=L1(0.1), store="sparse")
+    >>> table, f"{table.nbytes / 1e6:.0f} MB"
+    (Sample(10000000 x 1000, L1(0.1), lr=1, prox, sparse), '40 MB')
     """
 
     granularity = "sample"
 
+    def __init__(self, num_samples: int, *shape: int, store: Store = "auto", **settings: Any) -> None:
+        super().__init__(num_samples, *shape, store=store, **settings)
+
     @property
     def num_samples(self) -> int:
         """The number of samples."""
-        return len(self.weight)
+        return self.shape[0]
 
     def key(self, s: State) -> Tensor:
         """(B,) the index of each sample."""
@@ -206,7 +262,7 @@ class Category(Table):
 
     def key(self, s: State) -> Tensor:
         """(B,) the given class of each sample."""
-        return checked_keys(s.labels, len(self.weight), "a Category table", "class", s.criterion.check)
+        return checked_keys(s.labels, self.shape[0], "a Category table", "class", s.criterion.check)
 
 
 @final
@@ -226,7 +282,7 @@ class Group(Table):
                 "group is missing: a Group table keeps a row per group. Pass the group number of each sample: "
                 "criterion(logits, target, index, group=group)."
             )
-        return checked_keys(s.group, len(self.weight), "a Group table", "group", s.criterion.check)
+        return checked_keys(s.group, self.shape[0], "a Group table", "group", s.criterion.check)
 
 
 @final

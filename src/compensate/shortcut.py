@@ -100,7 +100,7 @@ def _lone_table(s: State) -> Sample | None:
         return None
     # A weight that is not a number may be one per sample.
     known = isinstance(table.penalty, L1 | L2 | GroupL2) and isinstance(table.penalty.lam, int | float)
-    fits = table.row_shape == s.u.shape[1:] and table.dtype == s.u.dtype
+    fits = table.kept is None and table.weight.shape[1:] == s.u.shape[1:] and table.weight.dtype == s.u.dtype
     return table if known and fits else None
 
 
@@ -124,10 +124,10 @@ def pulled_losses(s: State) -> Tensor | None:
     """
     if not (s.learn and s.hard and at_hand(s.u)):
         return None
-    (term,) = s.criterion.terms_of("logit")
+    term: Any = s.criterion.terms_of("logit")[0]
     gate, pull = (term.gate, term.term) if isinstance(term, Where) else (None, term)
     s.slot = "du"
-    mask = s.valid if gate is None else gate(s)
+    mask = torch.ones_like(s.valid) if gate is None else gate(s)
     with s.gated(mask):
         eta = at(pull.eta, s)
     s.slot = None

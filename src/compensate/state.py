@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -16,52 +15,14 @@ from compensate.errors import InputError
 from compensate.forwards import Stages, seeded, traceless
 from compensate.fused import cross_entropy
 from compensate.once import once
+from compensate.touched import Slot, Touched, distinct_rows
+from compensate.values import Value, at, rowwise
+
+__all__ = ["Slot", "State", "Touched", "Value", "at", "rowwise"]
 
 if TYPE_CHECKING:
     from compensate.equation import Compensated
     from compensate.granularity import Table
-
-Slot = Literal["dx", "du", "dp", "dy", "dl"]
-Value = Any
-"""A number, or a callable of the state: a schedule, a table, a statistic, a function."""
-
-
-def at(value: Value, s: State) -> Any:
-    """A hyper-parameter at this moment: itself if a number, else what it says for the state."""
-    return value(s) if callable(value) else value
-
-
-def rowwise(v: Any, like: Tensor) -> Any:
-    """`v` with one value (or row) per sample, shaped to broadcast against `like`.
-
-    Axes are filled in after the first, so that one row of a text table serves all tokens of its sample.
-
-    >>> rowwise(torch.ones(4), torch.ones(4, 7, 3)).shape
-    torch.Size([4, 1, 1])
-    >>> rowwise(torch.ones(4, 3), torch.ones(4, 7, 3)).shape
-    torch.Size([4, 1, 3])
-    """
-    if not isinstance(v, Tensor) or v.ndim == 0 or v.ndim >= like.ndim:
-        return v
-    return v.reshape(v.shape[:1] + (1,) * (like.ndim - v.ndim) + v.shape[1:])
-
-
-@dataclass
-class Touched:
-    """Rows of a table that this batch reads and may move."""
-
-    table: Table
-    keys: Tensor  # (R,) distinct rows
-    rows: Tensor  # (R, *shape) their values, a leaf of the graph
-    count: Tensor  # (R,) samples of the batch that read each row and are not gated out
-    which: Tensor | None  # (B,) the place of each sample's row among them; None if there is a place for each sample
-    slot: Slot
-    fixed: bool = False  # in compiled graphs: there is a place for each sample, even if several have one row
-
-    @property
-    def shared(self) -> bool:
-        """True if a row may serve several samples."""
-        return self.which is not None
 
 
 class State:
@@ -399,7 +360,7 @@ class State:
         assert self.slot is not None
         count = self.active.to(torch.get_default_dtype())
         fixed = self.by_slope and torch.compiler.is_compiling()
-        distinct, which = (keys, None) if fixed else _distinct(keys)
+        distinct, which = (keys, None) if fixed else distinct_rows(keys)
         if which is not None:
             count = count.new_zeros(len(distinct)).index_add_(0, which, count)
         # Where the slope of the loss is at hand, the rows stay out of the graph.
@@ -425,9 +386,3 @@ class State:
         """What to differentiate: `losses` reduced as the criterion says."""
         with torch.set_grad_enabled(self._recording):
             return self.criterion.reduce(self, self.losses)
-
-
-def _distinct(keys: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Distinct keys and the place of each sample's among them; None if all are distinct, as in most batches of samples."""
-    distinct, which = keys.unique(return_inverse=True)
-    return (keys, None) if len(distinct) == len(keys) else (distinct, which)

@@ -18,6 +18,8 @@ from safetensors.torch import save_file
 
 from compensate.data import Data, Splits, digits
 from compensate.methods import METHODS
+from compensate.stores import Packed
+from compensate.stores.saving import PARTS
 from compensate.training import Config, Exchange, fit, together
 
 STOP = 4
@@ -127,13 +129,13 @@ def own_loop() -> dict[str, torch.Tensor]:
     return {"weight": model.weight.detach().clone(), "table": next(criterion.tables()).weight.clone()}
 
 
-def exchanging_loop(method: str = "online_label_smoothing") -> dict[str, torch.Tensor]:
+def exchanging_loop(method: str = "online_label_smoothing", **hyper) -> dict[str, torch.Tensor]:
     """Plain DDP in which each process evaluates its own slice, and the copies are made equal once an epoch."""
     torch.manual_seed(5)
     data = small().train
     x, y, index = torch.from_numpy(data.x).flatten(1), torch.from_numpy(data.target), torch.from_numpy(data.index)
     model = torch.nn.Linear(64, 10)
-    criterion = METHODS[method].make(num_samples=data.rows, num_classes=10)
+    criterion = METHODS[method].make(num_samples=data.rows, num_classes=10, **hyper)
     several = torch.distributed.is_initialized()
     wrapped = torch.nn.parallel.DistributedDataParallel(model) if several else model
     optimiser = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -152,12 +154,32 @@ def exchanging_loop(method: str = "online_label_smoothing") -> dict[str, torch.T
     return {"weight": model.weight.detach().clone(), **{k: v.clone() for k, v in criterion.state_dict().items()}}
 
 
+def sparse_run() -> dict[str, torch.Tensor]:
+    """A run whose table keeps only what is not zero."""
+    losses, result = train("logcomp", hyper={"store": "sparse"})
+    table = next(result.criterion.tables())
+    weights = {f"model.{k}": v.clone() for k, v in result.model.state_dict().items()}
+    return {"losses": torch.tensor(losses, dtype=torch.float64), "table": table.dense(), **weights}
+
+
+def exchanging_sparse_loop() -> dict[str, torch.Tensor]:
+    """As `exchanging_loop`, and the rows that travel are without zeros."""
+    found = exchanging_loop("logcomp", store="sparse")
+    packed = Packed.from_tensors({name: found.pop(f"terms.logit.0.{name}") for name in PARTS})
+    table = torch.zeros(small().train.rows, 10)
+    for rows, block in packed.blocks(10):
+        table[rows] = torch.from_numpy(block)
+    return {**found, "table": table}
+
+
 LOOPS = {
     "accumulated": lambda: tensors(*train("logcomp", accumulate=2)),
     "texts": train_texts,
     "loop": own_loop,
     "exchanged-ols": exchanging_loop,
     "exchanged-logcomp": partial(exchanging_loop, "logcomp"),
+    "sparse": sparse_run,
+    "exchanged-sparse": exchanging_sparse_loop,
 }
 
 

@@ -32,7 +32,9 @@ def meta_gradient(
 
     The model's parameters, gradients and running statistics are left as they were.
     """
-    theta = {name: p.detach().requires_grad_() for name, p in model.named_parameters() if p.requires_grad}
+    own = {id(p) for p in criterion.parameters()}  # a model may hold its criterion
+    named = ((name, p) for name, p in model.named_parameters() if p.requires_grad and id(p) not in own)
+    theta = {name: p.detach().requires_grad_() for name, p in named}
     x, target, (index, group) = batch[0], batch[1], (*batch[2:], None, None)[:2]
     with torch.enable_grad(), traceless(model):
         s: State = under(model, theta, lambda m: criterion.evaluate(m, x, target, index, group=group, meta=True))

@@ -83,7 +83,7 @@ def tried(row: Method) -> State:
         criterion = row.make(**sizes()).start(EPOCHS)
         optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
         own = [p for p in criterion.parameters() if p.requires_grad]
-        tables = {id(t.weight) for t in criterion.tables()}
+        tables = {id(p) for t in criterion.tables() for p in t.parameters(False)}
         moved = torch.optim.Adam(own, lr=1e-2) if any(id(p) not in tables for p in own) else None
         found = None
         for _ in range(EPOCHS):

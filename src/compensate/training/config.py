@@ -34,6 +34,7 @@ class Config:
         labels: a file with other labels for the training part.
         labels_key: which of several label sets of that file.
         limit: at most so many training samples, the same share of each class.
+        limit_test: at most so many test samples, the same for every seed.
         imbalance: ``none``, or ``exponential:R`` or ``step:R``, the largest class R times the smallest.
         noise: ``none``, or a scheme and a rate such as ``pair:0.2``; it also hits the validation part.
         test: share of the data held out for the test, where the data has no test part.
@@ -68,6 +69,7 @@ class Config:
     labels: str | None = None
     labels_key: str | None = None
     limit: int | None = None
+    limit_test: int | None = None
     imbalance: str = "none"
     noise: str = "none"
     test: float = 0.2
@@ -138,7 +140,9 @@ class Config:
     def id(self) -> str:
         """64 hexadecimal digits that name this run: the SHA-256 of its canonical JSON and of the protocol's number."""
         try:
-            text = json.dumps([PROTOCOL, self.json], sort_keys=True, separators=(",", ":"), allow_nan=False)
+            # What came later than the first runs counts only where it is used: their names stay what they were.
+            plain = {k: v for k, v in self.json.items() if v is not None or k not in _LATER}
+            text = json.dumps([PROTOCOL, plain], sort_keys=True, separators=(",", ":"), allow_nan=False)
         except (TypeError, ValueError) as error:
             raise InputError(f"a run is made of numbers, texts and lists only: {error}.") from error
         return hashlib.sha256(text.encode()).hexdigest()
@@ -149,6 +153,7 @@ class Config:
         return f"{Path(self.data).name.split('.')[0] or 'data'}-{self.method.replace('_', '-')}-{self.id[:8]}"
 
 
+_LATER = ("limit_test",)
 _WORDS: dict[type, str] = {
     int: "a whole number",
     float: "a number",
@@ -160,7 +165,10 @@ _KINDS: dict[str, tuple[type, ...]] = {
     for name, hint in get_type_hints(Config).items()
 }
 _RANGES: list[tuple[str, float, float]] = [
-    *((name, 1, 10**9) for name in ("limit", "max_length", "epochs", "batch_size", "accumulate", "patience")),
+    *(
+        (name, 1, 10**9)
+        for name in ("limit", "limit_test", "max_length", "epochs", "batch_size", "accumulate", "patience")
+    ),
     *((name, 0, 0.9) for name in ("test", "validation", "clean", "warmup")),
     *((name, 0, 10**9) for name in ("lr", "weight_decay", "clip", "seed")),
     ("momentum", 0, 1),

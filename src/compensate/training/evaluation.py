@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -58,6 +59,14 @@ def evaluate(model: nn.Module, data: Data, *, device: torch.device | str = "cpu"
     """
     data = data.subset(data.labelled)
     return shares(sums(model, data, cut(data), torch.device(device)))
+
+
+def agreement(model: nn.Module, data: Data, which: NDArray[np.bool_], *, device: torch.device | str = "cpu") -> float:
+    """The share of these samples to which the model gives the label they carry; NaN if there are none.
+
+    Of wrong labels of the training data it tells how far the model has learned them by heart.
+    """
+    return evaluate(model, data.subset(which), device=device)["accuracy"] if which.any() else math.nan
 
 
 def shares(total: Tensor) -> dict[str, float]:

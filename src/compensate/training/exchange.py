@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from compensate.equation import Compensated
 from compensate.granularity import Sample, Table
 from compensate.inference.statistics import Merge, Statistic
+from compensate.stores import Kept, Packed
 from compensate.training.distribution import Processes
 
 
@@ -41,12 +42,17 @@ class Exchange:
         self.criterion = criterion
         self.processes = Processes.current() if processes is None else processes
         self._before = self._copies()
+        if self.processes.size > 1:
+            for kept in self._kept():
+                kept.store.watch()
 
     def __call__(self) -> None:
         """Makes all copies equal."""
         if self.processes.size > 1:
             for name, buffer, merge in self._parts():
                 self._merge(buffer, self._before[name], merge)
+            for kept in self._kept():
+                self._swap(kept)
             self._before = self._copies()
 
     def end_epoch(self) -> None:
@@ -74,6 +80,22 @@ class Exchange:
         for count, theirs, rows in zip(counts.tolist(), all_keys, all_rows, strict=True):
             now[theirs[:count]] = rows[:count]
 
+    def _swap(self, kept: Kept) -> None:
+        """Rows of a store that were written since the last exchange, sent without their zeros."""
+        store = kept.store
+        mine = store.pack(store.changed()).tensors()
+        sizes = torch.zeros(self.processes.size, 2, dtype=torch.long)
+        sizes[self.processes.rank] = torch.tensor([len(mine["rows"]), len(mine["columns"])])
+        sizes = self.processes.sum(sizes)
+        rows, entries = sizes.amax(0).tolist()
+        most = {"rows": rows, "counts": rows, "columns": entries, "values": entries}
+        theirs = {name: self._gather(mine[name], most[name]) for name in most}
+        for rank, (rows, entries) in enumerate(sizes.tolist()):
+            if rank != self.processes.rank:
+                ends = {"rows": rows, "counts": rows, "columns": entries, "values": entries}
+                store.put(Packed.from_tensors({name: theirs[name][rank][: ends[name]] for name in ends}))
+        store.changed()  # what came from others is known to all
+
     def _gather(self, values: Tensor, size: int) -> list[Tensor]:
         padded = values.new_zeros(size, *values.shape[1:])
         padded[: len(values)] = values
@@ -86,6 +108,9 @@ class Exchange:
         for path, module in self.criterion.named_modules():
             yield from ((f"{path}.{name}", value, merge) for name, value, merge in _declared(module) if merge != "same")
 
+    def _kept(self) -> list[Kept]:
+        return [table.kept for table in self.criterion.tables() if table.kept is not None]
+
     def _copies(self) -> dict[str, Tensor]:
         if self.processes.size == 1:
             return {}
@@ -96,6 +121,6 @@ def _declared(module: nn.Module) -> Iterator[tuple[str, Tensor, Merge]]:
     if isinstance(module, Statistic):
         for name, merge in module.merges.items():
             yield name, getattr(module, name), merge
-    elif isinstance(module, Table):
+    elif isinstance(module, Table) and module.kept is None:
         # Rows that samples of several processes share have no owner: their steps are averaged.
         yield "weight", module.weight.data, "rows" if isinstance(module, Sample) else "mean"

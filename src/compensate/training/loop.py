@@ -22,7 +22,7 @@ from compensate.state import State
 from compensate.training import checkpoint
 from compensate.training.config import Config
 from compensate.training.distribution import Processes, Whole, WholeStages
-from compensate.training.evaluation import cut, shares, sums
+from compensate.training.evaluation import agreement, cut, shares, sums
 from compensate.training.preparation import Prepared, clean_batch, make_criterion, make_model, prepare
 from compensate.training.progress import Bar
 from compensate.training.run import Run, describe
@@ -387,6 +387,11 @@ class _Training:
             self.run.log(self.at.history)
         checkpoint.set_random_state(tree["random"])
 
+    def _fitted(self) -> float | None:
+        """The share of the wrong training labels that the model gives back at the end."""
+        wrong = self.prepared.wrong
+        return agreement(self.model, self.prepared.train, wrong, device=self.device) if wrong.any() else None
+
     def finish(self, asked: Config, seconds: float) -> Result:
         """Stores and returns what came out."""
         selected_on, best = _best(self.at.history)
@@ -402,6 +407,7 @@ class _Training:
                 "processes": self.processes.size,
                 "samples": {name: len(part) for name, part in _parts(self.prepared).items()},
                 "wrong_labels": float(self.prepared.wrong.mean()),
+                "wrong_labels_fitted": self._fitted(),
             }
             self.run.write("result.json", describe(asked) | {"effective": self.config.json, "result": outcome})
         self.processes.wait()

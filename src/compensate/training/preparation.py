@@ -111,6 +111,7 @@ def prepare(config: Config, data: Splits | Data | None = None, data_dir: str | P
         raise InputError(
             "training needs classes, and the label of this data is a quantity; choose another label column."
         )
+    splits = _limited(splits, config.limit, config.limit_test, 0 if config.limit is None else config.seed)
     vocabulary = vectors = None
     if _is_text(splits.train):
         splits, vocabulary, vectors = _texts(config, splits, data_dir)
@@ -118,10 +119,6 @@ def prepare(config: Config, data: Splits | Data | None = None, data_dir: str | P
     config = settled(config, default(splits.train) if kind == "auto" else kind, needs_clean="clean" in needs)
 
     train, test, validation = splits.train, splits.test, splits.validation
-    train = train.subset(train.labelled)
-    validation = None if validation is None else validation.subset(validation.labelled)
-    if config.limit is not None and config.limit < len(train):
-        train = train.split((share := config.limit / len(train), 1 - share), seed=config.seed)[0]
     if test is None and config.test:
         train, test = train.split((1 - config.test, config.test), seed=config.seed)
     if config.imbalance != "none":
@@ -140,6 +137,19 @@ def prepare(config: Config, data: Splits | Data | None = None, data_dir: str | P
     if len(train) < 2:
         raise InputError(f"{len(train)} samples are left to train on; lower the shares of test, validation and clean.")
     return Prepared(config, train, clean, validation, test, wrong[train.index], vocabulary, vectors)
+
+
+@lru_cache(maxsize=1)
+def _limited(splits: Splits, limit: int | None, limit_test: int | None, seed: int) -> Splits:
+    """The samples that have a label, and no more of them than are wanted. A smaller set of texts has fewer words, too."""
+    train, test, validation = splits.train, splits.test, splits.validation
+    train = train if train.labelled.all() else train.subset(train.labelled)
+    validation = None if validation is None else validation.subset(validation.labelled)
+    if limit is not None and limit < len(train):
+        train = train.split((share := limit / len(train), 1 - share), seed=seed)[0]
+    if test is not None and limit_test is not None and limit_test < len(test):
+        test = test.split((share := limit_test / len(test), 1 - share), seed=0)[0]
+    return Splits(train, test, validation)
 
 
 def _noisy(data: Data, config: Config, seed: int) -> tuple[Data, NDArray[np.bool_]]:
@@ -164,10 +174,17 @@ def _is_text(data: Data) -> bool:
 
 
 def _texts(config: Config, splits: Splits, data_dir: str | Path | None) -> tuple[Splits, Vocabulary, Any]:
-    known = None if config.vectors is None else read_vectors(find_vectors(config.vectors, data_dir))
-    splits, vocabulary = encode(splits, vectors=known, max_length=config.max_length)
+    path = None if config.vectors is None else find_vectors(config.vectors, data_dir)
+    splits, vocabulary, known = _encoded(splits, path, config.max_length)
     matrix = None if known is None else embedding_matrix(vocabulary, known, seed=config.seed)
     return splits, vocabulary, matrix
+
+
+@lru_cache(maxsize=1)
+def _encoded(splits: Splits, vectors: Path | None, max_length: int | None) -> tuple[Splits, Vocabulary, Any]:
+    """Token ids, and the word vectors; kept for the next run of a worker, as the texts are."""
+    known = None if vectors is None else read_vectors(vectors)
+    return *encode(splits, vectors=known, max_length=max_length), known
 
 
 def make_model(prepared: Prepared) -> nn.Module:

@@ -1,0 +1,82 @@
+"""The paper's tables as grids of runs: what its rows, columns and figures are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from compensate.errors import InputError, nearest
+
+
+@dataclass(frozen=True)
+class Published:
+    """A table of Yao and Wu, Compensation Learning, 2021.
+
+    Attributes:
+        id: its name, such as ``table-9-sst2``.
+        caption: what it shows.
+        fixed: what all its runs share: data set, model, noise.
+        columns: what each column changes.
+        rows: mean and deviation in percent, a pair for each column, by the paper's name of the row.
+    """
+
+    id: str
+    caption: str
+    fixed: Mapping[str, Any]
+    columns: tuple[Mapping[str, Any], ...]
+    rows: Mapping[str, tuple[tuple[float, float], ...]]
+
+    @property
+    def dataset(self) -> str:
+        """The name of its data set."""
+        return str(self.fixed["dataset"])
+
+    def column_name(self, column: int) -> str:
+        """The head of a column.
+
+        >>> published()["table-1-cifar10"].column_name(1)
+        'random 10 %'
+        """
+        given = self.columns[column]
+        if "model" in given or "eps2" in given:
+            return str(given.get("model", f"eps2 = {given.get('eps2')}"))
+        return "0 %" if given["noise"] == "none" else f"{given['noise']} {100 * given['rate']:g} %"
+
+
+@cache
+def published() -> dict[str, Published]:
+    """All ten tables by name.
+
+    >>> list(published())[0], len(published())
+    ('table-1-cifar10', 10)
+    """
+    stored = json.loads((files(__package__) / "paper.json").read_text(encoding="utf-8"))
+    return {
+        t["id"]: Published(
+            t["id"],
+            t["caption"],
+            t["fixed"],
+            tuple(t["columns"]),
+            {row: tuple((mean, std) for mean, std in cells) for row, cells in t["rows"].items()},
+        )
+        for t in stored
+    }
+
+
+def find_table(name: str) -> Published:
+    """A table by its name, its number, or the beginning of its name.
+
+    >>> find_table("9").id, find_table("table-8").id
+    ('table-9-sst2', 'table-8-imdb')
+    """
+    known = published()
+    key = name.lower().replace("_", "-")
+    key = f"table-{key}" if key.isdigit() else key
+    matches = [t for t in known if t == key or t.startswith(f"{key}-")]
+    if len(matches) != 1:
+        raise InputError(f'there is no table "{name}"; {nearest(key, known)} All: {", ".join(known)}.')
+    return known[matches[0]]

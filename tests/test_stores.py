@@ -1,0 +1,405 @@
+"""Every way of keeping rows against the plain one, a full array."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import pickle
+import re
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from compensate import L1, L2, Adversarial, Compensated, Sample
+from compensate.errors import InputError
+from compensate.methods import logcomp
+from compensate.stores import Kept, Mapped, Packed, Sparse, choice, choose
+from compensate.stores.numbers import decode, encode
+from compensate.stores.sparse import ladder
+from compensate.training import checkpoint
+
+KINDS = ["float32", "float16", "bfloat16"]
+WIDTHS = [1, 2, 3, 10, 100, 300]
+
+
+def rounded(rows: np.ndarray, kind: str) -> np.ndarray:
+    """What torch makes of these numbers in this type."""
+    return torch.from_numpy(rows).to(getattr(torch, kind)).float().numpy()
+
+
+def some_rows(rng: np.random.Generator, n: int, width: int, share: float) -> np.ndarray:
+    rows = rng.standard_normal((n, width)) * (rng.random((n, width)) < share)
+    return rows.astype(np.float32)
+
+
+def walk(store, kind: str, seed: int, visits: list[tuple[float, float]]) -> np.ndarray:
+    """Writes to the store and to a full array alike, comparing what is read on the way; returns the array."""
+    rng = np.random.default_rng(seed)
+    full = np.zeros((store.num_rows, store.width), np.float32)
+    for size, share in visits:
+        keys = rng.permutation(store.num_rows)[: round(size * store.num_rows)]
+        rows = some_rows(rng, len(keys), store.width, share)
+        store.write(keys, rows)
+        full[keys] = rounded(rows, kind)
+        look = rng.integers(store.num_rows, size=20)
+        np.testing.assert_array_equal(store.read(look), full[look])
+    np.testing.assert_array_equal(store.read(np.arange(store.num_rows)), full)
+    assert store.filled == (full != 0).any(1).sum()
+    return full
+
+
+VISITS = st.lists(st.tuples(st.floats(0, 1), st.sampled_from([0.0, 0.01, 0.1, 0.4, 1.0])), min_size=1, max_size=12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(KINDS), st.sampled_from(WIDTHS), st.integers(0, 2**30), VISITS)
+def test_sparse_rows_are_those_of_a_full_array(kind, width, seed, visits):
+    store = Sparse(97, width, kind)
+    full = walk(store, kind, seed, visits)
+    packed = store.pack()
+    np.testing.assert_array_equal(packed.rows, np.flatnonzero((full != 0).any(1)))
+    np.testing.assert_array_equal(packed.counts, (full != 0).sum(1)[packed.rows])
+    np.testing.assert_array_equal(packed.columns, np.nonzero(full)[1])
+    np.testing.assert_array_equal(packed.values, full[np.nonzero(full)])
+    other = Sparse(97, width, kind)
+    other.put(packed)
+    np.testing.assert_array_equal(other.read(np.arange(97)), full)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.sampled_from(KINDS), st.sampled_from([1, 10, 100]), st.integers(0, 2**30), VISITS)
+def test_mapped_rows_are_those_of_a_full_array_and_outlive_the_store(tmp_path_factory, kind, width, seed, visits):
+    path = tmp_path_factory.mktemp("rows") / "table"
+    store = Mapped(97, width, path, kind)
+    full = walk(store, kind, seed, visits)
+    store.close()
+    again = Mapped(97, width, path, kind)
+    np.testing.assert_array_equal(again.read(np.arange(97)), full)
+    np.testing.assert_array_equal(again.pack().values, full[np.nonzero(full)])
+    again.clear()
+    assert again.filled == 0
+    assert not again.read(np.arange(97)).any()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.floats(-1e6, 1e6, width=32) | st.sampled_from([0.0, -0.0, 1e-8, -1e-40, 3e38]), min_size=1))
+def test_numbers_are_rounded_as_torch_rounds_them(values):
+    rows = np.array(values, np.float32)
+    for kind in KINDS:
+        expected = rounded(rows, kind)
+        largest = torch.finfo(getattr(torch, kind)).max
+        np.testing.assert_array_equal(decode(encode(rows, kind), kind), np.clip(expected, -largest, largest))
+
+
+def test_a_row_that_widens_and_narrows_moves_from_slab_to_slab_and_gives_its_room_back():
+    store, width = Sparse(4000, 100), 100
+    empty = store.nbytes
+    keys = np.arange(4000)
+    sizes = []
+    for entries in (1, 2, 3, 5, 17, 63, 64, 65, 100, 7, 1):
+        rows = np.zeros((4000, width), np.float32)
+        rows[:, :entries] = 1 + np.arange(entries)
+        store.write(keys, rows)
+        np.testing.assert_array_equal(store.read(keys[::-1]), rows[::-1])
+        room = next(w for w in ladder(100, 5, 4) if w >= entries)
+        needed = 4000 * (room * (5 if room < 100 else 4) + 4)
+        assert needed <= store.nbytes - empty <= 1.3 * needed + 16384
+        sizes.append(store.nbytes)
+    assert sizes[8] > 20 * sizes[0]
+    assert abs(sizes[-1] - sizes[0]) < 16384
+    store.write(keys, np.zeros((4000, width), np.float32))
+    assert store.filled == 0
+    assert store.nbytes == empty
+
+
+def test_memory_follows_the_rows_that_are_left():
+    store = Sparse(200_000, 50)
+    rows = np.zeros((200_000, 50), np.float32)
+    rows[:, 3] = 1.0
+    store.write(np.arange(200_000), rows)
+    full = store.nbytes
+    rng = np.random.default_rng(0)
+    gone = rng.permutation(200_000)[:190_000]
+    for part in np.array_split(gone, 50):
+        store.write(part, np.zeros((len(part), 50), np.float32))
+    left = np.setdiff1d(np.arange(200_000), gone)
+    np.testing.assert_array_equal(store.read(left), rows[left])
+    assert store.filled == 10_000
+    pointers = 4 * 200_000
+    assert store.nbytes - pointers < 0.15 * (full - pointers)
+
+
+def test_wide_rows_and_many_samples_have_room_in_a_pointer():
+    assert len(ladder(10_000_000, 8, 4)) <= 32
+    assert ladder(1, 5, 4) == [1]
+    store = Sparse(2**26 + 5, 70_000, "float16")  # pointers of 8 bytes, columns of 4
+    keys = np.array([0, 2**26, 2**26 + 4])
+    rows = some_rows(np.random.default_rng(0), 3, 70_000, 0.001)
+    store.write(keys, rows)
+    np.testing.assert_array_equal(store.read(keys), rounded(rows, "float16"))
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+
+def tables(tmp_path, n: int, *shape: int, **settings) -> dict[str, Sample]:
+    return {
+        "dense": Sample(n, *shape, store="dense", **settings),
+        "sparse": Sample(n, *shape, store="sparse", **settings),
+        "mapped": Sample(n, *shape, store="mapped", path=tmp_path / "table", **settings),
+    }
+
+
+def trained(table: Sample, steps: int = 30, seed: int = 0, record=None) -> tuple[list[float], Compensated]:
+    """Losses and criterion of a small training with repeated indices and a sample that is ignored."""
+    torch.manual_seed(seed)
+    n, c = table.shape
+    x, y = torch.randn(n, 5), torch.randint(c, (n,))
+    model = nn.Linear(5, c)
+    criterion = Compensated(logit=table)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.3)
+    losses = []
+    for _ in range(steps):
+        i = torch.randint(n, (16,))
+        target = y[i].clone()
+        target[0] = -100
+        loss = criterion(model(x[i]), target, i)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    return losses, criterion
+
+
+@pytest.mark.parametrize("dtype", KINDS)
+@pytest.mark.parametrize("update", ["prox", "subgradient"])
+def test_all_stores_train_alike_bit_for_bit(tmp_path, dtype, update):
+    runs = {}
+    for name, table in tables(tmp_path, 60, 7, penalty=L1(0.05), update=update, dtype=dtype).items():
+        losses, _ = trained(table)
+        runs[name] = (losses, table.dense().float())
+    for name in ("sparse", "mapped"):
+        assert runs[name][0] == runs["dense"][0]
+        assert torch.equal(runs[name][1], runs["dense"][1])
+    assert runs["dense"][1].abs().sum() > 1
+    if update == "prox":
+        assert (runs["dense"][1] == 0).any()
+
+
+def test_a_table_of_16_bits_takes_half_and_ends_near_that_of_32():
+    tables = {dtype: Sample(60, 7, penalty=L1(0.05), store="sparse", dtype=dtype) for dtype in KINDS}
+    rows = {dtype: (trained(table), table.dense())[1] for dtype, table in tables.items()}
+    assert torch.allclose(rows["float16"], rows["float32"], atol=5e-3)
+    assert torch.allclose(rows["bfloat16"], rows["float32"], atol=5e-2)
+    assert not torch.equal(rows["float16"], rows["float32"])
+    dense = [Sample(1000, 7, penalty=L1(0.05), store="dense", dtype=dtype).nbytes for dtype in KINDS]
+    assert dense == [28_000, 14_000, 14_000]
+
+
+def test_rows_of_other_shapes_and_targets(tmp_path):
+    torch.manual_seed(0)
+    x, y, i = torch.rand(6, 2, 3), torch.randint(4, (6,)), torch.tensor([3, 1, 4, 1, 5, 9])
+    model = nn.Sequential(nn.Flatten(), nn.Linear(6, 4))
+    found = []
+    for table in tables(tmp_path, 10, 2, 3, penalty=L1(0.001), lr=0.1).values():
+        criterion = Compensated(feature=table)
+        for _ in range(3):
+            criterion.evaluate(model, x, y, i).loss.backward()
+        found.append(table.dense())
+    assert found[0].any()
+    assert all(torch.equal(other, found[0]) for other in found[1:])
+
+
+def test_an_inner_loop_keeps_its_rows_in_any_store():
+    torch.manual_seed(0)
+    u, y, i = torch.randn(6, 4), torch.randint(4, (6,)), torch.tensor([3, 1, 4, 2, 5, 9])
+    found = []
+    for store in ("dense", "sparse"):
+        table = Sample(10, 4, store=store)
+        criterion = Compensated(logit=Adversarial(0.5, per=table, steps=2, random_start=False))
+        criterion(u.requires_grad_(), y, i)
+        found.append(table.dense())
+    assert found[0].any()
+    assert torch.equal(*found)
+
+
+def test_a_row_that_is_not_finite_is_not_written():
+    table = Sample(3, 2, penalty=L1(0.1), store="sparse")
+    table.write(torch.tensor([0, 1]), torch.tensor([[1.0, 2.0], [torch.nan, 1.0]]))
+    table.write(torch.tensor([0]), torch.tensor([[torch.inf, 0.0]]))
+    assert table.dense().tolist() == [[1, 2], [0, 0], [0, 0]]
+
+
+@pytest.mark.parametrize("first", ["dense", "sparse", "mapped"])
+@pytest.mark.parametrize("second", ["dense", "sparse", "mapped"])
+def test_a_checkpoint_of_one_store_is_read_by_any_other(tmp_path, first, second):
+    def build(folder: str) -> Compensated:
+        (tmp_path / folder).mkdir()
+        return Compensated(logit=tables(tmp_path / folder, 60, 7, penalty=L1(0.05))[first if folder == "a" else second])
+
+    criterion, other = build("a"), build("b")
+    trained(next(criterion.tables()))
+    checkpoint.save(tmp_path / "run", 3, {"criterion": criterion.state_dict()})
+    trained(next(other.tables()), seed=1)  # rows that the checkpoint does not have must go
+    found = checkpoint.latest(tmp_path / "run")
+    assert found is not None
+    other.load_state_dict(found["criterion"])
+    assert torch.equal(next(other.tables()).dense(), next(criterion.tables()).dense())
+
+
+def test_a_state_that_does_not_fit_is_refused():
+    small, large = (Compensated(logit=Sample(n, 3, penalty=L1(0.1), store="sparse")) for n in (4, 9))
+    large_table = next(large.tables())
+    large_table.write(torch.tensor([8]), torch.ones(1, 3))
+    with pytest.raises(RuntimeError, match=r"not of a table of 4 x 3"):
+        small.load_state_dict(large.state_dict())
+    dense = Compensated(logit=Sample(9, 3, penalty=L1(0.1), store="dense"))
+    with pytest.raises(RuntimeError, match=r"weight has shape \(9, 3\); this table is \(4, 3\)"):
+        small.load_state_dict(dense.state_dict())
+    with pytest.raises(RuntimeError, match="Missing key"):
+        small.load_state_dict({k: v for k, v in small.state_dict().items() if "columns" not in k})
+
+
+@pytest.mark.parametrize("store", ["sparse", "mapped"])
+def test_copies_go_their_own_ways(tmp_path, store):
+    table = tables(tmp_path, 20, 3, penalty=L1(0.05))[store]
+    table.write(torch.tensor([2]), torch.ones(1, 3))
+    other = copy.deepcopy(table)
+    assert torch.equal(other.dense(), table.dense())
+    other.write(torch.tensor([2, 5]), torch.zeros(2, 3))
+    assert table.dense()[2].tolist() == [1, 1, 1]
+    files = sorted(p.name for p in tmp_path.iterdir())
+    del other
+    assert sorted(p.name for p in tmp_path.iterdir()) == [n for n in files if "copy" not in n]
+
+
+def test_a_pickled_table_is_the_table():
+    table = Sample(20, 3, penalty=L1(0.05), store="sparse")
+    table.write(torch.tensor([2]), torch.ones(1, 3))
+    other = pickle.loads(pickle.dumps(table))
+    other.write(torch.tensor([4]), torch.ones(1, 3))
+    assert other.dense()[[2, 4]].sum() == 6
+
+
+def test_rows_follow_the_type_of_the_model():
+    criterion = logcomp(num_samples=5, num_classes=3, store="sparse").double()
+    loss = criterion(
+        torch.zeros(2, 3, dtype=torch.float64, requires_grad=True), torch.tensor([0, 1]), torch.tensor([4, 2])
+    )
+    assert loss.dtype == torch.float64
+    assert next(criterion.tables()).gather(torch.tensor([4])).dtype == torch.float64
+    meta = copy.deepcopy(criterion).to("meta")
+    assert next(meta.tables()).kept.store.filled == 2  # rows stay where they are
+
+
+def test_rows_on_their_way_arrive_before_anybody_looks():
+    """What `write` does when the model is on another device, with memory of this one."""
+    kept = Kept(Sparse(6, 2), (2,))
+    kept._send(torch.tensor([1, 3]), torch.ones(2, 2))
+    assert kept._store.filled == 0
+    assert kept.gather(torch.tensor([3]), torch.empty(0)).tolist() == [[1, 1]]
+    kept._send(torch.tensor([1]), torch.zeros(1, 2))
+    kept.write(torch.tensor([5]), torch.ones(1, 2))
+    assert kept.pack().rows.tolist() == [3, 5]
+    kept._send(torch.tensor([0]), torch.ones(1, 2))
+    assert copy.deepcopy(kept).filled == 3
+    kept._send(torch.tensor([2]), torch.ones(1, 2))
+    kept.load(Packed.of(np.array([4]), np.array([0]), np.array([1]), np.array([7.0], np.float32)))
+    assert kept.dense()[4].tolist() == [0, 7]
+    assert kept.filled == 1
+
+
+# --- the choice ------------------------------------------------------------------------------------------------------
+
+
+def test_auto_is_dense_while_it_is_small_and_says_when_it_is_not(caplog):
+    choice._said.clear()
+    with caplog.at_level(logging.WARNING, "compensate"):
+        assert choose("auto", 50_000, (1000,), free=2**40) is None
+        assert not caplog.records
+        for _ in range(2):
+            assert isinstance(choose("auto", 10_000_000, (1000,), free=2**40), Sparse)
+        assert isinstance(choose("auto", 50_000, (1000,), free=10**8), Sparse)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2
+    assert "10,000,000 x 1,000 is kept sparse: 40 MB" in said[0]
+    assert "instead of 40.0 GB" in said[0]
+    assert choose("auto", 10_000_000, (1000,), sparse=False, free=2**40) is None
+
+
+def test_what_cannot_fit_is_refused_with_its_size_and_a_way_out():
+    with pytest.raises(
+        InputError, match=r"40,000,000,000 bytes \(40\.0 GB\), and 1,000,000,000 are free.*sparse.*mapped"
+    ):
+        choose("dense", 10_000_000, (1000,), free=10**9)
+    with pytest.raises(InputError, match="Category"):
+        choose("auto", 10_000_000, (1000,), movable=False, free=10**9)
+    with pytest.raises(InputError, match=r"is free|are free"):
+        Sample(10**9, 10**5, penalty=L2(0.1))
+
+
+def test_free_memory_is_what_the_system_says():
+    free = choice.free_memory()
+    assert free is None or 10**6 < free < 10**14
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"store": "tiny"}, 'store is "tiny"; expected one of auto, dense, sparse, mapped'),
+        ({"store": "sparse", "update": "meta"}, "not by an optimiser or a meta step"),
+        ({"store": "sparse", "init": 1.0}, "rows that start at zero"),
+        ({"store": "sparse", "path": "x"}, 'path="x" is for store="mapped"'),
+        ({"store": "mapped"}, "say which: path="),
+        ({"store": "sparse", "dtype": "int8"}, "dtype is int8; a table keeps float32, float16, bfloat16"),
+    ],
+)
+def test_bad_settings_are_refused(settings, message):
+    with pytest.raises(InputError, match=re.escape(message)):
+        Sample(5, 3, penalty=L1(0.1), **settings)
+
+
+def test_bad_files_are_refused(tmp_path):
+    with pytest.raises(InputError, match="cannot be opened"):
+        Mapped(5, 3, tmp_path / "missing" / "table")
+    (tmp_path / "text").write_text("hello")
+    with pytest.raises(InputError, match="is not a table"):
+        Mapped(5, 3, tmp_path / "text")
+    assert (tmp_path / "text").read_text() == "hello"
+    first = Mapped(5, 3, tmp_path / "table")
+    with pytest.raises(InputError, match="in use by another table"):
+        Mapped(5, 3, tmp_path / "table")
+    first.close()
+    with pytest.raises(InputError, match="holds a table of 5 x 3 float32, not of 6 x 3 float32"):
+        Mapped(6, 3, tmp_path / "table")
+    (tmp_path / "table").write_bytes((tmp_path / "table").read_bytes()[:-8])
+    with pytest.raises(InputError, match="cannot be opened"):
+        Mapped(5, 3, tmp_path / "table")
+
+
+def test_a_record_can_be_lean_or_left_out():
+    torch.manual_seed(0)
+    u, y, i = torch.randn(40, 4), torch.randint(4, (40,)), torch.arange(40)
+    i[1] = i[0] = 3  # a sample that comes several times in a batch counts several times
+    full, lean, none = (logcomp(num_samples=40, num_classes=4, record=kind) for kind in ("full", "lean", "none"))
+    for step in range(6):
+        for criterion in (full, lean, none):
+            criterion(u.roll(step, 1) + u, y, i)
+    a, b = full.suspects(), lean.suspects()
+    assert len(a) == 38
+    assert torch.equal(a.index[:5], b.index[:5])
+    assert torch.equal(full.record.visits, lean.record.visits.float())
+    assert torch.equal(full.record.guess, lean.record.guess.int())
+    assert full.nbytes - none.nbytes == 40 * 24
+    assert lean.nbytes - none.nbytes == 40 * 8
+    assert torch.allclose(full.record.mean("margin"), lean.record.mean("margin"), rtol=3e-3, atol=1e-3, equal_nan=True)
+    with pytest.raises(InputError, match="lean record keeps margin"):
+        lean.record.mean("loss")
+    with pytest.raises(InputError, match="keeps no record"):
+        none.suspects()
+    with pytest.raises(InputError, match='record is "some"'):
+        logcomp(num_samples=4, num_classes=4, record="some")
