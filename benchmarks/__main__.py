@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-SKIPPED = {"__init__", "__main__", "measure", "pages"}
+SKIPPED = {"__init__", "__main__", "measure", "pages", "soak"}
 
 
 def names() -> list[str]:

@@ -42,9 +42,29 @@ def test_the_page_of_results_is_made_from_the_stored_runs():
 
 def test_import_brings_no_heavy_library_along():
     heavy = ("pandas", "sklearn", "scipy", "matplotlib", "PIL", "accelerate", "optuna", "typer", "rich", "jinja2")
+    heavy += ("lightning", "pytorch_lightning", "transformers", "datasets", "skorch")
     code = f"import sys, compensate; print([m for m in {heavy!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_integrations_are_imported_without_their_libraries():
+    """And the first use of one says what to install."""
+    code = """
+import importlib, sys
+for name in ("lightning", "transformers", "datasets", "skorch"):
+    sys.modules[name] = None  # as if it were not installed
+for module in ("carrying", "watch", "lightning", "transformers", "datasets", "skorch", "accelerate"):
+    found = importlib.import_module(f"compensate.integrations.{module}")
+    for name in ("CompensationCallback", "CompensatedTrainer", "CompensatedNet"):
+        if hasattr(found, name):
+            try:
+                getattr(found, name)(None)
+            except ValueError as error:
+                print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert re.findall(r'pip install "compensate\[(.*)\]"', done.stdout) == ["lightning", "hf", "skorch"]
 
 
 def test_claims_of_the_demonstration_are_stored_figures():

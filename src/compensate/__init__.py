@@ -66,7 +66,7 @@ __all__ = [
 ]
 
 
-_LAZY = ("auditing", "data", "estimators", "experiments", "models", "training")
+_LAZY = ("auditing", "data", "estimators", "experiments", "integrations", "models", "training")
 """Subpackages that bring heavier libraries along: imported when first used."""
 
 

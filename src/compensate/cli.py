@@ -15,7 +15,9 @@ from compensate._version import __version__
 from compensate.commands.apply import apply
 from compensate.commands.audit import audit
 from compensate.commands.compare import compare
+from compensate.commands.figure import figure
 from compensate.commands.reproduce import reproduce
+from compensate.commands.sentences import sentences
 from compensate.commands.train import train
 from compensate.commands.tune import tune
 from compensate.errors import InputError
@@ -29,7 +31,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 console = Console(highlight=False)
-for command in (audit, apply, train, compare, tune, reproduce):
+for command in (audit, apply, train, compare, tune, reproduce, figure, sentences):
     app.command()(command)
 
 

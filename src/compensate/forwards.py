@@ -98,5 +98,12 @@ def under(model: nn.Module, parameters: dict[str, Tensor], run: Callable[[nn.Mod
     >>> under(net, {"weight": torch.tensor([[1.0, 2.0]])}, lambda m: m(torch.tensor([[1.0, 1.0]])))
     tensor([[3.]])
     """
-    lent = {f"model.{name}": value for name, value in parameters.items()}
-    return functional_call(_Lent(model), lent, (run,))
+    new = {id(p): parameters[name] for name, p in model.named_parameters() if name in parameters}
+    # By module and not by name: a layer may be reached under two names, and a parameter may belong to two layers.
+    lent = {
+        ".".join(filter(None, ("model", path, name))): new[id(p)]
+        for path, module in model.named_modules()
+        for name, p in module.named_parameters(recurse=False)
+        if id(p) in new
+    }
+    return functional_call(_Lent(model), lent, (run,), tie_weights=False)

@@ -52,8 +52,8 @@ def plot_change_by_class(change: Tensor, class_counts: Sequence[int] | Tensor | 
 def plot_self_paced(lam: float = 0.6, eta: float = 20.0, *, ax: Any = None) -> Any:
     """Weights of self-paced learning over the loss, and what compensation leaves of it: the paper's two figures in one.
 
-    The weights are those of :func:`compensate.methods.self_paced_weights`, one line for each kind. The dashed line is the
-    ratio of compensated to plain loss under :func:`compensate.methods.self_paced_logit` for a sample of two classes.
+    The weights are those of :func:`plot_self_paced_weights`. The dashed line is the ratio of compensated to plain loss under
+    :func:`compensate.methods.self_paced_logit` for a sample of two classes.
 
     Args:
         lam: the threshold, below 1.
@@ -63,22 +63,46 @@ def plot_self_paced(lam: float = 0.6, eta: float = 20.0, *, ax: Any = None) -> A
     Returns:
         The axes.
     """
-    from compensate.methods import self_paced_logit, self_paced_weights
+    from compensate.methods import self_paced_logit
 
-    losses = torch.linspace(0.02, 1.5, 500)
+    ax = plot_self_paced_weights(lam, ax=ax)
+    losses = _losses()
     # Two logits, 0 for the rival: p = exp(-l) puts log(p / (1 - p)) on the given class.
     logits = torch.stack([-losses - torch.log(-torch.expm1(-losses)), torch.zeros_like(losses)], 1)
     criterion = self_paced_logit(num_classes=2, tau=lam, eta=eta)
     left = criterion.evaluate(torch.nn.Identity(), logits, torch.zeros(len(losses), dtype=torch.long)).l
+    ax.plot(losses, left / losses, "k--", label="loss ratio of compensation")
+    ax.set_ylabel("weight, or ratio of losses")
+    ax.legend(frameon=False)
+    return ax
+
+
+def plot_self_paced_weights(lam: float = 0.6, *, ax: Any = None) -> Any:
+    """Weights of self-paced learning over the loss, one line for each kind of :func:`compensate.methods.self_paced_weights`.
+
+    Args:
+        lam: the threshold, below 1.
+        ax: matplotlib axes to draw on; new ones if not given.
+
+    Returns:
+        The axes.
+    """
+    from compensate.methods import self_paced_weights
+
     if ax is None:
         import matplotlib.pyplot as plt
 
         _, ax = plt.subplots(figsize=(5.2, 3.6), layout="constrained")
-    for kind in ("hard", "linear", "logarithmic", "mixture"):
-        ax.plot(losses, self_paced_weights(losses, lam, kind), label=kind)
-    ax.plot(losses, left / losses, "k--", label="loss ratio of compensation")
+    losses = _losses()
+    styles = {"hard": "-", "linear": "--", "logarithmic": "-.", "mixture": (0, (4, 1, 1, 1, 1, 1))}
+    for kind, style in styles.items():
+        ax.plot(losses, self_paced_weights(losses, lam, kind), label=kind, linestyle=style)  # type: ignore[arg-type]
     ax.set_xlabel("loss")
-    ax.set_ylabel("weight, or ratio of losses")
+    ax.set_ylabel("weight")
     ax.legend(frameon=False)
     ax.spines[["top", "right"]].set_visible(False)
     return ax
+
+
+def _losses() -> Tensor:
+    return torch.linspace(0.02, 1.5, 500)

@@ -26,3 +26,22 @@ def test_a_model_may_hold_its_criterion(method, batch):
     assert any(moved)
     for one, other in zip(apart.parameters(), registered.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_a_layer_under_two_names_and_a_parameter_in_two_layers(batch):
+    """The model is left as it was, and both uses of a parameter count."""
+    from compensate.forwards import under
+
+    x = batch[0]
+    first, second = torch.nn.Linear(4, 4, bias=False).double(), torch.nn.Linear(4, 4, bias=False).double()
+    second.weight = first.weight
+    net = torch.nn.Sequential(first, second)
+    net.again = first
+    kept = first.weight
+    w = torch.randn(4, 4).double().requires_grad_()
+    out = under(net, {"0.weight": w}, lambda m: m[1](m.again(x)))
+    torch.testing.assert_close(out, x @ w.T @ w.T)
+    assert first.weight is kept
+    assert second.weight is kept
+    net.again(x).sum().backward()
+    net.again(x).sum().backward()  # no graph of the look-ahead has stayed in the model

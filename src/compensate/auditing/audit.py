@@ -18,6 +18,7 @@ from compensate.auditing.page.model import Estimate
 from compensate.auditing.planting import Plants, confident_joint, plant
 from compensate.auditing.result import Audit
 from compensate.auditing.run import Outcome, Phase, Progress, predict, train
+from compensate.auditing.scaling import subset
 from compensate.auditing.source import KINDS, labelled, read
 from compensate.auditing.verdict import Verdict, judge, own_scores
 from compensate.data.dataset import UNLABELLED, Data
@@ -132,9 +133,9 @@ def audit(
         curves={"accuracy": run.accuracy, "loss": run.loss, "compensated": run.compensated},
         config=_config(source, found, recipe, seed, plants, run, scout),
         notes=notes,
-        data=known.subset(rows),
+        data=known if len(rows) == len(known) else known.subset(rows),
         model=run.model,
-        vectors=None if found.vectors is None else found.vectors[rows],
+        vectors=subset(found.vectors, rows),
     )
 
 

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from compensate.auditing.scaling import Scaled
 from compensate.auditing.words import Words, bag
 from compensate.data.batches import draws, gather
 from compensate.data.dataset import Data
@@ -155,23 +156,18 @@ def _features(data: Data, model: Any) -> Inputs:
         return Inputs(
             "own", lambda rows, _: gather(data, rows)[0], _maker(data, model, ""), RECIPES["own"], _dense(data.x)
         )
-    x = np.asarray(data.x, dtype=np.float32).reshape(len(data), -1)
-    spread = x.std(0)
-    x = (x - x.mean(0)) / np.where(spread > 1e-8, spread, 1)
-    # One entry far out must not rule a batch.
-    scaled = torch.from_numpy(np.clip(x, -10, 10))
+    scaled = Scaled.of(np.asarray(data.x, dtype=np.float32).reshape(len(data), -1))
 
     def batch(rows: Rows, epoch: int | None) -> Tensor:
-        return scaled[torch.from_numpy(rows)]
+        return torch.from_numpy(scaled[rows])
 
     outputs = 1 if data.regression else data.num_classes
-    make = (
-        (lambda: MLP(x.shape[1], outputs, hidden=(256,), dropout=0.1)) if model is None else _maker(data, model, "mlp")
-    )
+    width = scaled.x.shape[1]
+    make = (lambda: MLP(width, outputs, hidden=(256,), dropout=0.1)) if model is None else _maker(data, model, "mlp")
     recipe = RECIPES["features"]
     # Small sets need more passes to get as many steps.
     epochs = int(np.clip(round(recipe.epochs * 5000 / max(len(data), 1)), recipe.epochs, 60))
-    return Inputs("features", batch, make, replace(recipe, epochs=epochs), scaled.numpy())
+    return Inputs("features", batch, make, replace(recipe, epochs=epochs), scaled)
 
 
 def _maker(data: Data, model: Any, default: str) -> Callable[[], nn.Module]:

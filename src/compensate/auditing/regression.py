@@ -15,6 +15,7 @@ from compensate.auditing.page.model import Estimate
 from compensate.auditing.planting import Plants, amount
 from compensate.auditing.result import Audit
 from compensate.auditing.run import Progress
+from compensate.auditing.scaling import subset
 from compensate.auditing.verdict import judge, own_scores
 from compensate.data.dataset import Data
 from compensate.data.seeding import generator
@@ -173,7 +174,7 @@ def audit_regression(
         },
         data=known.subset(rows),
         model=run.model,
-        vectors=None if found.vectors is None else found.vectors[rows],
+        vectors=subset(found.vectors, rows),
     )  # fmt: skip
 
 

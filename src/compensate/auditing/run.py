@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from compensate.auditing.evidence import Trace
@@ -129,8 +129,10 @@ def _forget(criterion: Compensated, rows: Ints) -> None:
 def predict(model: nn.Module, inputs: Inputs, rows: Ints, batch_size: int = 500) -> NDArray[np.float32]:
     """(len(rows), C) what the trained model says of these rows."""
     model.eval()
-    parts: list[Tensor] = [
-        F.softmax(model(inputs.batch(rows[i : i + batch_size], None)).float(), 1)
-        for i in range(0, len(rows), batch_size)
-    ]
-    return torch.cat(parts).numpy() if parts else np.empty((0, 0), np.float32)
+    found = np.empty((0, 0), np.float32)
+    for i in range(0, len(rows), batch_size):
+        p = F.softmax(model(inputs.batch(rows[i : i + batch_size], None)).float(), 1).numpy()
+        if not i:
+            found = np.empty((len(rows), p.shape[1]), np.float32)
+        found[i : i + len(p)] = p
+    return found

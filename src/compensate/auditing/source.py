@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from compensate.auditing.kinds import is_text
-from compensate.data.arrays import from_arrays
+from compensate.data.arrays import from_arrays, not_finite
 from compensate.data.dataset import Data, Splits
 from compensate.data.labels import encode_labels, override_labels
 from compensate.data.load import load
@@ -107,7 +107,7 @@ def _with_features(data: Data, features: ArrayLike | str | Path) -> Data:
         )
     if len(values) == data.rows and data.rows != len(data):
         values = values[data.index]
-    if not np.isfinite(values).all():
-        row = int(np.flatnonzero(~np.isfinite(values).all(1))[0])
-        raise InputError(f"{where} has a value that is not a finite number in row {row}. Fill or remove it.")
+    broken = not_finite(values)
+    if len(broken):
+        raise InputError(f"{where} has a value that is not a finite number in row {broken[0]}. Fill or remove it.")
     return replace(data, x=values, raw=data.x if data.raw is None else data.raw)

@@ -54,12 +54,12 @@ def reproduce(
     from compensate.experiments import comparing
     from compensate.experiments.grid import Place, choose, run
     from compensate.experiments.protocols import SCALES, cells, method_of, trials
-    from compensate.experiments.tables import find_table, published
+    from compensate.experiments.tables import every, find_table
     from compensate.training.workers import BACKENDS
 
     if table is None:
-        for known in published().values():
-            console.print(f"{known.id:36s} {known.caption}")
+        for known in every().values():
+            console.print(f"{known.id:36s} {known.caption}", soft_wrap=True)
         return
     if scale not in SCALES:
         raise InputError(f'scale is "{scale}"; {nearest(scale, SCALES)}')

@@ -14,6 +14,9 @@ from compensate.data.images import as_images
 from compensate.data.labels import encode_labels, read_labels
 from compensate.errors import InputError
 
+MAPPED = 1 << 28
+"""An .npy file with more bytes than this is mapped into memory and read as it is needed."""
+
 X = ("x", "features", "embeddings", "data", "images")
 Y = ("y", "labels", "label", "target", "targets")
 
@@ -33,8 +36,8 @@ def from_arrays(x: ArrayLike, y: ArrayLike | None, classes: Any = None, *, where
     if samples.ndim >= 3:
         samples = as_images(samples, where)
     elif samples.ndim == 2:
-        samples = samples.astype(np.float32)
-        broken = np.flatnonzero(~np.isfinite(samples).all(1))
+        samples = samples.astype(np.float32, copy=False)  # not a second copy of what may be most of the memory
+        broken = not_finite(samples)
         if len(broken):
             raise InputError(
                 f"{where} has a value that is not a finite number in {len(broken)} rows, the first {broken[0]}. Fill "
@@ -55,6 +58,16 @@ def from_arrays(x: ArrayLike, y: ArrayLike | None, classes: Any = None, *, where
         return Data(samples, labels.astype(np.float64), (), info=info)
     target, names = encode_labels(labels, None if classes is None else [str(c) for c in classes])
     return Data(samples, target, names, info=info)
+
+
+def not_finite(samples: NDArray[Any], block: int = 1 << 24) -> NDArray[np.int64]:
+    """Rows with a value that is not a finite number, looked for block by block."""
+    size = max(1, block // max(1, samples.shape[1]))
+    found = [
+        first + np.flatnonzero(~np.isfinite(samples[first : first + size]).all(1))
+        for first in range(0, len(samples), size)
+    ]
+    return np.concatenate(found) if found else np.empty(0, np.int64)
 
 
 def read_npz(path: str | Path, *, labels: str | Path | None = None) -> Splits:
@@ -89,6 +102,9 @@ def read_npz(path: str | Path, *, labels: str | Path | None = None) -> Splits:
 
 def _load(path: Path) -> Any:
     try:
+        if path.suffix.lower() == ".npy" and path.stat().st_size > MAPPED:
+            with damage(path):
+                return np.load(path, mmap_mode="r", allow_pickle=False)
         with damage(path), open(path, "rb") as file:
             loaded = np.load(file, allow_pickle=False)
             if isinstance(loaded, np.ndarray):

@@ -105,11 +105,13 @@ class Comparison:
     def paper(self, row: str, column: int) -> tuple[float, float] | None:
         """The paper's mean and deviation in percent."""
         cells = self.table.rows.get(row.partition(" at ")[0])
-        return None if cells is None else cells[column]
+        return cells[column] if cells else None
 
     def ranks(self, column: int, *, paper: bool = False) -> dict[str, int]:
         """The place of each row in a column, 1 for the highest, among the paper's rows that were run."""
-        rows = [row for row in self.rows if row in self.table.rows and (row, column) in self.ours]
+        rows = [r for r in self.rows if (r, column) in self.ours and r in self.table.rows]
+        if paper and any(self.paper(r, column) is None for r in rows):
+            return {}
         value = {r: self.table.rows[r][column][0] if paper else self.ours[r, column].mean for r in rows}
         return {r: 1 + sum(v > value[r] for v in value.values()) for r in rows}
 
@@ -144,7 +146,7 @@ def shown(found: Comparison) -> Table:
     """The table for a terminal: ours / the paper's, each with its rank."""
     head, *body = lines(found)
     table = Table(
-        *head, box=None, pad_edge=False, caption="ours [rank] / the paper's [rank]; last epoch, clean test data"
+        *head, box=None, pad_edge=False, caption=r"ours \[rank] / the paper's \[rank]; last epoch, clean test data"
     )
     for row in body:
         table.add_row(*row)

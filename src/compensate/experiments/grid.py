@@ -76,7 +76,7 @@ def adversarial_accuracy(model: nn.Module, data: Data, eps: float, *, steps: int
     """Accuracy on test images that were moved, within `eps` in every pixel, to raise their loss (PGD)."""
     from compensate.methods import pgd_at
 
-    attack = pgd_at(eps=eps, steps=steps, bounds=(0.0, 1.0)).eval()
+    attack = pgd_at(eps=eps, steps=steps, bounds=(0.0, 1.0))  # in training mode: a criterion at rest attacks nothing
     model.eval()
     some = data.subset(np.arange(min(limit, len(data))))
     right = 0

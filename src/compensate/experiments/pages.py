@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from compensate.data.files import write_atomically
+from compensate.experiments.report import sections, table_lines
 
 _TITLES = {
     "last": "accuracy, last epoch",
@@ -37,6 +38,7 @@ def results_page(results: Path) -> str:
         "on clean test data, in percent, mean ± deviation over seeds.",
         *_demo(results / "demo" / "results.json"),
         *(part for path in sorted((results / "compare").glob("*.json")) for part in _comparison(path)),
+        *sections(results / "reproduce"),
         *_runs(sorted((results / "train").glob("*.json"))),
     ]
     return "\n\n".join(parts) + "\n"
@@ -46,7 +48,7 @@ def _demo(path: Path) -> list[str]:
     stored = json.loads(path.read_text())
     rows = [[method, *map(percent, row.values())] for method, row in stored["summary"].items()]
     names = [_TITLES[name] for name in next(iter(stored["summary"].values()))]
-    return ["## Digits, 20 % wrong labels", "`compensate demo`", _table(["%", *names], rows)]
+    return ["## Digits, 20 % wrong labels", "`compensate demo`", table_lines([["%", *names], *rows])]
 
 
 def _comparison(path: Path) -> list[str]:
@@ -67,7 +69,7 @@ def _comparison(path: Path) -> list[str]:
         "ones were searched on other seeds at 20 % noise (`results/demo/search.json`), the others not at all. The best epoch is the one with the highest "
         "accuracy on a held-out part of the training data, wrong labels, skew and all."
     )
-    table = _table(["%", "last epoch", "best epoch", f"last, minus {stored['baseline']} (95 %)"], rows)
+    table = table_lines([["%", "last epoch", "best epoch", f"last, minus {stored['baseline']} (95 %)"], *rows])
     picture = f"![Accuracy over the epochs, and the last epoch of each seed.](img/compare-{path.stem}.png)"
     return [f"## {common['data']}, {', '.join(what)}", setting, table, picture]
 
@@ -89,12 +91,7 @@ def _runs(paths: list[Path]) -> list[str]:
                 f"{stored['result']['seconds'] / 60:.1f}",
             ]
         )
-    return ["## Single runs", _table(["command", "epochs", "last, %", "best, %", "minutes, one thread"], rows)]
-
-
-def _table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return ["## Single runs", table_lines([["command", "epochs", "last, %", "best, %", "minutes, one thread"], *rows])]
 
 
 def main(arguments: list[str] | None = None) -> Any:

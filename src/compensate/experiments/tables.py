@@ -21,7 +21,8 @@ class Published:
         caption: what it shows.
         fixed: what all its runs share: data set, model, noise.
         columns: what each column changes.
-        rows: mean and deviation in percent, a pair for each column, by the paper's name of the row.
+        rows: mean and deviation in percent, a pair for each column, by the paper's name of the row; nothing for rows of
+            tables that the paper does not have.
     """
 
     id: str
@@ -67,13 +68,41 @@ def published() -> dict[str, Published]:
     }
 
 
+def _beyond(name: str, caption: str, dataset: str, columns: list[dict[str, Any]], rows: str, **fixed: Any) -> Published:
+    return Published(name, caption, {"dataset": dataset, **fixed}, tuple(columns), dict.fromkeys(rows.split(), ()))
+
+
+BEYOND = {
+    t.id: t
+    for t in (
+        _beyond(
+            "beyond-noise-cifar10", "CIFAR-10 under heavy noise.", "cifar10",
+            [{"noise": "random", "rate": rate} for rate in (0.4, 0.5, 0.6)],
+            "base label-smoothing logcomp mixcomp elr gce", model="resnet20",
+        ),
+        _beyond(
+            "beyond-imbalance-cifar10", "CIFAR-10, long-tailed and noisy at the same time.", "cifar10",
+            [{"noise": "none", "rate": 0}, {"noise": "random", "rate": 0.2}, {"noise": "random", "rate": 0.4}],
+            "base logit-adjustment logcomp mixcomp elr gce", model="resnet20", imbalance="exponential:10",
+        ),
+    )
+}  # fmt: skip
+"""Tables the paper does not have."""
+
+
+@cache
+def every() -> dict[str, Published]:
+    """The paper's tables and those beyond it."""
+    return published() | BEYOND
+
+
 def find_table(name: str) -> Published:
     """A table by its name, its number, or the beginning of its name.
 
     >>> find_table("9").id, find_table("table-8").id
     ('table-9-sst2', 'table-8-imdb')
     """
-    known = published()
+    known = every()
     key = name.lower().replace("_", "-")
     key = f"table-{key}" if key.isdigit() else key
     matches = [t for t in known if t == key or t.startswith(f"{key}-")]

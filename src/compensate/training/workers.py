@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -53,7 +54,7 @@ def side_by_side(
 
 def _on_cluster(work: Callable[..., Answer], jobs: list[tuple[Any, ...]], workers: int | None) -> Iterator[Answer]:
     try:
-        import ray
+        ray: Any = import_module("ray")
     except ImportError as error:
         raise InputError('the backend ray needs Ray: pip install "compensate[cluster]".') from error
     if not ray.is_initialized():

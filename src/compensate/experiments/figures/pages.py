@@ -1,0 +1,45 @@
+"""The page of figures: each picture with the command that draws it, and the sentences that were found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from compensate.experiments.figures import FIGURES
+from compensate.experiments.sentences import sentences_section
+
+
+def figures_section(pictures: Path, where: str = "img") -> list[str]:
+    """The figures as parts of a Markdown page; those without a stored picture are named with their command.
+
+    Args:
+        pictures: the folder of the stored pictures, ``figure-NAME.png``; ``figure-NAME-DATA.png`` for other data.
+        where: that folder as the page names it.
+    """
+    parts = []
+    for name, row in FIGURES.items():
+        parts += [f"### {row.summary[0].upper()}{row.summary[1:]} ({row.paper})"]
+        stored = pictures / f"figure-{name}.png"
+        if stored.is_file():
+            parts += [f"![{row.summary}.]({where}/{stored.name})"]
+        parts += [f"{row.caption} Draw it: `compensate figure {name}`."]
+        for other in sorted(pictures.glob(f"figure-{name}-*.png")):
+            data = other.stem.removeprefix(f"figure-{name}-")
+            parts += [
+                f"![{row.summary}, on {data}.]({where}/{other.name})",
+                f"`compensate figure {name} --data {data} --data-dir DATA`",
+            ]
+    return parts
+
+
+def figures_page(results: Path, pictures: Path) -> str:
+    """The whole page as Markdown."""
+    parts = [
+        "# Figures and sentences",
+        "The paper's figures, drawn by `compensate figure NAME`, and the texts in which the largest compensation was found. Figures "
+        "that need a training run one of seconds or minutes on a processor, not the paper's: they show the same thing on less "
+        "data. This page is made by `compensate figure --markdown docs/figures.md`.",
+        "## Figures",
+        *figures_section(pictures),
+    ]
+    found = sentences_section(results)
+    return "\n\n".join([*parts, *(["## Sentences with large compensation", *found] if found else [])]) + "\n"

@@ -1,0 +1,77 @@
+"""`accelerate`: a criterion made ready for a loop of one's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from compensate.equation import Compensated
+from compensate.errors import InputError
+from compensate.integrations.carrying import TAKE_THEM, Carried
+
+
+def prepare(
+    accelerator: Any,
+    criterion: Compensated,
+    loader: Any = None,
+    *,
+    epochs: int | None = None,
+    optimizer: Any = None,
+    own_meta: bool = False,
+    fixed_labels: bool = True,
+) -> Compensated:
+    """Moves the criterion to the device, sets its clock, puts it into checkpoints and checks its index in every batch.
+
+    In place of `accelerator.prepare`, which would wrap it for several processes. After it, the criterion is called as ever, and
+    `criterion.end_epoch()` after each epoch. Accumulation of gradients changes nothing for it. With several processes write
+    ``criterion(*together(model(x), target, index))``, with :func:`compensate.training.together`; forgetting it is an error
+    at the first batch. To resume, call this first and `accelerator.load_state` then.
+
+    Args:
+        accelerator: an `accelerate.Accelerator`.
+        criterion: the criterion.
+        loader: the training loader, as `accelerator.prepare` gave it.
+        epochs: of the training. Without it, or without a length of the loader, methods with a schedule ask for
+            `criterion.start(total_steps)`.
+        optimizer: of the model, or a list of several; given, it is checked that each parameter of the criterion has its mover.
+        own_meta: true if the loop calls :func:`compensate.meta_step`.
+        fixed_labels: false if labels change on purpose during the training.
+
+    Returns:
+        The criterion.
+
+    >>> import accelerate, torch
+    >>> from compensate import methods
+    >>> from compensate.data import Indexed
+    >>> model = torch.nn.Linear(4, 3)
+    >>> data = Indexed([(torch.randn(4), k % 3) for k in range(12)])
+    >>> accelerator = accelerate.Accelerator(cpu=True)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> loader = torch.utils.data.DataLoader(data, batch_size=4, shuffle=True)
+    >>> model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    >>> criterion = methods.logcomp(num_samples=12, num_classes=3)
+    >>> criterion = prepare(accelerator, criterion, loader, epochs=2, optimizer=optimizer)
+    >>> for epoch in range(2):
+    ...     for x, y, index in loader:                 # (B, 4), (B,), (B,)
+    ...         accelerator.backward(criterion(model(x), y, index))
+    ...         optimizer.step()
+    ...         optimizer.zero_grad()
+    ...     criterion.end_epoch()
+    >>> int(criterion.step), int(criterion.total)
+    (6, 6)
+    """
+    if not hasattr(accelerator, "register_for_checkpointing"):
+        raise InputError(f"prepare was given a {type(accelerator).__name__}; expected an accelerate.Accelerator first.")
+    if getattr(criterion, "module", None) is not None:
+        raise InputError("the criterion has been wrapped for several processes; do not give it to accelerator.prepare.")
+    carried = Carried(criterion, fixed_labels=fixed_labels)
+    criterion.to(accelerator.device).train()
+    carried.watch.whole = accelerator.num_processes > 1
+    many: list[Any] = [optimizer] if hasattr(optimizer, "param_groups") else list(optimizer or ())
+    try:
+        size = None if loader is None else len(loader)
+    except TypeError:
+        size = None
+    total = None if size is None or epochs is None else epochs * size
+    carried.begin(total=total, optimisers=many, own_meta=own_meta, remedy=TAKE_THEM)
+    accelerator.register_for_checkpointing(carried)
+    return criterion

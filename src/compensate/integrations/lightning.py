@@ -1,0 +1,207 @@
+"""Lightning: a callback that does for a criterion what a training loop must do beside calling it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, final
+
+import torch
+from torch import nn
+
+from compensate.equation import Compensated
+from compensate.errors import InputError
+from compensate.integrations.carrying import Carried, criteria_in
+from compensate.integrations.missing import missing
+from compensate.training.exchange import Exchange
+
+try:
+    from lightning.pytorch import Callback
+except ModuleNotFoundError:  # pragma: no cover
+    Callback = missing("lightning", "lightning")
+
+
+@final
+class CompensationCallback(Callback):
+    """Sets the clock of a criterion, ends its epochs, takes its meta steps, stores its state and checks its index.
+
+    The criterion itself is used as in any loop: an attribute of the module, called in `training_step`. In `validation_step`
+    the module, and the criterion with it, is in evaluation mode and gives the plain loss.
+
+    Args:
+        criterion: only if it is no attribute of the module; the callback then moves and stores it.
+        clean: batches ``(x, target)`` of trusted data for methods that learn by meta steps, which are then taken before
+            each training step; the module's `forward` must map `x` to logits, and batches be ``(x, target, index)``.
+        meta_optimizer: for methods with parameters beside their tables; Adam if not given.
+        own_meta: true if `training_step` calls `meta_step` itself.
+        fixed_labels: false if labels change on purpose during the training.
+        exchange: with several processes, each evaluates its own slice of the batch; the copies of the criterion are made
+            equal after each epoch and before each checkpoint. False if `training_step` uses
+            :func:`compensate.training.together`.
+
+    >>> import torch, lightning as L
+    >>> from compensate import methods
+    >>> from compensate.data import Indexed
+    >>> class Net(L.LightningModule):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.layer = torch.nn.Linear(4, 3)
+    ...         self.criterion = methods.logcomp(num_samples=12, num_classes=3)
+    ...     def training_step(self, batch, _):
+    ...         x, y, index = batch                     # (B, 4), (B,), (B,)
+    ...         return self.criterion(self.layer(x), y, index)
+    ...     def configure_optimizers(self):
+    ...         return torch.optim.SGD(self.layer.parameters(), lr=0.1)
+    >>> data = Indexed([(torch.randn(4), k % 3) for k in range(12)])
+    >>> loader = torch.utils.data.DataLoader(data, batch_size=4, shuffle=True)
+    >>> net, quiet = Net(), dict(logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    >>> import warnings; warnings.simplefilter("ignore")
+    >>> trainer = L.Trainer(max_epochs=2, accelerator="cpu", enable_model_summary=False, callbacks=[CompensationCallback()], **quiet)
+    >>> trainer.fit(net, loader)
+    >>> int(net.criterion.epoch), int(net.criterion.step)
+    (2, 6)
+    """
+
+    def __init__(
+        self,
+        criterion: Compensated | None = None,
+        *,
+        clean: Iterable[Any] | None = None,
+        meta_optimizer: torch.optim.Optimizer | None = None,
+        own_meta: bool = False,
+        fixed_labels: bool = True,
+        exchange: bool = True,
+    ) -> None:
+        super().__init__()
+        self.criterion, self.own_meta, self.exchange = criterion, own_meta, exchange
+        self._options: dict[str, Any] = {"clean": clean, "meta_optimizer": meta_optimizer, "fixed_labels": fixed_labels}
+        self._carried: Carried | None = None
+        self._exchange: Exchange | None = None
+        self._loose = False
+        """True if the criterion is not registered in the module."""
+
+    # --- finding it -------------------------------------------------------------------------------------------
+
+    def setup(self, trainer: Any, pl_module: nn.Module, stage: str) -> None:
+        """Finds the criterion, before a checkpoint is read and before the module is copied to several processes."""
+        found = criteria_in(pl_module)
+        criterion = self.criterion or _only(found, type(pl_module).__name__)
+        self._loose = all(c is not criterion for c in found)
+        if self._carried is None or self._carried.criterion is not criterion:
+            self._carried = Carried(criterion, **self._options)
+        if not self._loose and trainer.world_size > 1:
+            # Else every forward would overwrite the tables of all processes by those of the first.
+            name = next(name for name, module in pl_module.named_modules() if module is criterion)
+            kept = [f"{name}.{key}" for key, _ in (*criterion.named_buffers(), *criterion.named_parameters())]
+            pl_module._ddp_params_and_buffers_to_ignore = [  # type: ignore[assignment]
+                *getattr(pl_module, "_ddp_params_and_buffers_to_ignore", ()),
+                *kept,
+            ]
+
+    @property
+    def carried(self) -> Carried:
+        """The criterion with its clock and state."""
+        if self._carried is None:
+            raise InputError(
+                "the callback has not met its module yet; pass it to Trainer(callbacks=[...]) and call fit."
+            )
+        return self._carried
+
+    # --- training ---------------------------------------------------------------------------------------------
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Sets the clock, and looks at the optimisers."""
+        criterion = self.carried.criterion
+        if self._loose:
+            criterion.to(pl_module.device)
+            criterion.train()
+        progress = trainer.fit_loop.epoch_loop.batch_progress.total
+        self.carried.begin(
+            total=_total(trainer),
+            done=progress.completed,
+            epochs=trainer.current_epoch,
+            optimisers=trainer.optimizers,
+            own_meta=self.own_meta,
+        )
+        self._exchange = Exchange(criterion) if self.exchange and trainer.world_size > 1 else None
+
+    def on_train_batch_start(self, trainer: Any, pl_module: nn.Module, batch: Any, batch_idx: int) -> None:
+        """The meta step before the training step, if there are clean data."""
+        if self.carried.clean is None:
+            return
+        if not isinstance(batch, tuple | list) or len(batch) < 2:
+            raise InputError(
+                f"the training batch is a {type(batch).__name__}; meta steps of the callback read (x, target, index). Call "
+                "compensate.meta_step in training_step instead, and say own_meta=True."
+            )
+        self.carried.meta(pl_module, tuple(batch), trainer.optimizers[0].param_groups[0]["lr"])
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: nn.Module) -> None:
+        """Ends the epoch of the criterion."""
+        if self._exchange is not None:
+            self._exchange()
+        self.carried.catch_up(trainer.current_epoch + 1)
+
+    # --- evaluation -------------------------------------------------------------------------------------------
+
+    def _evaluate(self, evaluating: bool) -> None:
+        self.carried.watch.evaluating = evaluating
+        if self._loose:
+            self.carried.criterion.train(not evaluating)
+
+    def on_validation_start(self, trainer: Any, pl_module: nn.Module) -> None:
+        """From here on a batch must not move a row."""
+        self._evaluate(True)
+
+    def on_validation_end(self, trainer: Any, pl_module: nn.Module) -> None:
+        """Training may go on."""
+        self._evaluate(False)
+
+    on_test_start = on_predict_start = on_validation_start
+    on_test_end = on_predict_end = on_validation_end
+
+    # --- state ------------------------------------------------------------------------------------------------
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: nn.Module, checkpoint: dict[str, Any]) -> None:
+        """Makes the copies of several processes equal; the tensors of the checkpoint are those of the criterion."""
+        if self._exchange is not None:
+            self._exchange()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the module's own state does not hold."""
+        if self._carried is None:
+            return {}
+        state = self._carried.state_dict()
+        if not self._loose:
+            del state["criterion"]  # part of the module's
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Goes back to a state; the module has been restored before."""
+        if state_dict and "criterion" not in state_dict:
+            state_dict = {**state_dict, "criterion": self.carried.criterion.state_dict()}
+        if state_dict:
+            self.carried.load_state_dict(state_dict)
+
+
+def _only(found: list[Compensated], name: str) -> Compensated:
+    if len(found) != 1:
+        given = f"{len(found)} criteria" if found else "no criterion"
+        raise InputError(
+            f"{name} has {given} of compensate among its attributes; expected one. Write self.criterion = ... in its __init__, or "
+            "pass it: CompensationCallback(criterion)."
+        )
+    return found[0]
+
+
+def _total(trainer: Any) -> int | None:
+    """Batches of the whole training; None if nobody knows."""
+    per_epoch, epochs, most = trainer.num_training_batches, trainer.max_epochs, trainer.max_steps
+    known = [int(epochs * per_epoch)] if epochs not in (None, -1) and per_epoch != float("inf") else []
+    if most not in (None, -1):
+        # Steps of the optimiser; an epoch ends with one, however few batches were gathered.
+        n = trainer.accumulate_grad_batches
+        steps = -(-int(per_epoch) // n) if per_epoch != float("inf") else None
+        known += [
+            most * n if steps is None else (most // steps) * int(per_epoch) + min(most % steps * n, int(per_epoch))
+        ]
+    return max(1, min(known)) if known else None

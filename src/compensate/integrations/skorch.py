@@ -1,0 +1,254 @@
+"""skorch: a classifier in scikit-learn's manner around a module and a criterion of compensation."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Subset, default_collate
+
+from compensate import methods
+from compensate.errors import InputError
+from compensate.integrations.carrying import Carried, networks
+from compensate.integrations.missing import missing
+
+try:
+    from skorch import NeuralNetClassifier
+    from skorch.dataset import get_len
+    from skorch.utils import to_device, to_tensor
+except ModuleNotFoundError:  # pragma: no cover
+    NeuralNetClassifier = missing("skorch", "skorch")
+
+
+def probabilities(logits: Tensor) -> Tensor:
+    """(B, C) the softmax of logits (B, C)."""
+    return logits.softmax(-1)
+
+
+class CompensatedNet(NeuralNetClassifier):
+    """skorch's classifier for modules that return logits, with a criterion of compensation.
+
+    Beside the arguments of `NeuralNetClassifier` it takes:
+
+    Args:
+        criterion: a function that builds one, such as `compensate.methods.logcomp`: each `fit` then begins with a new one, as
+            scikit-learn expects. The sizes that it takes are filled in from the data; other arguments are given as
+            ``criterion__lam=0.1``.
+        clean: ``(X, y)`` or a data set of trusted samples, for methods that learn by meta steps.
+        fixed_labels: false if labels change on purpose between visits of a sample.
+
+    The index of a sample is its row in the `X` given to `fit`, whatever part of it `train_split` leaves. Validation
+    gives the plain loss, and `predict_proba` the softmax.
+
+    Shapes: X (N, ...), y (N,).
+
+    >>> import numpy as np, torch
+    >>> net = CompensatedNet(torch.nn.Linear, module__in_features=4, module__out_features=3, max_epochs=2, verbose=0)
+    >>> X, y = np.random.default_rng(0).normal(size=(30, 4)).astype("float32"), np.arange(30) % 3
+    >>> net.fit(X, y).predict_proba(X).shape
+    (30, 3)
+    >>> int(net.criterion_.epoch), net.criterion_.record.num_samples
+    (2, 30)
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        *args: Any,
+        criterion: Callable[..., Any] = methods.logcomp,
+        clean: Any = None,
+        fixed_labels: bool = True,
+        predict_nonlinearity: Any = probabilities,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(module, *args, criterion=criterion, predict_nonlinearity=predict_nonlinearity, **kwargs)
+        self.clean, self.fixed_labels = clean, fixed_labels
+
+    # --- building ---------------------------------------------------------------------------------------------
+
+    def initialize_criterion(self) -> CompensatedNet:
+        """Builds the criterion; sizes that are not given come from the data, once they are known."""
+        given = self.get_params_for("criterion")
+        if not isinstance(self.criterion, torch.nn.Module):
+            wanted = inspect.signature(self.criterion).parameters
+            known = getattr(self, "_sizes", {})
+            given = {**{k: v for k, v in known.items() if k in wanted}, **given}
+            needed = [
+                k for k, p in wanted.items() if p.default is p.empty and p.kind is p.KEYWORD_ONLY and k not in given
+            ]
+            if needed:
+                raise InputError(
+                    f"the criterion needs {', '.join(needed)}: call fit, which knows the data, or write "
+                    f"criterion__{needed[0]}=..."
+                )
+        self.criterion_ = self.initialized_instance(self.criterion, given)
+        self.carried_ = Carried(self.criterion_, fixed_labels=self.fixed_labels)
+        return self
+
+    def get_all_learnable_params(self) -> Iterator[tuple[str, Any]]:
+        """Those of the module, and those of the criterion that no meta step moves."""
+        meta = [t.weight for t in self.criterion_.tables() if t.update == "meta"]
+        if self.clean is not None:
+            meta += networks(self.criterion_)
+        kept = {id(p) for p in meta}
+        return ((name, p) for name, p in super().get_all_learnable_params() if id(p) not in kept)
+
+    # --- time -------------------------------------------------------------------------------------------------
+
+    def fit(self, X: Any, y: Any = None, **fit_params: Any) -> CompensatedNet:
+        """See `NeuralNetClassifier.fit`."""
+        self._measure(X, y)
+        return super().fit(X, y, **fit_params)
+
+    def partial_fit(self, X: Any, y: Any = None, classes: Any = None, **fit_params: Any) -> CompensatedNet:
+        """See `NeuralNetClassifier.partial_fit`: goes on with the same samples; others would need rows of their own."""
+        if not self.initialized_:
+            self._measure(X, y)
+        return super().partial_fit(X, y, classes=classes, **fit_params)
+
+    def _measure(self, X: Any, y: Any) -> None:
+        self.check_data(X, y)
+        if isinstance(X, Dataset):
+            rows_of(X)  # says what is wrong with a stream
+        self._sizes: dict[str, Any] = {"num_samples": get_len(X)}
+        if hasattr(self, "classes_inferred_") or self.classes is not None:
+            self._sizes["num_classes"] = len(self.classes_)
+            if y is not None and np.issubdtype(np.asarray(y).dtype, np.integer):
+                self._sizes["class_counts"] = np.bincount(np.asarray(y), minlength=len(self.classes_)).tolist()
+
+    def fit_loop(self, X: Any, y: Any = None, epochs: int | None = None, **fit_params: Any) -> CompensatedNet:
+        """See `NeuralNet.fit_loop`."""
+        self._ahead: int | None = self.max_epochs if epochs is None else epochs
+        return super().fit_loop(X, y, epochs=epochs, **fit_params)
+
+    def get_iterator(self, dataset: Any, training: bool = False) -> Any:
+        """Batches; those of the training leave their index behind as they pass."""
+        if not training:
+            return super().get_iterator(dataset, training)
+        loader = super().get_iterator(_Numbered(dataset, rows_of(dataset)), training)
+        ahead, self._ahead = getattr(self, "_ahead", None), None
+        if ahead is not None:
+            self._begin(loader, ahead)
+        return _Passing(loader, self)
+
+    def get_params_for(self, prefix: str) -> dict[str, Any]:
+        """See `NeuralNet.get_params_for`; the loader of the training puts rows beside its batches."""
+        given = super().get_params_for(prefix)
+        if prefix == "iterator_train":
+            given["collate_fn"] = _Beside(given.get("collate_fn", default_collate))
+        return given
+
+    def _begin(self, loader: Any, epochs: int) -> None:
+        counted = [epoch.get("train_batch_count", 0) for epoch in self.history]
+        try:
+            total: int | None = sum(counted) + epochs * len(loader)
+        except TypeError:
+            total = None
+        self.carried_.clean = None if self.clean is None else self._clean_loader()
+        optimisers = [getattr(self, f"{name}_") for name in self._optimizers]
+        self.carried_.begin(total=total, done=sum(counted), epochs=len(counted), optimisers=optimisers)
+
+    def _clean_loader(self) -> DataLoader[Any]:
+        clean = self.get_dataset(*self.clean) if isinstance(self.clean, tuple) else self.clean
+        size = len(clean) if self.batch_size == -1 else min(self.batch_size, len(clean))
+        return DataLoader(clean, batch_size=size, shuffle=True)
+
+    def on_epoch_end(self, net: Any, *args: Any, **kwargs: Any) -> None:
+        """Ends the epoch of the criterion."""
+        super().on_epoch_end(net, *args, **kwargs)
+        self.carried_.criterion.end_epoch()
+
+    # --- the loss ---------------------------------------------------------------------------------------------
+
+    def train_step_single(self, batch: Any, **fit_params: Any) -> dict[str, Tensor]:
+        """One training batch: the model is run by the criterion, which may compensate its input."""
+        self._set_training(True)
+        self.carried_.watch.evaluating = False
+        x, target = (to_tensor(part, device=self.device) for part in batch)
+        index = to_device(self._index, self.device)
+        if self.clean is not None:
+            self.carried_.meta(self.module_, (x, target, index), self.optimizer_.param_groups[0]["lr"])
+        # Inputs by name are taken apart by skorch; a tensor goes to the module itself, with its stages.
+        plain = isinstance(x, Tensor) and not fit_params
+        s = self.criterion_.evaluate(self.module_ if plain else _Inferring(self, fit_params), x, target, index)
+        s.loss.backward()
+        return {"loss": s.loss, "y_pred": s.u}
+
+    def get_loss(self, y_pred: Any, y_true: Any, X: Any = None, training: bool = False) -> Tensor:
+        """The plain loss, for validation."""
+        self.carried_.watch.evaluating = not training
+        return self.criterion_(y_pred, to_tensor(y_true, device=self.device))
+
+
+class _Numbered(Dataset[Any]):
+    """Items with their row."""
+
+    def __init__(self, dataset: Any, rows: NDArray[np.int64]) -> None:
+        self.dataset, self.rows = dataset, rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, item: int) -> tuple[Any, int]:
+        return self.dataset[item], int(self.rows[item])
+
+
+class _Beside:
+    """The batch of a collator, and the rows of its samples (B,) beside it."""
+
+    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
+        self.collate = collate
+
+    def __call__(self, items: list[tuple[Any, int]]) -> tuple[Any, Tensor]:
+        return self.collate([item for item, _ in items]), torch.tensor([row for _, row in items])
+
+
+class _Passing:
+    """A loader whose batches look as ever; their rows are put where the net finds them."""
+
+    def __init__(self, loader: Any, net: Any) -> None:
+        self.loader, self.net = loader, net
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        for found in self.loader:
+            if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[1], Tensor):
+                raise InputError(
+                    "the batches of iterator_train come without the rows of their samples; it must hand collate_fn on to a "
+                    "DataLoader, as torch's own does."
+                )
+            batch, self.net._index = found
+            yield batch
+
+
+class _Inferring:
+    """The module as skorch calls it, with inputs by name and with the arguments of `fit`."""
+
+    def __init__(self, net: Any, fit_params: dict[str, Any]) -> None:
+        self.net, self.fit_params = net, fit_params
+
+    def __call__(self, x: Any) -> Tensor:
+        return self.net.infer(x, **self.fit_params)
+
+
+def rows_of(dataset: Any) -> NDArray[np.int64]:
+    """(n,) the row of each item in the data set that a subset was taken of.
+
+    >>> rows_of(Subset(Subset(range(9), [3, 5, 8]), [2, 0]))
+    array([8, 3])
+    """
+    if isinstance(dataset, Subset):
+        return rows_of(dataset.dataset)[np.asarray(dataset.indices, dtype=np.int64)]
+    if not hasattr(dataset, "__len__"):
+        raise InputError(
+            f"the data set is a {type(dataset).__name__} with no length: its samples have no rows to name them by. Read it into "
+            "arrays or a map-style data set first."
+        )
+    return np.arange(len(dataset))

@@ -1,0 +1,291 @@
+"""Hugging Face `transformers`: the trainer with a criterion of compensation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from compensate.equation import Compensated
+from compensate.errors import InputError
+from compensate.integrations.carrying import Carried
+from compensate.integrations.datasets import INDEX
+from compensate.integrations.missing import missing
+from compensate.integrations.stages import Staged, Whole, last_layer, logits_of
+from compensate.training import checkpoint
+from compensate.training.distribution import together
+
+try:
+    from transformers import Trainer, TrainerCallback
+except ModuleNotFoundError:  # pragma: no cover
+    Trainer = missing("transformers", "hf")
+    TrainerCallback = object
+
+FOLDER = "compensate"
+"""The state of the criterion inside a checkpoint's folder."""
+
+
+@final
+class IndexCollator:
+    """A collator that lets the index through, around one that would trip over it or drop it.
+
+    Args:
+        collator: makes a batch of samples without their index, for example `DataCollatorWithPadding(tokenizer)`.
+        column: the name of the index.
+
+    The batch has one more entry, the index (B,).
+
+    >>> def stack(samples):
+    ...     return {name: torch.tensor([s[name] for s in samples]) for name in samples[0]}
+    >>> IndexCollator(stack)([{"input_ids": [1, 2], "index": 7}, {"input_ids": [3, 4], "index": 0}])
+    {'input_ids': tensor([[1, 2],
+            [3, 4]]), 'index': tensor([7, 0])}
+    """
+
+    def __init__(self, collator: Callable[[list[dict[str, Any]]], Any], column: str = INDEX) -> None:
+        self.collator, self.column = collator, column
+
+    def __call__(self, samples: list[Mapping[str, Any]]) -> Any:
+        """The batch; samples of an evaluation set need no index."""
+        numbers = [int(s[self.column]) for s in samples if self.column in s]
+        if 0 < len(numbers) < len(samples):
+            raise InputError(
+                f'{len(samples) - len(numbers)} of {len(samples)} samples have no "{self.column}"; expected all or none.'
+            )
+        batch = self.collator([{k: v for k, v in s.items() if k != self.column} for s in samples])
+        if numbers:
+            batch[self.column] = torch.tensor(numbers)
+        return batch
+
+
+class CompensationMixin:
+    """For a trainer of one's own: ``class MyTrainer(CompensationMixin, Trainer)``; see :class:`CompensatedTrainer`."""
+
+    loss_is_scaled_for_ga = False  # the loss is a mean over its batch, so the trainer is to divide it by their number
+
+    def __init__(
+        self,
+        *args: Any,
+        criterion: Compensated,
+        clean: Iterable[Any] | None = None,
+        meta_optimizer: torch.optim.Optimizer | None = None,
+        fixed_labels: bool = True,
+        index_column: str = INDEX,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._is_ready()
+        self.carried = Carried(criterion, clean=clean, meta_optimizer=meta_optimizer, fixed_labels=fixed_labels)
+        self.index_column = index_column
+        self.model_accepts_loss_kwargs = False  # as above, for trainers before that attribute
+        collator: Any = getattr(self, "data_collator")  # noqa: B009 - an attribute of the trainer
+        if not isinstance(collator, IndexCollator):
+            self.data_collator = IndexCollator(collator, index_column)
+        self.add_callback(_Clock(self))
+
+    def __getattr__(self, name: str) -> Any:  # the attributes of the trainer that this is mixed into
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}; is it a Trainer?")
+
+    @property
+    def criterion(self) -> Compensated:
+        """The criterion; after the training, `trainer.criterion.suspects()`."""
+        return self.carried.criterion
+
+    def _is_ready(self) -> None:
+        if self.args.label_smoothing_factor:
+            raise InputError(
+                f"label_smoothing_factor is {self.args.label_smoothing_factor}, which the trainer's own loss would do, not this one. "
+                "Leave it out; smoothing is compensation of labels: compensate.methods.label_smoothing(lam=...)."
+            )
+        if self.compute_loss_func is not None:
+            raise InputError(
+                "compute_loss_func and criterion were given; the criterion is the loss, so leave out the other."
+            )
+
+    # --- data -------------------------------------------------------------------------------------------------
+
+    def _set_signature_columns_if_needed(self) -> None:
+        super()._set_signature_columns_if_needed()  # type: ignore[misc]
+        # The labels too: a model need not take them, it has no part in the loss.
+        missing = {self.index_column, *(self.label_names or ("labels",))} - set(self._signature_columns)
+        self._signature_columns.extend(sorted(missing))
+
+    # --- the loss ---------------------------------------------------------------------------------------------
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: Mapping[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        """The compensated loss of a training batch, the plain one of an evaluation batch."""
+        inputs = dict(inputs)
+        target, index = self._labels(inputs), inputs.pop(self.index_column, None)
+        criterion = self.criterion.train(model.training)
+        self.carried.watch.evaluating = not model.training
+        if not model.training:
+            outputs = model(**inputs)
+            loss = criterion(logits_of(outputs), target)
+        elif self.args.world_size > 1:
+            loss, outputs = self._loss_of_all(model, inputs, target, self._index(index))
+        else:
+            view = self._view(model)
+            if self.carried.clean is not None:
+                rate = self.optimizer.param_groups[0]["lr"]
+                self.carried.meta(view, (inputs, target, self._index(index)), rate)
+            loss = criterion.evaluate(view, inputs, target, self._index(index)).loss
+            outputs = view.outputs
+        return (loss, outputs) if return_outputs else loss
+
+    def _labels(self, inputs: dict[str, Any]) -> Tensor:
+        name = self.label_names[0] if self.label_names else "labels"
+        if inputs.get(name) is None:
+            raise InputError(f'the batch has {", ".join(inputs)} and no "{name}"; add the labels under that name.')
+        return inputs.pop(name)
+
+    def _index(self, index: Tensor | None) -> Tensor | None:
+        if index is None and self.carried.watch.num_samples is not None:
+            raise InputError(
+                f'the training batch has no "{self.index_column}", and this criterion keeps a row per sample. Number the training '
+                "set once, compensate.integrations.datasets.add_index(dataset), and let no set_format, map or collator "
+                "drop that column."
+            )
+        return index
+
+    def _view(self, model: nn.Module) -> Whole | Staged:
+        inner = self.model
+        labels = getattr(getattr(inner, "config", None), "num_labels", None)
+        head = None if labels is None else last_layer(inner, labels)
+        if head is None:
+            return Whole(model)
+        return Staged(model, inner, head, embed="feature" in self.criterion.terms)
+
+    def _loss_of_all(
+        self, model: nn.Module, inputs: dict[str, Any], target: Tensor, index: Tensor | None
+    ) -> tuple[Tensor, Any]:
+        if "feature" in self.criterion.terms or self.carried.clean is not None:
+            raise InputError(
+                "feature compensation and meta steps need the whole batch, which this trainer cuts in slices for several "
+                "processes. Train in one process, or with compensate.training.fit."
+            )
+        outputs = model(**inputs)
+        given = [logits_of(outputs), target] + ([] if index is None else [index])
+        return self.criterion(*together(*given)), outputs
+
+    # --- state ------------------------------------------------------------------------------------------------
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Saves the model, and the state of the criterion beside it."""
+        super().save_model(output_dir, _internal_call)  # type: ignore[misc]
+        if self.args.should_save:
+            folder = Path(output_dir or self.args.output_dir) / FOLDER
+            checkpoint.save(folder, int(self.criterion.step), self.carried.state_dict())
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Trains; a checkpoint to resume from must hold the state of the criterion."""
+        self.criterion.to(self.args.device)
+        if resume_from_checkpoint:
+            self._restore(resume_from_checkpoint)
+        return super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
+
+    def _restore(self, given: str | bool) -> None:
+        from transformers.trainer_utils import get_last_checkpoint
+
+        folder = get_last_checkpoint(self.args.output_dir) if given is True else given
+        if folder is None:
+            return  # the trainer says so itself
+        state = checkpoint.latest(Path(str(folder)) / FOLDER)
+        if state is None:
+            raise InputError(
+                f"the checkpoint {folder} has no folder {FOLDER}: it was written by a trainer without this criterion, whose tables "
+                "would start from zero. Resume from another, or train anew."
+            )
+        self.carried.load_state_dict(state)
+
+
+class CompensatedTrainer(CompensationMixin, Trainer):
+    """The trainer of `transformers`, for any classifier, with a criterion of compensation as its loss.
+
+    Beside the arguments of `Trainer` it takes:
+
+    Args:
+        criterion: from `compensate.methods`, or a composition of one's own.
+        clean: batches ``(inputs, target)`` of trusted data, for methods that learn by meta steps.
+        meta_optimizer: for methods with parameters beside their tables; Adam if not given.
+        fixed_labels: false if labels change on purpose during the training.
+        index_column: the column of the training set that names each sample; see
+            :func:`compensate.integrations.datasets.add_index`. The trainer keeps it, though the model does not take it.
+
+    Feature compensation acts on the word vectors of the model, padding left out. Evaluation gives the plain loss. Checkpoints
+    hold the state of the criterion.
+
+    Shapes: logits (B, C), labels (B,) or (B, C), index (B,).
+
+    >>> import datasets, tempfile, transformers, warnings
+    >>> from compensate import methods
+    >>> from compensate.integrations.datasets import add_index
+    >>> warnings.simplefilter("ignore")
+    >>> sizes = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+    >>> model = transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=20, **sizes))
+    >>> rows = {"input_ids": [[1, 5, 2], [1, 7, 2]] * 4, "labels": [0, 1] * 4}
+    >>> data = add_index(datasets.Dataset.from_dict(rows))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     args = transformers.TrainingArguments(folder, report_to=[], use_cpu=True, disable_tqdm=True, save_strategy="no")
+    ...     criterion = methods.logcomp(num_samples=8, num_classes=2)
+    ...     trainer = CompensatedTrainer(model, args, train_dataset=data, criterion=criterion)
+    ...     trained = trainer.train()
+    {...}
+    >>> int(criterion.epoch), int(criterion.step)
+    (3, 3)
+    """
+
+
+@final
+class _Clock(TrainerCallback):
+    """Tells the criterion when the training begins and when epochs end."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+        self.passes = 0
+        """Passes over the data that are finished."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        trainer, loader = self.trainer, kwargs.get("train_dataloader")
+        self.passes = _finished(state)
+        trainer.carried.begin(
+            total=_batches(state.max_steps, args.gradient_accumulation_steps, loader),
+            done=_batches(state.global_step, args.gradient_accumulation_steps, loader),
+            epochs=self.passes,
+            optimisers=[_unwrapped(trainer.optimizer)],
+        )
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.passes += 1
+        self.trainer.carried.catch_up(self.passes)
+
+
+def _finished(state: Any) -> int:
+    """Whole epochs, by a clock that counts in floating point."""
+    return int((state.epoch or 0.0) + 1e-6)
+
+
+def _batches(updates: int, gathered: int, loader: Any) -> int:
+    """Batches that so many steps of the optimiser take: an epoch ends with a step, however few were gathered.
+
+    >>> _batches(5, 2, [None] * 5)  # epochs of 2 + 2 + 1 batches
+    9
+    """
+    try:
+        size = len(loader)
+    except TypeError:
+        return updates * gathered
+    steps = -(-size // gathered)
+    return updates // steps * size + min(updates % steps * gathered, size)
+
+
+def _unwrapped(optimiser: Any) -> Any:
+    return getattr(optimiser, "optimizer", optimiser)

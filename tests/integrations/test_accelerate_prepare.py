@@ -1,0 +1,121 @@
+"""accelerate: a criterion in a loop of one's own, its checkpoints, and several processes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from accelerate import Accelerator
+from torch.utils.data import DataLoader
+
+from compensate import InputError, methods
+from compensate.data import Indexed
+from compensate.integrations.accelerate import prepare
+
+N, C, BATCH = 20, 3, 6
+X = torch.randn(N, 4, generator=torch.Generator().manual_seed(1))
+Y = torch.arange(N) % C
+BUILD = {
+    "base": lambda: methods.base(num_samples=N),
+    "logcomp": lambda: methods.logcomp(num_samples=N, num_classes=C),
+    "mixcomp": lambda: methods.mixcomp(num_samples=N, over="epoch"),
+}
+
+
+class Run:
+    """A loop as a user would write it."""
+
+    def __init__(self, criterion, epochs=4, **options) -> None:
+        torch.manual_seed(0)
+        self.accelerator = Accelerator(cpu=True)
+        model = torch.nn.Linear(4, C)
+        parts = (
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.3),
+            DataLoader(Indexed(list(zip(X, Y, strict=True))), BATCH),
+        )
+        self.model, self.optimizer, self.loader = self.accelerator.prepare(*parts)
+        self.criterion = prepare(
+            self.accelerator, criterion, self.loader, epochs=epochs, **{"optimizer": self.optimizer, **options}
+        )
+        self.losses = []
+
+    def train(self, epochs, index=lambda k: k):
+        for _ in range(epochs):
+            for x, y, k in self.loader:
+                loss = self.criterion(self.model(x), y, index(k))
+                self.accelerator.backward(loss)
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+                self.losses.append(float(loss.detach()))
+            self.criterion.end_epoch()
+        return self
+
+
+@pytest.mark.parametrize("method", BUILD)
+def test_a_resumed_training_is_the_uninterrupted_one(method, tmp_path):
+    whole = Run(BUILD[method]()).train(4)
+    Run(BUILD[method]()).train(2).accelerator.save_state(str(tmp_path))
+    again = Run(BUILD[method]())
+    again.accelerator.load_state(str(tmp_path))
+    again.train(2)
+    assert again.losses == pytest.approx(whole.losses[8:], rel=1e-6)
+    for name, value in whole.criterion.state_dict().items():
+        torch.testing.assert_close(value, again.criterion.state_dict()[name])
+    assert int(again.criterion.total) == 16
+
+
+def test_a_checkpoint_without_the_state_of_the_criterion(tmp_path):
+    made = Run(BUILD["logcomp"]())
+    made.accelerator._custom_objects.clear()  # as if it had not been prepared
+    made.accelerator.save_state(str(tmp_path))
+    with pytest.raises(RuntimeError, match="Number of custom checkpoints"):  # accelerate says so itself
+        Run(BUILD["logcomp"]()).accelerator.load_state(str(tmp_path))
+
+
+def test_resumed_with_another_numbering(tmp_path):
+    Run(BUILD["logcomp"]()).train(1).accelerator.save_state(str(tmp_path))
+    again = Run(BUILD["logcomp"]())
+    again.accelerator.load_state(str(tmp_path))
+    with pytest.raises(InputError, match="no longer names the same sample"):
+        again.train(1, index=lambda k: N - 1 - k)
+
+
+def test_the_index():
+    with pytest.raises(InputError, match="index is missing"):
+        Run(BUILD["logcomp"]()).train(1, index=lambda k: None)
+    with pytest.raises(InputError, match=r"outside 0\.\.19"):
+        Run(BUILD["logcomp"]()).train(1, index=lambda k: k + 1)
+
+
+def test_a_place_in_the_batch_that_agrees_with_the_labels_by_chance():
+    made = Run(BUILD["logcomp"]())
+    for x, y in zip(X.split(3), Y.split(3), strict=True):  # labels 0 1 2 in each batch
+        made.criterion(made.model(x), y, torch.arange(len(y)))
+    with pytest.warns(UserWarning, match="20 samples came under only 3 different indices"):
+        made.criterion.end_epoch()
+
+
+def test_what_else_can_be_wrong():
+    with pytest.raises(InputError, match=r"Call compensate\.meta_step.*own_meta=True"):
+        Run(methods.meta_weight())
+    Run(methods.meta_weight(), own_meta=True)
+    with pytest.raises(InputError, match="expected an accelerate"):
+        prepare(torch.nn.Linear(2, 2), BUILD["logcomp"]())
+    with pytest.raises(InputError, match="wrapped for several processes"):
+        prepare(Accelerator(cpu=True), torch.nn.DataParallel(BUILD["logcomp"]()))
+    moved = Run(BUILD["logcomp"]())
+    moved.criterion.to("meta")
+    with pytest.raises(InputError, match="the criterion is on meta"):
+        moved.train(1)
+    unknown = Run(methods.proselflc(), epochs=None)
+    with pytest.raises(InputError, match="whose length is not known"):
+        unknown.train(1)
+
+
+def test_evaluation_moves_nothing():
+    made = Run(BUILD["logcomp"]()).train(1)
+    before = {name: value.clone() for name, value in made.criterion.state_dict().items()}
+    made.criterion.eval()
+    loss = made.criterion(made.model(X), Y, torch.arange(N))
+    torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(made.model(X), Y))
+    assert all(torch.equal(value, before[name]) for name, value in made.criterion.state_dict().items())

@@ -1,0 +1,293 @@
+"""Lightning: what the callback does, what it finds, and that a resumed training is the uninterrupted one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+pytest.importorskip("lightning")
+pytest.importorskip("transformers")
+pytest.importorskip("skorch")
+
+import lightning as L
+from integrations_runs import Module, trainer
+from loops import BATCH, METHODS, RATE, SCHEDULED, C, N, Pairs, assert_same, loader, plain
+
+from compensate import Compensated, InputError, Sample, methods
+from compensate.data import Indexed
+from compensate.integrations.lightning import CompensationCallback
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.warnings.PossibleUserWarning"),
+    pytest.mark.filterwarnings("ignore:.*treespec.*"),
+    pytest.mark.filterwarnings("ignore:Checkpoint directory"),
+]
+
+
+class Small(L.LightningModule):
+    """A linear model: where the model does not matter."""
+
+    def __init__(self, criterion, step=None) -> None:
+        super().__init__()
+        self.layer, self.criterion, self.step = torch.nn.Linear(4, C), criterion, step
+
+    def forward(self, x):
+        return self.layer(x)
+
+    def training_step(self, batch, k):
+        if self.step is not None:
+            return self.step(self, batch, k)
+        x, y, index = batch
+        return self.criterion(self(x), y, index)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.layer.parameters(), lr=RATE)
+
+
+X = torch.randn(N, 4, generator=torch.Generator().manual_seed(1))
+Y = torch.arange(N) % C
+
+
+def small(order=None, **options):
+    order = torch.arange(N) if order is None else order
+    return DataLoader(Indexed([(X[k], Y[k]) for k in order]), batch_size=BATCH, **options)
+
+
+def logcomp(n=N):
+    return methods.logcomp(num_samples=n, num_classes=C)
+
+
+# --- coming back ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("registered", [True, False], ids=["registered", "loose"])
+@pytest.mark.parametrize("method", ["base", "logcomp", "mixcomp_over_epoch"])
+def test_a_resumed_training_is_the_uninterrupted_one(method, registered, tmp_path):
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    def fit(epochs, ckpt_path=None):
+        criterion = METHODS[method]()
+        module = Module(criterion, registered)
+        ours = CompensationCallback() if registered else CompensationCallback(criterion)
+        # One checkpoint at the last batch of the first epoch, before the epoch is ended, and one at the end of each.
+        early = ModelCheckpoint(tmp_path, "early-{step}", every_n_train_steps=4, save_top_k=-1)
+        late = ModelCheckpoint(tmp_path, "late-{epoch}", save_top_k=-1)
+        made = trainer(tmp_path, epochs=epochs, callbacks=[ours, early, late], enable_checkpointing=True)
+        made.fit(module, loader(), ckpt_path=ckpt_path, **({"weights_only": False} if ckpt_path else {}))
+        return criterion, module
+
+    whole, uninterrupted = fit(3)
+    expected = METHODS[method]()
+    assert uninterrupted.losses == pytest.approx(plain(expected)[0], rel=1e-4)
+    for name in ("late-epoch=0.ckpt", "early-step=4.ckpt"):
+        criterion, module = fit(3, tmp_path / name)
+        assert module.losses == pytest.approx(uninterrupted.losses[4:], rel=1e-6), name
+        assert_same(criterion, whole, rtol=1e-6, atol=1e-7)
+        assert (int(criterion.epoch), int(criterion.step), int(criterion.total)) == (3, 12, 12)
+
+
+def test_a_checkpoint_is_read_by_a_module_without_the_callback(tmp_path):
+    made = trainer(tmp_path, epochs=1)
+    made.fit(Small(logcomp()), small())
+    made.save_checkpoint(tmp_path / "one.ckpt")
+    stored = torch.load(tmp_path / "one.ckpt", weights_only=False)
+    assert Small(logcomp()).load_state_dict(stored["state_dict"]).missing_keys == []
+
+
+def test_a_checkpoint_without_the_state_of_the_criterion(tmp_path):
+    criterion = logcomp()
+    module = Small(criterion)
+    module.criterion = None
+    module.step = lambda m, b, k: torch.nn.functional.cross_entropy(m(b[0]), b[1])
+    made = trainer(tmp_path, epochs=1, callbacks=[])
+    made.fit(module, small())
+    made.save_checkpoint(tmp_path / "plain.ckpt")
+    resumed = trainer(tmp_path, epochs=2, callbacks=[CompensationCallback(logcomp())])
+    with pytest.raises(InputError, match="the criterion has seen none: its state is not in the checkpoint"):
+        resumed.fit(module, small(), ckpt_path=tmp_path / "plain.ckpt", weights_only=False)
+
+
+def test_resumed_with_samples_in_another_order(tmp_path):
+    made = trainer(tmp_path, epochs=1)
+    made.fit(Small(logcomp()), small())
+    made.save_checkpoint(tmp_path / "one.ckpt")
+    with pytest.raises(InputError, match="no longer names the same sample"):
+        trainer(tmp_path, epochs=2).fit(
+            Small(logcomp()), small(torch.arange(N).flip(0)), ckpt_path=tmp_path / "one.ckpt", weights_only=False
+        )
+
+
+def test_a_criterion_that_was_used_before(tmp_path):
+    module = Small(logcomp())
+    trainer(tmp_path, epochs=1).fit(module, small())
+    with pytest.warns(UserWarning, match="has been trained for 4 steps already"):
+        trainer(tmp_path, epochs=2).fit(module, small())
+    assert (int(module.criterion.epoch), int(module.criterion.total)) == (3, 12)
+
+
+# --- the index ------------------------------------------------------------------------------------------------
+
+
+def test_the_index_is_forgotten(tmp_path):
+    module = Small(logcomp(), lambda m, b, k: m.criterion(m(b[0]), b[1]))
+    with pytest.raises(InputError, match="index is missing"):
+        trainer(tmp_path).fit(module, small())
+
+
+def test_the_index_is_the_place_in_the_batch(tmp_path):
+    module = Small(logcomp(), lambda m, b, k: m.criterion(m(b[0]), b[1], torch.arange(len(b[1]))))
+    order = torch.randperm(N, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(InputError, match=r"index \d+ came with label"):
+        trainer(tmp_path).fit(module, small(order))
+
+
+def test_a_data_set_that_is_numbered_anew_each_epoch(tmp_path):
+    class Data(L.LightningDataModule):
+        def train_dataloader(self):
+            return small(torch.roll(torch.arange(N), self.trainer.current_epoch))
+
+    with pytest.raises(InputError, match="no longer names the same sample"):
+        trainer(tmp_path, reload_dataloaders_every_n_epochs=1).fit(Small(logcomp()), datamodule=Data())
+
+
+def test_a_subset_and_a_sampler_with_repetition_keep_their_index(tmp_path):
+    subset = torch.utils.data.Subset(Indexed([(X[k], Y[k]) for k in range(N)]), [3, 5, 8, 11, 13])
+    sampler = torch.utils.data.RandomSampler(subset, replacement=True, num_samples=20)
+    module = Small(logcomp())
+    trainer(tmp_path, epochs=2).fit(module, DataLoader(subset, batch_size=BATCH, sampler=sampler))
+    seen = module.criterion.record.visits.nonzero().flatten().tolist()
+    assert set(seen) <= {3, 5, 8, 11, 13}
+    assert len(seen) >= 3
+
+
+def test_more_samples_than_rows(tmp_path):
+    with pytest.raises(InputError, match=r"outside 0\.\.9"):
+        trainer(tmp_path).fit(Small(logcomp(10)), small())
+
+
+# --- the criterion --------------------------------------------------------------------------------------------
+
+
+def test_no_criterion_and_two(tmp_path):
+    module = Small(None)
+    with pytest.raises(InputError, match="Small has no criterion of compensate"):
+        trainer(tmp_path).fit(module, small())
+    module.criterion, module.other = logcomp(), logcomp()
+    with pytest.raises(InputError, match="Small has 2 criteria"):
+        trainer(tmp_path).fit(module, small())
+
+
+def test_the_optimiser_holds_what_meta_steps_move(tmp_path):
+    class Greedy(Small):
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=RATE)  # the criterion is one of the module's parts
+
+    criterion = methods.meta_logit(num_samples=N, num_classes=C)
+    with pytest.raises(InputError, match=r"the model alone, not self\.parameters"):
+        trainer(tmp_path, callbacks=[CompensationCallback(clean=[(X, Y)])]).fit(Greedy(criterion), small())
+    with pytest.raises(InputError, match=r"Pass clean=DataLoader"):
+        trainer(tmp_path).fit(Small(methods.meta_logit(num_samples=N, num_classes=C)), small())
+
+
+def test_a_table_that_nobody_moves(tmp_path):
+    with pytest.raises(InputError, match="none holds its weight"):
+        trainer(tmp_path).fit(Small(Compensated(logit=Sample(N, C, update="manual"))), small())
+
+
+@pytest.mark.parametrize("build", [lambda: methods.meta_logit(num_samples=N, num_classes=C), methods.meta_weight])
+def test_meta_steps_are_taken_before_each_step(build, tmp_path):
+    from compensate import meta_step
+
+    torch.manual_seed(0)
+    expected = Small(build())
+    torch.manual_seed(0)
+    module = Small(build())
+    module.load_state_dict(expected.state_dict())
+    optimiser = torch.optim.SGD(expected.layer.parameters(), lr=RATE)
+    networks = build is methods.meta_weight
+    meta = torch.optim.Adam(expected.criterion.parameters(), lr=1e-3) if networks else None
+    expected.criterion.start(8)
+    for _ in range(2):
+        for x, y, index in small():
+            meta_step(expected.criterion, expected.layer, (x, y, index), (X, Y), lr=RATE, optimizer=meta)
+            optimiser.zero_grad()
+            expected.criterion(expected.layer(x), y, index).backward()
+            optimiser.step()
+        expected.criterion.end_epoch()
+    trainer(tmp_path, epochs=2, callbacks=[CompensationCallback(clean=[(X, Y)])]).fit(module, small())
+    assert_same(module.criterion, expected.criterion)
+    torch.testing.assert_close(module.layer.weight, expected.layer.weight)
+
+
+def test_a_loose_criterion_is_moved_and_its_mode_is_set(tmp_path):
+    criterion = logcomp().eval()
+    module = Module(criterion, registered=False)
+    trainer(tmp_path, epochs=1, callbacks=[CompensationCallback(criterion)]).fit(module, loader(), loader())
+    assert int(criterion.step) == 4
+    assert criterion.training
+
+
+# --- time -----------------------------------------------------------------------------------------------------
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter([(X[k], Y[k], k) for k in range(N)])
+
+
+def test_a_training_without_an_end(tmp_path):
+    module = Small(SCHEDULED["scheduled"]())
+    stream = DataLoader(Stream(), batch_size=BATCH)
+    with pytest.raises(InputError, match="whose length is not known"):
+        trainer(tmp_path, epochs=1).fit(module, stream)
+    module = Small(SCHEDULED["scheduled"]())
+    module.criterion.start(4)  # as the message says
+    trainer(tmp_path, epochs=1).fit(module, stream)
+    assert int(module.criterion.total) == 4
+    module = Small(logcomp())  # needs no length
+    trainer(tmp_path, epochs=1).fit(module, stream)
+    assert int(module.criterion.step) == 4
+
+
+@pytest.mark.parametrize(("options", "total"), [
+    ({"max_steps": 3, "epochs": None}, 3),
+    ({"max_steps": 3, "epochs": None, "accumulate_grad_batches": 3}, 7),  # epochs of 3 + 1 batches: 4 and 3
+    ({"limit_train_batches": 2}, 6),
+])  # fmt: skip
+def test_the_clock_counts_batches(options, total, tmp_path):
+    module = Small(logcomp())
+    trainer(tmp_path, **options).fit(module, small())
+    assert int(module.criterion.step) == int(module.criterion.total) == total
+
+
+# --- evaluation -----------------------------------------------------------------------------------------------
+
+
+def test_validation_gives_the_plain_loss_and_moves_nothing(tmp_path):
+    expected, criterion = METHODS["logcomp"](), METHODS["logcomp"]()
+    module = Module(criterion)
+    trainer(tmp_path).fit(module, loader(), loader())  # the same indices as in training
+    losses, net = plain(expected)
+    assert module.losses == pytest.approx(losses, rel=1e-4)
+    assert_same(criterion, expected)
+    x, y = Pairs().x, Pairs().y
+    last = np.average(module.validated[-4:], weights=[6, 6, 6, 2])
+    assert last == pytest.approx(float(torch.nn.functional.cross_entropy(net(x), y).detach()), rel=1e-4)
+
+
+def test_validation_in_training_mode(tmp_path):
+    class Careless(Small):
+        def validation_step(self, batch, k):
+            x, y, index = batch
+            self.criterion.train()
+            self.log("loss", self.criterion(self(x), y, index))
+
+    with pytest.raises(InputError, match="an evaluation batch reached the criterion in training mode"):
+        trainer(tmp_path).fit(Careless(logcomp()), small(), small())
+
+
+def test_a_callback_that_was_not_used():
+    with pytest.raises(InputError, match="has not met its module"):
+        CompensationCallback().carried
