@@ -166,7 +166,7 @@ def compose(
     >>> print(compose(target="logit", inference="regularised", num_samples=50, num_classes=3))
     mean_i [ l( S(f(x_i) + du_i), y_i ) + penalty_i ]
       du = Sample(50 x 3, L1(0.05), lr=1, prox)
-      logit · positive · regularised · sample · holds 2 kB
+      logit · positive · regularised · sample · holds 1.8 kB
     """
     for name, value, known in (
         ("direction", direction, DIRECTIONS),

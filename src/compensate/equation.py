@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, cast
 
 import torch
@@ -15,12 +15,12 @@ from compensate.errors import InputError
 from compensate.granularity import Sample, Table
 from compensate.inference.statistics import Evidence, Statistic
 from compensate.proximal import project_simplex
+from compensate.shortcut import losses_with_slope, short_losses, way_of
 from compensate.state import Slot, State
-from compensate.stepping import losses_with_slope, step_rows
+from compensate.stepping import step_rows
 from compensate.taxonomy import Taxonomy, taxonomy_of
+from compensate.terms import Sum, Term, Terms, shown, within
 
-Term = Callable[[State], Tensor]
-Terms = Term | tuple[Term, ...] | None
 Base = Callable[[Tensor, Tensor], Tensor]
 
 SMALLEST = 1e-12
@@ -104,18 +104,15 @@ class Compensated(nn.Module):
     ) -> None:
         super().__init__()
         given = {"feature": feature, "logit": logit, "label": label, "prediction": prediction, "loss": loss}
-        self.terms = nn.ModuleDict({name: _Sum(terms) for name, terms in given.items() if terms})
+        self.terms = nn.ModuleDict({name: Sum(terms) for name, terms in given.items() if terms})
         if reduction not in ("mean", "sum", "none"):
             raise InputError(f'reduction is "{reduction}"; expected "mean", "sum" or "none".')
         if onto not in _ONTO:
             raise InputError(f'onto is "{onto}"; expected {", ".join(_ONTO)}.')
-        self.slope_suffices = (
-            base is None
-            and weight is None
-            and [*self.terms] == ["logit"]
-            and all(isinstance(t, Table) for t in self._of("logit"))
+        self.way = (
+            way_of({name: self.terms_of(name) for name in self.terms}) if base is None and weight is None else None
         )
-        """True if rows are tables on logits under plain cross entropy and nothing else: their gradient is S(u) - y."""
+        """Whether one softmax serves value, gradient and rows; see :mod:`compensate.shortcut`."""
         self.base, self.reduction, self.ignore_index, self.onto = base, reduction, ignore_index, onto
         self.check: Check = check
         self.record = record
@@ -125,7 +122,7 @@ class Compensated(nn.Module):
         self._seen = 0
         for table in self.tables():
             table.validate()
-        if any(isinstance(term, Table) for term in self._of("loss")):
+        if any(isinstance(term, Table) for term in self.terms_of("loss")):
             raise InputError(
                 "loss=Table(...) adds a constant to the loss, and a constant has no gradient: nothing would be learned. "
                 "Let it enter nonlinearly, for example loss=Slack(Sample(n, ...)), which is max(0, l - xi)."
@@ -176,31 +173,37 @@ class Compensated(nn.Module):
         return self.training and torch.is_grad_enabled()
 
     def _run(self, s: State) -> State:
+        watching = [*self.statistics()] if s.learn else []
         if self.training and "feature" in self.terms:
             s.fix_randomness()
             self._infer(s, "feature")
         _ = s.u  # the forward pass, here and not inside a term that looks at it without gradients
         if self.training:
-            self._observe(s, "logits")
-            for name in ("logit", "label", "prediction"):
+            self._observe(s, watching, "logits")
+        short = short_losses(s)
+        if short is None:
+            for name in ("logit", "label", "prediction") if self.training else ():
                 self._infer(s, name)
-        s.l = losses_with_slope(s) if s.by_slope else self.losses_of(s, s.u, du=s.du, dp=s.dp, dy=s.dy)
+            s.l = losses_with_slope(s) if s.by_slope else self.losses_of(s, s.u, du=s.du, dp=s.dp, dy=s.dy)
+        else:
+            s.l = short
         if self.training:
             self._infer(s, "loss")
             if s.learn:
                 step_rows(s)
-                self._observe(s, "loss")
-                self._tick(s)
+                self._observe(s, watching, "loss")
+                self._tick(s, watching)
         return s
 
     def _infer(self, s: State, name: str) -> None:
         s.slot = SLOTS[name]
-        for term in self._of(name):
+        for term in self.terms_of(name):
             s.add(term(s))
         s.slot = None
 
-    def _of(self, name: str) -> tuple[Term, ...]:
-        return cast(_Sum, self.terms[name]).terms if name in self.terms else ()
+    def terms_of(self, name: str) -> tuple[Term, ...]:
+        """The terms of a target, by its keyword."""
+        return cast(Sum, self.terms[name]).terms if name in self.terms else ()
 
     # --- the equation -----------------------------------------------------------------------------------------
 
@@ -229,18 +232,20 @@ class Compensated(nn.Module):
             losses = self.base(u, y)
             if self.weight is not None:
                 losses = losses * (self.weight[s.labels] if s.hard else s.y @ self.weight)
-        return torch.where(s.valid, losses, 0.0) if s.hard else losses
+        return losses if s.complete else torch.where(s.valid, losses, 0.0)
 
     def _stays_on_simplex(self, name: str) -> bool:
         """One term may vouch for itself; a sum of several may leave the simplex."""
-        terms = self._of(name)
+        terms = self.terms_of(name)
         return len(terms) == 1 and getattr(terms[0], "on_simplex", False)
 
     def reduce(self, s: State, losses: Tensor) -> Tensor:
         """Losses (B,) reduced as torch's cross entropy does: a weighted mean for class numbers, a mean for others."""
         if self.reduction == "none":
             return losses
-        return losses.sum() / self.divisor(s) if self.reduction == "mean" else losses.sum()
+        if self.reduction == "mean":
+            return losses.mean() if s.complete and self.weight is None else losses.sum() / self.divisor(s)
+        return losses.sum()
 
     def divisor(self, s: State) -> Tensor | int:
         """What a mean divides by: the number of samples that count, or the sum of their class weights."""
@@ -250,25 +255,26 @@ class Compensated(nn.Module):
 
     # --- what follows a step ----------------------------------------------------------------------------------
 
-    def _observe(self, s: State, when: Literal["logits", "loss"]) -> None:
+    def _observe(self, s: State, watching: list[Statistic], when: Literal["logits", "loss"]) -> None:
         if s.learn:
             with torch.no_grad():
-                for statistic in self.statistics():
+                for statistic in watching:
                     if statistic.observes == when:
                         statistic.observe(s)
 
-    def _tick(self, s: State) -> None:
-        self.step += 1
+    def _tick(self, s: State, watching: list[Statistic]) -> None:
+        self.step.add_(1)
         if not torch.compiler.is_compiling():
-            self._warn_without_epochs(len(s.target))
+            rolling = [statistic for statistic in watching if statistic.rolls]
+            if rolling:
+                self._warn_without_epochs(len(s.target), rolling[0])
 
-    def _warn_without_epochs(self, batch: int) -> None:
+    def _warn_without_epochs(self, batch: int, rolling: Statistic) -> None:
         self._seen += batch
-        rolling = [s for s in self.statistics() if s.rolls]
         sizes = [m.num_samples for m in self.modules() if isinstance(m, Sample | Statistic) and m.num_samples]
-        if rolling and sizes and self._seen > 1.5 * max(sizes) and self._seen - batch <= 1.5 * max(sizes):
+        if sizes and self._seen > 1.5 * max(sizes) and self._seen - batch <= 1.5 * max(sizes):
             warnings.warn(
-                f"{type(rolling[0]).__name__} is renewed once an epoch, but criterion.end_epoch() has not been called "
+                f"{type(rolling).__name__} is renewed once an epoch, but criterion.end_epoch() has not been called "
                 f"for {self._seen} samples of a set of {max(sizes)}. Call it after each epoch.",
                 stacklevel=2,
             )
@@ -306,7 +312,7 @@ class Compensated(nn.Module):
 
     def statistics(self) -> Iterator[Statistic]:
         """All statistics, those inside terms included."""
-        return (m for m in self.modules() if isinstance(m, Statistic))
+        return (m for m in within(self) if isinstance(m, Statistic))
 
     def suspects(self, top: int | None = None) -> Any:
         """The samples whose labels look wrong, most suspect first; see :meth:`Evidence.suspects`."""
@@ -325,7 +331,7 @@ class Compensated(nn.Module):
         >>> print(Compensated(logit=(Sample(9, 3, penalty=L1(0.1)), Category(3, 3, update="meta"))).taxonomy)
         logit · mixed · regularised+meta · sample+category
         """
-        return taxonomy_of({name: self._of(name) for name in self.terms})
+        return taxonomy_of({name: self.terms_of(name) for name in self.terms})
 
     @property
     def nbytes(self) -> int:
@@ -341,33 +347,9 @@ class Compensated(nn.Module):
         y = "y_i + dy_i" if "label" in has else "y_i"
         tail = (" + dl_i" if "loss" in has else "") + (" + penalty_i" if any(t.penalty for t in self.tables()) else "")
         lines = [f"{self.reduction}_i [ l( {p}, {y} ){tail} ]" if self.reduction != "none" else f"l( {p}, {y} ){tail}"]
-        lines += [f"  {SLOTS[name]} = {' + '.join(map(_shown, self._of(name)))}" for name in has]
+        lines += [f"  {SLOTS[name]} = {' + '.join(map(shown, self.terms_of(name)))}" for name in has]
         lines += [f"  {self.taxonomy} · holds {_bytes(self.nbytes)}"]
         return "\n".join(lines)
-
-
-class _Sum(nn.Module):
-    """The terms of one target. Those that are modules become children, so that state follows `.to()` and `state_dict`."""
-
-    def __init__(self, terms: Terms) -> None:
-        super().__init__()
-        many: Iterable[Any] = terms if isinstance(terms, tuple | list) else (terms,)
-        for number, term in enumerate(many):
-            if not callable(term):
-                raise InputError(
-                    f"A term is {term!r}; expected a callable of the state, such as a table, a function or a module."
-                )
-            setattr(self, str(number), term)
-        self.size = number + 1
-
-    @property
-    def terms(self) -> tuple[Term, ...]:
-        return tuple(getattr(self, str(number)) for number in range(self.size))
-
-
-def _shown(term: Any) -> str:
-    text = repr(term) if isinstance(term, nn.Module) else getattr(term, "__name__", repr(term))
-    return " ".join(text.split())
 
 
 def _bytes(count: int) -> str:

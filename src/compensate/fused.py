@@ -1,47 +1,116 @@
-"""Cross entropy and its slope from one softmax: what a learned table on logits needs in every step."""
+"""Cross entropy and its slope from one softmax: the value, the gradient of the model and the step of a row at once."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from compensate.checks import at_hand
 
-class _CrossEntropy(torch.autograd.Function):
-    """Losses (B,) of logits (B, C), with their slope S(u) - y kept for the backward pass and for the table."""
+BLOCK = 2**16
+"""Entries that are worked on at a time where that is cheaper: as many as stay in the cache of a processor."""
+
+
+def blocks(values: Tensor) -> list[slice]:
+    """Rows of (B, C) values in portions of at most `BLOCK` entries or one row; at least one portion.
+
+    >>> blocks(torch.zeros(5, BLOCK // 2))
+    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
+    """
+    rows = max(1, BLOCK // max(1, values.shape[-1]))
+    return [slice(begin, min(begin + rows, len(values))) for begin in range(0, max(1, len(values)), rows)]
+
+
+class _Sloped(torch.autograd.Function):
+    """Losses (B,) whose slope (B, C) in the logits is known already."""
 
     @staticmethod
-    def forward(ctx: Any, u: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        slope = u.log_softmax(-1)
-        losses = slope.gather(1, labels[:, None])[:, 0].neg()
-        slope = slope.exp_()
-        slope.scatter_add_(1, labels[:, None], slope.new_full((len(labels), 1), -1.0))
-        ctx.save_for_backward(slope, u, labels)
-        ctx.mark_non_differentiable(slope)
-        return losses, slope
+    def forward(
+        ctx: Any, u: Tensor, losses: Tensor, slope: Tensor, labels: Tensor, du: Tensor | Callable[[], Tensor] | None
+    ) -> Tensor:
+        ctx.later = du if callable(du) else None
+        ctx.save_for_backward(u, slope, labels, None if callable(du) else du)
+        return losses.view_as(losses)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        slope, u, labels = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+        u, slope, labels, du = ctx.saved_tensors
         if torch.is_grad_enabled():  # a second derivative is wanted, as in a gradient penalty
-            slope = u.softmax(-1) - F.one_hot(labels, u.shape[-1])
-        return slope * grads[0][:, None], None
+            du = du if ctx.later is None else ctx.later()
+            again = (u if du is None else u + du).softmax(-1) - F.one_hot(labels, u.shape[-1])
+            slope = torch.where((slope != 0).any(-1, keepdim=True), again, 0.0)
+        return slope * grad[:, None], None, None, None, None
 
 
-def cross_entropy_with_slope(u: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def sloped(
+    u: Tensor, losses: Tensor, slope: Tensor, labels: Tensor, du: Tensor | Callable[[], Tensor] | None = None
+) -> Tensor:
+    r"""Cross entropies (B,) that are known, tied to their logits by a slope that is known.
+
+    Args:
+        u: (B, C) logits.
+        losses: (B,) constants.
+        slope: (B, C) the derivative of the losses; zero rows for samples that do not count.
+        labels: (B,) class numbers.
+        du: what was added to the logits, or a function that returns it; only second derivatives ask.
+
+    >>> u = torch.zeros(1, 2, requires_grad=True)
+    >>> sloped(u, torch.tensor([0.7]), torch.tensor([[-0.5, 0.5]]), torch.tensor([0])).sum().backward()
+    >>> u.grad
+    tensor([[-0.5000,  0.5000]])
+    """
+    return _Sloped.apply(u, losses, slope, labels, du)  # type: ignore[no-untyped-call]
+
+
+def cross_entropy_with_slope(
+    u: Tensor, labels: Tensor, du: Tensor | None = None, valid: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     r"""Cross entropies (B,) and their derivatives (B, C) in the logits.
 
-    .. math:: l_i = -\log S(u_i)_{y_i}, \qquad \frac{\partial l_i}{\partial u_i} = S(u_i) - y_i
+    .. math:: l_i = -\log S(u_i + \Delta u_i)_{y_i}, \qquad \frac{\partial l_i}{\partial u_i} = S(u_i + \Delta u_i) - y_i
 
     Args:
         u: (B, C) logits.
         labels: (B,) class numbers.
+        du: (B, C) a constant that is added to the logits.
+        valid: (B,) false for samples whose loss is 0.
 
     >>> losses, slope = cross_entropy_with_slope(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
     >>> losses, slope
     (tensor([2.3584]), tensor([[ 0.8535, -0.9054,  0.0519]]))
     """
-    losses, slope = _CrossEntropy.apply(u, labels)  # type: ignore[no-untyped-call]
-    return losses, slope
+    if torch.compiler.is_compiling():  # which finds the shortest way by itself
+        logp = (u if du is None else u + du).log_softmax(-1)
+        losses, slope = F.nll_loss(logp, labels, reduction="none"), logp.detach().exp() - F.one_hot(labels, u.shape[-1])
+        if valid is not None:
+            losses, slope = torch.where(valid, losses, 0.0), torch.where(valid[:, None], slope, 0.0)
+        return losses, slope
+    with torch.no_grad():
+        losses, slope = slope_of((u if du is None else u + du).log_softmax(-1), labels)
+        if valid is not None:
+            losses, slope = torch.where(valid, losses, 0.0), torch.where(valid[:, None], slope, 0.0)
+    return sloped(u, losses, slope, labels, du), slope
+
+
+def slope_of(logp: Tensor, labels: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Losses (B,) and slopes (B, C) of log-probabilities (B, C); slopes are written to `out`, or over what was given."""
+    given = labels[:, None]
+    losses = F.nll_loss(logp, labels, reduction="none")
+    slope = logp.exp_() if out is None else torch.exp(logp, out=out)
+    return losses, slope.scatter_add_(1, given, slope.new_full(given.shape, -1.0))
+
+
+def cross_entropy(u: Tensor, labels: Tensor) -> Tensor:
+    """(B,) cross entropies as constants; of many logits, portion by portion, so that no second array of that size is made.
+
+    >>> cross_entropy(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
+    tensor([2.3584])
+    """
+    u = u.detach()
+    if u.numel() <= BLOCK or not at_hand(u):
+        return F.cross_entropy(u, labels, reduction="none")
+    return torch.cat([F.cross_entropy(u[rows], labels[rows], reduction="none") for rows in blocks(u)])

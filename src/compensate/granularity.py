@@ -7,6 +7,7 @@ where :math:`W` is a table of rows and the key :math:`k_i` is the sample's own n
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar, Literal, final
@@ -14,7 +15,7 @@ from typing import Any, ClassVar, Literal, final
 import torch
 from torch import Tensor, nn
 
-from compensate.checks import checked_index, checked_keys
+from compensate.checks import at_hand, checked_index, checked_keys
 from compensate.errors import InputError
 from compensate.inference.regularised import L1, Bound, GroupL2, Penalty, row_step
 from compensate.state import State, Touched
@@ -127,26 +128,30 @@ class Table(nn.Module, ABC):
         """(len(keys), *shape) some rows."""
         if self.kept is not None:
             return self.kept.gather(keys, self.like)
-        rows = self.weight[keys]
+        rows = self.weight.index_select(0, keys)
         # Numbers are kept in 16 bits and computed with in 32.
         return rows.to(torch.promote_types(rows.dtype, torch.float32)) if self.compact else rows
 
     @torch.no_grad()
     def write(self, keys: Tensor, rows: Tensor, *, where: Tensor | None = None, old: Tensor | None = None) -> None:
-        """Replaces distinct rows (where a mask says so, if one is given). A row that is not finite is not written."""
-        old = self.gather(keys).detach() if old is None else old
-        rows = rows.to(old.dtype)
+        """Replaces rows (where a mask says so, if one is given). A row that is not finite is not written.
+
+        Keys are distinct, or bring the same row where they are not. `old` are the present rows, if they are known.
+        """
+        rows = rows if self.compact or self.kept is not None else rows.to(self.weight.dtype)
         # A sum is finite if all its parts are: one pass and no temporary.
-        keep = rows.flatten(1).sum(1).isfinite() if rows.ndim > 1 else rows.isfinite()
-        keep = keep if where is None else keep & where
-        rows = torch.where(keep.reshape((-1,) + (1,) * (rows.ndim - 1)), rows, old)
+        if not (at_hand(rows) and (where is None or bool(where.all())) and math.isfinite(rows.sum().item())):
+            old = self.gather(keys).detach() if old is None else old
+            keep = rows.flatten(1).sum(1).isfinite() if rows.ndim > 1 else rows.isfinite()
+            keep = keep if where is None else keep & where
+            rows = torch.where(keep.reshape((-1,) + (1,) * (rows.ndim - 1)), rows.to(old.dtype), old)
         if self.kept is not None:
             self.kept.write(keys, rows)
             return
         if self.compact:
             largest = torch.finfo(self.weight.dtype).max
-            rows = rows.clamp(-largest, largest).to(self.weight.dtype)
-        self.weight.index_copy_(0, keys, rows)
+            rows = rows.clamp(-largest, largest)
+        self.weight.index_copy_(0, keys, rows.to(self.weight.dtype))
 
     def dense(self) -> Tensor:
         """(rows, *shape) all rows in full, wherever they are kept: for small tables."""
@@ -172,14 +177,17 @@ class Table(nn.Module, ABC):
         """One step of the touched rows down their mean gradient; `grad` is summed over the samples of each row."""
         if touched.shared:
             grad = grad / touched.count.clamp(min=1).reshape((-1,) + (1,) * (grad.ndim - 1))
-        old = self.gather(
-            touched.keys
-        ).detach()  # not as it was read: another term of the batch may have moved it since
-        new = row_step(
-            old, grad if self.sign < 0 else -grad, lr=self.lr, penalty=self.penalty, bound=self.bound,
+        # Not as they were read if another term of the batch, or another batch before this one's backward, may have moved them.
+        alone = touched.slot != "dx" and sum(other.table is self for other in s.touched) == 1
+        old = (touched.rows if alone else self.gather(touched.keys)).detach()
+        self.write(touched.keys, self.stepped(old, grad, s), where=touched.count > 0, old=old)
+
+    def stepped(self, rows: Tensor, grad: Tensor, s: State) -> Tensor:
+        """(R, *shape) rows after one step by the gradient of their losses, penalty and bound included."""
+        return row_step(
+            rows, grad if self.sign < 0 else -grad, lr=self.lr, penalty=self.penalty, bound=self.bound,
             subgradient=self.update == "subgradient", s=s,
         )  # fmt: skip
-        self.write(touched.keys, new, where=touched.count > 0, old=old)
 
     @property
     def inference(self) -> str:

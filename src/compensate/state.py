@@ -4,61 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from compensate.checks import check_batch
+from compensate.checks import at_hand, check_batch
 from compensate.errors import InputError
 from compensate.forwards import Stages, seeded, traceless
+from compensate.fused import cross_entropy
+from compensate.once import once
+from compensate.touched import Slot, Touched, distinct_rows
+from compensate.values import Value, at, rowwise
+
+__all__ = ["Slot", "State", "Touched", "Value", "at", "rowwise"]
 
 if TYPE_CHECKING:
     from compensate.equation import Compensated
     from compensate.granularity import Table
-
-Slot = Literal["dx", "du", "dp", "dy", "dl"]
-Value = Any
-"""A number, or a callable of the state: a schedule, a table, a statistic, a function."""
-
-
-def at(value: Value, s: State) -> Any:
-    """A hyper-parameter at this moment: itself if a number, else what it says for the state."""
-    return value(s) if callable(value) else value
-
-
-def rowwise(v: Any, like: Tensor) -> Any:
-    """`v` with one value (or row) per sample, shaped to broadcast against `like`.
-
-    Axes are filled in after the first, so that one row of a text table serves all tokens of its sample.
-
-    >>> rowwise(torch.ones(4), torch.ones(4, 7, 3)).shape
-    torch.Size([4, 1, 1])
-    >>> rowwise(torch.ones(4, 3), torch.ones(4, 7, 3)).shape
-    torch.Size([4, 1, 3])
-    """
-    if not isinstance(v, Tensor) or v.ndim == 0 or v.ndim >= like.ndim:
-        return v
-    return v.reshape(v.shape[:1] + (1,) * (like.ndim - v.ndim) + v.shape[1:])
-
-
-@dataclass
-class Touched:
-    """Rows of a table that this batch reads and may move."""
-
-    table: Table
-    keys: Tensor  # (R,) distinct rows
-    rows: Tensor  # (R, *shape) their values, a leaf of the graph
-    count: Tensor  # (R,) samples of the batch that read each row and are not gated out
-    which: Tensor | None  # (B,) the place of each sample's row among them; None if each sample has its own
-    slot: Slot
-
-    @property
-    def shared(self) -> bool:
-        """True if a row may serve several samples."""
-        return self.which is not None
 
 
 class State:
@@ -98,7 +62,7 @@ class State:
         self.model, self.x = model, x
         self.learn, self.meta = learn, meta
         self.dx: Tensor | None = None
-        self.du: Tensor | None = None
+        self._du: Tensor | Callable[[], Tensor] | None = None
         self.dp: Tensor | None = None
         self.dy: Tensor | None = None
         self.dl: Tensor | None = None
@@ -124,19 +88,26 @@ class State:
         """True if targets are class numbers, false if they are distributions."""
         return self.target.ndim == 1
 
-    @cached_property
+    @once
     def valid(self) -> Tensor:
         """(B,) false for samples whose target is `ignore_index`."""
         if self.hard:
             return self.target != self.criterion.ignore_index
         return torch.ones(len(self.target), dtype=torch.bool, device=self.target.device)
 
-    @cached_property
+    @once
+    def complete(self) -> bool:
+        """True if it is known that no target is ignored."""
+        return not self.hard or (at_hand(self.target) and bool(self.valid.all()))
+
+    @once
     def labels(self) -> Tensor:
         """(B,) the given class of each sample; 0 where it is ignored."""
-        return self.target.masked_fill(~self.valid, 0) if self.hard else self.target.argmax(-1)
+        if not self.hard:
+            return self.target.argmax(-1)
+        return self.target if self.complete else self.target.masked_fill(~self.valid, 0)
 
-    @cached_property
+    @once
     def y(self) -> Tensor:
         """(B, C) the given labels as distributions; zero rows where ignored."""
         # Not `self.u` if any logits are known: inner loops ask for `y` before `dx`, and so `u`, is settled.
@@ -165,7 +136,7 @@ class State:
 
     # --- the forward pass -------------------------------------------------------------------------------------
 
-    @cached_property
+    @once
     def stages(self) -> Stages:
         """The stages of the model."""
         if self.model is None:
@@ -175,7 +146,7 @@ class State:
             )
         return Stages.of(self.model)
 
-    @cached_property
+    @once
     def _embedded(self) -> Any:
         with torch.set_grad_enabled(self._recording):  # a gate, which looks without gradients, may ask first
             return self.stages.embed(self.x) if self.stages.embed else self.x
@@ -219,7 +190,7 @@ class State:
             check_batch(self, u, self.criterion.check)
             self._checked = True
 
-    @cached_property
+    @once
     def u(self) -> Tensor:
         """(B, C) logits, feature compensation included."""
         u, self._z = self._forward(self.dx)
@@ -242,7 +213,7 @@ class State:
         _ = self.z
         return self.stages.head
 
-    @cached_property
+    @once
     def logp(self) -> Tensor:
         """(B, C) log-softmax of `u`."""
         with torch.set_grad_enabled(self.u.requires_grad):  # a statistic, which asks without gradients, may ask first
@@ -253,12 +224,17 @@ class State:
         """(B, C) softmax of `u`."""
         return self.logp.exp()
 
-    @cached_property
+    @once
     def logq(self) -> Tensor:
         """(B, C) log-softmax of `u`, a constant: what guesses and gates read."""
         return self.u.detach().log_softmax(-1)
 
-    @cached_property
+    @property
+    def ordinary(self) -> bool:
+        """True if the base loss is cross entropy of class numbers, without class weights."""
+        return self.hard and self.criterion.base is None and self.criterion.weight is None
+
+    @once
     def plain(self) -> Tensor:
         """(B, C) logits without compensation, a constant; one extra forward if features are compensated."""
         if self.slot != "dx" and self.dx is None:
@@ -266,12 +242,15 @@ class State:
         with torch.no_grad():
             return self.forward(None)
 
-    @cached_property
+    @once
     def plain_losses(self) -> Tensor:
         """(B,) losses without compensation, constants."""
-        plain = self.criterion.base is None and self.criterion.weight is None
-        if plain and self.hard and self.slot != "dx" and self.dx is None:
-            return torch.where(self.valid, -self.logq.gather(1, self.labels[:, None])[:, 0], 0.0)  # no second softmax
+        if self.ordinary and self.slot != "dx" and self.dx is None:
+            if self.criterion.way == "tables":
+                losses = cross_entropy(self.u, self.labels)
+            else:  # most others look at the probabilities, too
+                losses = F.nll_loss(self.logq, self.labels, reduction="none")
+            return losses if self.complete else torch.where(self.valid, losses, 0.0)
         with torch.no_grad():
             return self.criterion.losses_of(self, self.plain)
 
@@ -311,7 +290,7 @@ class State:
         """Adds a term to the target under evaluation."""
         assert self.slot is not None
         delta = self.fitted(delta)
-        if self.slot != "dx" and delta.ndim and delta.shape[-1] not in (1, self.like.shape[-1]):
+        if self.slot != "dx" and delta.ndim and delta.shape[-1] != 1 and delta.shape[-1] != self.like.shape[-1]:
             raise InputError(
                 f"a term of shape {tuple(delta.shape)} was given for a target of shape {tuple(self.like.shape)}. Give the table "
                 "or the term as many classes as the model has outputs."
@@ -337,7 +316,23 @@ class State:
     @property
     def by_slope(self) -> bool:
         """True if the rows of this batch move by the slope of its cross entropy, without autograd."""
-        return self.learn and self.hard and self.criterion.slope_suffices
+        return self.learn and self.hard and self.criterion.way == "tables"
+
+    @property
+    def du(self) -> Tensor | None:
+        """(B, C) the logit compensation so far; written out when somebody asks."""
+        if callable(self._du):
+            self._du = self._du()
+        return self._du
+
+    @du.setter
+    def du(self, value: Tensor | Callable[[], Tensor] | None) -> None:
+        self._du = value
+
+    @once
+    def size(self) -> Tensor:
+        r"""(B,) how much logits are compensated, :math:`\|\Delta u_i\|_1`, constants."""
+        return self.u.new_zeros(len(self.u)) if self.du is None else self.du.detach().abs().sum(1)
 
     def rows(self, table: Table) -> Tensor:
         """The rows of `table` for this batch, (B, *shape); their penalty and their step follow by themselves."""
@@ -357,20 +352,20 @@ class State:
 
     def _penalise(self, table: Table, v: Tensor) -> None:
         if table.penalty is not None:
-            penalty = table.penalty(v, self) * self.active
+            penalty = table.penalty(v, self)
+            penalty = penalty if self.complete and self.gate is None else penalty * self.active
             self.penalty = penalty if self.penalty is None else self.penalty + penalty
 
     def _touch(self, table: Table, keys: Tensor) -> Touched:
-        distinct, which = keys.unique(return_inverse=True)
+        assert self.slot is not None
         count = self.active.to(torch.get_default_dtype())
-        if len(distinct) == len(keys):  # the usual case of a sample table: no need to gather twice
-            distinct, which = keys, None
-        else:
+        fixed = self.by_slope and torch.compiler.is_compiling()
+        distinct, which = (keys, None) if fixed else distinct_rows(keys)
+        if which is not None:
             count = count.new_zeros(len(distinct)).index_add_(0, which, count)
         # Where the slope of the loss is at hand, the rows stay out of the graph.
         rows = table.gather(distinct).detach().requires_grad_(not self.by_slope)
-        assert self.slot is not None
-        touched = Touched(table, distinct, rows, count, which, self.slot)
+        touched = Touched(table, distinct, rows, count, which, self.slot, fixed)
         self.touched.append(touched)
         return touched
 
@@ -386,7 +381,7 @@ class State:
         """(B,) the summands of the equation, before the mean."""
         return self.compensated if self.penalty is None else self.compensated + self.penalty
 
-    @cached_property
+    @once
     def loss(self) -> Tensor:
         """What to differentiate: `losses` reduced as the criterion says."""
         with torch.set_grad_enabled(self._recording):

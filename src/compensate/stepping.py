@@ -6,14 +6,8 @@ import torch
 from torch import Tensor
 
 from compensate.errors import InputError
-from compensate.fused import cross_entropy_with_slope
+from compensate.pooling import pool_
 from compensate.state import State, Touched
-
-
-def losses_with_slope(s: State) -> Tensor:
-    """(B,) cross entropies of the compensated logits; their slope stays in the state for the rows."""
-    losses, s.slope = cross_entropy_with_slope(s.u if s.du is None else s.u + s.du, s.labels)
-    return torch.where(s.valid, losses, 0.0)
 
 
 def step_rows(s: State) -> None:
@@ -24,7 +18,7 @@ def step_rows(s: State) -> None:
     """
     if s.slope is not None:
         for touched in s.touched:
-            touched.table.descend(touched, _by_row(s.slope, touched, s), s)
+            touched.table.descend(touched, _by_row(s.slope, touched), s)
         return
     now = [touched for touched in s.touched if touched.slot != "dx"]
     if now:
@@ -37,12 +31,17 @@ def step_rows(s: State) -> None:
         _step_in_backward(s, later)
 
 
-def _by_row(slope: Tensor, touched: Touched, s: State) -> Tensor:
-    """Slopes of samples (B, C) added up for the rows that they share, and for the entries if a row is one number."""
+def _by_row(slope: Tensor, touched: Touched) -> Tensor:
+    """Slopes of samples (B, C) added up for the rows that they share, and for the entries if a row is one number.
+
+    Samples that do not count have no slope.
+    """
     slope = slope.to(touched.rows.dtype).sum_to_size(len(slope), *touched.rows.shape[1:])
-    if touched.which is None:
+    if touched.fixed:
+        slope, touched.count = slope.clone(), touched.count.clone()
+        pool_(slope, touched.count, touched.keys)
         return slope
-    return torch.zeros_like(touched.rows).index_add_(0, touched.which, slope * s.active[:, None])
+    return slope if touched.which is None else torch.zeros_like(touched.rows).index_add_(0, touched.which, slope)
 
 
 def _step_in_backward(s: State, touched: list[Touched]) -> None:

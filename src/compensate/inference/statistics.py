@@ -9,8 +9,9 @@ from typing import ClassVar, Literal, final
 import torch
 from torch import Tensor, nn
 
-from compensate.checks import checked_index
+from compensate.checks import at_hand, checked_index
 from compensate.errors import InputError
+from compensate.fused import blocks
 from compensate.state import State
 
 Score = Literal["loss", "size", "margin"]
@@ -135,38 +136,36 @@ class Evidence(Statistic):
         """Adds the visits of the batch."""
         assert self.num_samples is not None
         index = checked_index(s, self.num_samples, "a record of evidence")
-        given = s.labels[:, None]
-        u = s.plain
-        others = u.scatter(1, given, -torch.inf)
-        best, voted = others.max(1)
-        counts = s.valid & (s.epoch >= self.skip)
-        self.visits.index_add_(0, index, counts.to(self.visits.dtype))
+        best, voted, given = _other_than(s.plain, s.labels)
+        if s.ordinary:
+            p = (best - given - s.plain_losses).exp()  # the plain loss knows the sum of the softmax
+        else:
+            p = s.plain.softmax(-1).gather(1, voted[:, None])[:, 0]
+        counts = None if s.complete and not self.skip else s.valid & (s.epoch >= self.skip)
+        visits = torch.ones_like(index) if counts is None else counts
+        self.visits.index_add_(0, index, visits.to(self.visits.dtype))
         for name in self.kept:
-            if name == "margin":
-                value = u.gather(1, given)[:, 0] - best
-            elif name == "loss":
-                value = s.plain_losses
-            else:
-                value = s.plain_losses.new_zeros(()) if s.du is None else s.du.detach().abs().sum(1)
+            value = given - best if name == "margin" else s.plain_losses if name == "loss" else s.size
             self._add(name, index, counts, value)
-        self._vote(index[counts], voted[counts], u.softmax(-1).gather(1, voted[:, None])[counts, 0])
+        self._vote(index, counts, voted, p)
 
-    def _add(self, name: Score, index: Tensor, counts: Tensor, value: Tensor) -> None:
-        if not self.lean:
-            total = getattr(self, f"total_{name}")
-            total.index_add_(0, index, torch.where(counts, value, 0).to(total.dtype))
-            return
-        # A mean moves by its distance from the new value over the number of visits, twice if the batch has a sample twice.
-        mean = getattr(self, f"mean_{name}")
-        step = (value.float() - mean[index]) / self.visits[index].clamp(min=1)
-        mean.index_add_(0, index, torch.where(counts, step, 0).to(mean.dtype))
+    def _add(self, name: Score, index: Tensor, counts: Tensor | None, value: Tensor) -> None:
+        record = getattr(self, f"mean_{name}" if self.lean else f"total_{name}")
+        if self.lean:
+            # A mean moves by its distance from the new value over the number of visits, twice if the batch has a sample twice.
+            value = (value.float() - record[index]) / self.visits[index].clamp(min=1)
+        value = value if counts is None else torch.where(counts, value, 0.0)
+        record.index_add_(0, index, value.to(record.dtype))
 
-    def _vote(self, index: Tensor, voted: Tensor, p: Tensor) -> None:
+    def _vote(self, index: Tensor, counts: Tensor | None, voted: Tensor, p: Tensor) -> None:
         """A majority vote over the visits in constant memory: votes for the guess add up, others take away from it."""
-        guess = self.guess[index]
-        votes = self.votes[index] + torch.where(guess == voted, p, -p)
-        self.guess[index] = torch.where(votes < 0, voted.to(guess.dtype), guess)
-        self.votes[index] = votes.abs().to(self.votes.dtype)
+        if counts is not None and at_hand(counts):
+            index, voted, p, counts = index[counts], voted[counts], p[counts], None
+        guess, votes = self.guess[index], self.votes[index]
+        after = votes + torch.where(guess == voted, p, -p)
+        after = after if counts is None else torch.where(counts, after, votes)
+        self.guess[index] = torch.where(after < 0, voted.to(guess.dtype), guess)
+        self.votes[index] = after.abs().to(votes.dtype)
 
     def mean(self, name: Literal["size", "loss", "margin"]) -> Tensor:
         """(N,) the mean over the visits of each sample; NaN for a sample that has not been seen."""
@@ -186,6 +185,24 @@ class Evidence(Statistic):
     def extra_repr(self) -> str:
         """Size."""
         return f"{self.num_samples} samples"
+
+
+def _other_than(u: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(B,) the largest logit of another class than the given one, that class, and the logit of the given one."""
+    given = labels[:, None]
+    parts = blocks(u) if at_hand(u) else [slice(None)]  # a copy of all logits costs more than it takes to look at them
+    found = [_largest(u[part].scatter(1, given[part], -torch.inf)) for part in parts]
+    best, voted = found[0] if len(found) == 1 else (torch.cat(column) for column in zip(*found, strict=True))
+    return best, voted, u.gather(1, given)[:, 0]
+
+
+def _largest(u: Tensor) -> tuple[Tensor, Tensor]:
+    """(B,) largest entries and their places."""
+    if u.shape[-1] < 100 or not at_hand(u) or u.dtype not in (torch.float32, torch.float64):
+        best, place = u.max(1)
+        return best, place
+    place = torch.from_numpy(u.numpy().argmax(1))  # several times quicker for many classes
+    return u.gather(1, place[:, None])[:, 0], place
 
 
 def recorded(num_samples: int | None, score: Score = "loss") -> Evidence | None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, final
+from typing import Any, Literal, final
 
 import torch
 from torch import Tensor, nn
 
-from compensate.checks import checked_index
+from compensate.checks import at_hand, checked_index
 from compensate.errors import InputError
 from compensate.inference.statistics import Statistic
 from compensate.state import State, Value, at
@@ -116,10 +116,16 @@ class Top(Statistic):
 
     def forward(self, s: State) -> Tensor:
         """The threshold now, a scalar tensor."""
-        pool = s.plain_losses[s.valid]
+        pool, counts = s.plain_losses, s.valid
         if self.over == "epoch":
-            last = self.last[self.last.isfinite()]
-            pool = last if len(last) else pool
+            known = self.last.isfinite()
+            if not at_hand(known):
+                past = _kth_largest(self.last, known, at(self.pro, s))
+                return torch.where(known.any(), past, _kth_largest(pool, counts, at(self.pro, s)))
+            pool, counts = (self.last, known) if bool(known.any()) else (pool, counts)
+        if not at_hand(pool):
+            return _kth_largest(pool, counts, at(self.pro, s))
+        pool = pool if s.complete and pool is s.plain_losses else pool[counts]
         k = int(at(self.pro, s) * len(pool) / 100)
         return pool.topk(k).values[-1] if k else pool.new_full((), torch.inf)
 
@@ -128,7 +134,11 @@ class Top(Statistic):
         if self.over == "epoch":
             assert self.num_samples is not None
             index = checked_index(s, self.num_samples, 'a threshold over="epoch"')
-            self.seen[index[s.valid]] = s.plain_losses[s.valid].to(self.seen.dtype)
+            losses = s.plain_losses.to(self.seen.dtype)
+            if at_hand(losses):
+                self.seen[index[s.valid]] = losses[s.valid]
+            else:
+                self.seen[index] = torch.where(s.valid, losses, self.seen[index])
 
     def end_epoch(self) -> None:
         """The losses of this epoch become those of the last."""
@@ -139,3 +149,12 @@ class Top(Statistic):
     def extra_repr(self) -> str:
         """Share and pool."""
         return f"{self.pro} % of the {self.over}"
+
+
+def _kth_largest(pool: Tensor, counts: Tensor, pro: Any) -> Tensor:
+    """As :class:`Top`, in shapes that do not depend on how many of the pool count: nothing waits, and graphs do not break."""
+    if not len(pool):
+        return pool.new_full((), torch.inf)
+    k = (pro * counts.sum().double() / 100).long()
+    falling = torch.where(counts, pool, -torch.inf).sort(descending=True).values
+    return torch.where(k > 0, falling.gather(0, (k - 1).clamp(min=0)[None])[0], torch.inf)

@@ -1,0 +1,191 @@
+"""The short way through the equation against the long one, and compiled graphs against plain calls."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from compensate import L1, L2, Ball, Category, Compensated, Corpus, GroupL2, Pull, Sample, Where
+from compensate.gates import above
+from compensate.inference.statistics import Evidence
+from compensate.methods import METHODS, logcomp, mixcomp, mixcomp_adaptive
+from compensate.pooling import pool_
+
+N, DTYPES = 40, [torch.float64, torch.float32]
+
+
+def long_way(criterion: Compensated) -> Compensated:
+    """The same criterion, by the definition alone."""
+    criterion = copy.deepcopy(criterion)
+    criterion.way = None
+    return criterion
+
+
+def drawn(
+    batch: int, classes: int, dtype: torch.dtype, seed: int, *, twice: bool = False, ignored: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    u = 3 * torch.randn(batch, classes, dtype=dtype, generator=draw)
+    y = torch.randint(classes, (batch,), generator=draw)
+    if ignored:
+        y[torch.rand(batch, generator=draw) < 0.3] = -100
+    i = torch.randint(5, (batch,), generator=draw) if twice else torch.randperm(N, generator=draw)[:batch]
+    return u, y, i
+
+
+def assert_alike(short: Compensated, long: Compensated, batches: list[tuple[Tensor, Tensor, Tensor]]) -> None:
+    """Losses, compensation, gradients, second derivatives and everything that is kept, over several steps."""
+    for u, y, i in batches:
+        tight = {"rtol": 1e-3, "atol": 1e-4} if u.dtype == torch.float32 else {"rtol": 1e-10, "atol": 1e-12}
+        found = []
+        for criterion in (short, long):
+            v = u.clone().requires_grad_()
+            s = criterion.evaluate(torch.nn.Identity(), v, y, i)
+            (slope,) = torch.autograd.grad(s.losses.square().sum(), v, create_graph=True)
+            (curve,) = torch.autograd.grad(slope.square().sum(), v)
+            found.append((s.losses, s.loss, s.du, slope, curve))
+        for a, b in zip(*found, strict=True):
+            torch.testing.assert_close(a, b, equal_nan=True, **tight)
+        for name, kept in short.state_dict().items():
+            torch.testing.assert_close(kept, long.state_dict()[name], msg=lambda m, n=name: f"{n}: {m}", **tight)
+
+
+def tables(classes: int) -> dict[str, Any]:
+    return {
+        "l1": Sample(N, classes, penalty=L1(0.05)),
+        "l1 by subgradient": Sample(N, classes, penalty=L1(0.2), lr=0.3, update="subgradient"),
+        "l2 in a ball": Sample(N, classes, penalty=L2(0.1), bound=Ball(0.5)),
+        "upward": Sample(N, classes, penalty=L1(0.1), bound=Ball(0.5, "linf"), sign=1),
+        "whole rows": Sample(N, classes, penalty=GroupL2(0.1)),
+        "none": Sample(N, classes, penalty=None),
+        "schedule": Sample(N, classes, penalty=L1(lambda s: 0.1 * (s.step + 1))),
+        "one number a sample": Sample(N, 1, penalty=L2(0.1)),
+        "classes": Category(classes, classes, penalty=L2(0.1)),
+        "all": Corpus(classes, penalty=L1(0.01)),
+        "several": (Sample(N, classes, penalty=L1(0.05)), Category(classes, classes, penalty=L2(0.1))),
+    }
+
+
+shapes = st.fixed_dictionaries(
+    {"batch": st.integers(1, 12), "classes": st.integers(2, 7), "seed": st.integers(0, 999),
+     "dtype": st.sampled_from(DTYPES), "twice": st.booleans(), "ignored": st.booleans()}
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*tables(2)])
+@settings(max_examples=8, deadline=None)
+@given(shape=shapes)
+def test_tables_by_the_short_way_take_the_steps_of_the_long_one(name: str, shape: dict[str, Any]) -> None:
+    classes, dtype, seed = shape["classes"], shape["dtype"], shape.pop("seed")
+    short = Compensated(logit=tables(classes)[name], record=Evidence(N)).to(dtype)
+    assert short.way == "tables"
+    assert_alike(short, long_way(short), [drawn(seed=seed + k, **shape) for k in range(3)])
+
+
+@pytest.mark.parametrize("build", [
+    lambda: mixcomp(num_samples=N), lambda: mixcomp(num_samples=N, pro=100.0), lambda: mixcomp(num_samples=N, pro=0.0),
+    lambda: mixcomp(num_samples=N, over="epoch"), lambda: mixcomp_adaptive(num_samples=N), lambda: mixcomp(tau=1.0),
+    lambda: Compensated(logit=Pull(2.0)), lambda: Compensated(logit=Where(above(1.0), Pull(lambda s: s.plain_losses)), record=Evidence(N)),
+])  # fmt: skip
+@settings(max_examples=8, deadline=None)
+@given(shape=shapes)
+def test_pulled_logits_by_the_short_way_are_those_of_the_long_one(build: Any, shape: dict[str, Any]) -> None:
+    seed, dtype = shape.pop("seed"), shape["dtype"]
+    shape["twice"] = False  # of a sample that comes twice, the vote of either visit may be the last
+    short = build().to(dtype)
+    assert short.way == "pull"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the epoch is not ended
+        assert_alike(short, long_way(short), [drawn(seed=seed + k, **shape) for k in range(3)])
+
+
+def test_a_batch_in_portions_is_the_batch_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    short = logcomp(num_samples=N, num_classes=5)
+    long = long_way(short)
+    monkeypatch.setattr("compensate.fused.BLOCK", 12)  # two rows
+    assert_alike(short, long, [drawn(11, 5, torch.float32, seed) for seed in range(3)])
+
+
+def test_a_row_that_would_not_be_finite_is_not_written_by_the_short_way() -> None:
+    criterion = logcomp(num_samples=3, num_classes=2)
+    criterion.check = "off"
+    criterion(
+        torch.tensor([[torch.nan, 0.0], [0.0, 1.0]], requires_grad=True), torch.tensor([0, 0]), torch.tensor([0, 1])
+    )
+    table = next(criterion.tables())
+    assert table.weight[0].tolist() == [0.0, 0.0]
+    assert table.weight[1, 0] > 0
+
+
+def test_a_table_that_an_optimiser_moves_gets_its_gradient() -> None:
+    table = Sample(N, 3, update="manual", penalty=L2(0.1))
+    short = Compensated(logit=table)
+    long = long_way(short)
+    u, y, i = drawn(6, 3, torch.float32, 0)
+    for criterion in (short, long):
+        criterion(u.requires_grad_(), y, i).backward()
+    torch.testing.assert_close(table.weight.grad, next(long.tables()).weight.grad)
+
+
+def test_a_step_that_is_learned_takes_the_long_way() -> None:
+    eta = torch.tensor(1.0, requires_grad=True)
+    criterion = Compensated(logit=Where(above(0.0), Pull(lambda s: eta)))
+    criterion(*drawn(6, 3, torch.float32, 0)[:2]).backward()
+    assert eta.grad is not None
+    assert eta.grad != 0
+
+
+@settings(max_examples=30, deadline=None)
+@given(keys=st.lists(st.integers(0, 4), min_size=1, max_size=9), seed=st.integers(0, 99))
+def test_pooled_slopes_are_means_over_equal_keys(keys: list[int], seed: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    count = (torch.rand(len(keys), generator=draw) < 0.7).double()
+    slope = torch.randn(len(keys), 2, generator=draw, dtype=torch.float64) * count[:, None]
+    pooled, counts = slope.clone(), count.clone()
+    pool_(pooled, counts, torch.tensor(keys))
+    for i, key in enumerate(keys):
+        alike = [j for j, other in enumerate(keys) if other == key]
+        assert counts[i] == count[alike].sum()
+        torch.testing.assert_close(pooled[i], slope[alike].sum(0) / max(1.0, float(count[alike].sum())))
+
+
+COMPILED = {
+    "logcomp": lambda: logcomp(num_samples=N, num_classes=5),
+    "logcomp by subgradient": lambda: logcomp(num_samples=N, num_classes=5, preset="paper"),
+    "mixcomp": lambda: mixcomp(num_samples=N),
+    "mixcomp over the epoch": lambda: mixcomp(num_samples=N, over="epoch"),
+    "category_logit": lambda: METHODS["category_logit"].build(num_classes=5),
+    "label_smoothing": lambda: METHODS["label_smoothing"].build(),
+    "base": lambda: METHODS["base"].build(),
+}
+
+
+@pytest.mark.parametrize("name", [*COMPILED])
+def test_compiled_calls_are_one_graph_and_give_what_plain_calls_give(name: str) -> None:
+    plain = COMPILED[name]()
+    plain.check = "off"
+    traced = copy.deepcopy(plain)
+    torch._dynamo.reset()
+    compiled = torch.compile(traced, fullgraph=True, backend="aot_eager")
+    for seed in range(4):
+        u, y, i = drawn(8, 5, torch.float32, seed, twice=seed == 1 and "logcomp" in name, ignored=seed == 2)
+        found = []
+        for criterion in (plain, compiled):
+            v = u.clone().requires_grad_()
+            loss = criterion(v, y, i)
+            found.append((loss, *torch.autograd.grad(loss, v)))
+        for a, b in zip(*found, strict=True):
+            torch.testing.assert_close(a, b)
+        if seed == 1:
+            plain.end_epoch(), traced.end_epoch()
+    for kept in ("weight", "visits", "total_margin", "seen"):
+        for key, value in plain.state_dict().items():
+            if key.endswith(kept):
+                torch.testing.assert_close(value, traced.state_dict()[key])
