@@ -36,6 +36,11 @@ class Exchange:
 
     Usage: ``exchange = Exchange(criterion)``; after each epoch ``exchange.end_epoch()`` instead of
     ``criterion.end_epoch()``; before a checkpoint ``exchange()``.
+
+    >>> from compensate import methods
+    >>> criterion = methods.logcomp(num_samples=10, num_classes=2)
+    >>> exchange = Exchange(criterion)
+    >>> exchange.end_epoch()      # in every process, where `criterion.end_epoch()` would stand; alone it changes nothing
     """
 
     def __init__(self, criterion: Compensated, processes: Processes | None = None) -> None:
