@@ -21,6 +21,14 @@ class InputError(ValueError):
     """
 
 
+class NotFinite(InputError):
+    """Numbers that must be finite are not: a training that diverged, or input with missing values.
+
+    >>> issubclass(NotFinite, InputError)
+    True
+    """
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint for a misspelt name: the nearest known one, or all of them.
 

@@ -63,7 +63,7 @@ def test_writing_is_all_or_nothing(tmp_path, monkeypatch):
         raise OSError("disk is gone")
 
     monkeypatch.setattr(os, "replace", fail)
-    with pytest.raises(OSError, match="disk is gone"):
+    with pytest.raises(InputError, match="disk is gone"):
         write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]

@@ -88,7 +88,10 @@ def test_the_one_before_stays_until_the_new_one_is_whole(tmp_path, monkeypatch):
     assert checkpoint.latest(tmp_path)["x"] == 1
     monkeypatch.undo()
     checkpoint.save(tmp_path, 2, {"x": torch.tensor(2.0)})
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-2.json", "step-2.safetensors"]
+    checkpoint.save(tmp_path, 3, {"x": torch.tensor(3.0)})
+    kept = ["step-2.json", "step-2.safetensors", "step-3.json", "step-3.safetensors"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == kept  # one to fall back on, and no more
+    assert checkpoint.latest(tmp_path)["x"] == 3
 
 
 @pytest.mark.parametrize("suffix", ["json", "safetensors"])

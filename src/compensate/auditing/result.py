@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from compensate.auditing.corrections import Applied, Correction, apply_corrections, changes, read_corrections
 from compensate.auditing.guard import guard
 from compensate.auditing.page.model import Estimate
-from compensate.data.files import write_atomically
+from compensate.data.files import make_folder, write_atomically
 from compensate.errors import InputError
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ class Audit:
     def save(self, path: str | Path) -> Path:
         """Writes the audit to a folder: ``audit.json`` and ``audit.npz``, nothing pickled. `load` reads it."""
         folder = Path(path)
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         r = self.noise_rate
         texts = {
             "format": FORMAT,

@@ -158,7 +158,7 @@ def write_run(found: Audit, out: Path, *, extra_notes: list[str] | None = None) 
     """The run folder: config.json, metrics.jsonl, suspects.csv, report.html, the audit and the model's weights."""
     from dataclasses import replace
 
-    from compensate.data.files import write_atomically
+    from compensate.data.files import make_folder, write_atomically
 
     if extra_notes:
         found = replace(found, notes=tuple(dict.fromkeys([*found.notes, *extra_notes])))
@@ -166,7 +166,7 @@ def write_run(found: Audit, out: Path, *, extra_notes: list[str] | None = None) 
     digest = hashlib.sha256(json.dumps(dict(found.config), sort_keys=True, default=str).encode())
     digest.update(found.given.tobytes())
     folder = out / f"{stem}-{digest.hexdigest()[:4]}"
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     write_atomically(folder / "config.json", json.dumps(dict(found.config), indent=1, default=str).encode())
     lines = [
         json.dumps({"epoch": epoch + 1, **{name: round(values[epoch], 5) for name, values in found.curves.items()}})

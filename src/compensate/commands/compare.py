@@ -62,6 +62,7 @@ def compare(
 
     Started again, it goes on where it was: finished runs are read, unfinished ones resumed.
     """
+    from compensate.data.files import make_folder
     from compensate.training import Run, comparison
     from compensate.training.workers import side_by_side
 
@@ -78,7 +79,7 @@ def compare(
     common = o.build(merged, str(config or "the command line"))
     configs = comparison.plan(common, wanted, count)
     folder = out if out is not None else Path("runs") / f"compare-{_digest([c.id for c in configs])}"
-    (folder / "runs").mkdir(parents=True, exist_ok=True)
+    make_folder(folder / "runs")
 
     runs = [stored for c in configs if (stored := Run(folder / "runs" / c.name).result) is not None]
     failed = []
@@ -86,7 +87,7 @@ def compare(
         task = bar.add_task("", total=len(configs), completed=len(runs))
         finished = {stored["id"] for stored in runs}
         jobs = [(c, folder / "runs", data_dir) for c in configs if c.id not in finished]
-        for done, outcome in side_by_side(comparison.attempt, jobs, workers):
+        for done, outcome in side_by_side(comparison.attempt, jobs, workers, lost=comparison.lost):
             bar.advance(task)
             if isinstance(outcome, str):
                 failed.append((done, outcome))

@@ -83,6 +83,8 @@ def tune(
         table.add_row(
             *(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row["hyper"].values()), f"{row['validation']:.4f}"
         )
+    if found["lost"]:
+        console.print(f"[red]{found['lost']} trials were lost:[/red] their processes were ended from outside")
     console.print(f"{len(found['trials'])} trials, the best first; accuracy is on held-out noisy labels")
     console.print(table)
     best = " ".join(

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from compensate.data.files import make_folder
 from compensate.errors import InputError
 
 Progress = Callable[[int, int | None], None]
@@ -52,7 +53,7 @@ def fetch(
     path = Path(path)
     if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
         raise InputError(f"{url} is not an http or https address.")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     part = path.with_name(path.name + ".part")
     with _alone(path):
         if path.exists():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import errno
 import gzip
 import lzma
 import os
@@ -37,6 +38,8 @@ def _opener(path: Path) -> Callable[..., IO[bytes]]:
 def write_atomically(path: str | Path, content: bytes) -> None:
     """Write the whole file or nothing: readers see the old content until the new one is on disk.
 
+    A disk that is full or a folder that may not be written to is an error that says so; the old content stays.
+
     >>> import tempfile
     >>> target = Path(tempfile.mkdtemp()) / "a.txt"
     >>> write_atomically(target, b"hello")
@@ -44,17 +47,46 @@ def write_atomically(path: str | Path, content: bytes) -> None:
     b'hello'
     """
     path = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with writing(path):
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def writing(path: str | Path) -> Iterator[None]:
+    """Turn what a disk or a folder refuses into an error that says what to do."""
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+        yield
+    except OSError as error:
+        remedy = {
+            errno.ENOSPC: "Free some space, or choose another disk",
+            errno.EDQUOT: "Free some of your quota, or choose another disk",
+            errno.ENOENT: "Make its folder first, or choose another one",
+        }.get(error.errno or 0, "Choose a folder that may be written to")
+        raise InputError(
+            f"{path} cannot be written: {error.strerror or error}. {remedy}. What was there before is unchanged."
+        ) from error
+
+
+def make_folder(path: str | Path) -> Path:
+    """The folder, made with those above it unless it is there.
+
+    >>> import tempfile
+    >>> make_folder(Path(tempfile.mkdtemp()) / "a" / "b").name
+    'b'
+    """
+    with writing(path):
+        Path(path).mkdir(parents=True, exist_ok=True)
+    return Path(path)
 
 
 @contextmanager

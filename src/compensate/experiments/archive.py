@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from compensate.data.files import make_folder
 from compensate.errors import InputError
 from compensate.training.config import Config
 
@@ -53,7 +54,7 @@ class Archive:
     def add(self, record: Record) -> None:
         """Keeps a record, on disk too, at once."""
         self._records[record["id"]] = record
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path.parent)
         cut = self.path.is_file() and self.path.read_bytes()[-1:] not in (b"\n", b"")
         try:
             with self.path.open("a", encoding="utf-8") as file:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from compensate.data.files import write_atomically
+from compensate.data.files import make_folder, write_atomically
 from compensate.errors import InputError
 from compensate.experiments.archive import Archive, Record
 from compensate.experiments.protocols import Cell
@@ -158,7 +158,7 @@ def write(found: Comparison, path: Path) -> None:
     writers = {".md": markdown, ".csv": comma_separated, ".tex": latex}
     if path.suffix not in writers:
         raise InputError(f'{path} ends in "{path.suffix}"; expected .md, .csv or .tex.')
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     write_atomically(path, writers[path.suffix](found).encode())
 
 

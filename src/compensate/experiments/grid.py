@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from compensate.data import Data, gather
-from compensate.data.files import write_atomically
+from compensate.data.files import make_folder, write_atomically
 from compensate.errors import InputError
 from compensate.experiments.archive import Archive, Record, record_of
 from compensate.experiments.protocols import ATTACKS, Cell, Scale, trials
@@ -22,7 +22,7 @@ from compensate.training.evaluation import cut
 from compensate.training.finished import load_model
 from compensate.training.preparation import prepare
 from compensate.training.tuning import LAST
-from compensate.training.workers import Backend, side_by_side, trained
+from compensate.training.workers import LOST, Backend, side_by_side, trained
 
 ATTACKED = 1000
 """Test samples that are attacked: an attack of 20 steps costs as much as 20 epochs on them."""
@@ -72,6 +72,10 @@ def work(config: Config, attacked: bool, runs: Path, data_dir: Path | None) -> t
         return config, str(error)
 
 
+def _lost(config: Config, attacked: bool, runs: Path, data_dir: Path | None) -> tuple[Config, Record | str]:
+    return config, LOST
+
+
 def adversarial_accuracy(model: nn.Module, data: Data, eps: float, *, steps: int = 20, limit: int = ATTACKED) -> float:
     """Accuracy on test images that were moved, within `eps` in every pixel, to raise their loss (PGD)."""
     from compensate.methods import pgd_at
@@ -95,7 +99,7 @@ def run(
     missing = {c.config.id: c for c in wanted if not _finished(archive.get(c.config.id), c.attacked)}
     jobs = [(c.config, c.attacked, place.runs, place.data_dir) for c in missing.values()]
     failed = []
-    for config, outcome in side_by_side(work, jobs, place.workers, backend=place.backend):
+    for config, outcome in side_by_side(work, jobs, place.workers, backend=place.backend, lost=_lost):
         if isinstance(outcome, str):
             failed.append((config, outcome))
         else:
@@ -133,7 +137,7 @@ def choose(
             table[method] = {"chosen": scores[best][1], "trials": [{"hyper": h, "validation": s} for s, h in scores]}
     path = place.chosen_path(dataset, scale)
     before = json.loads(path.read_text()) if path.is_file() else {}
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     write_atomically(path, (json.dumps(before | table, indent=1) + "\n").encode())
     return chosen
 

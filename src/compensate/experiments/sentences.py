@@ -18,7 +18,7 @@ from rich.console import Console
 from compensate._version import __version__
 from compensate.auditing.guard import guard
 from compensate.data import Data, Splits, load
-from compensate.data.files import write_atomically
+from compensate.data.files import make_folder, write_atomically
 from compensate.errors import InputError
 from compensate.experiments.protocols import PROTOCOLS
 from compensate.training.config import Config
@@ -86,7 +86,7 @@ class Sentences:
 
     def save(self, path: Path) -> None:
         """Writes them as JSON."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         write_atomically(path, (json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n").encode())
 
     @classmethod
@@ -235,7 +235,7 @@ def write(found: Sentences, path: Path) -> None:
         text = buffer.getvalue()
     else:
         raise InputError(f'{path} ends in "{path.suffix}"; expected .csv, .md or .json.')
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     write_atomically(path, text.encode())
 
 

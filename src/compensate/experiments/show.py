@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from compensate._version import __version__
-from compensate.data.files import write_atomically
+from compensate.data.files import make_folder, write_atomically
 from compensate.experiments.demo import Job, Outcome, Setting, chosen, jobs, picture, run_all, search_jobs, summary
 
 
@@ -34,7 +34,7 @@ def demo(console: Console, out: Path, seeds: int, epochs: int) -> None:
         f"\n{best.job.method} flags {flagged} labels in the first run: {found} of them are among the {sum(best.changed)} "
         "that were made wrong"
     )
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     stored = {
         "version": __version__,
         "setting": asdict(setting),
@@ -51,7 +51,7 @@ def search(console: Console, out: Path, epochs: int) -> None:
     """Runs the search, prints the best settings and writes every trial to `search.json` in `out`."""
     setting = Setting(epochs=epochs, held_out=0.2)
     found = chosen(_followed(console, "searching", search_jobs(), setting), setting)
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     write_atomically(out / "search.json", json.dumps(found, indent=1).encode())
     for method, hyper in found["best"].items():
         console.print(f"{method}: {', '.join(f'{name}={value:g}' for name, value in hyper.items())}")

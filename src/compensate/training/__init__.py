@@ -8,7 +8,8 @@ from compensate.training.distribution import Processes, together
 from compensate.training.evaluation import evaluate, predict
 from compensate.training.exchange import Exchange
 from compensate.training.finished import load_config, load_model
-from compensate.training.loop import Result, fit
+from compensate.training.loop import fit
+from compensate.training.outcome import Result
 from compensate.training.preparation import Prepared, make_criterion, make_model, prepare
 from compensate.training.run import Run
 from compensate.training.schedule import OPTIMISERS, SCHEDULES

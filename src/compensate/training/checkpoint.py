@@ -1,8 +1,8 @@
 """Checkpoints without pickle: tensors as safetensors, everything else as JSON, and never half-written.
 
 A checkpoint is two files, ``step-N.safetensors`` and ``step-N.json``. The JSON comes last, holds the checksum of the
-tensors and of itself, and so says that the pair is complete; only then is the pair before it removed. Whenever the process
-is killed, the newest complete pair is what it goes on from.
+tensors and of itself, and so says that the pair is complete. The pair before it stays, and goes when the next one is
+complete: whenever the process is killed, and even if a disk damages the newest pair, there is one to go on from.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from compensate.data.files import write_atomically
+from compensate.data.files import make_folder, write_atomically
 from compensate.errors import InputError
 
 _NAME = re.compile(r"step-(\d+)\.json")
@@ -65,9 +65,9 @@ def unpack(packed: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def save(folder: str | Path, step: int, tree: Mapping[str, Any]) -> None:
-    """Writes a checkpoint of this step; those before it are removed once it is complete."""
+    """Writes a checkpoint of this step; once it is complete, it and the one before it are all that stays."""
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     tensors: dict[str, Tensor] = {}
     body = pack(tree, tensors)
     content = safetensors.torch.save(tensors)
@@ -75,17 +75,18 @@ def save(folder: str | Path, step: int, tree: Mapping[str, Any]) -> None:
     head = {"step": step, "sha256": hashlib.sha256(content).hexdigest(), "state": body}
     head["check"] = _digest(head)
     write_atomically(folder / f"step-{step}.json", json.dumps(head).encode())
+    before = max((s for s in _steps(folder) if s < step), default=step)
+    kept = {f"step-{s}.{suffix}" for s in (step, before) for suffix in ("json", "safetensors")}
     for old in folder.iterdir():
-        if old.name not in (f"step-{step}.json", f"step-{step}.safetensors"):
+        if old.name not in kept:
             old.unlink(missing_ok=True)
 
 
 def latest(folder: str | Path) -> dict[str, Any] | None:
     """The newest complete checkpoint, or None if there is none; damaged ones are passed over."""
     folder = Path(folder)
-    steps = sorted((int(m[1]) for p in folder.glob("step-*.json") if (m := _NAME.fullmatch(p.name))), reverse=True)
     damaged = []
-    for step in steps:
+    for step in sorted(_steps(folder), reverse=True):
         found = _read(folder, step)
         if found is not None:
             return found
@@ -96,6 +97,10 @@ def latest(folder: str | Path) -> dict[str, Any] | None:
             "Delete the folder and train anew."
         )
     return None
+
+
+def _steps(folder: Path) -> list[int]:
+    return [int(m[1]) for p in folder.glob("step-*.json") if (m := _NAME.fullmatch(p.name))]
 
 
 def _read(folder: Path, step: int) -> dict[str, Any] | None:

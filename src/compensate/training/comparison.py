@@ -17,7 +17,7 @@ from compensate.data.files import write_atomically
 from compensate.errors import InputError
 from compensate.methods.registry import find
 from compensate.training.config import Config
-from compensate.training.workers import trained
+from compensate.training.workers import LOST, trained
 
 LEVEL = 0.95
 """Of confidence intervals."""
@@ -63,6 +63,11 @@ def attempt(config: Config, folder: Path, data_dir: Path | None) -> tuple[Config
         return config, trained(config, folder, data_dir)
     except InputError as error:
         return config, str(error)
+
+
+def lost(config: Config, folder: Path, data_dir: Path | None) -> tuple[Config, dict[str, Any] | str]:
+    """The outcome of a run whose process was ended from outside again and again."""
+    return config, LOST
 
 
 def paired(differences: Sequence[float], level: float = LEVEL) -> tuple[float, float, float]:

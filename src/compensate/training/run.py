@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from compensate._version import __version__
-from compensate.data.files import write_atomically
+from compensate.data.files import make_folder, write_atomically
 from compensate.errors import InputError
 from compensate.training import checkpoint
 from compensate.training.config import PROTOCOL, Config
+from compensate.training.lock import alone
 
 
 class Run:
@@ -34,6 +36,10 @@ class Run:
         assert self.path is not None
         return self.path / name
 
+    def alone(self) -> AbstractContextManager[None]:
+        """While it lasts, no other process may train in this folder."""
+        return nullcontext() if self.path is None else alone(make_folder(self.path))
+
     def begin(self, asked: Config, effective: Config, *, resume: bool) -> dict[str, Any] | None:
         """Writes the configuration; returns the checkpoint to go on from, if that is wanted and there is one."""
         if self.path is None:
@@ -48,7 +54,7 @@ class Run:
             raise InputError(
                 f"{self.path} holds this run already. Go on with resume=True (--resume), or delete the folder."
             )
-        self.path.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path)
         if found is None:
             self.write("config.json", describe(asked) | {"effective": effective.json})
         return checkpoint.latest(self / "checkpoint") if resume else None

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from compensate.errors import InputError
+from compensate.data.files import make_folder
+from compensate.errors import InputError, NotFinite
 from compensate.training.config import Config
 from compensate.training.preparation import prepare
 from compensate.training.spaces import Choice, Kind, Preset, Space, space_of
-from compensate.training.workers import side_by_side, trained
+from compensate.training.workers import LOST, side_by_side, trained
 
 LAST = 5
 """The score is a mean over so many last epochs: one lucky epoch is not a good setting."""
@@ -29,7 +30,7 @@ def open_study(folder: Path, name: str, seed: int) -> Any:
     from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     file = str(folder / "study.log")
     return optuna.create_study(
         study_name=name,
@@ -85,10 +86,14 @@ def search(
     tried, missing = len(study.trials), max(trials - _finished(study), 0)
     # A worker's sampler is seeded by the number of its trial, so that neither two workers nor two sessions draw alike.
     jobs = [(config, folder, name, space, preset, batch_size, seeds, data_dir, tried + k) for k in range(missing)]
-    for _ in side_by_side(_trial, jobs, workers):
+    failed = 0
+    for ended in side_by_side(_trial, jobs, workers, lost=_lost):
+        failed += not ended
         if done is not None:
             done(_finished(study))
-    return _summary(study, config, space, preset, batch_size, seeds)
+    if not _finished(study):
+        raise InputError(f"no trial came to its end: {LOST}")
+    return _summary(study, config, space, preset, batch_size, seeds) | {"lost": failed}
 
 
 def _trial(
@@ -101,9 +106,12 @@ def _trial(
     seeds: int,
     data_dir: Path | None,
     number: int,
-) -> None:
+) -> bool:
     study = open_study(folder, name, config.seed + 1000 * (number + 1))
+    # A trial under way with this very number: its process was ended, and this one takes its place.
+    _take_up_abandoned(study, number)
     trial = study.ask()
+    trial.set_user_attr("job", number)
     values = {}
     for key, span in space.ranges.items():
         if isinstance(span, Choice):
@@ -113,12 +121,17 @@ def _trial(
     hyper = {**config.hyper, **space.hyper(values, preset, batch_size)}
     try:
         study.tell(trial, score(config.but(hyper=hyper), folder, data_dir, seeds))
-    except InputError as error:
+    except NotFinite:
         # A setting under which training diverges is a bad setting, not the end of the search.
-        if "NaN" not in str(error):
-            _give_up(study, trial)
-            raise
         study.tell(trial, 0.0)
+    except InputError:
+        _give_up(study, trial)
+        raise
+    return True
+
+
+def _lost(*_: Any) -> bool:
+    return False
 
 
 def _give_up(study: Any, trial: Any) -> None:
@@ -127,11 +140,13 @@ def _give_up(study: Any, trial: Any) -> None:
     study.tell(trial, state=TrialState.FAIL)
 
 
-def _take_up_abandoned(study: Any) -> None:
+def _take_up_abandoned(study: Any, job: int | None = None) -> None:
     """Trials of processes that are gone would count as under way for ever; their settings are tried first instead."""
     from optuna.trial import TrialState
 
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        if job is not None and trial.user_attrs.get("job") != job:
+            continue
         study.tell(trial.number, state=TrialState.FAIL)
         if trial.params:
             study.enqueue_trial(trial.params)

@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from compensate.auditing.page.model import Page
 from compensate.auditing.page.payload import payload, to_json
-from compensate.data.files import write_atomically
+from compensate.data.files import make_folder, write_atomically
 
 STYLES = ("base.css", "frame.css", "overview.css", "review.css", "dialogs.css")
 SCRIPTS = (
@@ -47,7 +47,7 @@ def write_page(page: Page, path: str | Path) -> Path:
     'report.html'
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     write_atomically(path, render_page(page).encode())
     return path
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compensate.data.files import write_atomically
+from compensate.data.files import make_folder, write_atomically
 from compensate.errors import InputError, nearest
 from compensate.experiments.figures import curves, trained, tree
 from compensate.experiments.figures.request import Request
@@ -146,6 +146,6 @@ def draw(name: str, path: Path, request: Request | None = None) -> Path:
     # Without a date the same figure gives the same file.
     plain = {".png": {}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}[path.suffix.lower()]
     figure.savefig(drawn, dpi=110, format=path.suffix[1:].lower(), metadata=plain)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     write_atomically(path, drawn.getvalue())
     return path

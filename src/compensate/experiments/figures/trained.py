@@ -16,7 +16,7 @@ from compensate.experiments.figures.request import Request
 from compensate.granularity import Sample
 from compensate.training.config import Config
 from compensate.training.evaluation import cut
-from compensate.training.loop import Result
+from compensate.training.outcome import Result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,0 +1,318 @@
+"""Full disks, read-only folders, killed processes, damaged files, odd clocks: what is finished is never lost."""
+
+from __future__ import annotations
+
+import errno
+import json
+import multiprocessing
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import faults
+import pytest
+import torch
+
+from compensate import InputError
+from compensate.auditing.page import Estimate, Page, write_page
+from compensate.cli import main
+from compensate.data import files
+from compensate.data.digits import digits
+from compensate.training import Config, Run, checkpoint, fit, workers
+from compensate.training.lock import alone
+from compensate.training.workers import LOST
+
+
+def metrics(folder: Path) -> str:
+    return (folder / "metrics.jsonl").read_text()
+
+
+# --- disks ----------------------------------------------------------------------------------------------------
+
+
+def page() -> Page:
+    return Page("a.csv", "text", ("x", "y"), 9, (), Estimate(0.0, 0.0, 0.1))
+
+
+WRITES = {
+    "checkpoint": lambda folder: checkpoint.save(folder / "checkpoint", 2, {"x": torch.zeros(300_000)}),
+    "weights": lambda folder: checkpoint.save_weights(folder / "best.safetensors", {"x": torch.zeros(300_000)}),
+    "result": lambda folder: Run(folder).write("result.json", {"x": "y" * 2_000_000}),
+    "report": lambda folder: write_page(page(), folder / "report.html"),
+}
+
+
+def before(folder: Path) -> dict[str, bytes]:
+    (folder / "checkpoint").mkdir()
+    checkpoint.save(folder / "checkpoint", 1, {"x": torch.ones(3)})
+    for name in ("best.safetensors", "result.json", "report.html"):
+        (folder / name).write_bytes(b"as it was")
+    return {p.name: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("what", WRITES)
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_full_disk_leaves_what_was_there(what, call, tmp_path, monkeypatch):
+    there = before(tmp_path)
+    monkeypatch.setattr(files.os, call, faults.full)
+    with pytest.raises(InputError, match=r"No space left on device\. Free some space"):
+        WRITES[what](tmp_path)
+    monkeypatch.undo()
+    assert {p.name: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == there
+    assert checkpoint.latest(tmp_path / "checkpoint")["x"].tolist() == [1, 1, 1]
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of one megabyte."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("mounting is not allowed here")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.mark.parametrize("what", [w for w in WRITES if w != "report"])
+def test_a_disk_that_is_really_full(what, small_disk):
+    there = before(small_disk)
+    with pytest.raises(InputError, match="No space left on device"):
+        WRITES[what](small_disk)
+    assert {p.name: p.read_bytes() for p in small_disk.rglob("*") if p.is_file()} == there
+
+
+def test_a_run_stopped_by_a_full_disk_goes_on_to_the_same_end(tmp_path, monkeypatch):
+    fit(faults.TINY, folder=tmp_path / "whole", every=1)
+    writes, write = [], os.replace
+
+    def third_is_too_much(*args):
+        writes.append(args)
+        if len(writes) == 6:
+            faults.full()
+        write(*args)
+
+    monkeypatch.setattr(files.os, "replace", third_is_too_much)
+    with pytest.raises(InputError, match="No space left"):
+        fit(faults.TINY, folder=tmp_path / "cut", every=1)
+    monkeypatch.undo()
+    assert checkpoint.latest(tmp_path / "cut" / "checkpoint") is not None
+    fit(faults.TINY, folder=tmp_path / "cut", every=1, resume=True)
+    assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
+
+
+def test_a_folder_that_may_not_be_written_to_is_named(tmp_path, monkeypatch, capsys):
+    def refuse(*_, **__):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(InputError, match=r"Permission denied\. Choose a folder that may be written to"):
+        fit(faults.TINY, folder=tmp_path / "mine")
+    monkeypatch.setattr(
+        sys, "argv", ["compensate", "train", "digits", "--epochs", "1", "--out", str(tmp_path / "mine")]
+    )
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    assert "Permission denied" in re.sub(r"\s+", " ", capsys.readouterr().err)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the administrator may write everywhere")
+def test_a_read_only_folder(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(InputError, match="Permission denied"):
+        fit(faults.TINY, folder=tmp_path / "mine")
+    tmp_path.chmod(0o700)
+
+
+# --- killed workers -------------------------------------------------------------------------------------------
+
+
+def test_a_killed_worker_is_replaced_and_one_that_always_dies_is_given_up(tmp_path, monkeypatch):
+    assert workers.RETRIES == 2
+    monkeypatch.setattr(workers, "RETRIES", 1)  # each start of a process takes seconds
+    jobs = [(number, str(tmp_path), deaths) for number, deaths in enumerate([0, 1, 9])]
+    answers = dict(workers.side_by_side(faults.dies, jobs, 2, lost=faults.lost))
+    assert answers == {0: 1, 1: 2, 2: -1}
+    assert (tmp_path / "2").read_text() == "xx"  # once, and one retry
+    with pytest.raises(TypeError):  # a mistake in the work itself is no loss
+        list(workers._here(faults.dies, [(1,)], 1, faults.lost))
+
+
+def test_compare_survives_the_loss_of_a_worker(tmp_path):
+    """One of the workers of the real command is killed from outside while it trains."""
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "compensate", "compare", "digits", "--methods", "base,logcomp", "--seeds", "1"]
+    command += ["--epochs", "4", "--limit", "600", "--workers", "2", "--out", str(out), "--set", "model=mlp"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        deadline, victim = time.monotonic() + 120, None
+        while victim is None and time.monotonic() < deadline and process.poll() is None:
+            for lock in out.glob("runs/*/lock"):
+                text = lock.read_text()
+                victim = json.loads(text)["pid"] if text else None
+            time.sleep(0.01)
+        assert victim is not None, "no run ever began"
+        assert victim != process.pid
+        os.kill(victim, signal.SIGKILL)
+        said, wrong = process.communicate(timeout=240)
+    assert process.returncode == 0, said + wrong
+    stored = json.loads((out / "comparison.json").read_text())
+    assert {r["method"] for r in stored["runs"]} == {"base", "logcomp"}
+    assert not list(out.glob("runs/*/lock"))
+
+
+def test_what_is_lost_is_reported_and_what_is_finished_is_kept(tmp_path, monkeypatch, capsys):
+    from compensate.training import comparison
+
+    def half(work, jobs, count, *, lost, backend="joblib"):
+        for number, job in enumerate(jobs):
+            yield lost(*job) if number else work(*job)
+
+    monkeypatch.setattr(workers, "side_by_side", half)
+    out = tmp_path / "out"
+    monkeypatch.setattr(
+        sys, "argv",
+        ["compensate", "compare", "digits", "--methods", "base,logcomp", "--seeds", "1", "--epochs", "1", "--limit", "120",
+         "--set", "model=mlp", "--out", str(out)],
+    )  # fmt: skip
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 1
+    assert "ended from outside" in capsys.readouterr().out
+    assert [r["method"] for r in json.loads((out / "comparison.json").read_text())["runs"]] == ["base"]
+    assert comparison.lost(faults.TINY, tmp_path, None) == (faults.TINY, LOST)
+
+
+def test_a_search_takes_up_the_setting_of_a_lost_trial(tmp_path):
+    from compensate.training.tuning import _take_up_abandoned, open_study
+
+    study = open_study(tmp_path, "s", 0)
+    for job in (4, 5):
+        trial = study.ask()
+        trial.set_user_attr("job", job)
+        trial.suggest_float("lam", 0.1, 0.2)
+    setting = study.trials[0].params
+    _take_up_abandoned(study, 4)
+    assert [t.state.name for t in study.trials] == ["FAIL", "RUNNING", "WAITING"]
+    assert study.ask().suggest_float("lam", 0.1, 0.2) == setting["lam"]
+
+
+# --- two at once ----------------------------------------------------------------------------------------------
+
+
+def test_the_second_process_in_a_folder_is_refused_and_the_lock_of_a_dead_one_is_taken_over(tmp_path):
+    folder, ready = tmp_path / "run", tmp_path / "ready"
+    process = multiprocessing.get_context("spawn").Process(target=faults.hold, args=(str(folder), str(ready), 60.0))
+    process.start()
+    try:
+        deadline = time.monotonic() + 120
+        while not ready.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        with pytest.raises(InputError, match=rf"is in use: process {process.pid} on"):
+            fit(faults.TINY, folder=folder, resume=True)
+        assert (folder / "lock").exists()
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+    assert json.loads((folder / "lock").read_text())["pid"] == process.pid  # it left its file behind
+    fit(faults.TINY, folder=folder, resume=True)
+    assert Run(folder).result is not None
+    assert not (folder / "lock").exists()
+
+
+def test_a_lock_is_of_one_at_a_time_and_ends_with_an_error(tmp_path):
+    with alone(tmp_path), pytest.raises(InputError, match=f"process {os.getpid()}"), alone(tmp_path):
+        pass
+    with pytest.raises(RuntimeError, match="on purpose"), alone(tmp_path):
+        raise RuntimeError("on purpose")
+    (tmp_path / "lock").write_text("not json")  # of a process that is gone
+    with alone(tmp_path):
+        assert json.loads((tmp_path / "lock").read_text())["pid"] == os.getpid()
+    assert not (tmp_path / "lock").exists()
+
+
+# --- damaged checkpoints --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", ["json", "safetensors"])
+@pytest.mark.parametrize("harm", ["cut", "flip", "gone", "empty"])
+def test_a_damaged_checkpoint_costs_its_steps_and_nothing_else(suffix, harm, tmp_path, whole_run):
+    class Stop(Exception):
+        pass
+
+    def stop(s):
+        if int(s.step) == 4:
+            raise Stop
+
+    with pytest.raises(Stop):
+        fit(faults.TINY, folder=tmp_path, every=1, on_step=stop)
+    steps = sorted(int(p.stem[5:]) for p in (tmp_path / "checkpoint").glob("*.json"))
+    assert steps == [2, 3]
+    victim = tmp_path / "checkpoint" / f"step-3.{suffix}"
+    content = bytearray(victim.read_bytes())
+    if harm == "gone":
+        victim.unlink()
+    else:
+        content[len(content) // 2] ^= 1
+        victim.write_bytes({"cut": content[: len(content) // 2], "flip": content, "empty": b""}[harm])
+    assert checkpoint.latest(tmp_path / "checkpoint")["at"]["step"] == 2
+    result = fit(faults.TINY, folder=tmp_path, every=1, resume=True)
+    assert result.history == whole_run.history
+    assert all(torch.equal(a, b) for a, b in zip(result.model.parameters(), whole_run.model.parameters(), strict=True))
+
+
+@pytest.fixture(scope="module")
+def whole_run():
+    torch.set_num_threads(1)
+    return fit(faults.TINY)
+
+
+# --- clocks ---------------------------------------------------------------------------------------------------
+
+
+def test_a_clock_that_goes_back_changes_nothing(tmp_path, monkeypatch):
+    now = [4e9]
+
+    def back() -> float:
+        now[0] -= 3600
+        return now[0]
+
+    monkeypatch.setattr(time, "time", back)
+    assert 0 < fit(faults.TINY, folder=tmp_path).seconds < 600
+
+
+def test_no_duration_is_taken_from_the_clock_on_the_wall():
+    source = Path(files.__file__).parents[1]
+    for path in source.rglob("*.py"):
+        assert not re.search(r"time\.time\(|datetime\.now|utcnow", path.read_text()), path
+
+
+# --- divergence -----------------------------------------------------------------------------------------------
+
+
+def test_a_training_that_diverges_says_where_and_why_and_leaves_the_last_good_checkpoint(tmp_path):
+    config = faults.TINY.but(lr=1e9, optimiser="sgd", schedule="constant", weight_decay=1.0, epochs=3)
+    with pytest.raises(
+        InputError, match=r"diverged at step \d+ \(epoch \d, batch \d of \d, learning rate 1e\+09\).*lower"
+    ) as said:
+        fit(config, folder=tmp_path, every=1)
+    found = checkpoint.latest(tmp_path / "checkpoint")
+    if found is None:
+        assert "no checkpoint yet" in str(said.value)
+    else:
+        assert f"checkpoint of step {found['at']['step']}, the last good one" in str(said.value)
+        assert all(v.isfinite().all() for v in found["model"].values())
+    assert Run(tmp_path).result is None
+
+
+def test_input_that_is_not_finite_is_named():
+    data = digits().subset(range(40))
+    data.x[7] = float("nan")
+    with pytest.raises(InputError, match=r"The input of the samples \[7\] is not finite: mend"):
+        fit(Config(data="odd", epochs=1, batch_size=40, validation=0.0, model="mlp", clean=0.0), data=data)
