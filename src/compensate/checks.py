@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
-from compensate.errors import InputError
+from compensate.errors import InputError, NotFinite
 
 if TYPE_CHECKING:
     from compensate.state import State
@@ -68,13 +69,38 @@ def check_batch(s: State, u: Tensor, check: Check) -> None:
             f"floating point of shape {tuple(u.shape)}."
         )
     if check != "off" and u.numel():
-        # One pass and no temporary: a NaN survives the sum. Infinities of both signs make one too, hence the second look.
+        # One pass and no temporary: what is not finite survives the sum. Large numbers overflow too, hence the second look.
         total = u.detach().sum()
         if check == "async":
             require(~total.isnan(), _NAN, check)
-        elif bool(total.isnan()) and bool(u.isnan().any()):
-            rows = u.isnan().any(-1).nonzero().flatten().tolist()
-            raise InputError(f"{_NAN} First rows of the batch with NaN: {rows[:5]}.")
+        elif not bool(total.isfinite()):
+            _look_closer(s, u.detach())
+
+
+def _look_closer(s: State, u: Tensor) -> None:
+    odd = (u.isnan() | (u == math.inf)).any(-1)
+    if bool(odd.any()):
+        rows, what = odd.nonzero().flatten().tolist(), "NaN" if bool(u.isnan().any()) else "infinity"
+        raise NotFinite(f"{_NAN.replace('NaN', what, 1)} First rows of the batch with {what}: {rows[:5]}.")
+    s.masked = bool((u == -math.inf).any())
+
+
+def check_losses(s: State, check: Check) -> None:
+    """Raises if finite logits gave a loss that is not, or if a logit of minus infinity took out the class of a label."""
+    losses = s.l.detach() if s.dl is None else (s.l + s.dl).detach()
+    if check == "sync" and not torch.compiler.is_compiling() and not bool(losses.isfinite().all()):
+        rows = (~losses.isfinite()).nonzero().flatten().tolist()
+        if s.masked:
+            said = (
+                "logits contain -infinity where the loss depends on them. Take out only classes that a sample cannot have, "
+                "or write a large negative number such as -1e4 instead."
+            )
+        else:
+            said = (
+                "the compensated loss is not finite though the logits are: they, or the weights of the model, are too "
+                "large for their type. Lower the learning rate, or clip gradients."
+            )
+        raise NotFinite(f"{said} First rows of the batch: {rows[:5]}.")
 
 
 _NAN = (

@@ -42,6 +42,10 @@ def main() -> None:
     except InputError as error:
         Console(stderr=True, highlight=False).print(Text.assemble(("error: ", "bold red"), str(error)))
         sys.exit(2)
+    except OSError as error:
+        # A disk or folder that refuses; what was being written is whole or not there.
+        Console(stderr=True, highlight=False).print(Text.assemble(("error: ", "bold red"), str(error)))
+        sys.exit(2)
     except KeyboardInterrupt:
         Console(stderr=True).print("stopped")
         sys.exit(130)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from compensate.checks import Check
+from compensate.checks import Check, check_losses
 from compensate.errors import InputError
 from compensate.granularity import Sample, Table
 from compensate.inference.statistics import Evidence, Statistic
@@ -189,10 +189,12 @@ class Compensated(nn.Module):
             s.l = short
         if self.training:
             self._infer(s, "loss")
-            if s.learn:
-                step_rows(s)
-                self._observe(s, watching, "loss")
-                self._tick(s, watching)
+        if s.masked or (short is None and self.terms):
+            check_losses(s, self.check)
+        if s.learn:
+            step_rows(s)
+            self._observe(s, watching, "loss")
+            self._tick(s, watching)
         return s
 
     def _infer(self, s: State, name: str) -> None:
@@ -246,7 +248,8 @@ class Compensated(nn.Module):
         else:
             y = s.labels if s.hard else s.y
         if self.base is None:
-            losses = F.cross_entropy(u, y, weight=self.weight, reduction="none")
+            weight = None if self.weight is None else self.weight.to(u.dtype)
+            losses = F.cross_entropy(u, y, weight=weight, reduction="none")
         else:
             losses = self.base(u, y)
             if self.weight is not None:

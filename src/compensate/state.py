@@ -80,6 +80,7 @@ class State:
         self.gate: Tensor | None = None
         self._seed: int | None = None
         self._checked = False
+        self.masked = False  # true if some logits are minus infinity
         self._recording = torch.is_grad_enabled()
         self._z: Tensor | None = None
         self._like: Tensor | None = None

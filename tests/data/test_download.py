@@ -170,8 +170,9 @@ def test_two_at_once_fetch_once(tmp_path):
 
 
 def test_only_the_web_is_fetched_from(tmp_path):
-    with pytest.raises(InputError, match="http"):
-        fetch("file:///etc/passwd", tmp_path / "f")
+    for url in ("file:///etc/passwd", "http://example.org/f", "ftp://example.org/f", "http://127.0.0.1.example.org/f"):
+        with pytest.raises(InputError, match="is not an https address"):
+            fetch(url, tmp_path / "f")
     with serve() as server, pytest.raises(InputError, match="sha256: or md5:"):
         fetch(server.url, tmp_path / "f", "crc:1")
 

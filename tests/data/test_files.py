@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import io
 import os
 import tarfile
@@ -7,7 +8,8 @@ import zipfile
 
 import pytest
 
-from compensate.data.files import members, read_text, write_atomically
+from compensate.data import files
+from compensate.data.files import members, read_bytes, read_text, write_atomically
 from compensate.errors import InputError
 
 
@@ -75,3 +77,46 @@ def test_text_errors_name_the_line(tmp_path):
         read_text(tmp_path / "a.txt")
     with pytest.raises(InputError, match="no file"):
         read_text(tmp_path / "b.txt")
+
+
+def bomb(path, size):
+    """Zeros, which pack to a thousandth."""
+    zeros = bytes(1 << 20)
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as out, out.open("train.tsv", "w") as file:
+            for _ in range(size >> 20):
+                file.write(zeros)
+    elif path.name.endswith(".tar.gz"):
+        info = tarfile.TarInfo("train.tsv")
+        info.size = size
+        with gzip.open(path, "wb") as packed, tarfile.open(fileobj=packed, mode="w") as out:
+            out.addfile(info, _Zeros(size))
+    else:
+        with gzip.open(path, "wb") as out:
+            for _ in range(size >> 20):
+                out.write(zeros)
+
+
+class _Zeros:
+    def __init__(self, left):
+        self.left = left
+
+    def read(self, count):
+        count = min(count, self.left)
+        self.left -= count
+        return bytes(count)
+
+
+@pytest.mark.parametrize("name", ["a.zip", "a.tar.gz", "a.csv.gz"])
+def test_a_bomb_is_refused(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(files, "SMALL", 1 << 20)
+    bomb(tmp_path / name, 16 << 20)
+    assert (tmp_path / name).stat().st_size < 40_000
+    with pytest.raises(InputError, match="which no data set does"):
+        read_bytes(tmp_path / name) if name == "a.csv.gz" else list(members(tmp_path / name, lambda name: True))
+    if name != "a.zip":  # unwanted members are passed over, and counted too where they have to be unpacked
+        with pytest.raises(InputError, match="which no data set does"):
+            read_bytes(tmp_path / name) if name == "a.csv.gz" else list(members(tmp_path / name, lambda name: False))
+    monkeypatch.undo()
+    if name == "a.csv.gz":
+        assert len(read_bytes(tmp_path / name)) == 16 << 20

@@ -33,7 +33,7 @@ def server():
 
 def final(folder: Path) -> dict[str, bytes]:
     """Every file that must not differ; of the checkpoint's JSON all but the time it took."""
-    (head,) = (folder / "checkpoint").glob("step-*.json")
+    head = folder / "checkpoint" / f"step-{saved(folder)}.json"
     state = json.loads(head.read_text())["state"]
     state["at"].pop("seconds")
     files = ["metrics.jsonl", "model.safetensors", "best.safetensors", f"checkpoint/{head.stem}.safetensors"]

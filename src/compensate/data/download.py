@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from compensate.data.files import make_folder
 from compensate.errors import InputError
@@ -37,7 +38,7 @@ def fetch(
     broken transfer goes on where it stopped, now or in a later run. Two processes that ask for one file take turns.
 
     Args:
-        url: an http or https address.
+        url: an https address; http is for servers on this machine only.
         path: where the file shall be.
         checksum: ``"sha256:..."`` or ``"md5:..."``; a file that differs is deleted and is an error.
         progress: told about the bytes so far; `bar` makes one.
@@ -51,8 +52,7 @@ def fetch(
     'file'
     """
     path = Path(path)
-    if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
-        raise InputError(f"{url} is not an http or https address.")
+    _check_address(url)
     make_folder(path.parent)
     part = path.with_name(path.name + ".part")
     with _alone(path):
@@ -83,6 +83,20 @@ def fetch(
                 )
             resumed = False  # the old part may have been of another version: once more from the start
     raise InputError(f"{url} could not be fetched: {reason}. Fetch it by other means and put it at {path}.") from reason
+
+
+def _check_address(url: str) -> None:
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in ("127.0.0.1", "::1", "localhost")):
+        raise InputError(f"{url} is not an https address; what comes over others may be changed on its way.")
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows a server to another address only if that is a safe one too."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        _check_address(newurl)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 def digest(path: str | Path, like: str | None) -> str | None:
@@ -125,7 +139,7 @@ def _transfer(url: str, part: Path, progress: Progress | None, timeout: float) -
     if have:
         request.add_header("Range", f"bytes={have}-")
     try:
-        response = urllib.request.urlopen(request, timeout=timeout)
+        response = urllib.request.build_opener(_Redirects).open(request, timeout=timeout)
     except urllib.error.HTTPError as error:
         if error.code != 416:
             raise

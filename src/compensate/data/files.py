@@ -7,6 +7,7 @@ import errno
 import gzip
 import lzma
 import os
+import struct
 import tarfile
 import tempfile
 import zipfile
@@ -18,8 +19,11 @@ from typing import IO
 
 from compensate.errors import InputError
 
-DAMAGE = (EOFError, lzma.LZMAError, zlib.error, tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile)
-"""What the standard library raises for truncated or broken archives."""
+DAMAGE = (
+    *(EOFError, lzma.LZMAError, zlib.error, tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, struct.error),
+    *(ValueError, OverflowError, NotImplementedError, RuntimeError, LookupError, MemoryError),
+)
+"""What the standard library raises for truncated or broken archives: a length or an offset in one may say anything."""
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".zip")
 
@@ -29,6 +33,37 @@ _OPENERS: dict[str, Callable[..., IO[bytes]]] = {
     ".bz2": bz2.open,
     ".tgz": gzip.open,  # type: ignore[dict-item]
 }
+
+
+GROWTH, SMALL = 250, 1 << 28
+"""A packed file may unpack to so many times its own size, and to this many bytes in any case: data sets stay far below,
+files that are made to fill a memory do not."""
+
+
+class _Counted:
+    """A stream that ends in an error once more came out of it than its file can honestly hold."""
+
+    def __init__(self, stream: IO[bytes], path: Path) -> None:
+        self.stream, self.path, self.left = stream, path, limit(path)
+
+    def read(self, count: int = -1) -> bytes:
+        content = self.stream.read(count if 0 <= count <= self.left else self.left + 1)
+        self.left -= len(content)
+        if self.left < 0:
+            raise InputError(_too_large(self.path))
+        return content
+
+
+def limit(path: Path) -> int:
+    """The bytes that a file may unpack to; see `GROWTH`."""
+    return max(SMALL, GROWTH * path.stat().st_size)
+
+
+def _too_large(path: Path) -> str:
+    return (
+        f"{path} unpacks to more than {limit(path):,} bytes, {GROWTH} times its own size, which no data set does. Do not "
+        "trust it; if you do, unpack it yourself and give the unpacked file or folder."
+    )
 
 
 def _opener(path: Path) -> Callable[..., IO[bytes]]:
@@ -94,7 +129,11 @@ def damage(path: str | Path) -> Iterator[None]:
     """Turn the many errors of broken archives into one that says what to do."""
     try:
         yield
-    except DAMAGE as error:
+    except InputError:
+        raise
+    except (*DAMAGE, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+            raise  # of the disk, not of the file
         raise InputError(
             f"{path} is damaged or cut short ({error or type(error).__name__}). Delete it and fetch or copy it again."
         ) from error
@@ -113,7 +152,7 @@ def opened(path: str | Path) -> Iterator[IO[bytes]]:
 def read_bytes(path: str | Path) -> bytes:
     """All bytes of a file, unpacked if compressed."""
     with opened(path) as file:
-        return file.read()
+        return file.read() if _opener(Path(path)) is open else _Counted(file, Path(path)).read()
 
 
 def decode(content: bytes, where: str | Path, encoding: str = "utf-8") -> str:
@@ -161,12 +200,19 @@ def members(path: str | Path, wanted: Callable[[str], bool]) -> Iterator[tuple[s
     with damage(path):
         if path.name.lower().endswith(".zip"):
             with zipfile.ZipFile(path) as zipped:
+                left = limit(path)
                 for info in zipped.infolist():
                     if not info.is_dir() and wanted(info.filename):
+                        left -= info.file_size  # what is read ends there, whatever the archive holds
+                        if left < 0:
+                            raise InputError(_too_large(path))
                         yield info.filename, zipped.read(info)
             return
         # The stream mode reads once from front to back: seeking in a compressed file would unpack it again and again.
-        with _opener(path)(path, "rb") as packed, tarfile.open(fileobj=packed, mode="r|") as tar:
+        with (
+            _opener(path)(path, "rb") as stream,
+            tarfile.open(fileobj=(packed := _Counted(stream, path)), mode="r|") as tar,  # type: ignore[call-overload]
+        ):
             for member in tar:
                 if member.isfile() and wanted(member.name):
                     stream = tar.extractfile(member)

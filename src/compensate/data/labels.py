@@ -150,17 +150,18 @@ def _arrays(path: Path) -> Any:
                 raise InputError(f"{path} is not a file saved by torch.")
             return load_arrays(zipped.read(inner[0]), str(path))
     try:
-        with damage(path):
-            loaded = np.load(io.BytesIO(content), allow_pickle=False)
-            return {name: loaded[name] for name in loaded.files} if hasattr(loaded, "files") else loaded
-    except ValueError as error:
-        if isinstance(error, InputError) or b"'descr': '|O'" not in content[:200]:
-            raise InputError(f"{path} is damaged or not a numpy file ({error}).") from error
-        # An object array of one dictionary: its pickle follows the header.
-        stream = io.BytesIO(content)
-        version = np.lib.format.read_magic(stream)
-        (np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0)(stream)
-        return _inner(load_arrays(stream.read(), str(path)))
+        if b"'descr': '|O'" in content[:200]:
+            # An object array of one dictionary: its pickle follows the header.
+            stream = io.BytesIO(content)
+            version = np.lib.format.read_magic(stream)
+            (np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0)(stream)
+            return _inner(load_arrays(stream.read(), str(path)))
+        loaded = np.load(io.BytesIO(content), allow_pickle=False)
+        return {name: loaded[name] for name in loaded.files} if hasattr(loaded, "files") else loaded
+    except InputError:
+        raise
+    except Exception as error:  # numpy hands the header to a parser of Python, which fails in many ways
+        raise InputError(f"{path} is damaged or not a numpy file ({error}).") from error
 
 
 def _inner(value: Any) -> Any:

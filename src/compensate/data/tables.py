@@ -289,11 +289,10 @@ def _parquet(path: Path) -> pd.DataFrame:
     if not path.is_file():
         raise InputError(f"there is no file {path}; check the path.")
     try:
-        import pyarrow
         import pyarrow.parquet as parquet
     except ImportError as error:
         raise InputError('reading Parquet needs pyarrow: pip install "compensate[parquet]".') from error
     try:
         return parquet.read_table(path).to_pandas()
-    except (pyarrow.ArrowInvalid, OSError) as error:
+    except Exception as error:  # of Arrow, of pandas, or of the JSON that they keep in the file
         raise InputError(f"{path} is damaged or not a Parquet file ({error}). Write or fetch it again.") from error

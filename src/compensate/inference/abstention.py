@@ -11,18 +11,25 @@ from compensate.errors import InputError
 from compensate.inference.statistics import Statistic
 from compensate.state import State
 
-MOST = 1 - 1e-7
-"""The largest probability of abstention that enters a logarithm."""
-
 UNKNOWN = -1.0
 """No price is negative, so this one stands for none."""
 
 
 def committed(s: State) -> tuple[Tensor, Tensor]:
-    r"""(B,) twice: the probability of abstention :math:`a_i`, the last output, and the cross entropy :math:`h_i` over the
-    other outputs alone."""
-    h = -(s.y[:, :-1] * s.u[:, :-1].log_softmax(-1)).sum(-1)
-    return s.p[:, -1].clamp(max=MOST), h
+    r"""(B,) twice: :math:`\log(1 - a_i)`, where :math:`a_i` is the probability of abstention, the last output, and the
+    cross entropy :math:`h_i` over the other outputs alone.
+
+    The former is a difference of two log-sum-exp: the probability itself rounds to 1, in half precision soon.
+    """
+    u = s.u.to(torch.promote_types(s.u.dtype, torch.float32))
+    decided = (u[:, :-1].logsumexp(-1) - u.logsumexp(-1)).clamp(max=0)
+    logp = u[:, :-1].log_softmax(-1)
+    if s.hard:
+        # A distribution times the logarithms would be 0 times infinity at a class that is taken out.
+        h = -logp.gather(1, s.labels[:, None].clamp(max=logp.shape[-1] - 1))[:, 0] * s.valid
+    else:
+        h = -(s.y[:, :-1] * logp).sum(-1)
+    return decided, h
 
 
 @final
@@ -52,8 +59,8 @@ class AbstentionCost(Statistic):
 
     def observe(self, s: State) -> None:
         """Moves the running mean, and starts the rise after the warm-up."""
-        a, h = committed(s)
-        weighed = ((1 - a) * h)[s.valid]
+        decided, h = committed(s)
+        weighed = (decided.exp() * h)[s.valid]
         if not len(weighed):
             return
         now = weighed.mean().to(self.mean.dtype)
@@ -91,8 +98,8 @@ class Abstain(nn.Module):
     def forward(self, s: State) -> Tensor:
         """(B,) the loss compensation."""
         alpha = self.cost(s).to(s.l.dtype)
-        a, h = committed(s)
-        replaced = (1 - a) * h - alpha * torch.log1p(-a)
+        decided, h = committed(s)
+        replaced = (decided.exp() * h - alpha * decided).to(s.l.dtype)
         return torch.where(s.valid & (alpha >= 0), replaced - s.l, 0.0)
 
 

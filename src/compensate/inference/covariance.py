@@ -143,6 +143,8 @@ class Augment(nn.Module):
     def forward(self, s: State) -> Tensor:
         """(B, C) the logit compensation."""
         w = self._weight(s)
+        if not len(s.labels):
+            return torch.zeros_like(s.u)
         present, which = s.labels.unique(return_inverse=True)
         offset = self._offset(s, present, which)
         if self.covariance.kind == "diagonal":

@@ -158,7 +158,7 @@ class ProgressiveTrust(nn.Module):
         logp = s.logp.detach()
         entropy = -(logp.exp() * logp).sum(-1)
         time = torch.sigmoid(self.sharpness * (s.progress - self.middle)).to(logp.dtype)
-        return time * (1 - entropy / math.log(logp.shape[-1])).clamp(min=0)
+        return time * (1 - entropy / math.log(max(logp.shape[-1], 2))).clamp(min=0)
 
     def extra_repr(self) -> str:
         """The transition."""

@@ -49,7 +49,12 @@ class BeyondLogits(nn.Module):
 
     def forward(self, s: State) -> Tensor:
         """The step now, a scalar tensor."""
-        return (2 * s.u.detach().norm(dim=-1).max()).clamp(min=self.least)
+        u = s.u.detach()
+        if not len(u):
+            return u.new_tensor(self.least)
+        # Squares of large logits leave the range of their type; those of logits up to 1 do not.
+        largest = u.abs().amax().clamp(min=1.0)
+        return (2 * largest * (u / largest).norm(dim=-1).max()).clamp(min=self.least)
 
 
 @method(

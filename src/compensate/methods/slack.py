@@ -27,6 +27,8 @@ def hinge(u: Tensor, target: Tensor) -> Tensor:
     >>> hinge(torch.tensor([[2.0, 0.0, 0.5], [0.2, 0.0, 0.0]]), torch.tensor([0, 0]))
     tensor([0.0000, 0.8000])
     """
+    if u.shape[-1] < 2:
+        raise InputError(f"the logits have {u.shape[-1]} class; a class leads by a margin if there are two or more.")
     best = u.topk(2, dim=-1).values
     leads = u == best[:, :1]
     # The best rival of a class is the best of all, or, for the one that leads, the second.

@@ -1,0 +1,26 @@
+"""Damaged files of every format: a result or a clear error; never another exception, a hang, or a silent NaN."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from fuzzing import FORMATS, fuzz
+
+COUNT = int(os.environ.get("FUZZ", "200"))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_damaged_files_are_read_or_refused(name):
+    outcomes = fuzz(name, COUNT)
+    assert sum(outcomes.values()) == COUNT
+    # The damage is real; an image that cannot be read is left out with a warning instead.
+    assert outcomes["refused"] or name == "images"
+
+
+def test_undamaged_files_are_read(tmp_path):
+    for name, (files, read) in FORMATS.items():
+        for file, content in files.items():
+            (tmp_path / name / file).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name / file).write_bytes(content)
+        assert read(tmp_path / name) is not None, name
