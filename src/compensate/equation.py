@@ -146,7 +146,7 @@ class Compensated(nn.Module):
                 "Feature compensation changes the input, so it needs the model and not only its logits. "
                 "Write criterion.evaluate(model, x, target, index).loss instead of criterion(model(x), target, index)."
             )
-        return self._run(State(self, target, index, group, logits=logits, learn=self._learns())).loss
+        return self.settle(State(self, target, index, group, logits=logits, learn=self._learns())).loss
 
     def evaluate(
         self,
@@ -167,12 +167,13 @@ class Compensated(nn.Module):
             meta: true in the inner pass of a meta step, where nothing is stored or observed.
         """
         learn = self._learns() and not meta
-        return self._run(State(self, target, index, group, model=model, x=x, learn=learn, meta=meta))
+        return self.settle(State(self, target, index, group, model=model, x=x, learn=learn, meta=meta))
 
     def _learns(self) -> bool:
         return self.training and torch.is_grad_enabled()
 
-    def _run(self, s: State) -> State:
+    def settle(self, s: State) -> State:
+        """Walks a state through the equation: its terms, its losses, and what follows a step if it learns."""
         watching = [*self.statistics()] if s.learn else []
         if self.training and "feature" in self.terms:
             s.fix_randomness()
