@@ -26,6 +26,9 @@ Base = Callable[[Tensor, Tensor], Tensor]
 SMALLEST = 1e-12
 """Predictions are kept above this before the logarithm."""
 
+PATIENCE = 100
+"""Training steps after which a criterion that waits for its first meta step says so."""
+
 SLOTS: dict[str, Slot] = {"feature": "dx", "logit": "du", "label": "dy", "prediction": "dp", "loss": "dl"}
 """The keyword of each target, and the letter its compensation has in the paper."""
 
@@ -119,9 +122,10 @@ class Compensated(nn.Module):
         self.register_buffer("weight", weight)
         for name in ("epoch", "step", "total"):
             self.register_buffer(name, torch.zeros((), dtype=torch.long))
-        self._seen = 0
+        self._seen = self._unlearned = 0
         for table in self.tables():
             table.validate()
+        self._awaits_meta = any(table.update == "meta" for table in self.tables())
         if any(isinstance(term, Table) for term in self.terms_of("loss")):
             raise InputError(
                 "loss=Table(...) adds a constant to the loss, and a constant has no gradient: nothing would be learned. "
@@ -175,6 +179,8 @@ class Compensated(nn.Module):
     def settle(self, s: State) -> State:
         """Walks a state through the equation: its terms, its losses, and what follows a step if it learns."""
         watching = [*self.statistics()] if s.learn else []
+        if s.meta and self._awaits_meta:
+            self._awaits_meta = False
         if self.training and "feature" in self.terms:
             s.fix_randomness()
             self._infer(s, "feature")
@@ -269,6 +275,8 @@ class Compensated(nn.Module):
             rolling = [statistic for statistic in watching if statistic.rolls]
             if rolling:
                 self._warn_without_epochs(len(s.target), rolling[0])
+            if self._awaits_meta:
+                self._warn_without_meta()
 
     def _warn_without_epochs(self, batch: int, rolling: Statistic) -> None:
         self._seen += batch
@@ -277,6 +285,15 @@ class Compensated(nn.Module):
             warnings.warn(
                 f"{type(rolling).__name__} is renewed once an epoch, but criterion.end_epoch() has not been called "
                 f"for {self._seen} samples of a set of {max(sizes)}. Call it after each epoch.",
+                stacklevel=2,
+            )
+
+    def _warn_without_meta(self) -> None:
+        self._unlearned += 1
+        if self._unlearned == PATIENCE:
+            warnings.warn(
+                f"A table of this criterion is learned by meta steps, but {PATIENCE} training steps have passed without one, so it "
+                "stays as it is. Call compensate.meta_step(criterion, model, batch, clean, lr=...) before each step.",
                 stacklevel=2,
             )
 

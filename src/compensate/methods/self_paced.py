@@ -49,7 +49,8 @@ class BeyondLogits(nn.Module):
 
     def forward(self, s: State) -> Tensor:
         """The step now, a scalar tensor."""
-        return (2 * s.u.detach().norm(dim=-1).max()).clamp(min=self.least)
+        norms = s.u.detach().norm(dim=-1)
+        return (2 * norms.max()).clamp(min=self.least) if len(norms) else norms.new_full((), self.least)
 
 
 @method(
