@@ -15,7 +15,7 @@ from compensate.errors import InputError
 from compensate.granularity import Sample, Table
 from compensate.inference.statistics import Evidence, Statistic
 from compensate.proximal import project_simplex
-from compensate.shortcut import losses_with_slope, short_losses, way_of
+from compensate.shortcut import losses_with_slope, short_losses, sloping, way_of
 from compensate.state import Slot, State
 from compensate.stepping import step_rows
 from compensate.taxonomy import Taxonomy, taxonomy_of
@@ -191,7 +191,7 @@ class Compensated(nn.Module):
         if short is None:
             for name in ("logit", "label", "prediction") if self.training else ():
                 self._infer(s, name)
-            s.l = losses_with_slope(s) if s.by_slope else self.losses_of(s, s.u, du=s.du, dp=s.dp, dy=s.dy)
+            s.l = losses_with_slope(s) if sloping(s) else self.losses_of(s, s.u, du=s.du, dp=s.dp, dy=s.dy)
         else:
             s.l = short
         if self.training:

@@ -83,14 +83,24 @@ def cross_entropy_with_slope(
     >>> losses, slope
     (tensor([2.3584]), tensor([[ 0.8535, -0.9054,  0.0519]]))
     """
-    if torch.compiler.is_compiling():  # which finds the shortest way by itself
-        logp = (u if du is None else u + du).log_softmax(-1)
-        losses, slope = F.nll_loss(logp, labels, reduction="none"), logp.detach().exp() - F.one_hot(labels, u.shape[-1])
-        if valid is not None:
-            losses, slope = torch.where(valid, losses, 0.0), torch.where(valid[:, None], slope, 0.0)
-        return losses, slope
+    if torch.compiler.is_compiling():
+        return _compiled(u, labels, du, valid)
     with torch.no_grad():
         losses, slope = slope_of((u if du is None else u + du).log_softmax(-1), labels)
+        if valid is not None:
+            losses, slope = torch.where(valid, losses, 0.0), torch.where(valid[:, None], slope, 0.0)
+    return sloped(u, losses, slope, labels, du), slope
+
+
+def _compiled(u: Tensor, labels: Tensor, du: Tensor | None, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The same in a form that a compiler turns into few passes: no log-probabilities are kept in order to pick from them."""
+    with torch.no_grad():
+        q = u if du is None else u + du
+        largest = q.amax(-1, keepdim=True)
+        p = (q - largest).exp()
+        total = p.sum(-1, keepdim=True)
+        losses = (total.log() + largest - q.gather(1, labels[:, None]))[:, 0]
+        slope = p / total - (torch.arange(u.shape[-1], device=u.device) == labels[:, None]).to(u.dtype)
         if valid is not None:
             losses, slope = torch.where(valid, losses, 0.0), torch.where(valid[:, None], slope, 0.0)
     return sloped(u, losses, slope, labels, du), slope

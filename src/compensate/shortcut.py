@@ -38,6 +38,11 @@ def way_of(terms: Mapping[str, tuple[Any, ...]]) -> Way | None:
     return "pull" if len(terms["logit"]) == 1 and pulls and not learned else None
 
 
+def sloping(s: State) -> bool:
+    """True if what is added to the logits of the batch is constant, so that its slope is known with its losses."""
+    return s.by_slope or (torch.compiler.is_compiling() and s.learn and s.hard and s.criterion.way is not None)
+
+
 def losses_with_slope(s: State) -> Tensor:
     """(B,) cross entropies of the compensated logits; their slope stays in the state for the rows."""
     du, valid = s.du, None if s.complete else s.valid
