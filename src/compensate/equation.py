@@ -150,7 +150,9 @@ class Compensated(nn.Module):
                 "Feature compensation changes the input, so it needs the model and not only its logits. "
                 "Write criterion.evaluate(model, x, target, index).loss instead of criterion(model(x), target, index)."
             )
-        return self.settle(State(self, target, index, group, logits=logits, learn=self._learns())).loss
+        s = State(self, target, index, group, logits=logits, learn=self._learns())
+        s.brief = True
+        return self.settle(s).loss
 
     def evaluate(
         self,

@@ -72,6 +72,8 @@ class State:
         self.touched: list[Touched] = []
         self.slot: Slot | None = None
         self.gate: Tensor | None = None
+        self.brief = False
+        """True if the state is not handed on, but for statistics."""
         self._seed: int | None = None
         self._checked = False
         self._recording = torch.is_grad_enabled()
