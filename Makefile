@@ -9,7 +9,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 WORKERS ?= auto
 
-.PHONY: demo test lint format bench docs site clean
+.PHONY: demo test lint format bench docs site clean wheel-test
 
 demo: $(VENV)/.base
 	$(BIN)/compensate demo
@@ -36,6 +36,10 @@ docs: $(VENV)/.base
 
 site: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+# The wheel alone, in an environment of its own and outside of this folder: commands, page and data must all be in it.
+wheel-test: $(VENV)/.test
+	sh tests/packaging/try_wheel.sh $(BIN)/python
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
