@@ -1,5 +1,6 @@
 # make demo   find wrong labels in a real data set, in three minutes with installing
 # make test   the whole test suite
+# make site   the documentation, into site/
 # Each target makes its own virtual environment first. Nothing else needs to be installed but Python >= 3.10.
 
 PYTHON ?= python3
@@ -8,7 +9,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 WORKERS ?= auto
 
-.PHONY: demo test lint format bench docs clean
+.PHONY: demo test lint format bench docs site clean wheel-test
 
 demo: $(VENV)/.base
 	$(BIN)/compensate demo
@@ -33,6 +34,13 @@ docs: $(VENV)/.base
 	$(BIN)/python -m compensate.experiments.pages results docs/results.md
 	$(BIN)/compensate figure --markdown docs/figures.md
 
+site: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+# The wheel alone, in an environment of its own and outside of this folder: commands, page and data must all be in it.
+wheel-test: $(VENV)/.test
+	sh tests/packaging/try_wheel.sh $(BIN)/python
+
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
 
@@ -49,4 +57,8 @@ $(VENV)/.test: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.lint: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e ".[test,lint]"
+	touch $@
+
+$(VENV)/.docs: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e ".[docs]"
 	touch $@

@@ -19,6 +19,10 @@ BLOCKS = [
 ]
 
 
+# What Lightning says of loaders as small as those of an example, and of its own use of torch.
+@pytest.mark.filterwarnings(
+    "ignore:.*treespec.*", "ignore:.*does not have many workers", "ignore:.*number of training batches"
+)
 @pytest.mark.parametrize("block", BLOCKS)
 def test_code_blocks_run(block, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

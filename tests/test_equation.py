@@ -322,3 +322,23 @@ def test_checks_can_be_deferred_or_switched_off():
 def test_infinite_logits_of_masked_classes_are_allowed():
     u = torch.tensor([[3.0, 0.8, -torch.inf]])
     assert torch.allclose(Compensated()(u, Y), F.cross_entropy(u, Y))
+
+
+def test_two_criteria_add_up():
+    from compensate import methods
+
+    counts = torch.tensor([70.0, 20.0, 10.0])
+    u, y, i = torch.randn(5, 3), torch.tensor([0, 1, 2, 0, 1]), torch.arange(5)
+    rows = methods.logcomp(num_samples=5, num_classes=3)
+    for _ in range(3):
+        rows(-u, y, i)
+    both = methods.logit_adjustment(class_counts=counts) + rows
+    v = rows.tables().__next__().gather(i).detach().clone()
+    penalty = 0.05 * v.abs().sum(1)
+    expected = (F.cross_entropy(u + (counts / counts.sum()).log() + v, y, reduction="none") + penalty).mean()
+    torch.testing.assert_close(both(u, y, i), expected)
+    assert both.record is rows.record
+    with pytest.raises(InputError, match="differ in reduction"):
+        Compensated(reduction="sum") + rows
+    with pytest.raises(TypeError):
+        rows + 1

@@ -11,6 +11,13 @@ class InputError(ValueError):
 
     The message says what was given, what was expected and what to do. The command line prints it without a
     stack trace.
+
+    >>> from compensate.methods import find
+    >>> try:
+    ...     find("logkomp")
+    ... except InputError as error:
+    ...     print(str(error).split(";")[0])
+    "logkomp" is not a method
     """
 
 

@@ -29,12 +29,28 @@ class Threshold(nn.Module):
 
 
 def above(tau: Value) -> Threshold:
-    r"""The gate for samples with :math:`l_i \ge \tau`; `tau` is a number or a callable of the state."""
+    r"""The gate for samples with :math:`l_i \ge \tau`; `tau` is a number or a callable of the state.
+
+    >>> import torch
+    >>> from compensate import Compensated, Pull
+    >>> criterion = Compensated(logit=Where(above(1.0), Pull(1.0)))
+    >>> s = criterion.evaluate(torch.nn.Identity(), torch.tensor([[2.0, 0.0], [0.0, 2.0]]), torch.tensor([0, 0]))
+    >>> (s.du != 0).any(1).tolist()
+    [False, True]
+    """
     return Threshold(tau, "above")
 
 
 def below(tau: Value) -> Threshold:
-    r"""The gate for samples with :math:`l_i < \tau`; `tau` is a number or a callable of the state."""
+    r"""The gate for samples with :math:`l_i < \tau`; `tau` is a number or a callable of the state.
+
+    >>> import torch
+    >>> from compensate import Compensated, Pull
+    >>> criterion = Compensated(logit=Where(below(1.0), Pull(1.0)))
+    >>> s = criterion.evaluate(torch.nn.Identity(), torch.tensor([[2.0, 0.0], [0.0, 2.0]]), torch.tensor([0, 0]))
+    >>> (s.du != 0).any(1).tolist()
+    [True, False]
+    """
     return Threshold(tau, "below")
 
 

@@ -42,6 +42,12 @@ class State:
     - `loss_at(du=...)`, the losses under other compensation, for inner loops.
 
     `learn` is true while rows may move and statistics may observe; `meta` is true in the inner pass of a meta step.
+
+    >>> import torch
+    >>> from compensate import Compensated
+    >>> s = Compensated().evaluate(torch.nn.Identity(), torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
+    >>> s.u.tolist(), s.losses.shape, s.step
+    ([[2.0, 0.0]], torch.Size([1]), tensor(1))
     """
 
     def __init__(

@@ -53,7 +53,7 @@ def test_suspects_are_sorted_and_complete(found):
     assert sorted(frame["index"]) == list(range(600))
     assert (np.diff(frame["score"]) <= 0).all()
     assert (frame["given"] != frame["suggested"]).all()
-    np.testing.assert_array_equal(frame["flagged"], frame["p_error"] >= 0.5)
+    np.testing.assert_array_equal(frame["flagged"], frame["p_error"] >= found.threshold)
     assert len(found.flagged) == found.mask.sum()
     assert "flagged" in repr(found)
 

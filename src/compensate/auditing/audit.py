@@ -67,7 +67,7 @@ def audit(
         model: a torch module, a function that makes one, a name in `compensate.models.MODELS`, or the default of the kind.
         features: embeddings (N, D), or an .npy file, to train on in place of the samples themselves.
         method, hyper: a row of `compensate.METHODS` and its hyper-parameters.
-        epochs, batch_size, lr: of the training.
+        epochs, batch_size, lr: of the training; the first look takes a part of the epochs.
         seed: of everything random.
         progress: called after each epoch with the epochs done, their number, accuracy, and the share of samples
             whose label holds only by compensation.
@@ -104,11 +104,14 @@ def audit(
     if len(rows) < FEWEST:
         raise InputError(f"{len(rows)} rows have a label that can be checked; an audit needs {FEWEST} or more.")
     classes = known.num_classes
-    plants, trust, scout = _scout(found, given, rows, classes, recipe, seed)
-    late = max(1, round(recipe.epochs * LATE))
-    phases = [Phase(max(1, recipe.epochs - late), plants.sow(given)), Phase(late, given)]
+    first = max(2, round(recipe.epochs * recipe.scout))
+    plants, trust, scout = _scout(found, given, rows, classes, recipe, first, seed)
+    # The first look counts: an audit costs as many epochs as one training run.
+    epochs = max(2, recipe.epochs - first)
+    late = max(1, round(epochs * LATE))
+    phases = [Phase(epochs - late, plants.sow(given)), Phase(late, given)]
     run = train(found, phases, classes, recipe, seed=seed, progress=progress)
-    verdict, suggested = _judge(run, scout, plants, trust, given, rows, classes, seed)
+    verdict, suggested = _judge(run, scout, plants, trust, given, rows, classes)
     main, last = run.traces
     # A planted row's own evidence is that of the last part.
     evidence = {}
@@ -171,11 +174,17 @@ def _audited(data: Data) -> tuple[NDArray[np.int64], tuple[str, ...]]:
 
 
 def _scout(
-    found: Inputs, given: NDArray[np.int64], rows: NDArray[np.int64], classes: int, recipe: Recipe, seed: int
+    found: Inputs,
+    given: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    classes: int,
+    recipe: Recipe,
+    epochs: int,
+    seed: int,
 ) -> tuple[Plants, NDArray[np.float64], Outcome]:
     """A short first run on the labels as they are: which classes are mistaken for which, and where to plant."""
     look = replace(recipe, method=recipe.look, hyper={})
-    outcome = train(found, [Phase(max(2, round(recipe.epochs * recipe.scout)), given)], classes, look, seed=seed + 1)
+    outcome = train(found, [Phase(epochs, given)], classes, look, seed=seed + 1)
     p = predict(outcome.model, found, rows)
     trust = np.zeros(len(given))
     trust[rows] = p[np.arange(len(rows)), given[rows]] / p.max(1)
@@ -190,7 +199,6 @@ def _judge(
     given: NDArray[np.int64],
     rows: NDArray[np.int64],
     classes: int,
-    seed: int,
 ) -> tuple[Verdict, NDArray[np.int64]]:
     main, last = run.traces
     suggested = main.suggested(given)
@@ -200,7 +208,7 @@ def _judge(
     score = -main.mean("margin")[rows]
     others = [-scout.traces[0].mean("margin")[rows], -last.mean("margin")[rows]]
     own = own_scores(score, others, given[rows], here, trust[rows])
-    verdict = judge(score, own, given[rows], suggested[rows], here, classes, seed=seed)
+    verdict = judge(score, own, given[rows], suggested[rows], here, trust[rows], classes)
     return verdict, suggested
 
 

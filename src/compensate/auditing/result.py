@@ -16,6 +16,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from compensate.auditing.corrections import Applied, Correction, apply_corrections, changes, read_corrections
+from compensate.auditing.flags import flag_from
 from compensate.auditing.guard import guard
 from compensate.auditing.page.model import Estimate
 from compensate.data.files import write_atomically
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
     from compensate.data.dataset import Data
 
-THRESHOLD = 0.5
-"""Labels that are at least as likely wrong as right are flagged."""
+LIKELY = 0.5
+"""From here on a label is more likely wrong than right."""
 
 FORMAT = 1
 """Of the files that `Audit.save` writes."""
@@ -94,10 +95,15 @@ class Audit:
     def regression(self) -> bool:
         return not self.classes
 
+    @cached_property
+    def threshold(self) -> float:
+        """The probability of error from which on labels are flagged: see `compensate.auditing.flags.flag_from`."""
+        return flag_from(self.p_error)
+
     @property
     def mask(self) -> NDArray[np.bool_]:
         """(N,) which rows are flagged."""
-        return self.p_error >= THRESHOLD
+        return self.p_error >= self.threshold
 
     @property
     def expected_precision(self) -> float:
@@ -161,7 +167,7 @@ class Audit:
         write_page(page(self if data is None else replace(self, data=data)), path)
         return Path(path)
 
-    def accepted(self, at_least: float = THRESHOLD) -> tuple[Correction, ...]:
+    def accepted(self, at_least: float = LIKELY) -> tuple[Correction, ...]:
         """Corrections that accept every suggestion with at least this probability of error, without review."""
         rows = np.flatnonzero(self.p_error >= at_least)
         given, suggested = self.names(self.given[rows]), self.names(self.suggested[rows])

@@ -59,6 +59,7 @@ def train(
     torch.manual_seed(int(generator(seed, "weights").integers(2**31)))
     model = inputs.make()
     criterion = find(recipe.method).make(num_samples=size, num_classes=num_classes, **recipe.hyper)
+    criterion.record = None  # the trace keeps more, phase by phase
     total = sum(phase.epochs for phase in phases)
     optimiser = torch.optim.AdamW(model.parameters(), lr=recipe.lr, weight_decay=recipe.weight_decay)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, total)
@@ -92,7 +93,8 @@ def _epoch(
 ) -> None:
     model.train()
     order = generator(seed, "order", epoch).permutation(np.flatnonzero(labels >= 0))
-    right = loss = moved = 0.0
+    # Summed up as tensors: reading a number in each batch would wait for it.
+    right, loss, moved = torch.zeros(3).unbind()
     for start in range(0, len(order), batch_size):
         rows = order[start : start + batch_size]
         if len(rows) == 1 and len(order) > 1:
@@ -103,16 +105,16 @@ def _epoch(
         optimiser.zero_grad()
         s.loss.backward()
         optimiser.step()
-        trace.observe(s, place)
-        right += float((s.plain.argmax(1) == target).sum())
-        loss += float(s.plain_losses.sum())
+        agrees = trace.observe(s, place) > 0
+        right += agrees.sum()
+        loss += s.plain_losses.sum()
         if s.du is not None:
             held = (s.plain + s.du.detach()).argmax(1) == target
-            moved += float((held & (s.plain.argmax(1) != target)).sum())
+            moved += (held & ~agrees).sum()
     criterion.end_epoch()
     outcome.visits += len(order)
     for name, value in (("accuracy", right), ("loss", loss), ("compensated", moved)):
-        getattr(outcome, name).append(value / max(len(order), 1))
+        getattr(outcome, name).append(float(value) / max(len(order), 1))
 
 
 def _forget(criterion: Compensated, rows: Ints) -> None:

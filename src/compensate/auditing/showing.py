@@ -22,7 +22,7 @@ from compensate.auditing.page.model import (
     Page,
     Pair,
 )
-from compensate.auditing.result import THRESHOLD, Audit
+from compensate.auditing.result import Audit
 from compensate.data.dataset import Data
 
 MOST_ITEMS = 5000
@@ -80,11 +80,11 @@ def page(audit: Audit) -> Page:
         items=items,
         noise_rate=audit.noise_rate,
         expected_precision=audit.expected_precision if len(flagged) else None,
-        threshold=THRESHOLD,
+        threshold=audit.threshold,
         examples=examples,
         confusion=_pairs(audit, flagged),
         per_class=_per_class(audit),
-        scores=_histogram(audit.p_error, audit.mask, THRESHOLD, (0.0, 1.0)),
+        scores=_histogram(audit.p_error, audit.mask, audit.threshold, (0.0, 1.0)),
         compensations=_compensations(audit),
         curves=_curves(audit),
         command=command(audit),

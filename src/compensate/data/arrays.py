@@ -75,6 +75,12 @@ def read_npz(path: str | Path, *, labels: str | Path | None = None) -> Splits:
 
     An .npz holds ``x`` (or features, embeddings, data, images) and ``y`` (or labels, target); perhaps ``classes``, the
     names; or ``x_train``, ``y_train``, ``x_test``, ``y_test``. Nothing pickled is read.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> np.savez(folder / "data.npz", x=np.eye(3), y=np.array([0, 1, 0]))
+    >>> len(read_npz(folder / "data.npz").train)
+    3
     """
     path = Path(path)
     if not path.is_file():

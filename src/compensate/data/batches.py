@@ -59,7 +59,12 @@ def order(
 
 
 def draws(data: Data, *, seed: int = 0, epoch: int = 0) -> NDArray[np.float64]:
-    """(N, 3) the random numbers that augmentation has for each sample in this epoch."""
+    """(N, 3) the random numbers that augmentation has for each sample in this epoch.
+
+    >>> from compensate.data import digits
+    >>> draws(digits(), epoch=3).shape
+    (1797, 3)
+    """
     return generator(seed, "augment", epoch).random((len(data), 3))
 
 
@@ -69,6 +74,11 @@ def gather(
     """The samples at these positions as tensors ``(x, target, index)``.
 
     Bytes become floats in [0, 1] after augmentation; token ids become a rectangle padded with 0.
+
+    >>> from compensate.data import digits
+    >>> x, target, index = gather(digits(), np.array([5, 6]))
+    >>> x.shape, index.tolist()
+    (torch.Size([2, 1, 8, 8]), [5, 6])
     """
     x = data.x[rows]
     if isinstance(x, Ragged):

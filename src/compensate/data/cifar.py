@@ -31,6 +31,14 @@ def read_cifar(path: str | Path, classes: int = 10, *, size: int = 32) -> Splits
     Both layouts hold the same images in the same order. The python layout is a pickle, read by a reader that can build
     arrays and nothing else (`compensate.data.unpickle`).
 
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> record = bytes([3]) + bytes(3072)                       # a label and a black image
+    >>> for name in ["data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch"]:
+    ...     _ = (folder / f"{name}.bin").write_bytes(record)
+    >>> read_cifar(folder, size=16).train.x.shape
+    (5, 3, 16, 16)
+
     Reference: Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009.
     """
     if size not in (32, 16, 8):

@@ -18,7 +18,7 @@ SENTIMENT = ("negative", "positive")
 
 
 def read_sst2(path: str | Path, *, phrases: bool = False) -> Splits:
-    """SST-2 from a folder, tar or zip with ``train.tsv``, ``dev.tsv`` and perhaps ``test.tsv``.
+    r"""SST-2 from a folder, tar or zip with ``train.tsv``, ``dev.tsv`` and perhaps ``test.tsv``.
 
     A line is a sentence, a tab and 0 or 1; a header line is optional. GLUE's ``test.tsv`` has no labels and is left
     out: its development part is what people report on.
@@ -26,6 +26,13 @@ def read_sst2(path: str | Path, *, phrases: bool = False) -> Splits:
     Args:
         path: the folder or archive.
         phrases: train on the phrases of ``glue-train-phrases.tsv`` instead of the sentences.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> for part in ("train", "dev"):
+    ...     _ = (folder / f"{part}.tsv").write_text("a fine film\t1\na dull one\t0\n")
+    >>> read_sst2(folder).validation.target.tolist()
+    [1, 0]
 
     Reference: Socher et al., Recursive Deep Models for Semantic Compositionality, 2013.
     """
@@ -59,10 +66,17 @@ def _sentences(content: bytes, where: str) -> Data:
 
 
 def read_imdb(path: str | Path) -> Splits:
-    """The IMDB reviews: the original folders or their archive (``train/pos/0_9.txt``), or a csv or tsv table.
+    r"""The IMDB reviews: the original folders or their archive (``train/pos/0_9.txt``), or a csv or tsv table.
 
     The corpus comes sorted by class. Each part is put in one fixed random order, the same for everyone, so that "the
     first k percent" and a plain cut mean something; ``index`` still says where a review is in the source.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> rows = ["split\tlabel\ttext", "train\tpos\ta very fine film indeed", "train\tneg\ta dull and long film"]
+    >>> _ = (folder / "imdb.tsv").write_text("\n".join(rows))
+    >>> read_imdb(folder / "imdb.tsv").train.classes
+    ('negative', 'positive')
 
     Reference: Maas et al., Learning Word Vectors for Sentiment Analysis, 2011.
     """

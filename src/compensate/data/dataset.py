@@ -146,7 +146,12 @@ class Data:
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """A data set as it comes: its training part, and its test and validation parts if it has them."""
+    """A data set as it comes: its training part, and its test and validation parts if it has them.
+
+    >>> data = Data(np.eye(4), np.array([0, 1, 0, 1]), ("cat", "dog"))
+    >>> Splits(*data.split((0.5, 0.5))).test.target.tolist()
+    [0, 1]
+    """
 
     train: Data
     test: Data | None = None

@@ -42,6 +42,12 @@ def fetch(
         progress: told about the bytes so far; `bar` makes one.
         attempts: how often to try again when the connection breaks.
         timeout: seconds without a byte before an attempt is given up.
+
+    >>> import tempfile
+    >>> there = Path(tempfile.mkdtemp()) / "file"
+    >>> _ = there.write_bytes(b"known")
+    >>> fetch("https://example.org/file", there).name      # there already: nothing is asked for
+    'file'
     """
     path = Path(path)
     if urllib.parse.urlsplit(url).scheme not in ("http", "https"):

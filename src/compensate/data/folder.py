@@ -34,6 +34,15 @@ def read_folder(path: str | Path, *, labels: str | Path | None = None, size: int
 
     ``index`` is the place in the list of files sorted by name, ``ids`` the file. An image that cannot be read is left
     out with a warning that names it.
+
+    >>> import tempfile
+    >>> from PIL import Image
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> for name in ("cat", "dog"):
+    ...     (folder / name).mkdir()
+    ...     Image.new("RGB", (8, 8)).save(folder / name / "1.png")
+    >>> read_folder(folder).train.classes
+    ('cat', 'dog')
     """
     path = Path(path)
     if not path.is_dir():

@@ -27,6 +27,12 @@ def from_hub(data: Any, *, label: str | None = None, text: str | None = None, ta
 
     The names of the classes are the label feature's own, and the order of the rows is the data set's, so that ``index``
     is the row number there.
+
+    >>> import pytest
+    >>> datasets = pytest.importorskip("datasets")      # or: import datasets
+    >>> rows = {"text": ["a very fine film", "a dull and long one"], "label": [1, 0]}
+    >>> len(from_hub(datasets.Dataset.from_dict(rows)).train)
+    2
     """
     if not isinstance(data, Mapping):
         return Splits(_part(data, label, text, task))

@@ -23,6 +23,12 @@ def read_idx(path: str | Path) -> NDArray[Any]:
     """The array of an idx file: two zero bytes, its type, its number of dimensions, their sizes, the values.
 
     Big-endian as written; .gz, .xz and .bz2 are unpacked.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> _ = (folder / "labels-idx1-ubyte").write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 2, 7, 9]))
+    >>> read_idx(folder / "labels-idx1-ubyte").tolist()
+    [7, 9]
     """
     content = read_bytes(path)
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in _TYPES:
@@ -40,6 +46,14 @@ def read_idx(path: str | Path) -> NDArray[Any]:
 
 def read_mnist(folder: str | Path, classes: tuple[str, ...] = tuple("0123456789")) -> Splits:
     """Training and test part from the four files ``train-images-idx3-ubyte`` and so on, plain or compressed.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> for part in ("train", "t10k"):
+    ...     _ = (folder / f"{part}-images-idx3-ubyte").write_bytes(bytes([0, 0, 8, 3, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 2, *range(4)]))
+    ...     _ = (folder / f"{part}-labels-idx1-ubyte").write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 1, 7]))
+    >>> read_mnist(folder).train.x.shape
+    (1, 1, 2, 2)
 
     Reference: LeCun, Bottou, Bengio and Haffner, Gradient-Based Learning Applied to Document Recognition, 1998.
     """

@@ -72,6 +72,10 @@ def override_labels(data: Data, labels: ArrayLike | str | Path, key: str | None 
         labels: one label for each row of the source (or of ``data``), or a file that `read_labels` reads. Labels are
             class names or class numbers.
         key: which of several label sets of the file.
+
+    >>> data = Data(np.eye(3), np.array([0, 1, 0]), ("cat", "dog"))
+    >>> override_labels(data, ["dog", "dog", "cat"]).target.tolist()
+    [1, 1, 0]
     """
     if isinstance(labels, (str, Path)):
         found, keys, by = read_labels(labels, key)
@@ -98,7 +102,7 @@ def override_labels(data: Data, labels: ArrayLike | str | Path, key: str | None 
 
 
 def read_labels(path: str | Path, key: str | None = None) -> tuple[NDArray[Any], NDArray[Any] | None, str]:
-    """Labels from a file: the cells, and the index or id of each if the file has them, and which of the two.
+    r"""Labels from a file: the cells, and the index or id of each if the file has them, and which of the two.
 
     - ``.npy``, ``.npz``: an array; a pickled dictionary of arrays (as CIFAR-N has it) is read without running anything.
     - ``.pt``: a dictionary of arrays saved by torch, read likewise.
@@ -106,6 +110,12 @@ def read_labels(path: str | Path, key: str | None = None) -> tuple[NDArray[Any],
     - ``.csv``, ``.tsv``: a label column, and perhaps a column index, id or file; without one, a label for each row.
 
     Where a file holds several label sets, ``key`` says which.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> _ = (folder / "labels.txt").write_text("cat\ndog\n")
+    >>> read_labels(folder / "labels.txt")[0].tolist()
+    ['cat', 'dog']
     """
     path = Path(path)
     suffix = path.suffix.lower()

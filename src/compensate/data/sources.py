@@ -133,7 +133,11 @@ SOURCES: dict[str, Source] = {
 
 
 def data_folder(data_dir: str | Path | None = None) -> Path:
-    """The folder for data: as given, else the environment variable COMPENSATE_DATA, else one in the user's cache."""
+    """The folder for data: as given, else the environment variable COMPENSATE_DATA, else one in the user's cache.
+
+    >>> data_folder("my/data").name
+    'data'
+    """
     if data_dir is not None:
         return Path(data_dir).expanduser()
     if os.environ.get(VARIABLE):

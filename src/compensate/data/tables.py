@@ -47,10 +47,16 @@ def kind_of(path: Path) -> str:
 
 
 def read_frame(path: str | Path, *, encoding: str = "utf-8", delimiter: str | None = None) -> pd.DataFrame:
-    """The table as it is written: every cell of a CSV or TSV a text, so that ``007`` stays ``007``.
+    r"""The table as it is written: every cell of a CSV or TSV a text, so that ``007`` stays ``007``.
 
     Blank lines are no rows. In a TSV whose lines all have the same number of tabs a quote is a letter like any other,
     as in most corpora; else quotes group, as they always do in a CSV.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> _ = (folder / "t.csv").write_text("id,label\n007,a\n")
+    >>> read_frame(folder / "t.csv").loc[0, "id"]
+    '007'
     """
     path = Path(path)
     kind = kind_of(path)
@@ -88,7 +94,7 @@ def read_table(
     encoding: str = "utf-8",
     delimiter: str | None = None,
 ) -> Splits:
-    """Samples from a table: texts if it has a text column, else features from its numbers and categories.
+    r"""Samples from a table: texts if it has a text column, else features from its numbers and categories.
 
     Args:
         path: a .csv, .tsv or .parquet file, the first two perhaps compressed.
@@ -99,6 +105,13 @@ def read_table(
 
     A column ``split`` that says train, test or validation parts the data. Rows without a label stay, `UNLABELLED`.
     ``info`` tells what was chosen; ``raw`` holds the rows as written.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> _ = (folder / "t.csv").write_text("size,colour,label\n1,red,a\n2,blue,b\n3,red,a\n")
+    >>> data = read_table(folder / "t.csv").train
+    >>> data.classes, len(data)
+    (('a', 'b'), 3)
     """
     return from_frame(
         read_frame(path, encoding=encoding, delimiter=delimiter), str(path), label=label, text=text, task=task
@@ -122,6 +135,10 @@ def from_frame(
         where: what to call it in errors.
         classes: the names of the classes, if the label column does not hold them all.
         like: another part of the same data, read before: its columns, classes and features are used.
+
+    >>> frame = pd.DataFrame({"size": [1.0, 2.0, 3.0], "label": ["a", "b", "a"]})
+    >>> from_frame(frame, "the table").train.classes
+    ('a', 'b')
     """
     if like is not None:
         label, text, classes = like.info["label"], like.info["text"] or "", like.classes or None
@@ -165,7 +182,12 @@ def from_frame(
 
 
 def choose_label(frame: pd.DataFrame, label: str | None, where: str, text: str | None = None) -> str:
-    """The label's column: as given, or as `read_table` describes; an error lists what it could be."""
+    """The label's column: as given, or as `read_table` describes; an error lists what it could be.
+
+    >>> frame = pd.DataFrame({"size": ["1", "2", "3"], "Label": ["a", "b", "a"]})
+    >>> choose_label(frame, None, "the table")
+    'Label'
+    """
     names = [str(c) for c in frame.columns]
     if label is not None:
         if label not in names:
@@ -193,7 +215,12 @@ def choose_label(frame: pd.DataFrame, label: str | None, where: str, text: str |
 
 
 def choose_text(frame: pd.DataFrame, text: str | None, where: str, label: str | None = None) -> str | None:
-    """The text's column: as given, or the one with the longest sentences; none if no column has sentences."""
+    """The text's column: as given, or the one with the longest sentences; none if no column has sentences.
+
+    >>> frame = pd.DataFrame({"review": ["a very fine film", "a dull and long one"], "label": ["1", "0"]})
+    >>> choose_text(frame, None, "the table")
+    'review'
+    """
     names = [str(c) for c in frame.columns]
     if text is not None:
         if text and text not in names:

@@ -113,6 +113,11 @@ def encode(
         min_count: leave out words of the training part seen less often, unless they have a vector.
         max_size: at most this many words by frequency.
         max_length: cut longer texts; nothing is cut by default.
+
+    >>> texts = Data(np.array(["a film", "a play"], dtype=object), np.array([0, 1]), ("x", "y"))
+    >>> splits, words = encode(Splits(texts))
+    >>> words.words, splits.train.x[0].tolist()
+    (('a', 'film', 'play'), [2, 3])
     """
     parts = {name: getattr(splits, name) for name in ("train", "test", "validation")}
     tokens = {name: [tokenise(str(t)) for t in part.x] for name, part in parts.items() if part is not None}
@@ -212,5 +217,11 @@ def _weigh(docs: list[list[str]], words: Sequence[str], idf: NDArray[np.float32]
 
 
 def text_features(data: Data, tfidf: Tfidf) -> Data:
-    """The same data with TF-IDF features as ``x``; the texts are kept in ``raw``."""
+    """The same data with TF-IDF features as ``x``; the texts are kept in ``raw``.
+
+    >>> texts = Data(np.array(["a film", "a play", "a film"], dtype=object), np.array([0, 1, 0]), ("x", "y"))
+    >>> features = text_features(texts, Tfidf.fit(list(texts.x), dims=1, min_count=1))
+    >>> features.x.shape, features.raw[1]
+    ((3, 1), 'a play')
+    """
     return replace(data, x=tfidf(data.x), raw=data.x if data.raw is None else data.raw)

@@ -18,13 +18,19 @@ Vectors = dict[str, NDArray[np.float32]]
 
 
 def read_vectors(path: str | Path, wanted: Container[str] | None = None) -> Vectors:
-    """Word vectors from a text file: a word and its numbers a line, parted by blanks (.txt, .gz, .xz, .bz2).
+    r"""Word vectors from a text file: a word and its numbers a line, parted by blanks (.txt, .gz, .xz, .bz2).
 
     Args:
         path: the file, for example ``glove.6B.100d.txt``.
         wanted: keep only these words; all by default.
 
     A first line of two numbers (word2vec's count and size) is skipped.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> _ = (folder / "tiny.2d.txt").write_text("film 1 2\nplot 3 4\n")
+    >>> read_vectors(folder / "tiny.2d.txt")["plot"].tolist()
+    [3.0, 4.0]
 
     Reference: Pennington, Socher and Manning, GloVe: Global Vectors for Word Representation, 2014.
     """
@@ -61,9 +67,15 @@ def read_vectors(path: str | Path, wanted: Container[str] | None = None) -> Vect
 
 
 def find_vectors(name: str, data_dir: str | Path | None = None) -> Path:
-    """The file of word vectors with this name: a path, or the start of a file's name in the data folder.
+    r"""The file of word vectors with this name: a path, or the start of a file's name in the data folder.
 
     ``find_vectors("glove.6B.100d")`` finds ``glove.6B.100d.txt``, ``glove.6B.100d.txt.xz`` and the like there.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> _ = (folder / "tiny.2d.txt").write_text("film 1 2\n")
+    >>> find_vectors("tiny.2d", folder).name
+    'tiny.2d.txt'
     """
     if Path(name).is_file():
         return Path(name)
@@ -82,6 +94,10 @@ def embedding_matrix(vocabulary: Vocabulary, vectors: Vectors, *, seed: int = 0)
 
     Words without a vector, such as clitics that a reduced file lacks, are drawn from a normal distribution with the
     spread of the known ones, so that they are neither silent nor loud.
+
+    >>> words = Vocabulary(("film", "n't"))
+    >>> embedding_matrix(words, {"film": np.array([1.0, 2.0], np.float32)}).shape      # padding, unknown, two words
+    (4, 2)
     """
     if not vectors:
         raise InputError("there are no word vectors; none of the vocabulary's words is in the file.")

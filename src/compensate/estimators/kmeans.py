@@ -214,7 +214,14 @@ def _is_soft(estimator: RobustKMeans) -> bool:
 
 @dataclass(frozen=True)
 class LambdaPath:
-    """Solutions of Eq. (21) from the largest penalty, where nothing is compensated, down to the smallest."""
+    """Solutions of Eq. (21) from the largest penalty, where nothing is compensated, down to the smallest.
+
+    >>> from compensate.estimators import RobustKMeans
+    >>> x = np.r_[np.random.default_rng(0).normal(size=(30, 2)), [[9.0, 9.0]]]
+    >>> path = RobustKMeans(1, random_state=0).path(x, n_lams=5)
+    >>> len(path.lams), float(path.shares[0])
+    (5, 0.0)
+    """
 
     lams: np.ndarray
     shares: np.ndarray

@@ -275,6 +275,7 @@ def _command(found: Sentences) -> str:
     limit, usual = found.config.get("limit"), setting(found.data).limit
     more = f" --limit {limit}" if limit != usual else ""
     more += f" --seeds {found.seeds}" if found.seeds != 3 else ""
+    more += f" --top {len(found.top)}" if len(found.top) != 20 else ""
     return f"compensate sentences {found.data}{more} -o results/sentences/{found.data}.json"
 
 

@@ -165,6 +165,12 @@ class Pull(nn.Module):
     Args:
         eta: the step, a number or a callable of the state.
 
+    >>> import torch
+    >>> from compensate import Compensated
+    >>> s = Compensated(logit=Pull(3.0)).evaluate(torch.nn.Identity(), torch.zeros(1, 3), torch.tensor([1]))
+    >>> s.du.round(decimals=3)
+    tensor([[-1.,  2., -1.]])
+
     Reference: Yao and Wu, Compensation Learning, 2021, Eqs. (46)-(49).
     """
 

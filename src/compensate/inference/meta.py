@@ -59,6 +59,14 @@ def meta_step(
         lr: the learning rate of the model, for the look-ahead.
         optimizer: moves the tables and parameters of the criterion; without one, rows take a plain step of their table's
             own `lr`, with its penalty and bound.
+
+    >>> import torch
+    >>> from compensate import methods
+    >>> model = torch.nn.Linear(4, 2)
+    >>> criterion = methods.meta_logit(num_samples=10, num_classes=2)
+    >>> x, y, i = torch.randn(3, 4), torch.tensor([0, 1, 0]), torch.tensor([0, 1, 2])
+    >>> outer = meta_step(criterion, model, (x, y, i), (torch.randn(3, 4), torch.tensor([1, 0, 1])), lr=0.1)
+    >>> criterion.evaluate(model, x, y, i).loss.backward()                # then the training step, as usual
     """
     outer, s, rows, others = meta_gradient(criterion, model, batch, clean, lr=lr)
     if optimizer is None:

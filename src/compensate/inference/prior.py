@@ -16,12 +16,28 @@ TINY = 1e-9
 
 
 def uniform(s: State) -> Tensor:
-    """(B, C) the guess that knows nothing."""
+    """(B, C) the guess that knows nothing.
+
+    >>> import torch
+    >>> from compensate import Compensated
+    >>> smooth = Compensated(label=Toward(uniform, 0.1))                  # label smoothing
+    >>> s = smooth.evaluate(torch.nn.Identity(), torch.zeros(1, 4), torch.tensor([0]))
+    >>> s.dy
+    tensor([[-0.0750,  0.0250,  0.0250,  0.0250]])
+    """
     return torch.full_like(s.y, 1 / s.y.shape[-1])
 
 
 def prediction(s: State) -> Tensor:
-    """(B, C) the guess of the model itself, a constant."""
+    """(B, C) the guess of the model itself, a constant.
+
+    >>> import torch
+    >>> from compensate import Compensated
+    >>> soft = Compensated(label=Toward(prediction, 0.2))                 # soft bootstrapping
+    >>> s = soft.evaluate(torch.nn.Identity(), torch.zeros(1, 2), torch.tensor([0]))
+    >>> s.dy
+    tensor([[-0.1000,  0.1000]])
+    """
     return s.logq.exp()
 
 
@@ -76,6 +92,12 @@ class Slack(nn.Module):
     Args:
         xi: the slack, at least 0: a number or a callable of the state that returns a scalar or (B,).
         temperature: :math:`T`; 0 is the limit.
+
+    >>> import torch
+    >>> from compensate import Compensated
+    >>> criterion = Compensated(loss=Slack(lambda s: torch.full_like(s.l, 2.0)))
+    >>> criterion(torch.tensor([[0.0, 3.0], [3.0, 0.0]]), torch.tensor([0, 0]))      # losses 3.05 and 0.05
+    tensor(0.5243)
 
     Reference: Yao and Wu, Compensation Learning, 2021, Eq. (31).
     """

@@ -52,6 +52,10 @@ class L1(nn.Module):
 
     Args:
         lam: its weight, a number or a callable of the state.
+
+    >>> import torch
+    >>> L1(1.0).prox(torch.tensor([[0.5, -3.0]]), 1.0, None)
+    tensor([[ 0., -2.]])
     """
 
     def __init__(self, lam: Value) -> None:
@@ -80,6 +84,10 @@ class L2(nn.Module):
 
     Args:
         lam: its weight, a number or a callable of the state.
+
+    >>> import torch
+    >>> L2(1.0).prox(torch.tensor([[0.5, -3.0]]), 1.0, None)
+    tensor([[ 0.2500, -1.5000]])
     """
 
     def __init__(self, lam: Value) -> None:
@@ -108,6 +116,11 @@ class GroupL2(nn.Module):
 
     Args:
         lam: its weight, a number or a callable of the state.
+
+    >>> import torch
+    >>> GroupL2(1.0).prox(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), 1.0, None)
+    tensor([[2.4000, 3.2000],
+            [0.0000, 0.0000]])
     """
 
     def __init__(self, lam: Value) -> None:
@@ -137,6 +150,10 @@ class Ball(nn.Module):
     Args:
         radius: of the ball, positive.
         norm: "l2" or "linf".
+
+    >>> import torch
+    >>> Ball(1.0)(torch.tensor([[3.0, 4.0]]))
+    tensor([[0.6000, 0.8000]])
     """
 
     def __init__(self, radius: float, norm: Norm = "l2") -> None:
@@ -155,7 +172,12 @@ class Ball(nn.Module):
 
 @final
 class AtLeast(nn.Module):
-    """The bound that every entry is at least `low`."""
+    """The bound that every entry is at least `low`.
+
+    >>> import torch
+    >>> AtLeast(0.0)(torch.tensor([[3.0, -4.0]]))
+    tensor([[3., 0.]])
+    """
 
     def __init__(self, low: float = 0.0) -> None:
         super().__init__()

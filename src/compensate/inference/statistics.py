@@ -23,6 +23,16 @@ class Statistic(nn.Module, ABC):
 
     Each buffer declares how the copies of several processes become one: "sum", they are added; "mean", they are
     averaged; "rows", each process knows the rows of its own samples; "same", they are equal in all processes.
+
+    >>> class Visits(Statistic):
+    ...     def __init__(self, num_samples):
+    ...         super().__init__()
+    ...         self.num_samples = num_samples
+    ...         self.track("count", torch.zeros(num_samples), merge="sum")
+    ...     def observe(self, s):
+    ...         self.count[s.index] += 1
+    ...     def forward(self, s):
+    ...         return self.count[s.index]
     """
 
     observes: ClassVar[Literal["logits", "loss"]] = "logits"
@@ -96,6 +106,12 @@ class Evidence(Statistic):
         lean: keep nothing but the margin, what suspects are ranked by, and the suggestion, as means of 16 bits: 8 to 10 bytes a
             sample, if they are ranked by the margin, instead of 24. Visits are counted up to 32,767, and means have three digits.
         num_classes: the number of classes, for a lean record to know how many bytes a class needs.
+
+    >>> from compensate import Compensated
+    >>> criterion = Compensated(record=Evidence(2, score="margin"))
+    >>> _ = criterion(torch.tensor([[3.0, 0.0], [0.0, 3.0]]), torch.tensor([0, 0]), torch.tensor([0, 1]))
+    >>> criterion.suspects().index.tolist()
+    [1, 0]
     """
 
     observes = "loss"
@@ -222,6 +238,12 @@ class ClassMean(Statistic):
     Args:
         num_classes: the number of classes.
         conf: "all", every prediction counts; "correct", only right ones do.
+
+    >>> from compensate import Compensated, Toward
+    >>> means = ClassMean(2, conf="all")
+    >>> criterion = Compensated(label=Toward(means, 0.5))          # online label smoothing
+    >>> _ = criterion(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 0]))
+    >>> criterion.end_epoch()
 
     Reference: Yao and Wu, Compensation Learning, 2021, Eqs. (55)-(56).
     """

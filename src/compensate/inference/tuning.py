@@ -24,6 +24,11 @@ class Ramp(nn.Module):
         begin: when it starts to move, in [0, 1].
         finish: when it has arrived, in [0, 1].
         shape: "linear", "cosine" (slow at both ends) or "exponential" (by a constant factor per step; both ends positive).
+
+    >>> import torch
+    >>> from compensate import Compensated, Toward, uniform
+    >>> criterion = Compensated(label=Toward(uniform, Ramp(0.0, 0.4)))
+    >>> _ = criterion.start(total_steps=100)      # a ramp asks how long the training is
     """
 
     def __init__(
@@ -58,7 +63,11 @@ class Ramp(nn.Module):
 
 @final
 class Steps(nn.Module):
-    """A number that jumps at given epochs: `Steps({0: 0.0, 5: 0.1})` is 0 for five epochs and 0.1 afterwards."""
+    """A number that jumps at given epochs: `Steps({0: 0.0, 5: 0.1})` is 0 for five epochs and 0.1 afterwards.
+
+    >>> from compensate import Compensated, Toward, uniform
+    >>> criterion = Compensated(label=Toward(uniform, Steps({0: 0.0, 5: 0.1})))      # smoothing from the sixth epoch on
+    """
 
     def __init__(self, values: dict[int, float]) -> None:
         super().__init__()
@@ -91,6 +100,13 @@ class Top(Statistic):
         over: "batch", the losses of the batch (:math:`n` its size), or "epoch", those of the last epoch, each sample
             at its last visit; before there is a last epoch, the batch serves.
         num_samples: the size of the training set, for "epoch".
+
+    >>> import torch
+    >>> from compensate import Compensated, Pull, Where, above
+    >>> criterion = Compensated(logit=Where(above(Top(50)), Pull(1.0)))
+    >>> s = criterion.evaluate(torch.nn.Identity(), torch.tensor([[2.0, 0.0], [0.0, 2.0]]), torch.tensor([0, 0]))
+    >>> (s.du != 0).any(1).tolist()      # the worse half of the batch
+    [False, True]
 
     Reference: Yao and Wu, Compensation Learning, 2021, Appendix B.
     """

@@ -14,7 +14,7 @@ from compensate.errors import InputError
 from compensate.inference.statistics import Statistic
 from compensate.state import State
 
-UNSEEN = torch.iinfo(torch.long).min
+UNSEEN = torch.iinfo(torch.int32).min
 """The label of a sample that has not been seen."""
 
 FEW = 4
@@ -59,7 +59,7 @@ class Watch(Statistic):
         self.whole = False
         """True if every process must see the whole batch; set by whoever runs several."""
         size = num_samples or 0
-        self.register_buffer("given", torch.full((size,), UNSEEN), persistent=False)
+        self.register_buffer("given", torch.full((size,), UNSEEN, dtype=torch.int32), persistent=False)
         self.register_buffer("here", torch.zeros(size, dtype=torch.bool), persistent=False)
         self.merges = {"given": "rows", "here": "rows"}
         self._visited = self._largest = 0
@@ -84,7 +84,7 @@ class Watch(Statistic):
             self._compare(index, s)
 
     def _compare(self, index: Tensor, s: State) -> None:
-        now, before = s.target, self.given[index]
+        now, before = s.target.to(self.given.dtype), self.given[index]
         self.given[index] = torch.where(before == UNSEEN, now, before)
         kept = self.given[index]  # read again: one index may stand twice in a batch
         same = kept == now

@@ -17,9 +17,15 @@ __all__ = ["base"]
     limits="Fits wrong labels as willingly as right ones when it trains for long.",
 )  # fmt: skip
 def base(*, num_samples: int | None = None) -> Compensated:
-    """Cross entropy without compensation.
+    r"""Cross entropy without compensation.
+
+    .. math:: L = \frac1B \sum_i l(S(u_i), y_i)
 
     Args:
         num_samples: the size of the training set; given, the criterion keeps a record of each sample's plain loss.
+
+    >>> import torch
+    >>> base()(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
+    tensor(2.3584)
     """
     return Compensated(record=recorded(num_samples))

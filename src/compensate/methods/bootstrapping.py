@@ -197,6 +197,10 @@ def d2l(
         window: epochs that the present one is compared with.
         patience: further epochs before the first comparison.
         guess: :math:`o_i`, the most likely class ("hard", the authors' code) or the prediction itself ("soft").
+
+    >>> criterion = d2l(num_samples=100)
+    >>> print(criterion.taxonomy)
+    label · positive · prior · sample
     """
     if guess not in ("hard", "soft"):
         raise InputError(f'guess is "{guess}"; expected "hard" or "soft".')

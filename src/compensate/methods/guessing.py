@@ -153,6 +153,10 @@ def deep_self_learning(
         sampled: samples per class that they are chosen from.
         rank: where the similarity that counts as near lies among all, in rising order.
         limit: the similarity past which two prototypes are too much alike.
+
+    >>> criterion = deep_self_learning(num_samples=100, num_classes=3, feature_dim=8)
+    >>> print(criterion.taxonomy)
+    label · mixed · prior · sample
     """
     if start < 1:
         raise InputError(f"start is {start}; prototypes are known after the first epoch, so expected at least 1.")

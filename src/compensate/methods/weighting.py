@@ -97,6 +97,9 @@ def meta_weight(*, num_samples: int | None = None, hidden: int = 100) -> Compens
     Args:
         num_samples: the size of the training set; given, the criterion keeps a record of each sample's plain loss.
         hidden: units of the hidden layer.
+
+    >>> print(meta_weight().taxonomy)
+    loss · positive · meta · sample
     """
     return Compensated(loss=Weighted(WeightNet(hidden)), record=recorded(num_samples))
 
@@ -119,5 +122,8 @@ def reweight(*, num_samples: int) -> Compensated:
 
     Args:
         num_samples: the size of the training set.
+
+    >>> print(reweight(num_samples=100).taxonomy)
+    loss · mixed · meta · sample
     """
     return Compensated(loss=Weighted(LearnedWeights(num_samples)), record=Evidence(num_samples))

@@ -210,7 +210,14 @@ def settled(config: Config, model: str, *, needs_clean: bool) -> Config:
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """The options of a TOML file: the names of `Config`, with ``[hyper]`` and the like as tables."""
+    r"""The options of a TOML file: the names of `Config`, with ``[hyper]`` and the like as tables.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "run.toml"
+    >>> _ = path.write_text('method = "logcomp"\n[hyper]\nlam = 0.1')
+    >>> read_toml(path)
+    {'method': 'logcomp', 'hyper': {'lam': 0.1}}
+    """
     path = Path(path)
     if not path.is_file():
         raise InputError(f'there is no file {path}; give a TOML file with lines such as: method = "logcomp".')

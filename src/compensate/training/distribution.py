@@ -37,6 +37,9 @@ class Processes:
         size: their number.
         rank: which one this is.
         group: the channel; gradients of the model have their own, so that the two never wait for each other.
+
+    >>> Processes(3, rank=1).bounds(7)
+    [(0, 3), (3, 5), (5, 7)]
     """
 
     def __init__(self, size: int = 1, rank: int = 0, group: Any = None) -> None:
@@ -253,6 +256,10 @@ def together(*tensors: Tensor, group: Any = None) -> tuple[Tensor, ...]:
     one size. Gradients are scaled so that the mean over processes, which DDP takes, is the gradient of the whole.
 
     In one process the tensors come back as they are.
+
+    >>> u, y = torch.randn(2, 3), torch.tensor([0, 1])
+    >>> [tuple(t.shape) for t in together(u, y)]      # one process: the batch as it is
+    [(2, 3), (2,)]
     """
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return tensors

@@ -76,7 +76,13 @@ def shares(total: Tensor) -> dict[str, float]:
 
 
 def predict(model: nn.Module, data: Data, *, device: torch.device | str = "cpu") -> Tensor:
-    """(N, C) logits of every sample, in the order of the data."""
+    """(N, C) logits of every sample, in the order of the data.
+
+    >>> from compensate.data import digits
+    >>> from compensate.models import CNN
+    >>> predict(CNN(10), digits().subset(np.arange(5))).shape
+    torch.Size([5, 10])
+    """
     found: Tensor | None = None
     with resting(model):
         for rows in cut(data):

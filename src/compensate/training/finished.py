@@ -16,7 +16,15 @@ from compensate.training.preparation import Prepared, make_model, prepare
 
 
 def load_config(folder: str | Path) -> Config:
-    """The configuration of the run in this folder, as it was asked for."""
+    """The configuration of the run in this folder, as it was asked for.
+
+    >>> import tempfile
+    >>> from compensate.training import fit
+    >>> folder = tempfile.mkdtemp()
+    >>> _ = fit(Config(data="digits", epochs=1), folder=folder)
+    >>> load_config(folder).epochs
+    1
+    """
     path = Path(folder) / "config.json"
     if not path.is_file():
         raise InputError(f"{folder} is not the folder of a run: it has no config.json.")
@@ -24,7 +32,15 @@ def load_config(folder: str | Path) -> Config:
 
 
 def load_model(folder: str | Path, prepared: Prepared, *, best: bool = False) -> nn.Module:
-    """The trained model of the run in this folder, in evaluation mode; of its best epoch instead of its last if asked."""
+    """The trained model of the run in this folder, in evaluation mode; of its best epoch instead of its last if asked.
+
+    >>> import tempfile
+    >>> from compensate.training import fit
+    >>> folder = tempfile.mkdtemp()
+    >>> result = fit(Config(data="digits", epochs=1), folder=folder)
+    >>> type(load_model(folder, result.prepared)).__name__
+    'CNN'
+    """
     model = make_model(prepared)
     model.load_state_dict(load_weights(Path(folder) / ("best.safetensors" if best else "model.safetensors")))
     return model.eval()

@@ -47,6 +47,10 @@ class Result:
         model, criterion: as the last epoch left them.
         prepared: the data.
         seconds: the time it took.
+
+    >>> result = fit(Config(data="digits", epochs=1))
+    >>> result.selected_on, len(result.history), result.best is result.history[0]
+    ('validation', 1, True)
     """
 
     config: Config

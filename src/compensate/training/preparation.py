@@ -50,6 +50,10 @@ class Prepared:
         test: held-out samples as they came.
         wrong: (N,) which labels of `train` the noise made wrong.
         vocabulary, vectors: of texts.
+
+    >>> prepared = prepare(Config(data="digits", noise="pair:0.2"))
+    >>> len(prepared.train) == len(prepared.wrong), round(float(prepared.wrong.mean()), 1)
+    (True, 0.2)
     """
 
     config: Config
@@ -97,6 +101,10 @@ def prepare(config: Config, data: Splits | Data | None = None, data_dir: str | P
 
     The test part and the clean part are taken before the noise; the validation part gets noise of its own, because people
     whose training labels are wrong have no other validation labels either.
+
+    >>> parts = prepare(Config(data="digits"))
+    >>> len(parts.train), len(parts.validation), len(parts.test)
+    (1132, 126, 539)
     """
     needs = find(config.method).needs
     if data is None:
@@ -188,7 +196,11 @@ def _encoded(splits: Splits, vectors: Path | None, max_length: int | None) -> tu
 
 
 def make_model(prepared: Prepared) -> nn.Module:
-    """The model of the run, with first weights that depend on the seed and on nothing else."""
+    """The model of the run, with first weights that depend on the seed and on nothing else.
+
+    >>> type(make_model(prepare(Config(data="digits")))).__name__
+    'CNN'
+    """
     config, data, method = prepared.config, prepared.train, prepared.method
     if method.extra_outputs:
         extra = tuple(f"output {k}" for k in range(method.extra_outputs))
@@ -233,7 +245,12 @@ def sizes(prepared: Prepared, model: nn.Module) -> dict[str, Any]:
 
 
 def make_criterion(prepared: Prepared, model: nn.Module, data_dir: str | Path | None = None) -> Compensated:
-    """The criterion of the run."""
+    """The criterion of the run.
+
+    >>> prepared = prepare(Config(data="digits", method="logcomp"))
+    >>> print(make_criterion(prepared, make_model(prepared)).taxonomy)
+    logit · positive · regularised · sample
+    """
     config, method = prepared.config, prepared.method
     arguments: dict[str, Any] = dict(config.hyper)
     wanted = inspect.signature(method.build).parameters

@@ -22,6 +22,9 @@ class Run:
 
     Files: ``config.json``, ``metrics.jsonl`` (a line an epoch), ``checkpoint/``, ``best.safetensors`` and
     ``model.safetensors`` (weights of the best and the last epoch), ``result.json`` once the run has ended.
+
+    >>> Run("no/such/folder").result is None
+    True
     """
 
     def __init__(self, path: str | Path | None) -> None:

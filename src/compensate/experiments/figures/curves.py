@@ -35,7 +35,7 @@ def validation(request: Request) -> Figure:
     shared = [noise for noise in found["base"] if noise in found["logcomp"]]
     if not shared:
         raise InputError(f"no noise has finished runs of both base and logcomp. {_how(request)}")
-    figure = Figure(figsize=(7.4, 3.3), layout="constrained")
+    figure = Figure(figsize=(7.8, 3.2), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
     for ax, (method, title) in zip(axes, (("base", "base"), ("logcomp", "LogComp")), strict=True):
         for noise, colour, mark in zip(shared, COLOURS, MARKS, strict=False):
@@ -49,7 +49,10 @@ def validation(request: Request) -> Figure:
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         ax.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel(f"validation accuracy, %, {request.data}")
-    axes[1].legend(frameon=False, fontsize=9, title="wrong labels", title_fontsize=9)
+    handles, names = axes[0].get_legend_handles_labels()
+    figure.legend(
+        handles, names, loc="outside right center", frameon=False, fontsize=9, title="wrong labels", title_fontsize=9
+    )
     return figure
 
 
@@ -82,11 +85,12 @@ def _curves(request: Request, method: str) -> dict[str, list[list[float]]]:
         if kind == wanted:
             curve = record["curves"]["val_accuracy"][:EPOCHS]
             by.setdefault(record["config"]["noise"], {})[record["config"]["seed"]] = curve
-    rate = {noise: float(noise.partition(":")[2] or 0) for noise in by}
-    return {
-        noise: list(by[noise].values())
-        for noise in sorted(by, key=lambda n: (n.partition(":")[0] != "none", n, rate[n]))
-    }
+    return {noise: list(by[noise].values()) for noise in sorted(by, key=_place)}
+
+
+def _place(noise: str) -> tuple[bool, str, float]:
+    kind, _, rate = noise.partition(":")
+    return kind != "none", kind, float(rate or 0)
 
 
 def _kind(record: Record) -> str:

@@ -28,7 +28,7 @@ def figures_section(pictures: Path, where: str = "img") -> list[str]:
             more = f" --noise {noise}" if noise else ""
             parts += [
                 f"![{row.summary}, on {data}.]({where}/{other.name})",
-                f"`compensate figure {name} --data {data}{more} --data-dir DATA`",
+                f"{row.elsewhere.get(data, '')} Draw it: `compensate figure {name} --data {data}{more} --data-dir DATA`.".strip(),
             ]
     return parts
 

@@ -13,6 +13,7 @@ from compensate.data import gather, load
 from compensate.direction import relative_change_by_class
 from compensate.errors import InputError
 from compensate.experiments.figures.request import Request
+from compensate.granularity import Sample
 from compensate.training.config import Config
 from compensate.training.evaluation import cut
 from compensate.training.loop import Result
@@ -38,13 +39,13 @@ def logit_adjustment(request: Request) -> Figure:
     more = {"limit": 20000, "epochs": 6} if str(request.data).startswith("cifar") else {"epochs": 10}
     result = request.train(request.config(**{"method": "logit_adjustment", "imbalance": "exponential:50", **more}))
     change, counts = changes(result), result.prepared.train.class_counts
-    figure = Figure(figsize=(6.4, 3.2), layout="constrained")
+    figure = Figure(figsize=(7.0, 3.2), layout="constrained")
     ax = plot_change_by_class(change, counts.tolist(), ax=figure.subplots())
     ax.set_ylabel("(l′ − l) / l")
     order = np.argsort(-counts, kind="stable")
     if len(order) <= 20:
         ax.set_xticks(
-            range(len(order)), [f"{result.prepared.train.classes[c]}\n{counts[c]}" for c in order], fontsize=8
+            range(len(order)), [f"{result.prepared.train.classes[c]}\n{counts[c]}" for c in order], fontsize=7.5
         )
         ax.set_xlabel("class and its number of samples")
     return figure
@@ -72,7 +73,17 @@ def _logcomp(request: Request, noise: str) -> Config:
 def mean_sizes(result: Result) -> NDArray[np.float32]:
     """(N,) the l1 norm of the logit compensation of each training sample, the mean over its visits."""
     record, index = result.criterion.record, torch.from_numpy(result.prepared.train.index)
-    sizes = None if record is None else record.mean("size")[index].numpy()
+    return _positive(None if record is None else record.mean("size")[index].numpy(), result)
+
+
+def last_sizes(result: Result) -> NDArray[np.float32]:
+    """(N,) the l1 norm of the logit compensation of each training sample, as the training left it."""
+    index = torch.from_numpy(result.prepared.train.index)
+    tables = [m for m in result.criterion.modules() if isinstance(m, Sample)]
+    return _positive(tables[0].gather(index).abs().sum(1).numpy() if tables else None, result)
+
+
+def _positive(sizes: NDArray[np.float32] | None, result: Result) -> NDArray[np.float32]:
     if sizes is None or not (sizes > 0).any():
         raise InputError(
             f"{result.config.method} gave no sample a compensation of its logits that is on record; the figure is about "
@@ -122,7 +133,7 @@ def distribution(request: Request) -> Figure:
     from matplotlib.figure import Figure
 
     result = request.train(_logcomp(request, "random:0.2"))
-    sizes, wrong = mean_sizes(result), result.prepared.wrong
+    sizes, wrong = last_sizes(result), result.prepared.wrong
     figure = Figure(figsize=(5.6, 3.4), layout="constrained")
     ax = figure.subplots()
     bins = np.linspace(0, float(sizes.max()) or 1.0, 41).tolist()
@@ -134,7 +145,7 @@ def distribution(request: Request) -> Figure:
         )
         ax.hist(sizes[mask], bins, color=colour, alpha=0.6, label=label, hatch=hatch, edgecolor="white", linewidth=0.3)
     ax.set_yscale("log")
-    ax.set(xlabel="|v|, mean over the epochs", ylabel="samples")
+    ax.set(xlabel="|v|, after the last epoch", ylabel="samples")
     ax.set_title(f"{result.config.data}, {_said(result.config.noise)}", fontsize=10)
     ax.legend(frameon=False)
     ax.spines[["top", "right"]].set_visible(False)
