@@ -26,12 +26,13 @@ format: $(VENV)/.lint
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(VENV)/.base
-	$(BIN)/python -m benchmarks
+bench: $(VENV)/.test
+	$(BIN)/python -m benchmarks $(if $(QUICK),--quick)
 
 docs: $(VENV)/.base
 	$(BIN)/compensate methods --markdown docs/methods.md
 	$(BIN)/python -m compensate.experiments.pages results docs/results.md
+	$(BIN)/python -m benchmarks.pages docs/performance.md
 	$(BIN)/compensate figure --markdown docs/figures.md
 
 site: $(VENV)/.docs
