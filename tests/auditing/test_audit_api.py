@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -12,8 +13,10 @@ import torch
 from compensate.auditing.audit import audit
 from compensate.auditing.corrections import Correction, write_corrections
 from compensate.auditing.evidence import Trace
+from compensate.auditing.kinds import RECIPES, inputs
 from compensate.auditing.probabilities import audit_probabilities
 from compensate.auditing.result import Audit
+from compensate.auditing.run import Phase, train
 from compensate.data import Data, digits, noise
 from compensate.equation import Compensated
 from compensate.errors import InputError
@@ -205,6 +208,20 @@ def test_a_trace_is_the_mean_over_visits():
     np.testing.assert_allclose(trace.mean("loss")[[1, 3]], np.reshape(losses, (2, 2)).mean(0), rtol=1e-5)
     np.testing.assert_allclose(trace.mean_probabilities[1], (predictions[0] + predictions[2]) / 2, rtol=1e-5)
     assert np.isnan(trace.mean("margin")[0])
+    mean = (predictions[0] + predictions[2]) / 2
+    expected = max(np.log(mean[0]), np.log(mean[1])) - np.log(mean[2])
+    assert trace.contradiction(np.array([2, 2, 0, 0]))[1] == pytest.approx(expected, rel=1e-4), "for any label"
+
+
+def test_compensation_grows_once_the_classes_are_known():
+    """From the start, whole classes would be explained away where errors go from each class to the next."""
+    data = digits()
+    flipped = noise.pair(data.target, 10, 0.2, seed=4)
+    recipe = replace(RECIPES["grey"], epochs=20)
+    run = train(inputs(data.relabel(flipped.labels)), [Phase(20, flipped.labels)], 10, recipe, seed=4)
+    assert max(run.compensated[:2]) == 0 < run.compensated[-1]
+    right = run.traces[0].mean_probabilities.argmax(1) == data.target
+    assert min(right[data.target == c].mean() for c in range(10)) > 0.8
 
 
 def test_many_classes_take_no_more_memory_than_votes():

@@ -24,9 +24,6 @@ from compensate.auditing.verdict import Verdict, judge, own_scores
 from compensate.data.dataset import UNLABELLED, Data
 from compensate.errors import InputError
 
-LATE = 0.25
-"""The last part of the run, in which planted rows have their own labels back."""
-
 FEWEST = 20
 """Rows without which there is nothing to learn from."""
 
@@ -57,8 +54,8 @@ def audit(
 
     and the mean of :math:`-m_i` over the run is the evidence. A few labels are made wrong on purpose; how their evidence
     differs from that of the others gives the probability that a label is wrong, and the share of wrong labels. A short
-    first look at the data decides which wrong labels to plant, and the last quarter of the run gives planted rows their
-    own labels back.
+    first look at the data decides which wrong labels to plant. Of planted rows, the audit knows their own labels by what
+    the model predicts for them.
 
     Args:
         data: features (N, D) or images (N, C, H, W) as an array; texts, a list; a data frame; a file, folder or name; or a
@@ -108,16 +105,11 @@ def audit(
     plants, trust, scout = _scout(found, given, rows, classes, recipe, first, seed)
     # The first look counts: an audit costs as many epochs as one training run.
     epochs = max(2, recipe.epochs - first)
-    late = max(1, round(epochs * LATE))
-    phases = [Phase(epochs - late, plants.sow(given)), Phase(late, given)]
-    run = train(found, phases, classes, recipe, seed=seed, progress=progress)
+    run = train(found, [Phase(epochs, plants.sow(given))], classes, recipe, seed=seed, progress=progress)
     verdict, suggested = _judge(run, scout, plants, trust, given, rows, classes)
-    main, last = run.traces
-    # A planted row's own evidence is that of the last part.
-    evidence = {}
-    for name, column in (("margin", "margin"), ("loss", "loss"), ("size", "compensation")):
-        evidence[column] = _own(main.mean(name), last.mean(name), plants)[rows]
-    evidence["agreement"] = last.mean("agreement")[rows]
+    (main,), (look,) = run.traces, scout.traces
+    columns = {"margin": "margin", "loss": "loss", "size": "compensation", "agreement": "agreement"}
+    evidence = {column: _own(main.mean(name), look.mean(name), plants)[rows] for name, column in columns.items()}
     probabilities = main.mean_probabilities
     return Audit(
         kind=KINDS.get(str(source.info.get("kind")), "embedding"),
@@ -200,21 +192,23 @@ def _judge(
     rows: NDArray[np.int64],
     classes: int,
 ) -> tuple[Verdict, NDArray[np.int64]]:
-    main, last = run.traces
+    (main,), (look,) = run.traces, scout.traces
     suggested = main.suggested(given)
     place = np.full(len(given), -1)
     place[rows] = np.arange(len(rows))
     here = Plants(place[plants.rows], plants.labels)
     score = -main.mean("margin")[rows]
-    others = [-scout.traces[0].mean("margin")[rows], -last.mean("margin")[rows]]
-    own = own_scores(score, others, given[rows], here, trust[rows])
+    contradicts = main.contradiction(given)
+    other = -look.mean("margin") if contradicts is None else contradicts
+    own = own_scores(score, [other[rows]], given[rows], here, trust[rows])
     verdict = judge(score, own, given[rows], suggested[rows], here, trust[rows], classes)
     return verdict, suggested
 
 
-def _own(first: NDArray[np.float64], last: NDArray[np.float64], plants: Plants) -> NDArray[np.float64]:
-    values = first.copy()
-    values[plants.rows] = last[plants.rows]
+def _own(run: NDArray[np.float64], look: NDArray[np.float64], plants: Plants) -> NDArray[np.float64]:
+    """What the run saw, and of planted rows what the first look saw: there they had their own labels."""
+    values = run.copy()
+    values[plants.rows] = look[plants.rows]
     return values
 
 

@@ -78,6 +78,22 @@ class Trace:
             return None
         return (self.probabilities / self.visits.clamp(min=1)[:, None]).numpy()
 
+    def contradiction(self, labels: NDArray[np.int64]) -> NDArray[np.float64] | None:
+        r"""(N,) how far the mean prediction contradicts these labels, which need not be those of the training.
+
+        .. math:: \max_{c \ne y_i} \ln \bar p_{ic} - \ln \bar p_{i y_i}
+
+        None if there was no room for mean predictions.
+        """
+        p = self.mean_probabilities
+        if p is None:
+            return None
+        q = np.log(np.maximum(p, 1e-9)).astype(np.float64)
+        rows = np.arange(len(q))
+        own = q[rows, labels].copy()
+        q[rows, labels] = -np.inf
+        return q.max(1) - own
+
     def suggested(self, given: NDArray[Any]) -> NDArray[np.int64]:
         """(N,) the likeliest class other than the given one; where none is given (-1), the likeliest."""
         if self.probabilities is None:

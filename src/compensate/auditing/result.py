@@ -169,8 +169,12 @@ class Audit:
 
     def accepted(self, at_least: float = LIKELY) -> tuple[Correction, ...]:
         """Corrections that accept every suggestion with at least this probability of error, without review."""
+        if not 0 <= at_least <= 1:
+            raise InputError(f"{at_least:g} is no probability; give a number from 0 to 1, for example 0.9.")
         rows = np.flatnonzero(self.p_error >= at_least)
         given, suggested = self.names(self.given[rows]), self.names(self.suggested[rows])
+        if self.regression:  # as exact as the data, or a decision would not be known to be about this row
+            given = [repr(float(value)) for value in self.given[rows]]
         return tuple(
             Correction(int(self.index[i]), g, "accept", s) for i, g, s in zip(rows, given, suggested, strict=True)
         )
@@ -225,8 +229,20 @@ class Audit:
     # --- files ------------------------------------------------------------------------------------------------
 
     def write_suspects(self, path: str | Path) -> Path:
-        """Writes `suspects` as CSV; text that a spreadsheet would evaluate is guarded."""
-        _write_csv(path, self.suspects)
+        """Writes `suspects` as CSV; text that a spreadsheet would evaluate is guarded.
+
+        Flagged rows carry what their samples say, if the data is at hand: the text, or the cells of the table.
+        """
+        from compensate.auditing.showing import cells
+
+        frame = self.suspects
+        flagged = np.argsort(-self.score, kind="stable")[: int(self.mask.sum())]
+        said = cells(self, flagged, set(frame.columns))
+        if said:
+            # Flagged rows come first; the others stay empty, or the list would be as large as the data.
+            said = {name: [*values, *[""] * (len(frame) - len(values))] for name, values in said.items()}
+            frame = pd.concat([frame, pd.DataFrame(said)], axis=1)
+        _write_csv(path, frame)
         return Path(path)
 
     def write_predictions(self, path: str | Path) -> Path:
