@@ -64,7 +64,9 @@ class Odd(TinyNet):
         return NoDirections.apply(super().forward(x))
 
 
-def test_a_layer_without_directions_and_a_term_on_features_take_the_long_way(batch: tuple[Tensor, Tensor, Tensor]) -> None:
+def test_a_layer_without_directions_and_a_term_on_features_take_the_long_way(
+    batch: tuple[Tensor, Tensor, Tensor],
+) -> None:
     clean = torch.randn(4, 4).double(), torch.tensor([0, 1, 2, 1])
     odd = both(CRITERIA["logits of samples"]().double(), Odd().double(), batch, clean)
     assert odd[0] is None
