@@ -12,7 +12,7 @@ import torch
 
 from compensate.auditing.audit import audit
 from compensate.auditing.corrections import Correction, write_corrections
-from compensate.auditing.evidence import Trace
+from compensate.auditing.evidence import Trace, over
 from compensate.auditing.kinds import RECIPES, inputs
 from compensate.auditing.probabilities import audit_probabilities
 from compensate.auditing.result import Audit
@@ -211,6 +211,13 @@ def test_a_trace_is_the_mean_over_visits():
     mean = (predictions[0] + predictions[2]) / 2
     expected = max(np.log(mean[0]), np.log(mean[1])) - np.log(mean[2])
     assert trace.contradiction(np.array([2, 2, 0, 0]))[1] == pytest.approx(expected, rel=1e-4), "for any label"
+    later = Trace(4, 3)
+    u = torch.randn(2, 3)
+    later.observe(criterion.evaluate(torch.nn.Identity(), u, y), rows)
+    margins.append(float(u[0, 0] - u[0, 1:].max()))
+    np.testing.assert_allclose(
+        over([trace, later], "margin")[1], np.mean([margins[0], margins[2], margins[4]]), rtol=1e-5
+    )
 
 
 def test_compensation_grows_once_the_classes_are_known():

@@ -170,7 +170,7 @@ def test_flags_make_the_expected_measure_largest():
     rng = np.random.default_rng(0)
     for shape in ((0.2, 2.0), (1.0, 9.0), (0.05, 0.3)):
         p = rng.beta(*shape, size=300)
-        values = {t: 3 * p[p >= t].sum() / ((p >= t).sum() + 2 * p.sum()) for t in p}
+        values = {t: 4 * p[p >= t].sum() / ((p >= t).sum() + 3 * p.sum()) for t in p}
         best = max(values, key=values.__getitem__)
         assert flag_from(p) == pytest.approx(max(best, LEAST))
     assert flag_from(np.full(50, 0.01)) == LEAST

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from compensate.auditing.evidence import best_other
+from compensate.auditing.evidence import best_other, over
 from compensate.auditing.kinds import Inputs, Recipe, inputs
 from compensate.auditing.page.model import Estimate
 from compensate.auditing.planting import Plants, confident_joint, plant
@@ -105,12 +105,14 @@ def audit(
     plants, trust, scout = _scout(found, given, rows, classes, recipe, first, seed)
     # The first look counts: an audit costs as many epochs as one training run.
     epochs = max(2, recipe.epochs - first)
-    run = train(found, [Phase(epochs, plants.sow(given))], classes, recipe, seed=seed, progress=progress)
+    sown = plants.sow(given)
+    halves = [Phase(epochs // 2, sown), Phase(epochs - epochs // 2, sown)]
+    run = train(found, halves, classes, recipe, seed=seed, progress=progress)
     verdict, suggested = _judge(run, scout, plants, trust, given, rows, classes)
-    (main,), (look,) = run.traces, scout.traces
+    (look,) = scout.traces
     columns = {"margin": "margin", "loss": "loss", "size": "compensation", "agreement": "agreement"}
-    evidence = {column: _own(main.mean(name), look.mean(name), plants)[rows] for name, column in columns.items()}
-    probabilities = main.mean_probabilities
+    evidence = {column: _own(over(run.traces, name), look.mean(name), plants)[rows] for name, column in columns.items()}
+    probabilities = run.traces[-1].mean_probabilities
     return Audit(
         kind=KINDS.get(str(source.info.get("kind")), "embedding"),
         title=str(source.info.get("title", "the data")),
@@ -192,13 +194,14 @@ def _judge(
     rows: NDArray[np.int64],
     classes: int,
 ) -> tuple[Verdict, NDArray[np.int64]]:
-    (main,), (look,) = run.traces, scout.traces
-    suggested = main.suggested(given)
+    # Margins are worth most over the whole run, before anything is learned by heart; predictions once they are good.
+    late, (look,) = run.traces[-1], scout.traces
+    suggested = late.suggested(given)
     place = np.full(len(given), -1)
     place[rows] = np.arange(len(rows))
     here = Plants(place[plants.rows], plants.labels)
-    score = -main.mean("margin")[rows]
-    contradicts = main.contradiction(given)
+    score = -over(run.traces, "margin")[rows]
+    contradicts = late.contradiction(given)
     other = -look.mean("margin") if contradicts is None else contradicts
     own = own_scores(score, [other[rows]], given[rows], here, trust[rows])
     verdict = judge(score, own, given[rows], suggested[rows], here, trust[rows], classes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, final
 
 import numpy as np
@@ -99,6 +100,12 @@ class Trace:
         if self.probabilities is None:
             return self.guess.numpy().copy()
         return best_other(self.probabilities.numpy(), given)
+
+
+def over(traces: Sequence[Trace], name: str) -> NDArray[np.float64]:
+    """(N,) the mean of `name` over the visits of several parts of a run."""
+    total = torch.stack([trace.sums for trace in traces]).sum(0)
+    return (total[:, COLUMNS.index(name)] / total[:, 0]).double().numpy()
 
 
 def best_other(probabilities: NDArray[Any], given: NDArray[Any]) -> NDArray[np.int64]:

@@ -50,7 +50,7 @@ class Audit:
         evidence: (N,) each: what the run observed, by name.
         noise_rate: the estimated share of wrong labels, with a 90 % interval.
         ids: (N,) names of the rows, if the source has any.
-        probabilities: (N, C) the mean prediction over the run, if it was kept.
+        probabilities: (N, C) the mean prediction over the second half of the run, if it was kept.
         unlabelled: rows without a label: ``index``, ``suggested`` and its ``probability``.
         curves: accuracy and loss after each epoch.
         config: how the audit was made.
