@@ -1,6 +1,7 @@
 # make demo   find wrong labels in a real data set, in three minutes with installing
 # make test   the whole test suite
 # make site   the documentation, into site/
+# make fuzz   ten thousand damaged files of each format
 # Each target makes its own virtual environment first. Nothing else needs to be installed but Python >= 3.10.
 
 PYTHON ?= python3
@@ -9,7 +10,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 WORKERS ?= auto
 
-.PHONY: demo test lint format bench docs site clean
+.PHONY: demo test fuzz lint format bench docs site clean wheel-test
 
 demo: $(VENV)/.base
 	$(BIN)/compensate demo
@@ -21,21 +22,32 @@ lint: $(VENV)/.lint
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/bandit -q -c pyproject.toml -r src
+
+# FUZZ damaged files of each format that is read; the counts go to results/fuzz.json.
+FUZZ ?= 10000
+fuzz: $(VENV)/.test
+	OMP_NUM_THREADS=1 nice -n 10 $(BIN)/python tests/reliability/fuzzing.py $(FUZZ) results/fuzz.json
 
 format: $(VENV)/.lint
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(VENV)/.base
-	$(BIN)/python -m benchmarks
+bench: $(VENV)/.test
+	$(BIN)/python -m benchmarks $(if $(QUICK),--quick)
 
 docs: $(VENV)/.base
 	$(BIN)/compensate methods --markdown docs/methods.md
 	$(BIN)/python -m compensate.experiments.pages results docs/results.md
+	$(BIN)/python -m benchmarks.pages docs/performance.md
 	$(BIN)/compensate figure --markdown docs/figures.md
 
 site: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+# The wheel alone, in an environment of its own and outside of this folder: commands, page and data must all be in it.
+wheel-test: $(VENV)/.test
+	sh tests/packaging/try_wheel.sh $(BIN)/python
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

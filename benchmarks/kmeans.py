@@ -1,28 +1,24 @@
 """Cost of one iteration of RobustKMeans beside scikit-learn's KMeans: same data, same start, one thread each.
 
-Run:  python -m benchmarks.kmeans
+python -m benchmarks.kmeans [--quick]
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
 import time
 import warnings
-from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
-import sklearn
 import torch
 from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
 from threadpoolctl import threadpool_limits
 
+from benchmarks.measure import Ratio, options, report
 from compensate.estimators import kmeans
 
+ABOUT = """One iteration of RobustKMeans beside one of scikit-learn's KMeans from the same start, on data with 10 % gross outliers."""
 SHORT, LONG = 5, 30  # iterations of the two runs whose difference leaves out checks and start
 
 
@@ -59,7 +55,7 @@ def per_iteration(run: Any, *args: Any) -> float:
     return (run(*args[:2], LONG, *args[2:]) - run(*args[:2], SHORT, *args[2:])) / (LONG - SHORT)
 
 
-def measure(n: int, d: int, k: int, repeats: int) -> dict[str, Any]:
+def measure(n: int, d: int, k: int, repeats: int) -> list[Ratio]:
     """Median over interleaved repeats, so that a busy machine slows both sides alike."""
     X, start = data(n, d, k)
     cases = {"lam from contamination": (None, "l2"), "lam given": (8.0, "l2"), "plain (lam infinite)": (np.inf, "l2")}
@@ -71,39 +67,18 @@ def measure(n: int, d: int, k: int, repeats: int) -> dict[str, Any]:
             for name, (lam, penalty) in cases.items():
                 times[name].append(per_iteration(seconds_ours, X, start, lam, penalty))
     base = times["sklearn KMeans"]
-    return {
-        "n": n,
-        "d": d,
-        "k": k,
-        "repeats": repeats,
-        "milliseconds per iteration": {name: round(1e3 * median(each), 3) for name, each in times.items()},
-        "ratio": {name: round(median(a / b for a, b in zip(times[name], base, strict=True)), 3) for name in cases},
-    }
+    size = f"n={n:,}, d={d}, k={k}"
+    return [Ratio(f"an iteration, {size}, {name}", "scikit-learn's KMeans", times[name], base) for name in cases]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "kmeans.json")
-    args = parser.parse_args()
+    """Measures, prints and stores."""
+    quick = options(__doc__).quick
     torch.set_num_threads(1)
+    sizes, repeats = ([(20_000, 16, 20)], 2) if quick else ([(100_000, 16, 20), (50_000, 64, 50)], 7)
     with threadpool_limits(1):
-        sizes = [measure(100_000, 16, 20, args.repeats), measure(50_000, 64, 50, args.repeats)]
-    result = {
-        "command": f"python -m benchmarks.kmeans --repeats {args.repeats}",
-        "threads": 1,
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "torch": torch.__version__,
-        "scikit-learn": sklearn.__version__,
-        "sizes": sizes,
-    }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=2) + "\n")
-    for size in sizes:
-        print(f"n={size['n']:,} d={size['d']} k={size['k']}")
-        for name, value in size["milliseconds per iteration"].items():
-            print(f"  {name:24} {value:8.3f} ms   x{size['ratio'].get(name, 1.0):.2f}")
+        ratios = [ratio for size in sizes for ratio in measure(*size, repeats)]
+    report("kmeans", ratios, about=ABOUT, quick=quick)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How much of a training step is data: batches of 128 with crop and flip, against a step of ResNet-20.
 
-    python -m benchmarks.loader
+    python -m benchmarks.loader [--quick]
 
 Both are timed side by side in one process with one thread, turn by turn, so that whatever else the machine does falls on
 both. The images are random bytes in the shape of CIFAR-10: the time does not depend on what they show. The order and the
@@ -9,26 +9,24 @@ random numbers of the epoch are part of the data's time, shared out over the epo
 
 from __future__ import annotations
 
-import json
-import platform
-import statistics
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch.nn import functional as F
 
-import compensate
+from benchmarks.measure import Ratio, options, report
 from compensate.data import CropFlip, Data, draws, gather, order
 from compensate.models import ResNet
 
 BATCH, IMAGES, ROUNDS = 128, 50_000, 15
+ABOUT = """Gathering a batch of 128 images of 32 x 32 with random crops and flips, its part of the epoch's random numbers included, beside a
+plain training step on it."""
 
 
 def main() -> None:
+    """Measures, prints and stores."""
+    quick = options(__doc__).quick
     torch.set_num_threads(1)
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
@@ -46,7 +44,7 @@ def main() -> None:
     epoch = time.perf_counter() - start
 
     loads, steps = [], []
-    for k in range(ROUNDS + 2):
+    for k in range((3 if quick else ROUNDS) + 2):
         start = time.perf_counter()
         x, target, _ = gather(data, rows[k], augment=augment, drawn=drawn)
         middle = time.perf_counter()
@@ -58,36 +56,8 @@ def main() -> None:
         if k >= 2:  # the first steps warm up
             loads.append(middle - start + epoch / len(rows))
             steps.append(end - middle)
-    share = statistics.median(loads) / statistics.median(steps)
-    result = {
-        "command": "python -m benchmarks.loader",
-        "version": compensate.__version__,
-        "commit": _commit(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "batch": BATCH,
-        "images": IMAGES,
-        "epoch_start_seconds": round(epoch, 4),
-        "data_seconds": [round(t, 5) for t in loads],
-        "step_seconds": [round(t, 4) for t in steps],
-        "share": round(share, 4),
-        "worst_share": round(max(a / b for a, b in zip(loads, steps, strict=True)), 4),
-        "bar": 0.05,
-    }
-    path = Path(__file__).parent / "results" / "loader.json"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    print(
-        f"data {1e3 * statistics.median(loads):.2f} ms, ResNet-20 step {1e3 * statistics.median(steps):.0f} ms: "
-        f"{100 * share:.2f} % (bar: 5 %), worst round {100 * result['worst_share']:.2f} %"
-    )
-    sys.exit(share >= result["bar"])
-
-
-def _commit() -> str:
-    done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
-    return done.stdout.strip() or "unknown"
+    share = Ratio("a batch with crop and flip", "a plain step of ResNet-20", loads, steps, 0.05)
+    report("loader", [share], about=ABOUT, quick=quick)
 
 
 if __name__ == "__main__":

@@ -112,6 +112,9 @@ def resident() -> int:
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmRSS:"))
 
 
+RECORDS = {"none": "none", "auto": "lean (as by default)", "full": "full"}
+
+
 def growth(samples: int, classes: int, entries: int, record: str) -> int:
     """What this process grows by; to be called in a fresh one."""
     torch.set_num_threads(1)
@@ -134,11 +137,11 @@ def memory(quick: bool) -> list[Ratio]:
     samples = 1_000_000 if quick else 10_000_000
     found = []
     for entries, room in ROOM.items():
-        for record in ("none", "lean", "full"):
+        for record in ("none", "auto", "full"):
             call = f"from benchmarks.store import growth; print(growth({samples}, 1000, {entries}, {record!r}))"
             done = subprocess.run([sys.executable, "-c", call], check=True, capture_output=True, text=True)
             grown, dense = int(done.stdout), samples * 4000
-            what = f"{samples:,} x 1000, {entries} entries a row, record {record}: {grown / 1e6:.0f} MB"
+            what = f"{samples:,} x 1000, {entries} entries a row, record {RECORDS[record]}: {grown / 1e6:.0f} MB"
             bar = room / 40e9 if not quick and (record != "full" or entries == 20) else None
             found.append(Ratio(what, f"dense ({dense / 1e9:.0f} GB)", [grown], [dense], bar, "memory"))
             print(json.dumps({"entries": entries, "record": record, "bytes": grown}), flush=True)

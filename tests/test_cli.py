@@ -68,3 +68,6 @@ def test_demo_runs_end_to_end(tmp_path):
     stored = json.loads((tmp_path / "out" / "results.json").read_text())
     assert {run["method"] for run in stored["runs"]} == {"base", "logcomp", "mixcomp"}
     assert all(len(run["accuracy"]) == 2 for run in stored["runs"])
+    page = tmp_path / "out" / "report.html"
+    assert str(page) in "".join(done.stdout.split("\n"))
+    assert page.read_text("utf-8").startswith("<!doctype html>")

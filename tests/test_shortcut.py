@@ -111,6 +111,11 @@ def test_a_batch_in_portions_is_the_batch_at_once(monkeypatch: pytest.MonkeyPatc
     long = long_way(short)
     monkeypatch.setattr("compensate.fused.BLOCK", 12)  # two rows
     assert_alike(short, long, [drawn(11, 5, torch.float32, seed) for seed in range(3)])
+    for seed in range(3):  # the drop-in call, which need not keep the compensation
+        u, y, i = drawn(11, 5, torch.float32, seed)
+        torch.testing.assert_close(short(u, y, i), long(u, y, i))
+    for name, kept in short.state_dict().items():
+        torch.testing.assert_close(kept, long.state_dict()[name], rtol=1e-4, atol=1e-5)
 
 
 def test_a_row_that_would_not_be_finite_is_not_written_by_the_short_way() -> None:
@@ -167,6 +172,7 @@ COMPILED = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch does so itself
 @pytest.mark.parametrize("name", [*COMPILED])
 def test_compiled_calls_are_one_graph_and_give_what_plain_calls_give(name: str) -> None:
     plain = COMPILED[name]()

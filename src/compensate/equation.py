@@ -15,16 +15,19 @@ from compensate.errors import InputError
 from compensate.granularity import Sample, Table
 from compensate.inference.statistics import Evidence, Statistic
 from compensate.proximal import project_simplex
-from compensate.shortcut import losses_with_slope, short_losses, way_of
+from compensate.shortcut import losses_with_slope, short_losses, sloping, way_of
 from compensate.state import Slot, State
 from compensate.stepping import step_rows
 from compensate.taxonomy import Taxonomy, taxonomy_of
-from compensate.terms import Sum, Term, Terms, shown, within
+from compensate.terms import Sum, Term, Terms, in_bytes, shown, within
 
 Base = Callable[[Tensor, Tensor], Tensor]
 
 SMALLEST = 1e-12
 """Predictions are kept above this before the logarithm."""
+
+PATIENCE = 100
+"""Training steps after which a criterion that waits for its first meta step says so."""
 
 SLOTS: dict[str, Slot] = {"feature": "dx", "logit": "du", "label": "dy", "prediction": "dp", "loss": "dl"}
 """The keyword of each target, and the letter its compensation has in the paper."""
@@ -119,9 +122,10 @@ class Compensated(nn.Module):
         self.register_buffer("weight", weight)
         for name in ("epoch", "step", "total"):
             self.register_buffer(name, torch.zeros((), dtype=torch.long))
-        self._seen = 0
+        self._seen = self._unlearned = 0
         for table in self.tables():
             table.validate()
+        self._awaits_meta = any(table.update == "meta" for table in self.tables())
         if any(isinstance(term, Table) for term in self.terms_of("loss")):
             raise InputError(
                 "loss=Table(...) adds a constant to the loss, and a constant has no gradient: nothing would be learned. "
@@ -146,7 +150,9 @@ class Compensated(nn.Module):
                 "Feature compensation changes the input, so it needs the model and not only its logits. "
                 "Write criterion.evaluate(model, x, target, index).loss instead of criterion(model(x), target, index)."
             )
-        return self._run(State(self, target, index, group, logits=logits, learn=self._learns())).loss
+        s = State(self, target, index, group, logits=logits, learn=self._learns())
+        s.brief = True
+        return self.settle(s).loss
 
     def evaluate(
         self,
@@ -167,13 +173,16 @@ class Compensated(nn.Module):
             meta: true in the inner pass of a meta step, where nothing is stored or observed.
         """
         learn = self._learns() and not meta
-        return self._run(State(self, target, index, group, model=model, x=x, learn=learn, meta=meta))
+        return self.settle(State(self, target, index, group, model=model, x=x, learn=learn, meta=meta))
 
     def _learns(self) -> bool:
         return self.training and torch.is_grad_enabled()
 
-    def _run(self, s: State) -> State:
+    def settle(self, s: State) -> State:
+        """Walks a state through the equation: its terms, its losses, and what follows a step if it learns."""
         watching = [*self.statistics()] if s.learn else []
+        if s.meta and self._awaits_meta:
+            self._awaits_meta = False
         if self.training and "feature" in self.terms:
             s.fix_randomness()
             self._infer(s, "feature")
@@ -184,7 +193,7 @@ class Compensated(nn.Module):
         if short is None:
             for name in ("logit", "label", "prediction") if self.training else ():
                 self._infer(s, name)
-            s.l = losses_with_slope(s) if s.by_slope else self.losses_of(s, s.u, du=s.du, dp=s.dp, dy=s.dy)
+            s.l = losses_with_slope(s) if sloping(s) else self.losses_of(s, s.u, du=s.du, dp=s.dp, dy=s.dy)
         else:
             s.l = short
         if self.training:
@@ -290,6 +299,8 @@ class Compensated(nn.Module):
             rolling = [statistic for statistic in watching if statistic.rolls]
             if rolling:
                 self._warn_without_epochs(len(s.target), rolling[0])
+            if self._awaits_meta:
+                self._warn_without_meta()
 
     def _warn_without_epochs(self, batch: int, rolling: Statistic) -> None:
         self._seen += batch
@@ -298,6 +309,15 @@ class Compensated(nn.Module):
             warnings.warn(
                 f"{type(rolling).__name__} is renewed once an epoch, but criterion.end_epoch() has not been called "
                 f"for {self._seen} samples of a set of {max(sizes)}. Call it after each epoch.",
+                stacklevel=2,
+            )
+
+    def _warn_without_meta(self) -> None:
+        self._unlearned += 1
+        if self._unlearned == PATIENCE:
+            warnings.warn(
+                f"A table of this criterion is learned by meta steps, but {PATIENCE} training steps have passed without one, so it "
+                "stays as it is. Call compensate.meta_step(criterion, model, batch, clean, lr=...) before each step.",
                 stacklevel=2,
             )
 
@@ -370,17 +390,5 @@ class Compensated(nn.Module):
         tail = (" + dl_i" if "loss" in has else "") + (" + penalty_i" if any(t.penalty for t in self.tables()) else "")
         lines = [f"{self.reduction}_i [ l( {p}, {y} ){tail} ]" if self.reduction != "none" else f"l( {p}, {y} ){tail}"]
         lines += [f"  {SLOTS[name]} = {' + '.join(map(shown, self.terms_of(name)))}" for name in has]
-        lines += [f"  {self.taxonomy} · holds {_bytes(self.nbytes)}"]
+        lines += [f"  {self.taxonomy} · holds {in_bytes(self.nbytes)}"]
         return "\n".join(lines)
-
-
-def _bytes(count: int) -> str:
-    """A size for people.
-
-    >>> _bytes(512), _bytes(71_880), _bytes(5_124_000_000)
-    ('512 bytes', '72 kB', '5.1 GB')
-    """
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.2g} {unit}" if count < 10 * size else f"{count / size:.0f} {unit}"
-    return f"{count} bytes"

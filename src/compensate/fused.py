@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,41 +28,41 @@ class _Sloped(torch.autograd.Function):
     """Losses (B,) whose slope (B, C) in the logits is known already."""
 
     @staticmethod
-    def forward(
-        ctx: Any, u: Tensor, losses: Tensor, slope: Tensor, labels: Tensor, du: Tensor | Callable[[], Tensor] | None
-    ) -> Tensor:
-        ctx.later = du if callable(du) else None
-        ctx.save_for_backward(u, slope, labels, None if callable(du) else du)
+    def forward(ctx: Any, u: Tensor, losses: Tensor, slope: Tensor, labels: Tensor) -> Tensor:
+        ctx.save_for_backward(u, slope, labels)
         return losses.view_as(losses)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
-        u, slope, labels, du = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        u, slope, labels = ctx.saved_tensors
         if torch.is_grad_enabled():  # a second derivative is wanted, as in a gradient penalty
-            du = du if ctx.later is None else ctx.later()
-            again = (u if du is None else u + du).softmax(-1) - F.one_hot(labels, u.shape[-1])
-            slope = torch.where((slope != 0).any(-1, keepdim=True), again, 0.0)
-        return slope * grad[:, None], None, None, None, None
+            slope = _again(u, slope, labels)
+        return slope * grad[:, None], None, None, None
 
 
-def sloped(
-    u: Tensor, losses: Tensor, slope: Tensor, labels: Tensor, du: Tensor | Callable[[], Tensor] | None = None
-) -> Tensor:
+def _again(u: Tensor, slope: Tensor, labels: Tensor) -> Tensor:
+    """The slope as a function of the logits: what was added to them was constant, so that S(u + du) = p moves as S does."""
+    y = F.one_hot(labels, u.shape[-1])
+    p = (slope + y).clamp(min=0)
+    moved = torch.where(p > 0, p.log() + (u - u.detach()), -torch.inf).softmax(-1)
+    return torch.where((slope != 0).any(-1, keepdim=True), moved - y, slope)  # zero for samples that do not count
+
+
+def sloped(u: Tensor, losses: Tensor, slope: Tensor, labels: Tensor) -> Tensor:
     r"""Cross entropies (B,) that are known, tied to their logits by a slope that is known.
 
     Args:
         u: (B, C) logits.
         losses: (B,) constants.
-        slope: (B, C) the derivative of the losses; zero rows for samples that do not count.
+        slope: (B, C) the derivative of the losses, :math:`S(u + \Delta u) - y`; zero rows for samples that do not count.
         labels: (B,) class numbers.
-        du: what was added to the logits, or a function that returns it; only second derivatives ask.
 
     >>> u = torch.zeros(1, 2, requires_grad=True)
     >>> sloped(u, torch.tensor([0.7]), torch.tensor([[-0.5, 0.5]]), torch.tensor([0])).sum().backward()
     >>> u.grad
     tensor([[-0.5000,  0.5000]])
     """
-    return _Sloped.apply(u, losses, slope, labels, du)  # type: ignore[no-untyped-call]
+    return _Sloped.apply(u, losses, slope, labels)  # type: ignore[no-untyped-call]
 
 
 def cross_entropy_with_slope(
@@ -83,17 +82,27 @@ def cross_entropy_with_slope(
     >>> losses, slope
     (tensor([2.3584]), tensor([[ 0.8535, -0.9054,  0.0519]]))
     """
-    if torch.compiler.is_compiling():  # which finds the shortest way by itself
-        logp = (u if du is None else u + du).log_softmax(-1)
-        losses, slope = F.nll_loss(logp, labels, reduction="none"), logp.detach().exp() - F.one_hot(labels, u.shape[-1])
-        if valid is not None:
-            losses, slope = torch.where(valid, losses, 0.0), torch.where(valid[:, None], slope, 0.0)
-        return losses, slope
+    if torch.compiler.is_compiling():
+        return _compiled(u, labels, du, valid)
     with torch.no_grad():
         losses, slope = slope_of((u if du is None else u + du).log_softmax(-1), labels)
         if valid is not None:
             losses, slope = torch.where(valid, losses, 0.0), torch.where(valid[:, None], slope, 0.0)
-    return sloped(u, losses, slope, labels, du), slope
+    return sloped(u, losses, slope, labels), slope
+
+
+def _compiled(u: Tensor, labels: Tensor, du: Tensor | None, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The same in a form that a compiler turns into few passes: no log-probabilities are kept in order to pick from them."""
+    with torch.no_grad():
+        q = u if du is None else u + du
+        largest = q.amax(-1, keepdim=True)
+        p = (q - largest).exp()
+        total = p.sum(-1, keepdim=True)
+        losses = (total.log() + largest - q.gather(1, labels[:, None]))[:, 0]
+        slope = p / total - (torch.arange(u.shape[-1], device=u.device) == labels[:, None]).to(u.dtype)
+        if valid is not None:
+            losses, slope = torch.where(valid, losses, 0.0), torch.where(valid[:, None], slope, 0.0)
+    return sloped(u, losses, slope, labels), slope
 
 
 def slope_of(logp: Tensor, labels: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,7 @@ from compensate.gates import Where
 from compensate.granularity import Sample, Table
 from compensate.inference.adversarial import Pull
 from compensate.inference.regularised import L1, L2, GroupL2
+from compensate.inference.statistics import Evidence
 from compensate.state import State, at, rowwise
 
 Way = Literal["tables", "pull"]
@@ -36,6 +37,11 @@ def way_of(terms: Mapping[str, tuple[Any, ...]]) -> Way | None:
     pulls = isinstance(term.term if isinstance(term, Where) else term, Pull)
     learned = isinstance(term, nn.Module) and any(isinstance(m, Table) for m in term.modules())
     return "pull" if len(terms["logit"]) == 1 and pulls and not learned else None
+
+
+def sloping(s: State) -> bool:
+    """True if what is added to the logits of the batch is constant, so that its slope is known with its losses."""
+    return s.by_slope or (torch.compiler.is_compiling() and s.learn and s.hard and s.criterion.way is not None)
 
 
 def losses_with_slope(s: State) -> Tensor:
@@ -72,11 +78,18 @@ def table_losses(s: State) -> Tensor | None:
     if len(parts) == 1:
         s.du, s.penalty, losses, slope = _step(s, table, keys, u, labels)
     else:
-        du, slope, losses, penalty = torch.empty_like(u), torch.empty_like(u), u.new_empty(len(u)), u.new_empty(len(u))
+        slope, (losses, penalty, size) = torch.empty_like(u), u.new_empty(3, len(u))
+        du = torch.empty_like(u) if _asked(s) else None  # memory that is touched for the first time costs most
         for part in parts:
-            du[part], penalty[part], losses[part], _ = _step(s, table, keys[part], u[part], labels[part], slope[part])
+            v, penalty[part], losses[part], _ = _step(s, table, keys[part], u[part], labels[part], slope[part])
+            if du is None:
+                size[part] = v.abs().sum(1)
+            else:
+                du[part] = v
         s.du, s.penalty = du, penalty
-    return sloped(s.u, losses, slope, labels, s.du)
+        if du is None:
+            s.size = size
+    return sloped(s.u, losses, slope, labels)
 
 
 @torch.no_grad()
@@ -89,6 +102,11 @@ def _step(
     losses, slope = slope_of((u + v).log_softmax(-1), labels, out)
     table.write(keys, table.stepped(v, slope, s))
     return v, table.penalty(v, s), losses, slope
+
+
+def _asked(s: State) -> bool:
+    """True if somebody may read `s.du`: the drop-in call hands the state to nobody but statistics."""
+    return not s.brief or any(not isinstance(statistic, Evidence) for statistic in s.criterion.statistics())
 
 
 def _lone_table(s: State) -> Sample | None:
@@ -140,7 +158,7 @@ def pulled_losses(s: State) -> Tensor | None:
 
     s.du = du
     s.size = torch.where(mask, 2 * eta * (1 - (-s.plain_losses).exp()), 0.0)
-    return sloped(s.u, losses, slope, s.labels, du)
+    return sloped(s.u, losses, slope, s.labels)
 
 
 @torch.no_grad()

@@ -78,6 +78,8 @@ class State:
         self.touched: list[Touched] = []
         self.slot: Slot | None = None
         self.gate: Tensor | None = None
+        self.brief = False
+        """True if the state is not handed on, but for statistics."""
         self._seed: int | None = None
         self._checked = False
         self.masked = False  # true if some logits are minus infinity
@@ -253,7 +255,10 @@ class State:
     def plain_losses(self) -> Tensor:
         """(B,) losses without compensation, constants."""
         if self.ordinary and self.slot != "dx" and self.dx is None:
-            if self.criterion.way == "tables":
+            if torch.compiler.is_compiling():
+                u = self.u.detach()
+                losses = u.logsumexp(-1) - u.gather(1, self.labels[:, None])[:, 0]
+            elif self.criterion.way == "tables":
                 losses = cross_entropy(self.u, self.labels)
             else:  # most others look at the probabilities, too
                 losses = F.nll_loss(self.logq, self.labels, reduction="none")

@@ -49,3 +49,15 @@ def shown(term: Any) -> str:
     """A term on one line."""
     text = repr(term) if isinstance(term, nn.Module) else getattr(term, "__name__", repr(term))
     return " ".join(text.split())
+
+
+def in_bytes(count: int) -> str:
+    """A size for people.
+
+    >>> in_bytes(512), in_bytes(71_880), in_bytes(5_124_000_000)
+    ('512 bytes', '72 kB', '5.1 GB')
+    """
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.2g} {unit}" if count < 10 * size else f"{count / size:.0f} {unit}"
+    return f"{count} bytes"

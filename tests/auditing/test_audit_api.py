@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -11,9 +12,11 @@ import torch
 
 from compensate.auditing.audit import audit
 from compensate.auditing.corrections import Correction, write_corrections
-from compensate.auditing.evidence import Trace
+from compensate.auditing.evidence import Trace, over
+from compensate.auditing.kinds import RECIPES, inputs
 from compensate.auditing.probabilities import audit_probabilities
 from compensate.auditing.result import Audit
+from compensate.auditing.run import Phase, train
 from compensate.data import Data, digits, noise
 from compensate.equation import Compensated
 from compensate.errors import InputError
@@ -53,7 +56,7 @@ def test_suspects_are_sorted_and_complete(found):
     assert sorted(frame["index"]) == list(range(600))
     assert (np.diff(frame["score"]) <= 0).all()
     assert (frame["given"] != frame["suggested"]).all()
-    np.testing.assert_array_equal(frame["flagged"], frame["p_error"] >= 0.5)
+    np.testing.assert_array_equal(frame["flagged"], frame["p_error"] >= found.threshold)
     assert len(found.flagged) == found.mask.sum()
     assert "flagged" in repr(found)
 
@@ -205,6 +208,27 @@ def test_a_trace_is_the_mean_over_visits():
     np.testing.assert_allclose(trace.mean("loss")[[1, 3]], np.reshape(losses, (2, 2)).mean(0), rtol=1e-5)
     np.testing.assert_allclose(trace.mean_probabilities[1], (predictions[0] + predictions[2]) / 2, rtol=1e-5)
     assert np.isnan(trace.mean("margin")[0])
+    mean = (predictions[0] + predictions[2]) / 2
+    expected = max(np.log(mean[0]), np.log(mean[1])) - np.log(mean[2])
+    assert trace.contradiction(np.array([2, 2, 0, 0]))[1] == pytest.approx(expected, rel=1e-4), "for any label"
+    later = Trace(4, 3)
+    u = torch.randn(2, 3)
+    later.observe(criterion.evaluate(torch.nn.Identity(), u, y), rows)
+    margins.append(float(u[0, 0] - u[0, 1:].max()))
+    np.testing.assert_allclose(
+        over([trace, later], "margin")[1], np.mean([margins[0], margins[2], margins[4]]), rtol=1e-5
+    )
+
+
+def test_compensation_grows_once_the_classes_are_known():
+    """From the start, whole classes would be explained away where errors go from each class to the next."""
+    data = digits()
+    flipped = noise.pair(data.target, 10, 0.2, seed=4)
+    recipe = replace(RECIPES["grey"], epochs=20)
+    run = train(inputs(data.relabel(flipped.labels)), [Phase(20, flipped.labels)], 10, recipe, seed=4)
+    assert max(run.compensated[:2]) == 0 < run.compensated[-1]
+    right = run.traces[0].mean_probabilities.argmax(1) == data.target
+    assert min(right[data.target == c].mean() for c in range(10)) > 0.8
 
 
 def test_many_classes_take_no_more_memory_than_votes():

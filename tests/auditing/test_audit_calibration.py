@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
-from compensate.auditing.calibration import Known, calibrate, class_shift, curve, interval, noise_rate
+from compensate.auditing.calibration import RATES, SLOPES, Known, calibrate, likely, posteriors, shifts
+from compensate.auditing.flags import LEAST, flag_from
 from compensate.auditing.planting import Plants, amount, confident_joint, plant
 from compensate.auditing.verdict import judge, own_scores
 
@@ -19,44 +20,124 @@ def mixture(rate: float, apart: float = 6.0, size: int = 4000, planted: int = 25
     return score, wrong, rng.normal(apart / 2, 1.0, planted)
 
 
+def one_class(score, planted, weight=None, fell=0.0) -> Known:
+    weight = np.ones(len(planted)) if weight is None else weight
+    return Known(
+        score, np.zeros(len(score), int), planted, np.zeros(len(planted), int), weight, np.full(len(planted), fell)
+    )
+
+
 @pytest.mark.parametrize("rate", [0.02, 0.1, 0.3])
 def test_the_noise_rate_of_a_separated_mixture_comes_out(rate):
     score, wrong, planted = mixture(rate)
-    assert noise_rate(score, planted, np.ones(len(planted))) == pytest.approx(wrong.mean(), rel=0.25)
+    found = calibrate(one_class(score, planted), 1)
+    assert found.rate == pytest.approx(wrong.mean(), rel=0.1)
+    assert found.low < wrong.mean() < found.high
+    assert found.high / found.low < 2
 
 
 def test_without_wrong_labels_the_rate_is_nearly_zero():
     score, _, planted = mixture(0.0)
-    assert noise_rate(score, planted, np.ones(len(planted))) < 0.005
+    assert calibrate(one_class(score, planted), 1).rate < 0.005
 
 
 def test_weightless_plants_do_not_count():
     score, _, planted = mixture(0.1)
-    far = np.concatenate([planted, np.full(200, 50.0)])
+    far = np.concatenate([planted, np.full(200, -3.0)])
     weight = np.concatenate([np.ones(len(planted)), np.full(200, 1e-9)])
-    assert noise_rate(score, far, weight) == pytest.approx(noise_rate(score, planted, np.ones(len(planted))), rel=0.02)
+    expected = calibrate(one_class(score, planted), 1).rate
+    assert calibrate(one_class(score, far, weight), 1).rate == pytest.approx(expected, rel=0.02)
 
 
-def test_the_curve_matches_its_moments():
-    """At the minimum the mean of p is the rate, and the p-weighted mean score is that of the plants."""
-    score, _, planted = mixture(0.15, apart=2.0)
-    offset, slope = curve(score, planted, np.ones(len(planted)), 0.15)
-    p = expit(offset + slope * score)
-    assert p.mean() == pytest.approx(0.15, rel=1e-2)
-    assert (p * score).sum() / p.sum() == pytest.approx(planted.mean(), rel=2e-2)
+def test_plants_that_fell_on_wrong_labels_are_accounted_for():
+    """A fifth of the plants look right, because they are; told so, the rate stays, untold it goes astray."""
+    score, wrong, planted = mixture(0.2, apart=4.0)
+    planted[::5] -= 4.0
+    told = calibrate(one_class(score, planted, fell=0.2), 1).rate
+    assert told == pytest.approx(wrong.mean(), rel=0.15)
+    assert abs(calibrate(one_class(score, planted), 1).rate - wrong.mean()) > abs(told - wrong.mean())
+
+
+def test_the_likelihood_is_that_of_who_was_planted():
+    """By a plain sum over all labels, for one rate and slope, with the offset that gives the rate found by a solver."""
+    from scipy.optimize import brentq
+
+    score, _, planted = mixture(0.15, apart=2.0, size=200, planted=30)
+    rng = np.random.default_rng(1)
+    weight, fell = rng.uniform(0.5, 1.5, 30), np.full(30, 0.1)
+    offset, fit = likely(score, planted, weight, fell, points=200)
+    i, j = 30, 8
+    rate, slope = RATES[i], SLOPES[j]
+    a = brentq(lambda a: expit(a + slope * score).mean() - rate, -100, 100)
+    assert offset[i, j] == pytest.approx(a, abs=1e-6)
+
+    def chance(s: float) -> float:
+        p = expit(a + slope * s)
+        odds = weight.sum() / len(score) * (0.9 * p / rate + 0.1 * (1 - p) / (1 - rate))
+        return odds / (1 + odds)
+
+    expected = sum(w * np.log(chance(s)) for w, s in zip(weight, planted, strict=True))
+    expected += sum(np.log(1 - chance(s)) for s in score)
+    assert fit[i, j] == pytest.approx(expected, rel=1e-6)
+
+
+def test_posteriors_by_enumeration(monkeypatch):
+    """Two classes on a small grid: every rate of all, slope, scatter and pair of class rates, one by one."""
+    from compensate.auditing import calibration as c
+
+    monkeypatch.setattr(c, "RATES", np.array([0.02, 0.1, 0.3]))
+    monkeypatch.setattr(c, "SLOPES", np.array([1.0, 3.0]))
+    fit = np.random.default_rng(0).normal(size=(2, 3, 2)) * 2
+    x = np.log(c.RATES)
+    all_rates, groups = np.zeros(3), np.zeros((2, 3, 2))
+    for tau in c.CLASS_SPREADS:
+        near = np.exp(-(((x[:, None] - x) / tau) ** 2) / 2)
+        near /= near.sum(1, keepdims=True)
+        for r in range(3):
+            for b in range(2):
+                prior = np.exp(-(((x[r] - np.log(c.USUAL_RATE)) / c.RATE_SPREAD) ** 2) / 2)
+                prior *= np.exp(-(((np.log(c.SLOPES[b]) - c.SLOPE) / c.SLOPE_SPREAD) ** 2) / 2)
+                for r0 in range(3):
+                    for r1 in range(3):
+                        w = prior * near[r, r0] * near[r, r1] * np.exp(fit[0, r0, b] + fit[1, r1, b])
+                        all_rates[r] += w
+                        groups[0, r0, b] += w
+                        groups[1, r1, b] += w
+    found_all, found_groups = posteriors(fit)
+    np.testing.assert_allclose(found_all, all_rates / all_rates.sum(), rtol=1e-9)
+    np.testing.assert_allclose(found_groups, groups / groups.sum((1, 2), keepdims=True), rtol=1e-9)
 
 
 @pytest.mark.parametrize("apart", [2.5, 4.0])
 def test_probabilities_are_near_the_posterior(apart):
     """Normal distributions with equal spread have a logistic posterior with slope `apart`."""
     score, wrong, planted = mixture(0.2, apart=apart, size=8000, planted=600)
-    known = Known(score, np.zeros(len(score), int), planted, np.zeros(len(planted), int), np.ones(len(planted)))
-    p = calibrate(known, 1)(score, known.given)
+    p = calibrate(one_class(score, planted), 1)(score, np.zeros(len(score), int))
     truth = expit(apart * score + np.log(0.2 / 0.8))
-    assert np.abs(p - truth).mean() < 0.05
+    assert np.abs(p - truth).mean() < 0.04
+    assert calibration_error(p, wrong) < 0.04
+
+
+def calibration_error(p, wrong) -> float:
     which = np.minimum((p * 10).astype(int), 9)
-    error = sum(abs(p[which == k].sum() - wrong[which == k].sum()) for k in range(10)) / len(p)
-    assert error < 0.05
+    return sum(abs(p[which == k].sum() - wrong[which == k].sum()) for k in range(10)) / len(p)
+
+
+def test_a_weak_model_does_not_claim_to_be_sure():
+    """Right and wrong labels overlap: hard samples look wrong. What is claimed of the flags must not exceed what is true."""
+    claimed, true, low, high = [], [], [], []
+    for seed in range(6):
+        score, wrong, planted = mixture(0.1, apart=1.0, size=3000, planted=150, seed=seed)
+        found = calibrate(one_class(score, planted), 1)
+        p = found(score, np.zeros(len(score), int))
+        flagged = p >= flag_from(p)
+        claimed.append(p[flagged].mean())
+        true.append(wrong[flagged].mean())
+        low.append(found.low)
+        high.append(found.high)
+    assert np.mean(claimed) < np.mean(true) + 0.08
+    assert np.mean(low) < 0.1 < np.mean(high)
+    assert np.mean(high) / np.mean(low) > 4, "an interval that small would be false certainty"
 
 
 def test_each_class_gets_its_own_rate():
@@ -64,18 +145,36 @@ def test_each_class_gets_its_own_rate():
     rng = np.random.default_rng(0)
     given = rng.integers(2, size=6000)
     wrong = (rng.random(6000) < 0.2) & (given == 0)
+    score = rng.normal(np.where(wrong, 1.5, -1.5), 1.0)
+    label = np.repeat([0, 1], 100)
+    known = Known(score, given, rng.normal(1.5, 1.0, 200), label, np.ones(200), np.zeros(200))
+    p = calibrate(known, 2)(score, given)
+    assert p[given == 0].mean() == pytest.approx(0.2, abs=0.03)
+    assert p[given == 1].mean() < 0.02
+
+
+def test_each_pair_of_classes_gets_its_own_rate():
+    rng = np.random.default_rng(0)
+    given = rng.integers(3, size=9000)
+    pair = given * 3 + (given + rng.integers(1, 3, size=9000)) % 3
+    wrong = (rng.random(9000) < 0.3) & (pair == 1)
     score = rng.normal(np.where(wrong, 2.0, -2.0), 1.0)
-    shift = class_shift(4 * score + np.log(0.1 / 0.9), given, 0.1, 2)
-    assert shift[0] > 0.3
-    assert shift[1] < -1
+    shift = shifts(4 * score + np.log(0.1 / 0.9), given, pair)
+    assert set(shift) == set(np.unique(pair).tolist())
+    assert shift[1] > 0.5
+    assert max(value for key, value in shift.items() if key != 1) < -0.5
 
 
-def test_the_interval_holds_the_rate():
-    score, wrong, planted = mixture(0.1, apart=4.0)
-    known = Known(score, np.zeros(len(score), int), planted, np.zeros(len(planted), int), np.ones(len(planted)))
-    low, high = interval(known, 1, repeats=20)
-    assert low < wrong.mean() < high
-    assert high - low < 0.06
+def test_flags_make_the_expected_measure_largest():
+    """Against every possible cut of the list."""
+    rng = np.random.default_rng(0)
+    for shape in ((0.2, 2.0), (1.0, 9.0), (0.05, 0.3)):
+        p = rng.beta(*shape, size=300)
+        values = {t: 4 * p[p >= t].sum() / ((p >= t).sum() + 3 * p.sum()) for t in p}
+        best = max(values, key=values.__getitem__)
+        assert flag_from(p) == pytest.approx(max(best, LEAST))
+    assert flag_from(np.full(50, 0.01)) == LEAST
+    assert flag_from(np.empty(0)) == LEAST
 
 
 def test_plants_follow_the_confusion_and_trust():
@@ -128,7 +227,7 @@ def test_planted_rows_are_scored_by_their_own_labels():
     assert abs(own[rows].mean() - true.mean()) < 0.2
 
 
-def test_a_plant_on_a_wrong_label_loses_its_weight():
+def test_a_plant_on_a_wrong_label_teaches_nothing_wrong():
     """With two classes, planting on a wrong label makes it right: it must not teach what wrong labels look like."""
     rng = np.random.default_rng(2)
     size = 6000
@@ -140,6 +239,6 @@ def test_a_plant_on_a_wrong_label_loses_its_weight():
     score = rng.normal(np.where(label_is_wrong, 3.0, -3.0), 1.0)
     own = rng.normal(np.where(wrong, 3.0, -3.0), 1.0)
     own[~np.isin(np.arange(size), rows)] = score[~np.isin(np.arange(size), rows)]
-    found = judge(score, own, given, 1 - given, Plants(rows, 1 - given[rows]), 2)
+    found = judge(score, own, given, 1 - given, Plants(rows, 1 - given[rows]), np.ones(size), 2)
     assert found.rate == pytest.approx(0.2, abs=0.03)
     assert wrong[found.p_error > 0.5].mean() > 0.95

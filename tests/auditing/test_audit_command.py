@@ -52,7 +52,7 @@ def test_a_table_from_audit_to_corrected_file(table, tmp_path):
     assert names >= {
         "config.json", "metrics.jsonl", "suspects.csv", "report.html", "model.safetensors", "audit", "predictions.csv",
     }  # fmt: skip
-    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 40
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 34, "six of them were the first look"
     assert json.loads((folder / "config.json").read_text())["label"] == "target"
     suspects = pd.read_csv(folder / "suspects.csv")
     assert list(suspects.columns[:6]) == ["index", "given", "suggested", "score", "p_error", "flagged"]
@@ -154,3 +154,62 @@ def test_quantities_in_a_file(tmp_path, monkeypatch):
 def test_nothing_given_names_an_example():
     with pytest.raises(InputError, match="write for example: compensate audit"):
         run("audit")
+
+
+def test_suspects_say_what_they_are_about(tmp_path, monkeypatch):
+    """Flagged rows carry their cells, made harmless for a spreadsheet; the others stay empty."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    true = rng.integers(2, size=300)
+    words = (["good", "great", "fine"], ["bad", "awful", "poor"])
+    texts = ["=1+1 " + " ".join(rng.choice(words[t] + ["film", "plot", "the"], size=60)) for t in true]
+    wrong = rng.random(300) < 0.1
+    labels = np.array(["pos", "neg"])[np.where(wrong, 1 - true, true)]
+    pd.DataFrame({"margin": range(300), "review": texts, "sentiment": labels}).to_csv("r.csv", index=False)
+    run("audit", "r.csv")
+    (folder,) = (tmp_path / "runs").iterdir()
+    suspects = pd.read_csv(folder / "suspects.csv", keep_default_na=False)
+    assert list(suspects.columns[-2:]) == ["review", "margin (data)"]
+    flagged = suspects[suspects["flagged"]]
+    for row in flagged.itertuples():
+        whole = texts[suspects.loc[row.Index, "index"]]
+        assert row.review.startswith("'=1+1 ")
+        assert whole.startswith(row.review[1:].removesuffix("…"))
+        assert len(row.review) <= 201
+    assert list(flagged["margin (data)"].astype(int)) == list(flagged["index"])
+    assert set(suspects[~suspects["flagged"]]["review"]) == {""}
+
+
+def test_corrected_data_without_a_browser(table, tmp_path):
+    frame, true, _ = table
+    run("audit", "people.csv", "--epochs", 40)
+    (folder,) = (tmp_path / "runs").iterdir()
+    suspects = pd.read_csv(folder / "suspects.csv")
+    sure = suspects[suspects["p_error"] >= 0.8]
+    said = run("apply", "people.csv", folder, "--accept", 0.8, "-o", "fixed.csv")
+    assert f"{len(sure)} of 499 labels have a probability of error of 0.8 or more" in said
+    assert f"{len(sure)} of 500 labels changed" in said
+    fixed = pd.read_csv("fixed.csv", dtype=str, keep_default_na=False)
+    changed = np.flatnonzero(fixed["target"] != frame["target"])
+    assert sorted(changed) == sorted(sure["index"])
+    assert (fixed["target"] == true)[changed].mean() > 0.8
+    with pytest.raises(InputError, match=r"--accept 0\.9"):
+        run("apply", "people.csv", folder)
+    with pytest.raises(InputError, match="not the folder of one"):
+        run("apply", "people.csv", "fixed.csv", "--accept", 0.9)
+    with pytest.raises(InputError, match="no probability"):
+        run("apply", "people.csv", folder, "--accept", 90, "-o", "other.csv")
+
+
+def test_quantities_are_corrected_without_a_browser(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(400, 2))
+    y = 123456 + 10 * x[:, 0] - 5 * x[:, 1] + rng.normal(size=400)
+    y[:8] += 160
+    pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "price": y.round(3)}).to_csv("p.csv", index=False)
+    run("audit", "p.csv", "--label", "price", "--task", "regression", "--epochs", 40)
+    (folder,) = (tmp_path / "runs").iterdir()
+    run("apply", "p.csv", folder, "--accept", 0.5, "-o", "fixed.csv")
+    fixed = pd.read_csv("fixed.csv")["price"].to_numpy()
+    assert (np.abs(fixed - y)[:8] > 50).mean() > 0.7

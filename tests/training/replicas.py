@@ -164,7 +164,7 @@ def sparse_run() -> dict[str, torch.Tensor]:
 
 def exchanging_sparse_loop() -> dict[str, torch.Tensor]:
     """As `exchanging_loop`, and the rows that travel are without zeros."""
-    found = exchanging_loop("logcomp", store="sparse")
+    found = exchanging_loop("logcomp", store="sparse", record="lean")
     packed = Packed.from_tensors({name: found.pop(f"terms.logit.0.{name}") for name in PARTS})
     table = torch.zeros(small().train.rows, 10)
     for rows, block in packed.blocks(10):

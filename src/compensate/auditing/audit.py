@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from compensate.auditing.evidence import best_other
+from compensate.auditing.evidence import best_other, over
 from compensate.auditing.kinds import Inputs, Recipe, inputs
 from compensate.auditing.page.model import Estimate
 from compensate.auditing.planting import Plants, confident_joint, plant
@@ -23,9 +23,6 @@ from compensate.auditing.source import KINDS, labelled, read
 from compensate.auditing.verdict import Verdict, judge, own_scores
 from compensate.data.dataset import UNLABELLED, Data
 from compensate.errors import InputError
-
-LATE = 0.25
-"""The last part of the run, in which planted rows have their own labels back."""
 
 FEWEST = 20
 """Rows without which there is nothing to learn from."""
@@ -57,8 +54,8 @@ def audit(
 
     and the mean of :math:`-m_i` over the run is the evidence. A few labels are made wrong on purpose; how their evidence
     differs from that of the others gives the probability that a label is wrong, and the share of wrong labels. A short
-    first look at the data decides which wrong labels to plant, and the last quarter of the run gives planted rows their
-    own labels back.
+    first look at the data decides which wrong labels to plant. Of planted rows, the audit knows their own labels by what
+    the model predicts for them.
 
     Args:
         data: features (N, D) or images (N, C, H, W) as an array; texts, a list; a data frame; a file, folder or name; or a
@@ -67,7 +64,7 @@ def audit(
         model: a torch module, a function that makes one, a name in `compensate.models.MODELS`, or the default of the kind.
         features: embeddings (N, D), or an .npy file, to train on in place of the samples themselves.
         method, hyper: a row of `compensate.METHODS` and its hyper-parameters.
-        epochs, batch_size, lr: of the training.
+        epochs, batch_size, lr: of the training; the first look takes a part of the epochs.
         seed: of everything random.
         progress: called after each epoch with the epochs done, their number, accuracy, and the share of samples
             whose label holds only by compensation.
@@ -104,18 +101,18 @@ def audit(
     if len(rows) < FEWEST:
         raise InputError(f"{len(rows)} rows have a label that can be checked; an audit needs {FEWEST} or more.")
     classes = known.num_classes
-    plants, trust, scout = _scout(found, given, rows, classes, recipe, seed)
-    late = max(1, round(recipe.epochs * LATE))
-    phases = [Phase(max(1, recipe.epochs - late), plants.sow(given)), Phase(late, given)]
-    run = train(found, phases, classes, recipe, seed=seed, progress=progress)
-    verdict, suggested = _judge(run, scout, plants, trust, given, rows, classes, seed)
-    main, last = run.traces
-    # A planted row's own evidence is that of the last part.
-    evidence = {}
-    for name, column in (("margin", "margin"), ("loss", "loss"), ("size", "compensation")):
-        evidence[column] = _own(main.mean(name), last.mean(name), plants)[rows]
-    evidence["agreement"] = last.mean("agreement")[rows]
-    probabilities = main.mean_probabilities
+    first = max(2, round(recipe.epochs * recipe.scout))
+    plants, trust, scout = _scout(found, given, rows, classes, recipe, first, seed)
+    # The first look counts: an audit costs as many epochs as one training run.
+    epochs = max(2, recipe.epochs - first)
+    sown = plants.sow(given)
+    halves = [Phase(epochs // 2, sown), Phase(epochs - epochs // 2, sown)]
+    run = train(found, halves, classes, recipe, seed=seed, progress=progress)
+    verdict, suggested = _judge(run, scout, plants, trust, given, rows, classes)
+    (look,) = scout.traces
+    columns = {"margin": "margin", "loss": "loss", "size": "compensation", "agreement": "agreement"}
+    evidence = {column: _own(over(run.traces, name), look.mean(name), plants)[rows] for name, column in columns.items()}
+    probabilities = run.traces[-1].mean_probabilities
     return Audit(
         kind=KINDS.get(str(source.info.get("kind")), "embedding"),
         title=str(source.info.get("title", "the data")),
@@ -171,11 +168,17 @@ def _audited(data: Data) -> tuple[NDArray[np.int64], tuple[str, ...]]:
 
 
 def _scout(
-    found: Inputs, given: NDArray[np.int64], rows: NDArray[np.int64], classes: int, recipe: Recipe, seed: int
+    found: Inputs,
+    given: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    classes: int,
+    recipe: Recipe,
+    epochs: int,
+    seed: int,
 ) -> tuple[Plants, NDArray[np.float64], Outcome]:
     """A short first run on the labels as they are: which classes are mistaken for which, and where to plant."""
     look = replace(recipe, method=recipe.look, hyper={})
-    outcome = train(found, [Phase(max(2, round(recipe.epochs * recipe.scout)), given)], classes, look, seed=seed + 1)
+    outcome = train(found, [Phase(epochs, given)], classes, look, seed=seed + 1)
     p = predict(outcome.model, found, rows)
     trust = np.zeros(len(given))
     trust[rows] = p[np.arange(len(rows)), given[rows]] / p.max(1)
@@ -190,23 +193,25 @@ def _judge(
     given: NDArray[np.int64],
     rows: NDArray[np.int64],
     classes: int,
-    seed: int,
 ) -> tuple[Verdict, NDArray[np.int64]]:
-    main, last = run.traces
-    suggested = main.suggested(given)
+    # Margins are worth most over the whole run, before anything is learned by heart; predictions once they are good.
+    late, (look,) = run.traces[-1], scout.traces
+    suggested = late.suggested(given)
     place = np.full(len(given), -1)
     place[rows] = np.arange(len(rows))
     here = Plants(place[plants.rows], plants.labels)
-    score = -main.mean("margin")[rows]
-    others = [-scout.traces[0].mean("margin")[rows], -last.mean("margin")[rows]]
-    own = own_scores(score, others, given[rows], here, trust[rows])
-    verdict = judge(score, own, given[rows], suggested[rows], here, classes, seed=seed)
+    score = -over(run.traces, "margin")[rows]
+    contradicts = late.contradiction(given)
+    other = -look.mean("margin") if contradicts is None else contradicts
+    own = own_scores(score, [other[rows]], given[rows], here, trust[rows])
+    verdict = judge(score, own, given[rows], suggested[rows], here, trust[rows], classes)
     return verdict, suggested
 
 
-def _own(first: NDArray[np.float64], last: NDArray[np.float64], plants: Plants) -> NDArray[np.float64]:
-    values = first.copy()
-    values[plants.rows] = last[plants.rows]
+def _own(run: NDArray[np.float64], look: NDArray[np.float64], plants: Plants) -> NDArray[np.float64]:
+    """What the run saw, and of planted rows what the first look saw: there they had their own labels."""
+    values = run.copy()
+    values[plants.rows] = look[plants.rows]
     return values
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, final
 
 import numpy as np
@@ -13,6 +14,9 @@ from compensate.state import State
 
 ROOM = 50_000_000
 """With more samples times classes than this, mean predictions would cost too much memory; votes are kept instead."""
+
+COLUMNS = ("visits", "margin", "loss", "size", "agreement")
+"""What is summed up for each sample; in one table, so that a batch adds to it in one step."""
 
 
 @final
@@ -33,29 +37,31 @@ class Trace:
     """
 
     def __init__(self, num_samples: int, num_classes: int, *, room: int = ROOM) -> None:
-        self.visits = torch.zeros(num_samples)
-        self.totals = {name: torch.zeros(num_samples) for name in ("margin", "loss", "size", "agreement")}
+        self.sums = torch.zeros(num_samples, len(COLUMNS))
         self.probabilities = torch.zeros(num_samples, num_classes) if num_samples * num_classes <= room else None
         self.guess = torch.zeros(num_samples, dtype=torch.long)
         self.votes = torch.zeros(num_samples)
 
+    @property
+    def visits(self) -> Tensor:
+        """(N,) how often each sample was seen."""
+        return self.sums[:, 0]
+
     @torch.no_grad()
-    def observe(self, s: State, rows: Tensor) -> None:
-        """Adds the visits of a batch; `rows` (B,) are positions in the data, each at most once."""
+    def observe(self, s: State, rows: Tensor) -> Tensor:
+        """Adds the visits of a batch; `rows` (B,) are positions in the data, each at most once. Gives the margins (B,)."""
         u, given = s.plain.float(), s.labels[:, None]
         best, voted = u.scatter(1, given, -torch.inf).max(1)
         margin = u.gather(1, given)[:, 0] - best
-        self.visits[rows] += 1
-        self.totals["margin"][rows] += margin
-        self.totals["loss"][rows] += s.plain_losses.float()
-        self.totals["agreement"][rows] += (margin > 0).float()
-        if s.du is not None:
-            self.totals["size"][rows] += s.du.detach().abs().sum(1).float()
+        size = torch.zeros_like(margin) if s.du is None else s.du.detach().abs().sum(1).float()
+        seen = (torch.ones_like(margin), margin, s.plain_losses.float(), size, (margin > 0).float())
+        self.sums.index_add_(0, rows, torch.stack(seen, 1))
         p = u.softmax(1)
         if self.probabilities is not None:
-            self.probabilities[rows] += p
+            self.probabilities.index_add_(0, rows, p)
         else:
             self._vote(rows, voted, p.gather(1, voted[:, None])[:, 0])
+        return margin
 
     def _vote(self, rows: Tensor, voted: Tensor, p: Tensor) -> None:
         votes = self.votes[rows] + torch.where(self.guess[rows] == voted, p, -p)
@@ -64,7 +70,7 @@ class Trace:
 
     def mean(self, name: str) -> NDArray[np.float64]:
         """(N,) the mean of "margin", "loss", "size" or "agreement" over the visits; NaN for a row never visited."""
-        return (self.totals[name] / self.visits).double().numpy()
+        return (self.sums[:, COLUMNS.index(name)] / self.visits).double().numpy()
 
     @property
     def mean_probabilities(self) -> NDArray[np.float32] | None:
@@ -73,11 +79,33 @@ class Trace:
             return None
         return (self.probabilities / self.visits.clamp(min=1)[:, None]).numpy()
 
+    def contradiction(self, labels: NDArray[np.int64]) -> NDArray[np.float64] | None:
+        r"""(N,) how far the mean prediction contradicts these labels, which need not be those of the training.
+
+        .. math:: \max_{c \ne y_i} \ln \bar p_{ic} - \ln \bar p_{i y_i}
+
+        None if there was no room for mean predictions.
+        """
+        p = self.mean_probabilities
+        if p is None:
+            return None
+        q = np.log(np.maximum(p, 1e-9)).astype(np.float64)
+        rows = np.arange(len(q))
+        own = q[rows, labels].copy()
+        q[rows, labels] = -np.inf
+        return q.max(1) - own
+
     def suggested(self, given: NDArray[Any]) -> NDArray[np.int64]:
         """(N,) the likeliest class other than the given one; where none is given (-1), the likeliest."""
         if self.probabilities is None:
             return self.guess.numpy().copy()
         return best_other(self.probabilities.numpy(), given)
+
+
+def over(traces: Sequence[Trace], name: str) -> NDArray[np.float64]:
+    """(N,) the mean of `name` over the visits of several parts of a run."""
+    total = torch.stack([trace.sums for trace in traces]).sum(0)
+    return (total[:, COLUMNS.index(name)] / total[:, 0]).double().numpy()
 
 
 def best_other(probabilities: NDArray[Any], given: NDArray[Any]) -> NDArray[np.int64]:

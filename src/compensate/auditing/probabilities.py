@@ -70,7 +70,7 @@ def audit_probabilities(
     sown = plants.sow(y)
     score, own = _score(q, sown), _score(q, y)
     # A planted row's own score is known exactly; nothing was trained with the planted label.
-    verdict = judge(score, own, y, best_other(q, y), plants, p.shape[1], seed=seed)
+    verdict = judge(score, own, y, best_other(q, y), plants, trust, p.shape[1])
     lost = np.flatnonzero(given == UNLABELLED)
     unlabelled: dict[str, NDArray[Any]] = {}
     if len(lost):

@@ -137,7 +137,7 @@ def audit_regression(
     zeros = np.zeros(len(rows), np.int64)
     score = np.log(main["residual"][rows] + 1e-3)
     own = own_scores(score, [np.log(last["residual"][rows] + 1e-3)], zeros, here, np.ones(len(rows)))
-    verdict = judge(score, own, zeros, zeros, here, 1, seed=seed)
+    verdict = judge(score, own, zeros, zeros, here, np.ones(len(rows)), 1)
     evidence = {}
     for name in ("residual", "compensation"):
         values = main[name].copy()

@@ -16,6 +16,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from compensate.auditing.corrections import Applied, Correction, apply_corrections, changes, read_corrections
+from compensate.auditing.flags import flag_from
 from compensate.auditing.guard import guard
 from compensate.auditing.page.model import Estimate
 from compensate.data.files import make_folder, write_atomically
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
     from compensate.data.dataset import Data
 
-THRESHOLD = 0.5
-"""Labels that are at least as likely wrong as right are flagged."""
+LIKELY = 0.5
+"""From here on a label is more likely wrong than right."""
 
 FORMAT = 1
 """Of the files that `Audit.save` writes."""
@@ -49,7 +50,7 @@ class Audit:
         evidence: (N,) each: what the run observed, by name.
         noise_rate: the estimated share of wrong labels, with a 90 % interval.
         ids: (N,) names of the rows, if the source has any.
-        probabilities: (N, C) the mean prediction over the run, if it was kept.
+        probabilities: (N, C) the mean prediction over the second half of the run, if it was kept.
         unlabelled: rows without a label: ``index``, ``suggested`` and its ``probability``.
         curves: accuracy and loss after each epoch.
         config: how the audit was made.
@@ -94,10 +95,15 @@ class Audit:
     def regression(self) -> bool:
         return not self.classes
 
+    @cached_property
+    def threshold(self) -> float:
+        """The probability of error from which on labels are flagged: see `compensate.auditing.flags.flag_from`."""
+        return flag_from(self.p_error)
+
     @property
     def mask(self) -> NDArray[np.bool_]:
         """(N,) which rows are flagged."""
-        return self.p_error >= THRESHOLD
+        return self.p_error >= self.threshold
 
     @property
     def expected_precision(self) -> float:
@@ -161,10 +167,14 @@ class Audit:
         write_page(page(self if data is None else replace(self, data=data)), path)
         return Path(path)
 
-    def accepted(self, at_least: float = THRESHOLD) -> tuple[Correction, ...]:
+    def accepted(self, at_least: float = LIKELY) -> tuple[Correction, ...]:
         """Corrections that accept every suggestion with at least this probability of error, without review."""
+        if not 0 <= at_least <= 1:
+            raise InputError(f"{at_least:g} is no probability; give a number from 0 to 1, for example 0.9.")
         rows = np.flatnonzero(self.p_error >= at_least)
         given, suggested = self.names(self.given[rows]), self.names(self.suggested[rows])
+        if self.regression:  # as exact as the data, or a decision would not be known to be about this row
+            given = [repr(float(value)) for value in self.given[rows]]
         return tuple(
             Correction(int(self.index[i]), g, "accept", s) for i, g, s in zip(rows, given, suggested, strict=True)
         )
@@ -219,8 +229,20 @@ class Audit:
     # --- files ------------------------------------------------------------------------------------------------
 
     def write_suspects(self, path: str | Path) -> Path:
-        """Writes `suspects` as CSV; text that a spreadsheet would evaluate is guarded."""
-        _write_csv(path, self.suspects)
+        """Writes `suspects` as CSV; text that a spreadsheet would evaluate is guarded.
+
+        Flagged rows carry what their samples say, if the data is at hand: the text, or the cells of the table.
+        """
+        from compensate.auditing.showing import cells
+
+        frame = self.suspects
+        flagged = np.argsort(-self.score, kind="stable")[: int(self.mask.sum())]
+        said = cells(self, flagged, set(frame.columns))
+        if said:
+            # Flagged rows come first; the others stay empty, or the list would be as large as the data.
+            said = {name: [*values, *[""] * (len(frame) - len(values))] for name, values in said.items()}
+            frame = pd.concat([frame, pd.DataFrame(said)], axis=1)
+        _write_csv(path, frame)
         return Path(path)
 
     def write_predictions(self, path: str | Path) -> Path:

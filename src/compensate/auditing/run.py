@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from compensate.auditing.kinds import Inputs, Recipe
 from compensate.data.seeding import generator
 from compensate.equation import Compensated
 from compensate.granularity import Sample
+from compensate.inference.tuning import Ramp
 from compensate.methods.registry import find
 
 Ints = NDArray[np.int64]
@@ -58,7 +60,8 @@ def train(
     size = len(labels)
     torch.manual_seed(int(generator(seed, "weights").integers(2**31)))
     model = inputs.make()
-    criterion = find(recipe.method).make(num_samples=size, num_classes=num_classes, **recipe.hyper)
+    criterion = find(recipe.method).make(num_samples=size, num_classes=num_classes, **_hyper(recipe))
+    criterion.record = None  # the trace keeps more, phase by phase
     total = sum(phase.epochs for phase in phases)
     optimiser = torch.optim.AdamW(model.parameters(), lr=recipe.lr, weight_decay=recipe.weight_decay)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, total)
@@ -78,6 +81,14 @@ def train(
     return outcome
 
 
+def _hyper(recipe: Recipe) -> dict[str, Any]:
+    hyper = dict(recipe.hyper)
+    if recipe.grows is not None and isinstance(hyper.get("eta"), float):
+        begin, finish = recipe.grows
+        hyper["eta"] = Ramp(0.0, hyper["eta"], begin=begin, finish=finish)
+    return hyper
+
+
 def _epoch(
     inputs: Inputs,
     labels: Ints,
@@ -92,7 +103,8 @@ def _epoch(
 ) -> None:
     model.train()
     order = generator(seed, "order", epoch).permutation(np.flatnonzero(labels >= 0))
-    right = loss = moved = 0.0
+    # Summed up as tensors: reading a number in each batch would wait for it.
+    right, loss, moved = torch.zeros(3).unbind()
     for start in range(0, len(order), batch_size):
         rows = order[start : start + batch_size]
         if len(rows) == 1 and len(order) > 1:
@@ -103,16 +115,16 @@ def _epoch(
         optimiser.zero_grad()
         s.loss.backward()
         optimiser.step()
-        trace.observe(s, place)
-        right += float((s.plain.argmax(1) == target).sum())
-        loss += float(s.plain_losses.sum())
+        agrees = trace.observe(s, place) > 0
+        right += agrees.sum()
+        loss += s.plain_losses.sum()
         if s.du is not None:
             held = (s.plain + s.du.detach()).argmax(1) == target
-            moved += float((held & (s.plain.argmax(1) != target)).sum())
+            moved += (held & ~agrees).sum()
     criterion.end_epoch()
     outcome.visits += len(order)
     for name, value in (("accuracy", right), ("loss", loss), ("compensated", moved)):
-        getattr(outcome, name).append(value / max(len(order), 1))
+        getattr(outcome, name).append(float(value) / max(len(order), 1))
 
 
 def _forget(criterion: Compensated, rows: Ints) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import shlex
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +23,7 @@ from compensate.auditing.page.model import (
     Page,
     Pair,
 )
-from compensate.auditing.result import THRESHOLD, Audit
+from compensate.auditing.result import Audit
 from compensate.data.dataset import Data
 
 MOST_ITEMS = 5000
@@ -80,11 +81,11 @@ def page(audit: Audit) -> Page:
         items=items,
         noise_rate=audit.noise_rate,
         expected_precision=audit.expected_precision if len(flagged) else None,
-        threshold=THRESHOLD,
+        threshold=audit.threshold,
         examples=examples,
         confusion=_pairs(audit, flagged),
         per_class=_per_class(audit),
-        scores=_histogram(audit.p_error, audit.mask, THRESHOLD, (0.0, 1.0)),
+        scores=_histogram(audit.p_error, audit.mask, audit.threshold, (0.0, 1.0)),
         compensations=_compensations(audit),
         curves=_curves(audit),
         command=command(audit),
@@ -170,6 +171,36 @@ def content(data: Data | None, row: int) -> Content:
         fields = tuple((str(name), str(value)) for name, value in cells.items() if name not in (text, label))
         return Content(text=str(cells[text]), fields=fields) if text else Content(fields=fields)
     return Content(text=str(raw[row]))
+
+
+SHOWN, LONGEST = 30, 200
+"""Columns of the data in a list of suspects, and signs of a cell."""
+
+
+def cells(audit: Audit, rows: NDArray[np.int64], taken: Collection[str]) -> dict[str, list[str]]:
+    """What the samples in these rows say, as columns for a list: the text, or the cells of a table.
+
+    Long texts are cut. A name in `taken` gets an addition. Images and embeddings have nothing that fits in a cell.
+
+    Args:
+        audit: of data that is at hand, else there are no columns.
+        rows: positions among the audited rows.
+        taken: names of columns that are there already.
+    """
+    if audit.data is None or audit.data.info.get("kind") not in ("text", "table") or audit.data.raw is None:
+        return {}
+    name = str(audit.data.info.get("text") or "text")
+    found: dict[str, list[str]] = {}
+    for place, row in enumerate(rows.tolist()):
+        shown = content(audit.data, row)
+        fields = (() if shown.text is None else ((name, shown.text),)) + tuple(shown.fields or ())
+        for column, value in fields[:SHOWN]:
+            column = f"{column} (data)" if column in taken else column
+            text = " ".join(value[: 2 * LONGEST].split())
+            found.setdefault(column, [""] * len(rows))[place] = (
+                text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+            )
+    return found
 
 
 def _png(image: NDArray[Any]) -> bytes:

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import expit
 
-from compensate.auditing.calibration import Calibrated, Known, calibrate, interval
+from compensate.auditing.calibration import USUAL_RATE, Calibrated, Known, calibrate, shifts
 from compensate.auditing.planting import Plants
 
 Floats = NDArray[np.float64]
@@ -16,6 +17,11 @@ Ints = NDArray[np.int64]
 
 LIKE_OTHERS = (0.1, 3.0)
 """A planted label counts at least and at most so much, by how common its pair of classes is among the suspects."""
+
+LEAST_TRUST = 0.2
+"""A row that was drawn for planting although it is trusted less than this counts no more than one that is trusted so much."""
+
+ROUNDS = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,13 +71,13 @@ def own_scores(score: Floats, other: list[Floats], given: Ints, plants: Plants, 
 
 
 def judge(
-    score: Floats, own: Floats, given: Ints, suggested: Ints, plants: Plants, num_classes: int, *, seed: int = 0
+    score: Floats, own: Floats, given: Ints, suggested: Ints, plants: Plants, trust: Floats, num_classes: int
 ) -> Verdict:
     """Probabilities of error for all rows.
 
-    Planted labels are weighed so that they stand for the errors of the data: less where the row's own label seems wrong
-    already, and by how many suspects are of the same pair of classes. Both follow from the probabilities themselves, so
-    it takes a few rounds.
+    Planted labels are weighed so that they stand for the errors of the data: rows that were unlikely to be planted on
+    count for more, and a pair of classes counts as it does among the suspects. The latter follows from the
+    probabilities themselves, so it takes a few rounds.
 
     Args:
         score: (N,) how suspect each label is that the run was trained with.
@@ -79,40 +85,48 @@ def judge(
         given: (N,) own labels.
         suggested: (N,) the likeliest class other than the given one.
         plants: the planted labels.
+        trust: (N,) in proportion to which rows were drawn for planting.
         num_classes: C.
-        seed: of the interval.
     """
     rows = plants.rows
     left = np.ones(len(score), bool)
     left[rows] = False
-    # Quantities are wrong in one way only.
-    pair_of = _pairs if num_classes > 1 else _no_pairs
-    planted_pair, pair = pair_of(plants.labels, given[rows], num_classes), pair_of(given, suggested, num_classes)
-    sown = _shares(planted_pair, np.ones(len(rows)))
-    p = (score > 0).astype(np.float64) if num_classes > 1 else (score > np.quantile(score, 0.9)).astype(np.float64)
-    doubt = np.zeros(len(rows))
-    for _ in range(4):
-        found = _shares(pair[left], p[left])
-        total = float(p[left].sum())
-        likeness = np.array(
-            [(found.get(k, 0.0) * total + 0.5 * sown[k]) / (total + 0.5) / sown[k] for k in planted_pair]
-        )
-        weight = np.maximum((1 - doubt) * np.clip(likeness, *LIKE_OTHERS), 1e-3)
-        known = Known(score[left], given[left], score[rows], plants.labels, weight)
+    # Of two classes, a label planted on a wrong one is right; of many, it is hardly ever. Quantities have no such luck.
+    restored = 1 / (num_classes - 1) if num_classes > 1 else 0.0
+    many = num_classes > 2
+    pair = _pairs(given, suggested, num_classes)
+    planted_pair = _pairs(plants.labels, given[rows], num_classes)
+    doubtful = np.maximum(trust, LEAST_TRUST)
+    alike = 1 / doubtful[rows]
+    sown = _shares(planted_pair, alike)
+    likeness, p = np.ones(len(rows)), np.full(len(score), USUAL_RATE)
+    for _ in range(ROUNDS if num_classes > 1 else 1):
+        weight = alike * likeness
+        weight *= len(rows) / max(weight.sum(), 1e-12)
+        fell = restored * _by_class(p, trust / doubtful * left, given)[given[rows]]
+        known = Known(score[left], given[left], score[rows], plants.labels, weight, fell)
         calibrated = calibrate(known, num_classes)
-        p = calibrated(own, given)
-        doubt = p[rows]
-    low, high = interval(known, num_classes, seed=seed)
+        log_odds = calibrated.log_odds(own, given)
+        if many:
+            shift = shifts(log_odds[left], given[left], pair[left])
+            log_odds = log_odds + np.array([shift.get(k, 0.0) for k in pair.tolist()])
+        p = expit(log_odds)
+        if many:
+            found, total = _shares(pair[left], p[left]), float(p[left].sum())
+            likeness = np.array(
+                [(found.get(k, 0.0) * total + 0.5 * sown[k]) / (total + 0.5) / sown[k] for k in planted_pair.tolist()]
+            ).clip(*LIKE_OTHERS)
     rate = float(p.mean())
-    return Verdict(calibrated.log_odds(own, given), p, rate, min(low, rate), max(high, rate), calibrated)
+    return Verdict(log_odds, p, rate, min(calibrated.low, rate), max(calibrated.high, rate), calibrated)
+
+
+def _by_class(p: Floats, weight: Floats, given: Ints) -> Floats:
+    """(C,) the weighted mean of p in each class."""
+    return np.bincount(given, p * weight) / np.maximum(np.bincount(given, weight), 1e-12)
 
 
 def _pairs(given: Ints, other: Ints, num_classes: int) -> NDArray[np.int64]:
     return given.astype(np.int64) * num_classes + other
-
-
-def _no_pairs(given: Ints, other: Ints, num_classes: int) -> NDArray[np.int64]:
-    return np.zeros(len(given), dtype=np.int64)
 
 
 def _shares(keys: NDArray[np.int64], weight: Floats) -> dict[Any, float]:

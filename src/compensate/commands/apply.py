@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from compensate.commands import options as o
+from compensate.errors import InputError
+
+if TYPE_CHECKING:
+    from compensate.auditing.corrections import Correction
 
 console = Console(highlight=False)
 
 
 def apply(
     data: Annotated[Path, typer.Argument(help="The CSV, TSV or Parquet file, or folder of images, that was audited.")],
-    corrections: Annotated[Path, typer.Argument(help="corrections.csv, as the review page exports it.")],
+    corrections: Annotated[
+        Path, typer.Argument(help="corrections.csv, as the review page exports it; or the run's folder, with --accept.")
+    ],
+    accept: Annotated[
+        float | None,
+        typer.Option(
+            help="Without review: take every suggestion whose label is wrong with at least this probability.",
+            show_default=False,
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="The file to write; else NAME.fixed.SUFFIX.", show_default=False)
     ] = None,
@@ -28,13 +41,43 @@ def apply(
 
     **Example:** `compensate apply reviews.csv corrections.csv -o reviews.fixed.csv`
 
+    Without a browser: `compensate apply reviews.csv runs/reviews-3f2a --accept 0.9`
+
     A corrected CSV or TSV is the same file but for the changed cells. A folder of images gets a label file.
     """
     from compensate.auditing.corrections import apply_corrections
 
-    done = apply_corrections(data, corrections, out, label=label, encoding=encoding, delimiter=delimiter, force=force)
+    decided: Path | tuple[Correction, ...] = corrections
+    if corrections.is_dir() or accept is not None:
+        decided, label, said = _accepted(data, corrections, accept, label)
+        console.print(said, markup=False)
+    done = apply_corrections(data, decided, out, label=label, encoding=encoding, delimiter=delimiter, force=force)
     console.print(
         f"{done.path}: {done.changed:,} of {done.rows:,} labels changed, {done.kept:,} kept as they were, "
         f"{done.skipped:,} skipped",
         markup=False,
     )
+
+
+def _accepted(
+    data: Path, run: Path, accept: float | None, label: str | None
+) -> tuple[tuple[Correction, ...], str | None, str]:
+    """The suggestions of an audit that are taken without review, the label's column, and what to say of them."""
+    from compensate.auditing.result import Audit
+
+    if not run.is_dir():
+        raise InputError(
+            f"--accept takes suggestions of an audit, and {run} is not the folder of one. Give the folder that `compensate "
+            "audit` wrote (under runs/), or leave --accept out to apply the decisions of a file."
+        )
+    if accept is None:
+        raise InputError(
+            f"{run} is the folder of a run. Say from which probability of error on suggestions are taken without review: "
+            f"compensate apply {data} {run} --accept 0.9."
+        )
+    found = Audit.load(run / "audit" if (run / "audit").is_dir() else run)
+    decided = found.accepted(accept)
+    p = found.p_error[found.p_error >= accept]
+    expected = f", of which {p.mean():.0%} are expected to be wrong indeed" if len(p) else ""
+    said = f"{len(decided):,} of {len(found):,} labels have a probability of error of {accept:g} or more{expected}"
+    return decided, label or found.config.get("label"), said

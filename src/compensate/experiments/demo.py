@@ -10,10 +10,10 @@ import io
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ from compensate.data.digits import digits
 from compensate.data.files import write_atomically
 from compensate.methods import find
 from compensate.models.small import CNN
+
+if TYPE_CHECKING:
+    from compensate.auditing.result import Audit
 
 METHODS: dict[str, dict[str, float]] = {
     "base": {},
@@ -199,6 +202,20 @@ def chosen(outcomes: list[Outcome], setting: Setting) -> dict[str, Any]:
     ]
     best = {m: max((t for t in trials if t["method"] == m), key=lambda t: t["validation"])["hyper"] for m in GRID}
     return {"setting": asdict(setting), "seeds": SEARCH_SEEDS, "best": best, "trials": trials}
+
+
+def review(path: Path, setting: Setting, *, seed: int = 0) -> Audit:
+    """Audits the digits of one run, wrong labels included, and writes the page on which a person decides on them."""
+    from compensate.auditing.audit import audit
+
+    given, _ = digits().split((0.7, 0.3), seed=seed)
+    flipped = noise.symmetric(given.target, 10, setting.rate, seed=seed)
+    noisy = replace(
+        given.relabel(flipped.labels), info={**given.info, "title": f"digits, {setting.rate:.0%} of them mislabelled"}
+    )
+    found = audit(noisy, epochs=setting.epochs, batch_size=setting.batch_size, lr=setting.lr, seed=seed)
+    found.report(path)
+    return found
 
 
 def picture(outcome: Outcome, path: Path, *, rows: int = 4, columns: int = 10) -> Path:

@@ -13,11 +13,22 @@ from rich.table import Table
 
 from compensate._version import __version__
 from compensate.data.files import make_folder, write_atomically
-from compensate.experiments.demo import Job, Outcome, Setting, chosen, jobs, picture, run_all, search_jobs, summary
+from compensate.experiments.demo import (
+    Job,
+    Outcome,
+    Setting,
+    chosen,
+    jobs,
+    picture,
+    review,
+    run_all,
+    search_jobs,
+    summary,
+)
 
 
 def demo(console: Console, out: Path, seeds: int, epochs: int) -> None:
-    """Runs the demonstration, prints its table and writes `results.json` and `suspects.png` into `out`."""
+    """Runs the demonstration, prints its table and writes `results.json`, `suspects.png` and `report.html` into `out`."""
     setting = Setting(epochs=epochs)
     console.print(
         "digits: 1,797 real images of handwritten digits, 1,258 to train on; "
@@ -45,6 +56,15 @@ def demo(console: Console, out: Path, seeds: int, epochs: int) -> None:
     console.print(f"the most suspect ones:  {picture(best, out / 'suspects.png')}")
     console.print(f"figures:  {out / 'results.json'}")
     console.print("in your own loop:  criterion = compensate.methods.mixcomp(num_samples=len(train))", soft_wrap=True)
+    with console.status("auditing the first run's labels"):
+        audited = review(out / "report.html", setting)
+    console.print(
+        f"\nthe same labels audited: about {audited.noise_rate.value:.0%} look wrong, {int(audited.mask.sum())} are flagged. "
+        "Open the page to review them:",
+        soft_wrap=True,
+    )
+    console.print(f"  {out / 'report.html'}", soft_wrap=True, markup=False)
+    console.print("with a file of yours:  compensate audit FILE")
 
 
 def search(console: Console, out: Path, epochs: int) -> None:

@@ -155,7 +155,7 @@ class Augment(nn.Module):
             for i, c in enumerate(present.tolist()):
                 sigma = self.covariance.of(c).to(w.dtype)
                 rows.append(spread(w, c, sigma if offset is None else sigma + offset[i]))
-            forms = torch.stack(rows)
+            forms = torch.stack(rows) if rows else w.new_zeros(0, len(w))  # of an empty batch
         return at(self.lam, s) / 2 * forms.clamp(min=0)[which] * s.valid[:, None]
 
     def _offset(self, s: State, present: Tensor, which: Tensor) -> Tensor | None:

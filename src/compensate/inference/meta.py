@@ -8,21 +8,19 @@ where :math:`\Omega` is a batch of clean data, :math:`\eta` the step of the mode
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from compensate.errors import InputError
-from compensate.forwards import traceless, under
+from compensate.forwards import traceless
 from compensate.granularity import Sample, Table
+from compensate.inference.lookahead import Batch, along_direction, through_graph
 from compensate.state import State, Touched
 
 if TYPE_CHECKING:
     from compensate.equation import Compensated
-
-Batch = Sequence[Tensor]
 
 
 def meta_gradient(
@@ -35,22 +33,11 @@ def meta_gradient(
     own = {id(p) for p in criterion.parameters()}  # a model may hold its criterion
     named = ((name, p) for name, p in model.named_parameters() if p.requires_grad and id(p) not in own)
     theta = {name: p.detach().requires_grad_() for name, p in named}
-    x, target, (index, group) = batch[0], batch[1], (*batch[2:], None, None)[:2]
+    others = [p for p in _free_parameters(criterion) if p.requires_grad]
     with torch.enable_grad(), traceless(model):
-        s: State = under(model, theta, lambda m: criterion.evaluate(m, x, target, index, group=group, meta=True))
-        inner = s.loss if s.loss.ndim == 0 else s.loss.mean()
-        grads = torch.autograd.grad(inner, list(theta.values()), create_graph=True, materialize_grads=True)
-        ahead = {name: p - lr * g for (name, p), g in zip(theta.items(), grads, strict=True)}
-        outer = under(model, ahead, lambda m: _plain_loss(criterion, m, clean))
-        others = [p for p in _free_parameters(criterion) if p.requires_grad]
-        wanted = [t.rows for t in s.touched] + others
-        if not wanted:
-            raise InputError(
-                "meta_step found nothing to learn: no table of this criterion has update='meta' and no term has "
-                "parameters. Write for example Category(num_classes, 1, update='meta')."
-            )
-        found = list(torch.autograd.grad(outer, wanted, materialize_grads=True))
-    return outer.detach(), s, found[: len(s.touched)], found[len(s.touched) :]
+        found = along_direction(criterion, model, theta, others, batch, clean, lr)
+        outer, s, grads = found or through_graph(criterion, model, theta, others, batch, clean, lr)
+    return outer.detach(), s, grads[: len(s.touched)], grads[len(s.touched) :]
 
 
 def meta_step(
@@ -108,13 +95,6 @@ def meta_step(
         if touched.table.bound is not None:
             touched.table.write(touched.keys, touched.table.bound(touched.table.gather(touched.keys).detach()))
     return outer
-
-
-def _plain_loss(criterion: Compensated, model: nn.Module, clean: Batch) -> Tensor:
-    x, target, (index, group) = clean[0], clean[1], (*clean[2:], None, None)[:2]
-    s = State(criterion, target, index, group, model=model, x=x)
-    losses = criterion.losses_of(s, s.u)
-    return losses.sum() / criterion.divisor(s)
 
 
 def _as_table(touched: Touched, grad: Tensor) -> Tensor:

@@ -23,6 +23,10 @@ PAPER_LAMBDA, PAPER_RATE = 0.25, 3.0
 """From the sets that the paper's Appendix B searches: {0.25, 0.35} and {1.5, 3, 4.5, 6}."""
 
 
+MANY = 1_000_000
+"""Samples beyond which a record is lean unless it is told otherwise."""
+
+
 @method(
     "logit", "positive", "regularised", "sample",
     equation="43",
@@ -42,7 +46,7 @@ def logcomp(
     store: Store = "auto",
     path: str | Path | None = None,
     dtype: str | None = None,
-    record: Literal["full", "lean", "none"] = "full",
+    record: Literal["auto", "full", "lean", "none"] = "auto",
 ) -> Compensated:
     r"""Logit compensation with an l1 penalty: each sample has a logit vector that takes up what its label cannot explain.
 
@@ -63,7 +67,8 @@ def logcomp(
             `batch_size`), "paper-per-sample" on each sample; both by subgradient.
         batch_size: for `preset="paper"`.
         store, path, dtype: how rows are kept, as in :class:`~compensate.Sample`: "auto" is in full up to a gigabyte.
-        record: what is kept of each sample for `suspects`: "full", 24 bytes; "lean", 8, without losses and sizes; "none".
+        record: what is kept of each sample for `suspects`: "full", 24 bytes; "lean", 8, without losses and sizes; "none";
+            "auto", full up to a million samples and lean beyond.
 
     >>> import torch
     >>> criterion = logcomp(num_samples=1000, num_classes=3)
@@ -82,9 +87,10 @@ def logcomp(
         penalty=L1(weight if lam is None else lam), lr=step if lr is None else lr, update=update or way,
         store=store, path=path, dtype=dtype,
     )  # fmt: skip
-    if record not in ("full", "lean", "none"):
-        raise InputError(f'record is "{record}"; expected "full", "lean" or "none".')
-    kept = Evidence(num_samples, score="margin", lean=record == "lean", num_classes=num_classes)
+    if record not in ("auto", "full", "lean", "none"):
+        raise InputError(f'record is "{record}"; expected "auto", "full", "lean" or "none".')
+    lean = record == "lean" or (record == "auto" and num_samples > MANY)
+    kept = Evidence(num_samples, score="margin", lean=lean, num_classes=num_classes)
     return Compensated(logit=table, record=None if record == "none" else kept)
 
 

@@ -25,6 +25,7 @@ class ResNet(nn.Module):
         num_classes: number of logits.
         channels: of the images, 3 for colour.
         width: channels of the first stage; 16 in the reference.
+        stride: of the first convolution; 1 in the reference. With 2 the stages work at half the size, four times as fast.
         mean, std: of each channel, for the first layer (`Normalise`).
 
     Shapes: x (B, channels, H, W) in [0, 1]; ``embed(x)`` the same; ``features(e)`` (B, 4 * width); logits (B, C).
@@ -42,6 +43,7 @@ class ResNet(nn.Module):
         *,
         channels: int = 3,
         width: int = 16,
+        stride: int = 1,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
     ) -> None:
@@ -50,7 +52,9 @@ class ResNet(nn.Module):
             raise InputError(f"a CIFAR ResNet has depth 6n + 2, and {depth} is not; choose one of {DEPTHS}.")
         blocks = (depth - 2) // 6
         self.normalise = normaliser(channels, mean, std)
-        self.stem = nn.Sequential(_conv(channels, width), nn.BatchNorm2d(width), nn.ReLU(inplace=True))
+        # A stride of two or more reads patches that overlap by half.
+        first = _conv(channels, width) if stride == 1 else _patches(channels, width, stride)
+        self.stem = nn.Sequential(first, nn.BatchNorm2d(width), nn.ReLU(inplace=True))
         widths = [width] * blocks + [2 * width] * blocks + [4 * width] * blocks
         self.blocks = nn.Sequential(*(Block(a, b) for a, b in zip([width, *widths], widths, strict=False)))
         self.head = nn.Linear(4 * width, num_classes)
@@ -90,3 +94,7 @@ class Block(nn.Module):
 
 def _conv(before: int, after: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False)
+
+
+def _patches(before: int, after: int, stride: int) -> nn.Conv2d:
+    return nn.Conv2d(before, after, 2 * stride, stride=stride, padding=stride // 2, bias=False)

@@ -83,7 +83,7 @@ class Exchange:
             return
         all_keys, all_rows = self._gather(keys, most), self._gather(now[keys], most)
         for count, theirs, rows in zip(counts.tolist(), all_keys, all_rows, strict=True):
-            now[theirs[:count]] = rows[:count]
+            now[theirs[:count]] = rows[:count].to(now.dtype)
 
     def _swap(self, kept: Kept) -> None:
         """Rows of a store that were written since the last exchange, sent without their zeros."""
@@ -102,7 +102,9 @@ class Exchange:
         store.changed()  # what came from others is known to all
 
     def _gather(self, values: Tensor, size: int) -> list[Tensor]:
-        padded = values.new_zeros(size, *values.shape[1:])
+        # Not every channel takes numbers of 16 bits.
+        kind = torch.int32 if values.dtype == torch.int16 else values.dtype
+        padded = values.new_zeros(size, *values.shape[1:], dtype=kind)
         padded[: len(values)] = values
         parts = [torch.empty_like(padded) for _ in range(self.processes.size)]
         dist.all_gather(parts, padded, group=self.processes.group)

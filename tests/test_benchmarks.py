@@ -1,0 +1,100 @@
+"""The machinery of the benchmarks at a small size, and equality with the peers that they are measured beside."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks import criterion, measure, pages, processes, steps
+from benchmarks.__main__ import names
+
+from compensate import Adversarial, Compensated
+
+
+def checked(ratios: list[measure.Ratio]) -> None:
+    assert ratios
+    for r in ratios:
+        assert r.what
+        assert len(r.ours) == len(r.theirs) >= 1
+        assert 0 <= r.spread[0] <= r.median <= r.spread[1]
+
+
+def test_calls_and_shares_are_measured() -> None:
+    checked(criterion.calls(8, 3, repeats=1, compiled=False))
+    checked(criterion.shares(depth=8, repeats=1))
+
+
+def test_meta_and_augmented_steps_are_measured() -> None:
+    checked([*steps.meta(8, 1, batch=4), *steps.augmented(8, 1, batch=4)])
+
+
+def test_two_processes_are_measured() -> None:
+    checked(processes.measure(8, 2))
+
+
+def test_adversarial_steps_are_measured_and_foolbox_finds_the_same_perturbation() -> None:
+    pytest.importorskip("foolbox", reason="the peer is in the extra `bench`", exc_type=ImportError)
+    checked(steps.adversarial(8, 1, batch=2))
+    model, _, x, y = steps.setting(8, batch=4)
+    ours = Compensated(feature=Adversarial(steps.EPS, steps=3, random_start=False, bounds=(0, 1)))
+    theirs = steps.foolbox_attack(model, x, y, steps=3, random_start=False)
+    torch.testing.assert_close(x + ours.evaluate(model, x, y).dx, theirs)
+    assert (theirs - x).abs().max() == pytest.approx(steps.EPS, rel=1e-3)
+
+
+def test_arcface_is_that_of_pytorch_metric_learning() -> None:
+    pytest.importorskip("pytorch_metric_learning", reason="the peer is in the extra `bench`")
+    checked(steps.margins(1, batch=4, classes=5, features=3))
+    for seed in range(5):
+        torch.manual_seed(seed)
+        ours, peer = steps.arcface_pair(7, 5, scale=16.0)
+        z, y = torch.randn(9, 5, requires_grad=True), torch.randint(7, (9,))
+        found = [(loss, *torch.autograd.grad(loss, z)) for loss in (ours(z, y), peer(z, y))]
+        torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
+
+
+def test_reports_have_the_form_that_the_page_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(measure, "RESULTS", tmp_path)
+    ratios = [
+        measure.Ratio("fast", "slow", [1.0, 2.0], [2.0, 2.0], bar=0.9),
+        measure.Ratio("heavy", "light", [3.0], [1.0], bar=2.0, quantity="memory"),
+        measure.Ratio("share", "step", [0.02], [1.0]),
+    ]
+    path = measure.report("demo", ratios, about="A sentence.", threads=1)
+    assert path == tmp_path / "demo.json"
+    assert "NOT met" in capsys.readouterr().out
+    (tmp_path / "other.json").write_text(json.dumps({"rows": []}))
+    forms = pages.stored(tmp_path)
+    assert [*forms] == ["demo"]
+    text = pages.page(forms, {"demo": "img/performance-demo.png"})
+    assert "1 of 2 bars are met. Not met: heavy (demo)." in text
+    assert "| fast | slow | 0.75 | 0.5 to 1 | 2 | 0.9 | met |" in text
+    assert "| heavy (memory) | light | 3 |  | 1 | 2 | **not met** |" in text
+    assert "| share | step | 2 % |" in text
+    pages.plot(forms["demo"], tmp_path / "demo.png")
+    assert (tmp_path / "demo.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_quick_results_are_kept_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "RESULTS", tmp_path)
+    path = measure.report("demo", [measure.Ratio("a", "b", [1.0], [1.0])], about="x", quick=True)
+    assert path == tmp_path / "quick" / "demo.json"
+    assert pages.stored(tmp_path) == {}
+
+
+def test_the_page_shows_the_stored_figures() -> None:
+    forms = pages.stored()
+    assert {"criterion", "steps", "processes"} <= forms.keys()
+    text = (Path(__file__).parent.parent / "docs" / "performance.md").read_text()
+    for name in ("criterion", "steps", "processes"):
+        for row in pages.page({name: forms[name]}, {}).splitlines():
+            assert not row.startswith("|") or row in text, "make docs"
+
+
+def test_every_benchmark_has_an_entry() -> None:
+    assert {"criterion", "steps", "processes", "loader", "kmeans"} <= set(names())
+    assert not {"measure", "pages"} & set(names())
