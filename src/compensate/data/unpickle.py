@@ -8,7 +8,7 @@ become arrays only after their sizes are checked.
 from __future__ import annotations
 
 import io
-import pickle  # nosec B403 - only under the reader below
+import pickle  # nosec B403
 import pickletools  # nosec B403
 from collections import OrderedDict
 from typing import Any

@@ -517,7 +517,7 @@ class RobustKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMix
         if self._map is None:
             return X.astype(self.cluster_centers_.dtype, copy=False), np.zeros(len(X))
         Z = np.ascontiguousarray(self._map(X))
-        return Z, self._map.extra(X, Z)  # nosec B610 - no query
+        return Z, self._map.extra(X, Z)  # nosec B610
 
     def predict(self, X: Any) -> np.ndarray:
         """The cluster of each row of `X`."""

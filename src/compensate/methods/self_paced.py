@@ -54,7 +54,8 @@ class BeyondLogits(nn.Module):
             return u.new_tensor(self.least)
         # Squares of large logits leave the range of their type; those of logits up to 1 do not.
         largest = u.abs().amax().clamp(min=1.0)
-        return (2 * largest * (u / largest).norm(dim=-1).max()).clamp(min=self.least)
+        beyond = 2 * largest * (u / largest).norm(dim=-1).max()
+        return beyond.clamp(min=self.least, max=torch.finfo(u.dtype).max / 4)
 
 
 @method(
