@@ -8,7 +8,7 @@ from scipy.special import expit
 
 from compensate.auditing.calibration import RATES, SLOPES, Known, calibrate, likely, posteriors, shifts
 from compensate.auditing.flags import LEAST, flag_from
-from compensate.auditing.planting import Plants, amount, confident_joint, plant
+from compensate.auditing.planting import Plants, amount, confident_joint, likely_pairs, plant
 from compensate.auditing.verdict import judge, own_scores
 
 
@@ -31,9 +31,9 @@ def one_class(score, planted, weight=None, fell=0.0) -> Known:
 def test_the_noise_rate_of_a_separated_mixture_comes_out(rate):
     score, wrong, planted = mixture(rate)
     found = calibrate(one_class(score, planted), 1)
-    assert found.rate == pytest.approx(wrong.mean(), rel=0.1)
+    assert found.rate == pytest.approx(wrong.mean(), rel=0.12)
     assert found.low < wrong.mean() < found.high
-    assert found.high / found.low < 2
+    assert found.high / found.low < 2.5
 
 
 def test_without_wrong_labels_the_rate_is_nearly_zero():
@@ -90,12 +90,12 @@ def test_posteriors_by_enumeration(monkeypatch):
     fit = np.random.default_rng(0).normal(size=(2, 3, 2)) * 2
     x = np.log(c.RATES)
     all_rates, groups = np.zeros(3), np.zeros((2, 3, 2))
-    for tau in c.CLASS_SPREADS:
+    for tau, chance in c.CLASS_SPREADS.items():
         near = np.exp(-(((x[:, None] - x) / tau) ** 2) / 2)
         near /= near.sum(1, keepdims=True)
         for r in range(3):
             for b in range(2):
-                prior = np.exp(-(((x[r] - np.log(c.USUAL_RATE)) / c.RATE_SPREAD) ** 2) / 2)
+                prior = chance * np.exp(-(((x[r] - np.log(c.USUAL_RATE)) / c.RATE_SPREAD) ** 2) / 2)
                 prior *= np.exp(-(((np.log(c.SLOPES[b]) - c.SLOPE) / c.SLOPE_SPREAD) ** 2) / 2)
                 for r0 in range(3):
                     for r1 in range(3):
@@ -191,6 +191,23 @@ def test_plants_follow_the_confusion_and_trust():
     assert ((source + 1) % 4 == plants.labels).mean() > 0.85
     assert (plants.rows % 2 == 1).mean() > 0.95
     assert np.bincount(plants.labels).min() > 0.8 * len(plants.rows) / 4
+
+
+def test_confusion_both_ways_is_no_sign_of_wrong_labels():
+    """By a loop over pairs."""
+    rng = np.random.default_rng(0)
+    joint = rng.integers(0, 40, (5, 5)).astype(float)
+    counts = np.array([100, 100, 100, 0, 100])
+    joint[3] = joint[:, 3] = 0
+    expected = np.zeros((5, 5))
+    for j in range(5):
+        both = 0.5 + sum(min(joint[j, t], joint[t, j]) for t in range(5) if t != j and counts[t])
+        there = [t for t in range(5) if t != j and counts[t]]
+        for t in there:
+            excess = joint[j, t] - joint[t, j] - 2 * np.sqrt(joint[j, t] + joint[t, j])
+            expected[j, t] = max(excess, 0) + 0.3 * both / len(there)
+    np.testing.assert_allclose(likely_pairs(joint, counts, 0.3), expected, rtol=1e-12)
+    assert (expected[0] > 0).any()
 
 
 def test_rows_without_a_label_are_never_planted():

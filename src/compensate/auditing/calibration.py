@@ -32,8 +32,9 @@ Ints = NDArray[np.int64]
 USUAL_RATE, RATE_SPREAD = 0.08, 1.0
 """A priori the logarithm of the noise rate is normal around this one: in two of three data sets between 3 and 22 %."""
 
-CLASS_SPREADS = (0.1, 0.4, 1.5)
-"""By so much, alike a priori, the logarithms of the rates of the classes scatter around that of all."""
+CLASS_SPREADS = {0.1: 0.7, 0.4: 0.15, 1.5: 0.15}
+"""By how much the logarithms of the rates of two classes scatter around that of all, and how likely that is a priori: most
+often classes have about the same rate, and it takes evidence to say that one has nearly all the errors."""
 
 SLOPE, SLOPE_SPREAD = 1.0, 1.5
 """The logarithm of the slope is normal too, for scores of deviation 1."""
@@ -205,7 +206,7 @@ def likely(others: Floats, planted: Floats, weight: Floats, fell: Floats, points
 def posteriors(fit: Floats) -> tuple[Floats, Floats]:
     r"""(R,) the posterior of the noise rate of all, and (G, R, B) that of each class's rate and the slope.
 
-    .. math:: P(\pi, b, \tau, \pi_1, \ldots) \propto P(\pi) P(b) \prod_c L_c(\pi_c, b)\,
+    .. math:: P(\pi, b, \tau, \pi_1, \ldots) \propto P(\pi) P(b) P(\tau) \prod_c L_c(\pi_c, b)\,
               N\bigl(\ln \pi_c ; \ln \pi, \tau^2\bigr)
 
     Args:
@@ -214,13 +215,17 @@ def posteriors(fit: Floats) -> tuple[Floats, Floats]:
     x = np.log(RATES)
     prior = -(((x - np.log(USUAL_RATE)) / RATE_SPREAD)[:, None] ** 2) / 2
     prior = prior - ((np.log(SLOPES) - SLOPE) / SLOPE_SPREAD) ** 2 / 2
-    spreads = CLASS_SPREADS if len(fit) > 1 else CLASS_SPREADS[:1]
-    scatter = np.stack([-(((x[:, None] - x) / t) ** 2) / 2 for t in spreads])
+    if len(fit) == 1:  # one curve: its rate is that of all
+        joint = prior + fit[0]
+        joint = np.exp(joint - logsumexp(joint))
+        return joint.sum(1), joint[None]
+    scatter = np.stack([-(((x[:, None] - x) / t) ** 2) / 2 for t in CLASS_SPREADS])
     scatter -= logsumexp(scatter, axis=2, keepdims=True)  # (T, R, R): the rate of a class, given that of all
+    chances = np.log(list(CLASS_SPREADS.values()))[:, None, None]
     largest = fit.max(1, keepdims=True)
     # (G, T, R, B): what a class says of the rate of all.
     said = np.log(np.maximum(np.exp(scatter)[None] @ np.exp(fit - largest)[:, None], 1e-300)) + largest[:, None]
-    joint = prior + said.sum(0)
+    joint = chances + prior + said.sum(0)
     joint -= logsumexp(joint)
     # What the other classes and the prior say of the rate of this class.
     rest = joint[None] - said

@@ -17,11 +17,9 @@ LARGEST, FEWEST, ENOUGH = 0.05, 100, 150
 """A twentieth of the labels, at least so many, at most so many and a fiftieth: more would teach the model more errors and
 the audit little."""
 
-BOTH_WAYS = 0.15
-"""What goes from one class to another as often as back is mostly the model's own confusion; so much of it counts."""
-
-EVEN = 0.5
-"""Share of it that is spread over all pairs of classes alike: wrong labels need not be between classes that look alike."""
+BOTH_WAYS = 0.5
+"""What goes from one class to another as often as back may be the model's own confusion; so much of it is planted, spread over
+all classes alike, for wrong labels need not be between classes that look alike."""
 
 
 def amount(size: int) -> int:
@@ -85,31 +83,31 @@ def confident_joint(probabilities: NDArray[np.floating], given: NDArray[np.int64
     return joint
 
 
-def likely_pairs(joint: NDArray[np.float64], counts: NDArray[np.int64]) -> NDArray[np.float64]:
+def likely_pairs(
+    joint: NDArray[np.float64], counts: NDArray[np.int64], both_ways: float = BOTH_WAYS
+) -> NDArray[np.float64]:
     r"""(C, C) in proportion to how often class t seems to be written as class j by mistake.
 
-    .. math:: e_{jt} = \max\bigl(0,\; Q_{jt} - Q_{tj} - 2 \sqrt{Q_{jt} + Q_{tj}}\bigr)
+    .. math:: e_{jt} + \frac{\beta}{C - 1} \sum_{k \ne j} \min(Q_{jk}, Q_{kj}), \qquad
+              e_{jt} = \max\bigl(0,\; Q_{jt} - Q_{tj} - 2 \sqrt{Q_{jt} + Q_{tj}}\bigr)
 
     A model that confuses two classes does so both ways; where labels go one way, more often than by chance, they are wrong.
-    Of what goes both ways, a little is added: `BOTH_WAYS` and `EVEN`.
 
     Args:
         joint: (C, C) :math:`Q_{jt}`, how many samples given as class j look like class t.
         counts: (C,) samples of each class; one without any is never confused with another.
+        both_ways: :math:`\beta`, how much of what goes both ways counts.
 
     >>> likely_pairs(np.array([[50, 40, 5], [3, 50, 5], [5, 5, 50]]), np.array([95, 58, 60])).round(1)
-    array([[ 0. , 24.4,  0.7],
-           [ 0.5,  0. ,  0.7],
-           [ 0.8,  0.8,  0. ]])
+    array([[ 0. , 26. ,  2.1],
+           [ 2.1,  0. ,  2.1],
+           [ 2.6,  2.6,  0. ]])
     """
-    classes = len(joint)
-    others = (1 - np.eye(classes)) * (counts > 0)
+    others = (1 - np.eye(len(joint))) * (counts > 0)
     q = joint * others
     excess = np.maximum(q - q.T - 2 * np.sqrt(q + q.T), 0)
-    both = np.minimum(q, q.T)
-    total = both.sum(1, keepdims=True) + 0.5
-    even = others / np.maximum(others.sum(1, keepdims=True), 1)
-    return (excess + BOTH_WAYS * ((1 - EVEN) * both + EVEN * total * even)) * others
+    both = np.minimum(q, q.T).sum(1, keepdims=True) + 0.5
+    return excess + both_ways * both * others / np.maximum(others.sum(1, keepdims=True), 1)
 
 
 def plant(

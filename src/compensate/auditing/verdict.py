@@ -17,6 +17,9 @@ Ints = NDArray[np.int64]
 LIKE_OTHERS = (0.02, 10.0)
 """A planted label counts at least and at most so much, by how likely its pair of classes is among the suspects."""
 
+BOTH_WAYS = 0.2
+"""So much counts of what goes from one class to another as often as back, in the end: the run knows more than the first look."""
+
 LEAST_TRUST = 0.2
 """A row that was drawn for planting although it is trusted less than this counts no more than one that is trusted so much."""
 
@@ -113,7 +116,7 @@ def judge(
         if many:
             found = np.zeros((num_classes, num_classes))
             np.add.at(found, (given[left], suggested[left]), p[left])
-            wanted = likely_pairs(found, np.bincount(given[left], minlength=num_classes))
+            wanted = likely_pairs(found, np.bincount(given[left], minlength=num_classes), BOTH_WAYS)
             likeness = (wanted.ravel()[planted_pair] / max(wanted.sum(), 1e-12) / sown).clip(*LIKE_OTHERS)
     rate = float(p.mean())
     return Verdict(log_odds, p, rate, min(calibrated.low, rate), max(calibrated.high, rate), calibrated)
