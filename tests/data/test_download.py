@@ -177,6 +177,24 @@ def test_only_the_web_is_fetched_from(tmp_path):
         fetch(server.url, tmp_path / "f", "crc:1")
 
 
+def test_a_redirect_to_an_unsafe_address_is_refused(tmp_path):
+    class Moved(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(302)
+            self.send_header("Location", "http://example.org/f")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Moved) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        with pytest.raises(InputError, match=r"example.org/f is not an https address"):
+            fetch(f"http://127.0.0.1:{server.server_port}/f", tmp_path / "f")
+    assert not (tmp_path / "f").exists()
+
+
 def test_progress_bar(capsys):
     with bar("digits.bin") as progress:
         progress(5, 10)

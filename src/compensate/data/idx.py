@@ -31,7 +31,7 @@ def read_idx(path: str | Path) -> NDArray[Any]:
     [7, 9]
     """
     content = read_bytes(path)
-    if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in _TYPES:
+    if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in _TYPES or not content[3]:
         raise InputError(f"{path} is not an idx file: it starts with {content[:4].hex()}. Fetch it again.")
     kind, dims = np.dtype(_TYPES[content[2]]), content[3]
     start = 4 + 4 * dims
