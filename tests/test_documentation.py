@@ -46,7 +46,7 @@ def test_the_page_of_results_is_made_from_the_stored_runs():
 
 def test_import_brings_no_heavy_library_along():
     heavy = ("pandas", "sklearn", "scipy", "matplotlib", "PIL", "accelerate", "optuna", "typer", "rich", "jinja2")
-    heavy += ("lightning", "pytorch_lightning", "transformers", "datasets", "skorch")
+    heavy += ("lightning", "pytorch_lightning", "transformers", "datasets", "skorch", "ray", "torch._dynamo")
     code = f"import sys, compensate; print([m for m in {heavy!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

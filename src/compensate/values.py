@@ -23,6 +23,7 @@ def rowwise(v: Any, like: Tensor) -> Any:
 
     Axes are filled in after the first, so that one row of a text table serves all tokens of its sample.
 
+    >>> import torch
     >>> rowwise(torch.ones(4), torch.ones(4, 7, 3)).shape
     torch.Size([4, 1, 1])
     >>> rowwise(torch.ones(4, 3), torch.ones(4, 7, 3)).shape

@@ -21,7 +21,8 @@ with open("reviews.csv", "w", newline="") as file:
         text = " ".join(random.choices(words[label], k=5) + ["film", str(k)])
         rows.writerow([text, label if k % 15 else ("bad", "good")[k % 2]])
 PYTHON
-"$work/venv/bin/compensate" demo --help >/dev/null
+"$work/venv/bin/compensate" demo --seeds 1 --epochs 3 --out demo >/dev/null
+test -s demo/results.json
 "$work/venv/bin/compensate" methods >/dev/null
 "$work/venv/bin/compensate" audit reviews.csv --out found
 test -s found/*/report.html

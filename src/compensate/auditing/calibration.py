@@ -46,7 +46,8 @@ POINTS, FEWEST_POINTS = 250, 25
 """The others are summed up by so many groups of equal size, in the order of their scores; those of a class by a part."""
 
 OWN_PLANTS = 40
-"""A class with fewer planted labels shares its curve with others like it."""
+"""Of two classes, each has its own curve if so many labels were planted in it. More classes share one: what they differ in
+shows in their pairs (`shifts`), and a curve of a few planted labels would be worse than none."""
 
 PRIOR_ROWS = 50
 """The noise rate of a class, or of a pair of classes in it, counts as much as that of all once it has so many rows."""
@@ -147,9 +148,8 @@ def calibrate(known: Known, num_classes: int) -> Calibrated:
 
 def _groups(known: Known, num_classes: int) -> Ints:
     """(C,) the curve of each class."""
-    own = np.bincount(known.label, minlength=num_classes) >= OWN_PLANTS
-    group = np.where(own, np.cumsum(own) - 1, own.sum())
-    return np.unique(group, return_inverse=True)[1].astype(np.int64)
+    own = num_classes == 2 and np.bincount(known.label, minlength=2).min() >= OWN_PLANTS
+    return np.arange(2) if own else np.zeros(num_classes, np.int64)
 
 
 def middles(known: Known, num_classes: int) -> Floats:

@@ -60,7 +60,7 @@ RECIPES = {
     "colour": Recipe(
         "mixcomp",
         {"eta": 5.0, "pro": 35.0},
-        grows=(0.1, 0.3),
+        grows=(0.3, 0.6),
         epochs=20,
         batch_size=64,
         lr=5e-3,

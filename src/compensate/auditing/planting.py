@@ -14,20 +14,23 @@ from numpy.typing import NDArray
 from compensate.data.seeding import generator
 
 LARGEST, FEWEST, ENOUGH = 0.05, 100, 150
-"""A twentieth of the labels, at least so many, at most so many and a hundredth: more would teach the model more errors and
+"""A twentieth of the labels, at least so many, at most so many and a fiftieth: more would teach the model more errors and
 the audit little."""
 
-OTHERS = 0.05
-"""Share of the plants spread over all pairs of classes alike."""
+BOTH_WAYS = 0.15
+"""What goes from one class to another as often as back is mostly the model's own confusion; so much of it counts."""
+
+EVEN = 0.5
+"""Share of it that is spread over all pairs of classes alike: wrong labels need not be between classes that look alike."""
 
 
 def amount(size: int) -> int:
     """How many labels to plant among so many.
 
     >>> [amount(size) for size in (100, 1258, 10_000, 1_000_000)]
-    [10, 100, 250, 10150]
+    [10, 100, 350, 20150]
     """
-    return round(min(0.1 * size, max(FEWEST, min(LARGEST * size, ENOUGH + 0.01 * size))))
+    return round(min(0.1 * size, max(FEWEST, min(LARGEST * size, ENOUGH + 0.02 * size))))
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +85,33 @@ def confident_joint(probabilities: NDArray[np.floating], given: NDArray[np.int64
     return joint
 
 
+def likely_pairs(joint: NDArray[np.float64], counts: NDArray[np.int64]) -> NDArray[np.float64]:
+    r"""(C, C) in proportion to how often class t seems to be written as class j by mistake.
+
+    .. math:: e_{jt} = \max\bigl(0,\; Q_{jt} - Q_{tj} - 2 \sqrt{Q_{jt} + Q_{tj}}\bigr)
+
+    A model that confuses two classes does so both ways; where labels go one way, more often than by chance, they are wrong.
+    Of what goes both ways, a little is added: `BOTH_WAYS` and `EVEN`.
+
+    Args:
+        joint: (C, C) :math:`Q_{jt}`, how many samples given as class j look like class t.
+        counts: (C,) samples of each class; one without any is never confused with another.
+
+    >>> likely_pairs(np.array([[50, 40, 5], [3, 50, 5], [5, 5, 50]]), np.array([95, 58, 60])).round(1)
+    array([[ 0. , 24.4,  0.7],
+           [ 0.5,  0. ,  0.7],
+           [ 0.8,  0.8,  0. ]])
+    """
+    classes = len(joint)
+    others = (1 - np.eye(classes)) * (counts > 0)
+    q = joint * others
+    excess = np.maximum(q - q.T - 2 * np.sqrt(q + q.T), 0)
+    both = np.minimum(q, q.T)
+    total = both.sum(1, keepdims=True) + 0.5
+    even = others / np.maximum(others.sum(1, keepdims=True), 1)
+    return (excess + BOTH_WAYS * ((1 - EVEN) * both + EVEN * total * even)) * others
+
+
 def plant(
     given: NDArray[np.int64], joint: NDArray[np.float64], trust: NDArray[np.floating] | None = None, *, seed: int = 0
 ) -> Plants:
@@ -101,11 +131,7 @@ def plant(
     classes = len(joint)
     counts = np.bincount(given[given >= 0], minlength=classes)
     share = amount(int(counts.sum())) / max(counts.sum(), 1)
-    pairs = joint * (1 - np.eye(classes))
-    # A little of every pair: one that the first look missed must not be impossible.
-    pairs += (OTHERS * pairs.sum(1, keepdims=True) + 0.5) / max(classes - 1, 1)
-    pairs[:, counts == 0] = 0
-    np.fill_diagonal(pairs, 0)
+    pairs = likely_pairs(joint, counts)
     # A draw without replacement in proportion to trust: the largest of log trust plus Gumbel noise come first.
     luck = rng.gumbel(size=len(given)) + (0 if trust is None else np.log(np.maximum(trust, 1e-9)))
     order = np.argsort(luck, kind="stable")

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
 from compensate.auditing.calibration import USUAL_RATE, Calibrated, Known, calibrate, shifts
-from compensate.auditing.planting import Plants
+from compensate.auditing.planting import Plants, likely_pairs
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-LIKE_OTHERS = (0.1, 3.0)
-"""A planted label counts at least and at most so much, by how common its pair of classes is among the suspects."""
+LIKE_OTHERS = (0.02, 10.0)
+"""A planted label counts at least and at most so much, by how likely its pair of classes is among the suspects."""
 
 LEAST_TRUST = 0.2
 """A row that was drawn for planting although it is trusted less than this counts no more than one that is trusted so much."""
@@ -76,8 +75,8 @@ def judge(
     """Probabilities of error for all rows.
 
     Planted labels are weighed so that they stand for the errors of the data: rows that were unlikely to be planted on
-    count for more, and a pair of classes counts as it does among the suspects. The latter follows from the
-    probabilities themselves, so it takes a few rounds.
+    count for more, and a pair of classes counts by `likely_pairs` of the suspects. That follows from the probabilities
+    themselves, so it takes a few rounds.
 
     Args:
         score: (N,) how suspect each label is that the run was trained with.
@@ -98,7 +97,7 @@ def judge(
     planted_pair = _pairs(plants.labels, given[rows], num_classes)
     doubtful = np.maximum(trust, LEAST_TRUST)
     alike = 1 / doubtful[rows]
-    sown = _shares(planted_pair, alike)
+    sown = (np.bincount(planted_pair, alike) / max(alike.sum(), 1e-12))[planted_pair]
     likeness, p = np.ones(len(rows)), np.full(len(score), USUAL_RATE)
     for _ in range(ROUNDS if num_classes > 1 else 1):
         weight = alike * likeness
@@ -112,10 +111,10 @@ def judge(
             log_odds = log_odds + np.array([shift.get(k, 0.0) for k in pair.tolist()])
         p = expit(log_odds)
         if many:
-            found, total = _shares(pair[left], p[left]), float(p[left].sum())
-            likeness = np.array(
-                [(found.get(k, 0.0) * total + 0.5 * sown[k]) / (total + 0.5) / sown[k] for k in planted_pair.tolist()]
-            ).clip(*LIKE_OTHERS)
+            found = np.zeros((num_classes, num_classes))
+            np.add.at(found, (given[left], suggested[left]), p[left])
+            wanted = likely_pairs(found, np.bincount(given[left], minlength=num_classes))
+            likeness = (wanted.ravel()[planted_pair] / max(wanted.sum(), 1e-12) / sown).clip(*LIKE_OTHERS)
     rate = float(p.mean())
     return Verdict(log_odds, p, rate, min(calibrated.low, rate), max(calibrated.high, rate), calibrated)
 
@@ -127,9 +126,3 @@ def _by_class(p: Floats, weight: Floats, given: Ints) -> Floats:
 
 def _pairs(given: Ints, other: Ints, num_classes: int) -> NDArray[np.int64]:
     return given.astype(np.int64) * num_classes + other
-
-
-def _shares(keys: NDArray[np.int64], weight: Floats) -> dict[Any, float]:
-    found, place = np.unique(keys, return_inverse=True)
-    total = np.bincount(place, weight)
-    return dict(zip(found.tolist(), (total / max(total.sum(), 1e-12)).tolist(), strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, final
 
 import numpy as np
@@ -33,6 +34,7 @@ class Kept:
     """
 
     def __init__(self, store: Sparse | Mapped, shape: tuple[int, ...]) -> None:
+        _keep_out_of_graphs()
         self._store, self.shape = store, shape
         self._pending: tuple[Any, Tensor, Tensor] | None = None
 
@@ -42,7 +44,6 @@ class Kept:
         self.settle()
         return self._store
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     @torch.no_grad()
     def gather(self, keys: Tensor, like: Tensor) -> Tensor:
         """(len(keys), *shape) some rows, on the device and of the type of `like`."""
@@ -55,7 +56,6 @@ class Kept:
             rows = rows.to(like.device, non_blocking=True)
         return rows.reshape(len(at), *self.shape).to(like.dtype)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     @torch.no_grad()
     def write(self, keys: Tensor, rows: Tensor) -> None:
         """Replaces distinct rows."""
@@ -129,3 +129,10 @@ def _numbers(keys: Tensor) -> Ints:
 
 def _array(tensor: Tensor) -> Any:
     return tensor.detach().numpy()
+
+
+@cache
+def _keep_out_of_graphs() -> None:
+    """Compiled graphs step outside for rows in a store. Said when the first store is made: saying so loads the compiler."""
+    for name in ("gather", "write"):
+        setattr(Kept, name, torch.compiler.disable(getattr(Kept, name)))
