@@ -237,10 +237,10 @@ def fuzz(name: str, count: int, seed: int = 0) -> Counter[str]:
 
 
 def main(count: int, path: Path) -> None:
-    """What a run before this one stored for as many mutations stays: delete the file to start again."""
+    """What a run before this one stored for as many mutations or more stays: delete the file to start again."""
     known = json.loads(path.read_text())["formats"] if path.is_file() else {}
-    known = {name: found for name, found in known.items() if name in FORMATS and found["mutations"] == count}
-    stored: dict[str, Any] = {"command": f"make fuzz FUZZ={count}", "formats": known}
+    known = {name: found for name, found in known.items() if name in FORMATS and found["mutations"] >= count}
+    stored: dict[str, Any] = {"command": "make fuzz FUZZ=<mutations>", "formats": known}
     for name in [name for name in FORMATS if name not in known]:
         begun = time.monotonic()
         outcomes = fuzz(name, count)
