@@ -149,16 +149,17 @@ def test_a_step_that_is_learned_takes_the_long_way() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(keys=st.lists(st.integers(0, 4), min_size=1, max_size=9), seed=st.integers(0, 99))
-def test_pooled_slopes_are_means_over_equal_keys(keys: list[int], seed: int) -> None:
+def test_pooled_rows_are_means_over_samples_that_count(keys: list[int], seed: int) -> None:
     draw = torch.Generator().manual_seed(seed)
     count = (torch.rand(len(keys), generator=draw) < 0.7).double()
-    slope = torch.randn(len(keys), 2, generator=draw, dtype=torch.float64) * count[:, None]
-    pooled, counts = slope.clone(), count.clone()
+    rows = torch.randn(len(keys), 2, generator=draw, dtype=torch.float64)
+    pooled, counts = rows.clone(), count.clone()
     pool_(pooled, counts, torch.tensor(keys))
     for i, key in enumerate(keys):
         alike = [j for j, other in enumerate(keys) if other == key]
         assert counts[i] == count[alike].sum()
-        torch.testing.assert_close(pooled[i], slope[alike].sum(0) / max(1.0, float(count[alike].sum())))
+        counted = [j for j in alike if count[j]]
+        torch.testing.assert_close(pooled[i], rows[counted].mean(0) if counted else rows[i])
 
 
 COMPILED = {

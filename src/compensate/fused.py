@@ -96,10 +96,10 @@ def _compiled(u: Tensor, labels: Tensor, du: Tensor | None, valid: Tensor | None
     with torch.no_grad():
         q = u if du is None else u + du
         largest = q.amax(-1, keepdim=True)
-        p = (q - largest).exp()
-        total = p.sum(-1, keepdim=True)
-        losses = (total.log() + largest - q.gather(1, labels[:, None]))[:, 0]
-        slope = p / total - (torch.arange(u.shape[-1], device=u.device) == labels[:, None]).to(u.dtype)
+        total = (q - largest).exp().sum(-1, keepdim=True).log() + largest
+        losses = (total - q.gather(1, labels[:, None]))[:, 0]
+        # A second exponential costs less than memory for the first.
+        slope = (q - total).exp() - (torch.arange(u.shape[-1], device=u.device) == labels[:, None]).to(u.dtype)
         if valid is not None:
             losses, slope = torch.where(valid, losses, 0.0), torch.where(valid[:, None], slope, 0.0)
     return sloped(u, losses, slope, labels), slope

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Literal, final
 
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from compensate.checks import at_hand, checked_index, checked_keys
 from compensate.errors import InputError
 from compensate.inference.regularised import L1, Bound, GroupL2, Penalty, row_step
+from compensate.pooling import along, finite, pool_
 from compensate.state import State, Touched
 from compensate.stores import Kept, Store, choose
 from compensate.stores.numbers import kind_of
@@ -142,9 +144,11 @@ class Table(nn.Module, ABC):
         # A sum is finite if all its parts are: one pass and no temporary.
         if not (at_hand(rows) and (where is None or bool(where.all())) and math.isfinite(rows.sum().item())):
             old = self.gather(keys).detach() if old is None else old
-            keep = rows.flatten(1).sum(1).isfinite() if rows.ndim > 1 else rows.isfinite()
-            keep = keep if where is None else keep & where
-            rows = torch.where(keep.reshape((-1,) + (1,) * (rows.ndim - 1)), rows.to(old.dtype), old)
+            keep = finite(rows) if where is None else finite(rows) & along(where, rows)
+            rows = torch.where(keep, rows.to(old.dtype), old)
+        self._put(keys, rows)
+
+    def _put(self, keys: Tensor, rows: Tensor) -> None:
         if self.kept is not None:
             self.kept.write(keys, rows)
             return
@@ -180,13 +184,31 @@ class Table(nn.Module, ABC):
         # Not as they were read if another term of the batch, or another batch before this one's backward, may have moved them.
         alone = touched.slot != "dx" and sum(other.table is self for other in s.touched) == 1
         old = (touched.rows if alone else self.gather(touched.keys)).detach()
-        self.write(touched.keys, self.stepped(old, grad, s), where=touched.count > 0, old=old)
+        if touched.fixed:
+            self._descend_together(touched, old, grad, s)
+        else:
+            self.write(touched.keys, self.stepped(old, grad, s), where=touched.count > 0, old=old)
 
-    def stepped(self, rows: Tensor, grad: Tensor, s: State) -> Tensor:
+    def _descend_together(self, touched: Touched, old: Tensor, grad: Tensor, s: State) -> None:
+        """The step in a compiled graph, in as few passes over the rows as it takes: old ones are read once, new ones written once."""
+        count = touched.count.clone()
+        slid: list[Tensor] = []
+
+        def meet(rows: Tensor) -> Tensor:
+            rows = torch.where(finite(rows), rows, old)
+            pool_(rows, count, touched.keys)
+            slid.append(rows)
+            return rows
+
+        rows = self.stepped(old, grad, s, meet)
+        # Samples that do not count had no slope, and their rows have not moved yet.
+        self._put(touched.keys, torch.where(along(count > 0, rows), rows, slid[0]))
+
+    def stepped(self, rows: Tensor, grad: Tensor, s: State, meet: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """(R, *shape) rows after one step by the gradient of their losses, penalty and bound included."""
         return row_step(
             rows, grad if self.sign < 0 else -grad, lr=self.lr, penalty=self.penalty, bound=self.bound,
-            subgradient=self.update == "subgradient", s=s,
+            subgradient=self.update == "subgradient", s=s, meet=meet,
         )  # fmt: skip
 
     @property

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from compensate.errors import InputError
-from compensate.pooling import pool_
 from compensate.state import State, Touched
 
 
@@ -34,13 +33,9 @@ def step_rows(s: State) -> None:
 def _by_row(slope: Tensor, touched: Touched) -> Tensor:
     """Slopes of samples (B, C) added up for the rows that they share, and for the entries if a row is one number.
 
-    Samples that do not count have no slope.
+    Samples that do not count have no slope. Where there is a place for each sample, those that share a row meet later.
     """
     slope = slope.to(touched.rows.dtype).sum_to_size(len(slope), *touched.rows.shape[1:])
-    if touched.fixed:
-        slope, touched.count = slope.clone(), touched.count.clone()
-        pool_(slope, touched.count, touched.keys)
-        return slope
     return slope if touched.which is None else torch.zeros_like(touched.rows).index_add_(0, touched.which, slope)
 
 

@@ -200,12 +200,15 @@ def row_step(
     bound: Bound | None,
     subgradient: bool,
     s: Any,
+    meet: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """Rows (R, *shape) after one step down the gradient of their loss."""
-    if penalty is None:
-        v = torch.add(v, grad, alpha=-lr)
-    elif subgradient:
-        v = torch.add(v, grad + penalty.subgradient(v, s), alpha=-lr)
-    else:
-        v = penalty.prox(torch.add(v, grad, alpha=-lr), lr, s)
+    """Rows (R, *shape) after one step down the gradient of their loss.
+
+    `meet` is shown the rows between the gradient and the penalty, where rows of samples that share one can be made one.
+    """
+    if penalty is not None and subgradient:
+        grad = grad + penalty.subgradient(v, s)
+    v = torch.add(v, grad, alpha=-lr)
+    v = v if meet is None else meet(v)
+    v = v if penalty is None or subgradient else penalty.prox(v, lr, s)
     return v if bound is None else bound(v)
