@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from compensate import Adversarial, Compensated, Evidence, InputError, Top
+from compensate import Adversarial, Compensated, Evidence, InputError, Ramp, Top
 from compensate.methods import mixcomp
 
 
@@ -29,6 +29,16 @@ def test_losses_below_tau_are_untouched_and_those_above_are_lowered():
     assert torch.equal(s.losses[plain < 1], plain[plain < 1])
     assert (s.losses[plain >= 1] < plain[plain >= 1]).all()
     assert 0 < (plain >= 1).sum() < 50
+
+
+def test_a_bound_that_grows_starts_as_cross_entropy_and_ends_as_mixcomp():
+    u, y = torch.randn(50, 4), torch.randint(4, (50,))
+    growing = mixcomp(tau=1.0, eta=3.0, grows=(0.25, 0.75)).start(total_steps=4)
+    whole, half = (mixcomp(tau=1.0, eta=eta) for eta in (3.0, 1.5))
+    wanted = [F.cross_entropy(u, y), F.cross_entropy(u, y), half(u, y), whole(u, y), whole(u, y)]
+    assert len({round(float(loss), 4) for loss in wanted}) == 3
+    for loss in wanted:
+        torch.testing.assert_close(growing(u, y), loss)
 
 
 def test_tau_above_every_loss_is_adversarial_training(tiny, batch):
@@ -103,7 +113,18 @@ def test_threshold_over_the_last_epoch():
     assert taus[3] != taus[2], "samples seen again count with their new loss"
 
 
-@pytest.mark.parametrize("bad", [{"pro": 101}, {"pro": -1}, {"over": "epoch"}, {"over": "run"}, {"eta": -1.0}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"pro": 101},
+        {"pro": -1},
+        {"over": "epoch"},
+        {"over": "run"},
+        {"eta": -1.0},
+        {"grows": (0.5, 0.2)},
+        {"eta": Ramp(0.0, 1.0), "grows": (0.1, 0.2)},
+    ],
+)
 def test_bad_settings_are_refused(bad):
     with pytest.raises(InputError):
         mixcomp(**bad)

@@ -32,8 +32,6 @@ class Recipe:
 
     Attributes:
         method: a row of `compensate.METHODS`, with its ``hyper``-parameters.
-        grows: the part of the run in which the hyper-parameter ``eta`` grows from zero to its value. A model that is
-            compensated before it knows all classes may explain a whole class away.
         epochs: passes over the data, the first look included.
         scout: the share of them that the first look takes; ``look`` is its method.
         batch_size, lr, weight_decay: of AdamW, whose step goes to zero by half a cosine.
@@ -42,7 +40,6 @@ class Recipe:
 
     method: str = "logcomp"
     hyper: Mapping[str, Any] = field(default_factory=dict)
-    grows: tuple[float, float] | None = None
     epochs: int = 30
     scout: float = 0.15
     look: str = "logcomp"
@@ -56,11 +53,10 @@ class Recipe:
 RECIPES = {
     "words": Recipe("logcomp", {"lam": 0.05, "lr": 1.0}, epochs=15, lr=5e-3),
     "features": Recipe("logcomp", {"lam": 0.05, "lr": 1.0}, epochs=30, lr=2e-3),
-    "grey": Recipe("mixcomp", {"eta": 5.0, "pro": 45.0}, grows=(0.1, 0.3), epochs=60, lr=2e-3),
+    "grey": Recipe("mixcomp", {"eta": 5.0, "pro": 45.0, "grows": (0.1, 0.3)}, epochs=60, lr=2e-3),
     "colour": Recipe(
         "mixcomp",
-        {"eta": 5.0, "pro": 35.0},
-        grows=(0.3, 0.6),
+        {"eta": 5.0, "pro": 35.0, "grows": (0.3, 0.6)},
         epochs=20,
         batch_size=64,
         lr=5e-3,

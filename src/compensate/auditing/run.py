@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +16,6 @@ from compensate.auditing.kinds import Inputs, Recipe
 from compensate.data.seeding import generator
 from compensate.equation import Compensated
 from compensate.granularity import Sample
-from compensate.inference.tuning import Ramp
 from compensate.methods.registry import find
 
 Ints = NDArray[np.int64]
@@ -60,7 +58,7 @@ def train(
     size = len(labels)
     torch.manual_seed(int(generator(seed, "weights").integers(2**31)))
     model = inputs.make()
-    criterion = find(recipe.method).make(num_samples=size, num_classes=num_classes, **_hyper(recipe))
+    criterion = find(recipe.method).make(num_samples=size, num_classes=num_classes, **recipe.hyper)
     criterion.record = None  # the trace keeps more, phase by phase
     total = sum(phase.epochs for phase in phases)
     optimiser = torch.optim.AdamW(model.parameters(), lr=recipe.lr, weight_decay=recipe.weight_decay)
@@ -79,14 +77,6 @@ def train(
                 progress(epoch + 1, total, outcome.accuracy[-1], outcome.compensated[-1])
         outcome.traces.append(trace)
     return outcome
-
-
-def _hyper(recipe: Recipe) -> dict[str, Any]:
-    hyper = dict(recipe.hyper)
-    if recipe.grows is not None and isinstance(hyper.get("eta"), float):
-        begin, finish = recipe.grows
-        hyper["eta"] = Ramp(0.0, hyper["eta"], begin=begin, finish=finish)
-    return hyper
 
 
 def _epoch(

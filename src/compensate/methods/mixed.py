@@ -7,11 +7,12 @@ from typing import Literal, final
 from torch import Tensor, nn
 
 from compensate.equation import Compensated
+from compensate.errors import InputError
 from compensate.gates import Where, above, below
 from compensate.inference.adversarial import Adversarial, Pull
 from compensate.inference.prior import Toward, uniform
 from compensate.inference.statistics import recorded
-from compensate.inference.tuning import Top
+from compensate.inference.tuning import Ramp, Top
 from compensate.methods.registry import method
 from compensate.proximal import Norm
 from compensate.state import State, Value, at
@@ -33,6 +34,7 @@ def mixcomp(
     pro: Value = 35.0,
     tau: Value | None = None,
     over: Literal["batch", "epoch"] = "batch",
+    grows: tuple[float, float] | None = None,
     eps2: float = 0.0,
     norm: Norm = "linf",
     steps: int = 7,
@@ -54,6 +56,9 @@ def mixcomp(
         pro: percent of samples above the threshold, if `tau` is not given.
         tau: the threshold :math:`\tau` itself.
         over: the losses that `pro` counts: those of the "batch", or of the last "epoch" (needs `num_samples`).
+        grows: the shares of the training between which `eta`, a number, grows from 0 to its value; at once if not given, as in
+            the paper. A model that is compensated before it knows anything takes long to learn, and may explain a whole class
+            away.
         eps2: the radius :math:`\epsilon_2` of the feature compensation.
         norm, steps, bounds: of its inner loop.
 
@@ -63,6 +68,13 @@ def mixcomp(
     tensor(0.6283)
     """
     threshold = Top(pro, over, num_samples) if tau is None else tau
+    if grows is not None:
+        if callable(eta):
+            raise InputError(
+                f"eta is a {type(eta).__name__} and grows={grows}: give a number that grows, or a schedule."
+            )
+        begin, finish = grows
+        eta = Ramp(0.0, float(eta), begin=begin, finish=finish)
     harder = Where(above(threshold), Pull(eta))
     easier = Where(below(threshold), Adversarial(eps2, sign=1, norm=norm, steps=steps, bounds=bounds)) if eps2 else None
     record = recorded(num_samples, "margin")
