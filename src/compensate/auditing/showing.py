@@ -189,18 +189,28 @@ def cells(audit: Audit, rows: NDArray[np.int64], taken: Collection[str]) -> dict
     """
     if audit.data is None or audit.data.info.get("kind") not in ("text", "table") or audit.data.raw is None:
         return {}
-    name = str(audit.data.info.get("text") or "text")
-    found: dict[str, list[str]] = {}
-    for place, row in enumerate(rows.tolist()):
-        shown = content(audit.data, row)
-        fields = (() if shown.text is None else ((name, shown.text),)) + tuple(shown.fields or ())
-        for column, value in fields[:SHOWN]:
-            column = f"{column} (data)" if column in taken else column
-            text = " ".join(value[: 2 * LONGEST].split())
-            found.setdefault(column, [""] * len(rows))[place] = (
-                text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
-            )
-    return found
+    columns = _columns(audit.data, rows)
+    return {
+        f"{name} (data)" if name in taken else name: [_in_a_cell(str(value)) for value in values]
+        for name, values in columns[:SHOWN]
+    }
+
+
+def _columns(data: Data, rows: NDArray[np.int64]) -> list[tuple[str, Any]]:
+    """What `content` shows of these rows, but column by column: a row at a time takes minutes where many are flagged."""
+    raw = data.raw
+    if not hasattr(raw, "iloc"):
+        return [(str(data.info.get("text") or "text"), [raw[row] for row in rows.tolist()])]
+    text, label = data.info.get("text"), data.info.get("label")
+    places = [j for j, name in enumerate(raw.columns) if name not in (text, label)]
+    if text:
+        places.insert(0, list(raw.columns).index(text))
+    return [(str(raw.columns[j]), raw.iloc[:, j].iloc[rows].tolist()) for j in places]
+
+
+def _in_a_cell(value: str) -> str:
+    text = " ".join(value[: 2 * LONGEST].split())
+    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 
 def _png(image: NDArray[Any]) -> bytes:

@@ -1,0 +1,73 @@
+"""suspects.csv: each flagged row beside what its sample says, as a plain loop over the rows would write it, but not as slowly."""
+
+from __future__ import annotations
+
+import csv
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from compensate.auditing.page.model import Estimate
+from compensate.auditing.result import WRITTEN, Audit
+from compensate.auditing.showing import LONGEST, content
+from compensate.data.tables import from_frame
+
+
+def found(frame: pd.DataFrame, p_error: np.ndarray, **options) -> Audit:
+    data = from_frame(frame, "the table", label="label", **options).train
+    score = np.log(p_error) - np.log1p(-p_error)
+    return Audit(
+        "table", "t", data.classes, data.index, data.target, 1 - data.target, score, p_error,
+        {"margin": -score}, Estimate(0.1, 0.0, 0.2), ids=tuple(str(i) for i in range(len(data))), data=data,
+    )  # fmt: skip
+
+
+def table(size: int, columns: int = 3) -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    return pd.DataFrame(
+        {f"n{j}": rng.normal(size=size).round(3).astype(str) for j in range(columns)}
+        | {
+            "given": rng.choice(["=1+1", "plain", "two  blanks", "y" * 300], size),
+            "label": rng.choice(["a", "b"], size),
+        }
+    )
+
+
+def test_flagged_rows_say_what_a_loop_over_rows_would(tmp_path):
+    audit = found(table(40), np.linspace(0.9, 0.02, 40))
+    rows = [*csv.DictReader(audit.write_suspects(tmp_path / "suspects.csv").read_text().splitlines())]
+    flagged = int(audit.mask.sum())
+    assert 0 < flagged < len(rows) == 40
+    for place, row in enumerate(rows):
+        assert row["index"] == str(audit.index[place])
+        assert row["flagged"] == ("true" if place < flagged else "false")
+        assert row["p_error"] == f"{audit.p_error[place]:.6g}"
+        for name, value in content(audit.data, place).fields or ():
+            said = row[f"{name} (data)" if name == "given" else name]
+            if place >= flagged:
+                assert said == ""
+            elif value == "=1+1":
+                assert said == "'=1+1"
+            else:
+                assert said == " ".join(value[:LONGEST].split()) or (len(said) == LONGEST and said[-1] == "…")
+
+
+def test_a_list_longer_than_what_is_written_at_once_is_whole(tmp_path):
+    audit = found(table(WRITTEN + 7), np.linspace(0.9, 0.02, WRITTEN + 7))
+    read = pd.read_csv(audit.write_suspects(tmp_path / "suspects.csv"))
+    assert read["index"].tolist() == list(range(WRITTEN + 7))
+    np.testing.assert_allclose(read["p_error"], audit.p_error, rtol=1e-5)
+
+
+@pytest.mark.parametrize("text", ["n0", ""])
+def test_the_time_for_a_flagged_row_does_not_grow_with_their_number(text, tmp_path):
+    def seconds(size: int) -> float:
+        audit = found(table(size, columns=8), np.full(size, 0.9), text=text)
+        start = time.process_time()
+        audit.write_suspects(tmp_path / "suspects.csv")
+        return time.process_time() - start
+
+    seconds(100)  # what is only done once
+    assert seconds(20_000) < 8 * (seconds(5_000) + 0.02)
