@@ -29,6 +29,7 @@ class Server:
     ranges: bool = True
     status: int = 200
     asked: list[str | None] = field(default_factory=list)
+    length: str | None = None  # what it says in place of the true length
 
 
 @contextmanager
@@ -56,7 +57,7 @@ def serve(**options):
             else:
                 self.send_response(200)
             body = body[start:]
-            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Content-Length", state.length or str(len(body)))
             self.end_headers()
             cut = state.breaks.pop(0) if state.breaks else len(body)
             self.wfile.write(body[:cut])
@@ -125,6 +126,11 @@ def test_a_complete_too_long_or_foreign_part(tmp_path, part):
     with serve() as server:
         assert fetch(server.url, tmp_path / "f", SHA).read_bytes() == CONTENT
     assert names(tmp_path) == ["f"]
+
+
+def test_a_length_that_is_no_number_says_nothing(tmp_path):
+    with serve(length="-many") as server:
+        assert fetch(server.url, tmp_path / "file", SHA).read_bytes() == CONTENT
 
 
 def test_a_wrong_checksum_leaves_nothing(tmp_path):

@@ -97,6 +97,31 @@ def bomb(path, size):
                 out.write(zeros)
 
 
+def sparse(path, size):
+    """A tar archive of one block: a file of the old GNU kind, all of which is a hole."""
+    head = bytearray(512)
+    for place, field in ((0, b"train.tsv"), (100, b"0000644"), (124, b"00000000000"), (156, b"S"), (257, b"ustar  ")):
+        head[place : place + len(field)] = field
+    head[386:409] = b"%011o\0%011o" % (size, 0)
+    head[483:494] = b"%011o" % size
+    head[148:156] = b" " * 8
+    head[148:154] = b"%06o" % sum(head)
+    path.write_bytes(bytes(head) + bytes(1024))
+
+
+def test_holes_count_too(tmp_path, monkeypatch):
+    sparse(tmp_path / "a.tar", 2 << 20)
+    ((name, content),) = members(tmp_path / "a.tar", lambda name: True)
+    assert name == "train.tsv"
+    assert content == bytes(2 << 20)
+    monkeypatch.setattr(files, "SMALL", 1 << 20)
+    with pytest.raises(InputError, match="which no data set does"):
+        list(members(tmp_path / "a.tar", lambda name: True))
+    sparse(tmp_path / "a.tar", 8**11 - 1)  # eight gigabytes must not be made first
+    with pytest.raises(InputError, match="which no data set does"):
+        list(members(tmp_path / "a.tar", lambda name: True))
+
+
 class _Zeros:
     def __init__(self, left):
         self.left = left

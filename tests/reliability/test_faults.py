@@ -22,7 +22,7 @@ from compensate.auditing.page import Estimate, Page, write_page
 from compensate.cli import main
 from compensate.data import files
 from compensate.data.digits import digits
-from compensate.training import Config, Run, checkpoint, fit, workers
+from compensate.training import Config, Run, checkpoint, fit, lock, workers
 from compensate.training.lock import alone
 from compensate.training.workers import LOST
 
@@ -235,6 +235,23 @@ def test_a_lock_is_of_one_at_a_time_and_ends_with_an_error(tmp_path):
     with alone(tmp_path):
         assert json.loads((tmp_path / "lock").read_text())["pid"] == os.getpid()
     assert not (tmp_path / "lock").exists()
+
+
+def test_a_lock_that_vanishes_while_it_is_taken_is_taken_anew(tmp_path, monkeypatch):
+    """Its owner removes the file after it was opened here: holding it would then keep nobody out."""
+    flock, calls = lock.fcntl.flock, []
+
+    def late(file, how):
+        if not calls:
+            (tmp_path / "lock").unlink()
+        calls.append(how)
+        flock(file, how)
+
+    monkeypatch.setattr(lock.fcntl, "flock", late)
+    with alone(tmp_path):
+        assert len(calls) == 2
+        with pytest.raises(InputError, match="is in use"), alone(tmp_path):
+            pass
 
 
 # --- damaged checkpoints --------------------------------------------------------------------------------------

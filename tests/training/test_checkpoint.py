@@ -116,6 +116,14 @@ def test_a_damaged_checkpoint_is_passed_over_and_if_it_is_the_only_one_refused(t
             checkpoint.latest(tmp_path / "a")
 
 
+@pytest.mark.parametrize("head", [b"[]", b"7", b"{}", b"[" * 100_000, b'{"check": [], "sha256": 1}'])
+def test_a_head_that_is_json_and_no_checkpoint_is_passed_over(tmp_path, head):
+    checkpoint.save(tmp_path, 1, {"n": 17})
+    (tmp_path / "step-2.json").write_bytes(head)
+    (tmp_path / "step-2.safetensors").write_bytes((tmp_path / "step-1.safetensors").read_bytes())
+    assert checkpoint.latest(tmp_path) == {"n": 17}
+
+
 def test_what_is_no_value_is_refused_by_its_place(tmp_path):
     with pytest.raises(InputError, match="cannot hold a set"):
         checkpoint.save(tmp_path, 1, {"a": [{1, 2}]})

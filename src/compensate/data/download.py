@@ -154,7 +154,7 @@ def _transfer(url: str, part: Path, progress: Progress | None, timeout: float) -
         resumes = response.status == 206 and (response.headers.get("Content-Range") or "").startswith(f"bytes {have}-")
         done = have if resumes else 0
         length = response.headers.get("Content-Length")
-        total_bytes = done + int(length) if length is not None else None
+        total_bytes = done + int(length) if length is not None and length.isdecimal() else None
         free = shutil.disk_usage(part.parent).free
         if total_bytes is not None and total_bytes - done > free:
             raise InputError(f"{part.parent} has {free:,} bytes left, and {url} needs {total_bytes - done:,}.")

@@ -213,8 +213,12 @@ def members(path: str | Path, wanted: Callable[[str], bool]) -> Iterator[tuple[s
             _opener(path)(path, "rb") as stream,
             tarfile.open(fileobj=(packed := _Counted(stream, path)), mode="r|") as tar,  # type: ignore[call-overload]
         ):
+            left = limit(path)
             for member in tar:
                 if member.isfile() and wanted(member.name):
+                    left -= member.size  # the holes of a sparse file are not in the stream that is counted
+                    if left < 0:
+                        raise InputError(_too_large(path))
                     stream = tar.extractfile(member)
                     content = stream.read() if stream is not None else b""
                     if len(content) != member.size:

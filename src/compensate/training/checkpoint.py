@@ -110,7 +110,7 @@ def _read(folder: Path, step: int) -> dict[str, Any] | None:
         if head.pop("check") != _digest(head) or hashlib.sha256(content).hexdigest() != head["sha256"]:
             return None
         return unpack(head["state"], safetensors.torch.load(content))
-    except (OSError, ValueError, KeyError, AttributeError, safetensors.SafetensorError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, safetensors.SafetensorError):
         return None
 
 

@@ -59,7 +59,7 @@ def _locked(path: Path) -> IO[str]:
             file = path.open("a+", encoding="utf-8")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            if _is_named(file, path):
                 break
             file.close()
         except BlockingIOError:
@@ -79,6 +79,14 @@ def _locked(path: Path) -> IO[str]:
         file.close()
         raise
     return file
+
+
+def _is_named(file: IO[str], path: Path) -> bool:
+    """Whether the open file still is the one of this name: its last owner may have removed it meanwhile."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _who(file: IO[str]) -> str:
