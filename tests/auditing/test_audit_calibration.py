@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
-from compensate.auditing.calibration import RATES, SLOPES, Known, calibrate, likely, posteriors, shifts
+from compensate.auditing.calibration import RATES, SLOPES, Known, Sums, calibrate, likely, posteriors, shifts
 from compensate.auditing.flags import LEAST, flag_from
 from compensate.auditing.planting import Plants, amount, confident_joint, likely_pairs, plant
 from compensate.auditing.verdict import judge, own_scores
@@ -65,11 +65,12 @@ def test_the_likelihood_is_that_of_who_was_planted():
     score, _, planted = mixture(0.15, apart=2.0, size=200, planted=30)
     rng = np.random.default_rng(1)
     weight, fell = rng.uniform(0.5, 1.5, 30), np.full(30, 0.1)
-    offset, fit = likely(score, planted, weight, fell, points=200)
+    others = Sums.of(score, points=200)
+    fit = likely(others, planted, weight, fell)
     i, j = 30, 8
     rate, slope = RATES[i], SLOPES[j]
     a = brentq(lambda a: expit(a + slope * score).mean() - rate, -100, 100)
-    assert offset[i, j] == pytest.approx(a, abs=1e-6)
+    assert others.offset(RATES[i], SLOPES[j]) == pytest.approx(a, abs=1e-6)
 
     def chance(s: float) -> float:
         p = expit(a + slope * s)
@@ -79,6 +80,21 @@ def test_the_likelihood_is_that_of_who_was_planted():
     expected = sum(w * np.log(chance(s)) for w, s in zip(weight, planted, strict=True))
     expected += sum(np.log(1 - chance(s)) for s in score)
     assert fit[i, j] == pytest.approx(expected, rel=1e-6)
+
+
+def test_errors_on_hard_samples_stand_out_less_than_planted_labels(monkeypatch):
+    """The slope of the log odds is a part of that of planted labels, and the mean probability stays the rate."""
+    from compensate.auditing import calibration as c
+
+    score, _, planted = mixture(0.2, apart=3.0, size=4000, planted=2000)
+    slopes = {}
+    for part in (1.0, c.HARDER):
+        monkeypatch.setattr(c, "HARDER", part)
+        found = calibrate(one_class(score, planted), 1)
+        assert found(score, np.zeros(len(score), int)).mean() == pytest.approx(found.rate, rel=0.02)
+        inner = np.abs(found.values[0]) < 2
+        slopes[part] = np.polyfit(found.knots[inner], found.values[0][inner], 1)[0]
+    assert slopes[c.HARDER] / slopes[1.0] == pytest.approx(c.HARDER, rel=0.03)
 
 
 def test_posteriors_by_enumeration(monkeypatch):

@@ -14,6 +14,9 @@ Where right and wrong labels are far apart the likelihood has one sharp peak. Wh
 with right labels then look as wrong ones do, and no evidence of that model can tell many errors from few. So
 probabilities are averages over all rates and slopes by their posterior, with a prior on the noise rate that says what is
 usual in data sets. No noise rate is asked for.
+
+Labels are planted on samples that a first look trusts, where they stand out. Errors of the data lie on hard samples too, and
+stand out less: their slope is a part of :math:`b`, with :math:`a_c` such that the rate stays :math:`\pi_c`.
 """
 
 from __future__ import annotations
@@ -42,6 +45,9 @@ SLOPE, SLOPE_SPREAD = 1.0, 1.5
 RATES = np.exp(np.linspace(np.log(0.001), np.log(0.7), 45))
 SLOPES = np.exp(np.linspace(-1.5, 3.2, 16))
 """The noise rates and slopes that are weighed against each other."""
+
+HARDER = 0.85
+"""The slope of the data's own errors, as a part of that of planted labels."""
 
 POINTS, FEWEST_POINTS = 250, 25
 """The others are summed up by so many groups of equal size, in the order of their scores; those of a class by a part."""
@@ -132,18 +138,17 @@ def calibrate(known: Known, num_classes: int) -> Calibrated:
     of_others, of_planted = group[known.given], group[known.label]
     count = int(group.max()) + 1
     points = max(FEWEST_POINTS, POINTS // count)
-    offset, fit = np.empty((2, count, len(RATES), len(SLOPES)))
+    fit = np.empty((count, len(RATES), len(SLOPES)))
+    sums = [Sums.of(others[of_others == g] / spread, points) for g in range(count)]
     for g in range(count):
         mine = of_planted == g
-        offset[g], fit[g] = likely(
-            others[of_others == g] / spread, planted[mine] / spread, known.weight[mine], known.fell[mine], points
-        )
+        fit[g] = likely(sums[g], planted[mine] / spread, known.weight[mine], known.fell[mine])
     of_all, of_group = posteriors(fit)
     low, high = RATES[np.searchsorted(np.cumsum(of_all), (0.05, 0.95)).clip(0, len(RATES) - 1)]
     # The share of errors that is found is counted by the planted labels: their number bounds how exact a rate can be.
     chance = np.exp(1.645 / np.sqrt(known.weight.sum()))
     knots = np.linspace(min(others.min(), planted.min()), max(others.max(), planted.max()), 501)
-    values = np.stack([_mean(offset[g], of_group[g], knots / spread) for g in range(count)])
+    values = np.stack([_mean(sums[g], of_group[g], knots / spread) for g in range(count)])
     return Calibrated(group, middle, knots, values, float(of_all @ RATES), float(low / chance), float(high * chance))
 
 
@@ -171,8 +176,35 @@ def middles(known: Known, num_classes: int) -> Floats:
     return found
 
 
-def likely(others: Floats, planted: Floats, weight: Floats, fell: Floats, points: int) -> tuple[Floats, Floats]:
-    r"""Offset and log likelihood of each noise rate and slope; (R, B) each.
+@dataclass(frozen=True, eq=False)
+class Sums:
+    """Scores summed up by groups of equal size, in their order: the mean of each, its share, and the number of all."""
+
+    means: Floats
+    shares: Floats
+    number: int
+
+    @classmethod
+    def of(cls, scores: Floats, points: int) -> Sums:
+        """At most so many groups of these scores (N,)."""
+        groups = np.array_split(np.sort(scores), max(1, min(points, len(scores)))) if len(scores) else []
+        sizes = np.array([len(g) for g in groups], dtype=float)
+        return cls(np.array([g.mean() for g in groups]), sizes / max(len(scores), 1), len(scores))
+
+    def offset(self, rate: Floats, slope: Floats) -> Floats:
+        """The offsets with which the mean of p is the rate, by halving; rates and slopes of shapes that go together."""
+        z = slope[..., None] * self.means
+        low = np.full(np.broadcast_shapes(rate.shape, slope.shape), -200.0)
+        high = -low
+        for _ in range(40):
+            middle = (low + high) / 2
+            above = expit(middle[..., None] + z) @ self.shares > rate
+            low, high = np.where(above, low, middle), np.where(above, middle, high)
+        return (low + high) / 2
+
+
+def likely(others: Sums, planted: Floats, weight: Floats, fell: Floats) -> Floats:
+    r"""(R, B) the log likelihood of each noise rate and slope.
 
     .. math:: \sum_{\text{planted}} w \ln S(z(s)) + \sum_{\text{others}} \ln S(-z(s)), \qquad
               z = \ln\frac{n}{m} + \ln\Bigl( (1 - \gamma) \frac{p}{\pi} + \gamma \frac{1 - p}{1 - \pi} \Bigr)
@@ -180,27 +212,21 @@ def likely(others: Floats, planted: Floats, weight: Floats, fell: Floats, points
     with :math:`n` planted and :math:`m` other labels: the chance to tell who was planted.
 
     Args:
-        others: (N,) scores of a class.
+        others: scores of a class.
         planted: (M,) the same of labels planted in it, with ``weight`` and ``fell``.
-        points: groups that the others are summed up in.
     """
-    if not len(others):
-        return np.zeros((len(RATES), len(SLOPES))), np.zeros((len(RATES), len(SLOPES)))
-    groups = np.array_split(np.sort(others), min(points, len(others)))
-    size = np.array([len(g) for g in groups]) / len(others)
-    z = SLOPES[:, None] * np.array([g.mean() for g in groups])
-    offset = _offsets(z, size)
-    if not weight.sum():
-        return offset, np.zeros_like(offset)
-    rate, total = RATES[:, None, None], np.log(weight.sum() / len(others))
+    if not others.number or not weight.sum():
+        return np.zeros((len(RATES), len(SLOPES)))
+    rate, total = RATES[:, None, None], np.log(weight.sum() / others.number)
+    offset = others.offset(RATES[:, None], SLOPES)[..., None]
 
-    def log_ratio(p: Floats, fell: Floats | float) -> Floats:
+    def log_ratio(scores: Floats, fell: Floats | float) -> Floats:
+        p = expit(offset + SLOPES[:, None] * scores)
         return np.log(np.maximum((1 - fell) * p / rate + fell * (1 - p) / (1 - rate), 1e-12))
 
-    of_planted = log_ratio(expit(offset[..., None] + SLOPES[:, None] * planted), fell)
-    of_others = log_ratio(expit(offset[..., None] + z), float(np.average(fell, weights=weight)))
-    found = (weight * log_expit(total + of_planted)).sum(-1)
-    return offset, found + len(others) * (size * log_expit(-total - of_others)).sum(-1)
+    found = (weight * log_expit(total + log_ratio(planted, fell))).sum(-1)
+    of_others = log_ratio(others.means, float(np.average(fell, weights=weight)))
+    return found + others.number * (others.shares * log_expit(-total - of_others)).sum(-1)
 
 
 def posteriors(fit: Floats) -> tuple[Floats, Floats]:
@@ -236,21 +262,12 @@ def posteriors(fit: Floats) -> tuple[Floats, Floats]:
     return np.exp(logsumexp(joint, axis=(0, 2))), np.exp(of_group)
 
 
-def _offsets(z: Floats, size: Floats) -> Floats:
-    """(R, B) the offsets with which the mean of p over the others is the noise rate, by halving."""
-    low = np.full((len(RATES), len(z)), -200.0)
-    high = -low
-    for _ in range(40):
-        middle = (low + high) / 2
-        above = expit(middle[..., None] + z) @ size > RATES[:, None]
-        low, high = np.where(above, low, middle), np.where(above, middle, high)
-    return (low + high) / 2
-
-
-def _mean(offset: Floats, posterior: Floats, knots: Floats) -> Floats:
+def _mean(others: Sums, posterior: Floats, knots: Floats) -> Floats:
     """The log odds of the mean probability at each knot."""
     heavy = posterior > min(1e-4, posterior.max() / 2)
-    z = offset[heavy][:, None] + np.broadcast_to(SLOPES, posterior.shape)[heavy][:, None] * knots
+    rate, slope = (np.broadcast_to(v, posterior.shape)[heavy] for v in (RATES[:, None], HARDER * SLOPES))
+    offset = others.offset(rate, slope) if others.number else np.zeros_like(rate)
+    z = offset[:, None] + slope[:, None] * knots
     weight = np.log(posterior[heavy])[:, None]
     return logsumexp(weight + log_expit(z), axis=0) - logsumexp(weight + log_expit(-z), axis=0)
 
