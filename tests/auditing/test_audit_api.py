@@ -250,6 +250,11 @@ def test_one_class_is_an_error():
         audit(np.zeros((50, 2), np.float32), np.zeros(50, int))
 
 
+def test_no_epochs_is_an_error():
+    with pytest.raises(InputError, match="epochs is 0"):
+        audit(np.eye(40, dtype=np.float32), np.arange(40) % 2, epochs=0)
+
+
 def test_no_labels_is_an_error():
     data = Data(np.zeros((50, 2), np.float32), np.full(50, -1), ("a", "b"))
     with pytest.raises(InputError, match="no row has a label"):

@@ -261,7 +261,8 @@ def test_a_teacher_is_a_finished_run_or_a_file(tmp_path):
         ({"model_options": {"hiden": [3]}}, "cannot take these options"),
         ({"method": "meta_weight", "clean": 0.0}, "learns from clean data"),
         ({"model": "bilstm"}, "token ids"),
-        ({"model": "resnet21"}, "unknown model|resnet"),
+        ({"model": "resnet21"}, 'unknown model "resnet21"; did you mean'),
+        ({"model": "convolutional"}, 'unknown model "convolutional"'),
         ({"test": 0.5, "validation": 0.9, "clean": 0.9, "limit": 10}, "left to train on|batch"),
     ],
 )

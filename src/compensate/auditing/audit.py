@@ -83,6 +83,8 @@ def audit(
     Reference: Yao and Wu, Compensation Learning, 2021, for the methods; Pleiss et al., Identifying Mislabeled Data using
     the Area Under the Margin Ranking, 2020, for margins over a run.
     """
+    if epochs is not None and epochs < 1:
+        raise InputError(f"epochs is {epochs}; expected 1 or more, or nothing for as many as suit the data.")
     source = read(data, labels, features, options)
     known = labelled(source)
     if known.regression:

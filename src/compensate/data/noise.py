@@ -216,7 +216,7 @@ def parse(text: str) -> Noise:
     if name == "none" and not colon:
         return Noise("none")
     if name not in SCHEMES:
-        raise InputError(f'unknown noise "{name}"; {nearest(name, SCHEMES)} Write for example pair:0.3.')
+        raise InputError(f'unknown noise "{name}", where for example pair:0.3 is expected; {nearest(name, SCHEMES)}')
     try:
         return Noise(name, float(rate))
     except InputError:

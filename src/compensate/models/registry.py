@@ -71,12 +71,22 @@ def build(name: str, data: Data, **options: Any) -> nn.Module:
     >>> type(build("auto", digits())).__name__
     'CNN'
     """
+    return MODELS[resolve(name, data)](data, **options)
+
+
+def resolve(name: str, data: Data) -> str:
+    """The name as :data:`MODELS` spells it; ``auto`` becomes the model that suits the data.
+
+    >>> from compensate.data import digits
+    >>> resolve("ResNet-20", digits()), resolve("auto", digits())
+    ('resnet20', 'cnn')
+    """
     key = name.lower().replace("-", "").replace("_", "")
     if key == "auto":
-        key = default(data)
+        return default(data)
     if key not in MODELS:
         raise InputError(f'unknown model "{name}"; {nearest(key, MODELS)}')
-    return MODELS[key](data, **options)
+    return key
 
 
 def default(data: Data) -> str:

@@ -34,7 +34,7 @@ from compensate.errors import InputError, nearest
 from compensate.forwards import Stages
 from compensate.inference.margins import CosineHead
 from compensate.methods.registry import Method, find
-from compensate.models.registry import build, default
+from compensate.models.registry import build, resolve
 from compensate.training.config import Config, settled
 
 
@@ -123,8 +123,7 @@ def prepare(config: Config, data: Splits | Data | None = None, data_dir: str | P
     vocabulary = vectors = None
     if _is_text(splits.train):
         splits, vocabulary, vectors = _texts(config, splits, data_dir)
-    kind = config.model.lower().replace("-", "").replace("_", "")
-    config = settled(config, default(splits.train) if kind == "auto" else kind, needs_clean="clean" in needs)
+    config = settled(config, resolve(config.model, splits.train), needs_clean="clean" in needs)
 
     train, test, validation = splits.train, splits.test, splits.validation
     if test is None and config.test:
