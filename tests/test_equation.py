@@ -267,7 +267,7 @@ def test_forgotten_epoch_end_warns():
 
 LOGCOMP = Compensated(logit=Sample(5, 3, penalty=L1(0.1)))
 BAD = {
-    "missing index": (lambda: LOGCOMP(U, Y), "index is missing.*compensate.data.Indexed"),
+    "missing index": (lambda: LOGCOMP(U, Y), "index is missing.*compensate.data.Indexed.*criterion.eval"),
     "negative index": (lambda: LOGCOMP(U, Y, torch.tensor([-1])), "index -1.*outside 0..4"),
     "large index": (lambda: LOGCOMP(U, Y, torch.tensor([5])), "index 5.*outside 0..4"),
     "float index": (lambda: LOGCOMP(U, Y, torch.tensor([1.0])), "index is torch.float32"),
@@ -300,7 +300,8 @@ BAD = {
     "number as term": (lambda: Compensated(logit=3.0), "expected a callable"),
     "trust above one": (lambda: Toward(uniform, 1.5), "between 0 and 1"),
     "reduction": (lambda: Compensated(reduction="avg"), 'reduction is "avg"'),
-    "no record": (lambda: Compensated().suspects(), "keeps no record"),
+    "no record": (lambda: Compensated().suspects(), "keeps no record.*compensate.Evidence"),
+    "negative top": (lambda: Compensated(record=Evidence(5)).suspects(top=-1), "top is -1"),
 }
 
 

@@ -134,7 +134,8 @@ def checked_index(s: State, num_samples: int, reader: str) -> Tensor:
     if index is None:
         raise InputError(
             f"index is missing: {reader} keeps a row per sample. Wrap the data set with "
-            "compensate.data.Indexed(dataset) and pass the index: criterion(logits, target, index)."
+            "compensate.data.Indexed(dataset) and pass the index: criterion(logits, target, index). For validation write "
+            "criterion.eval(), which is the plain loss and needs no index."
         )
     if not isinstance(index, Tensor):
         raise InputError(f"index is a {type(index).__name__}; expected a tensor of whole numbers, one row per sample.")

@@ -360,8 +360,8 @@ class Compensated(nn.Module):
         """The samples whose labels look wrong, most suspect first; see :meth:`Evidence.suspects`."""
         if self.record is None:
             raise InputError(
-                "This criterion keeps no record of its samples. Pass record=Evidence(num_samples), "
-                "or use a method that does: logcomp, mixcomp."
+                "This criterion keeps no record of its samples. Pass record=compensate.Evidence(num_samples) to Compensated, "
+                "or num_samples=... to the method, swap or compose."
             )
         return self.record.suspects(top)
 

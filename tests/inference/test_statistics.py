@@ -60,6 +60,12 @@ def test_suspects_are_ranked_suggested_and_flagged():
     assert criterion.suspects(top=1).index.tolist() == [4]
 
 
+def test_suspects_before_any_training_say_that_there_are_none():
+    found = Compensated(record=Evidence(6)).suspects()
+    assert len(found) == 0
+    assert "no sample was seen" in repr(found)
+
+
 def test_first_epochs_can_be_left_out():
     criterion = Compensated(record=Evidence(2, skip=1))
     criterion(torch.zeros(2, 3), torch.tensor([0, 1]), torch.tensor([0, 1]))

@@ -84,7 +84,8 @@ class Suspects:
         )
         lines = [f"{i:>8}  {score:>8.3f}  {guess:>9}  {'yes' if flag else 'no'}" for i, score, guess, flag in rows]
         more = [f"... {len(self) - SHOWN} more"] if len(self) > SHOWN else []
-        return "\n".join([f"{'index':>8}  {'score':>8}  {'suggested':>9}  flagged", *lines, *more])
+        none = [] if len(self) else ["    none: no sample was seen in training"]
+        return "\n".join([f"{'index':>8}  {'score':>8}  {'suggested':>9}  flagged", *lines, *more, *none])
 
 
 @final
@@ -193,6 +194,8 @@ class Evidence(Statistic):
 
     def suspects(self, top: int | None = None) -> Suspects:
         """All samples seen (or the first `top`), most suspect first."""
+        if top is not None and top < 0:
+            raise InputError(f"top is {top}; expected how many samples to name, or None for all.")
         score = -self.mean("margin") if self.score == "margin" else self.mean(self.score)
         order = score.nan_to_num(nan=-torch.inf).argsort(descending=True, stable=True)
         order = order[: int((self.visits > 0).sum())][:top]
