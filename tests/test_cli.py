@@ -25,6 +25,7 @@ def test_methods_are_listed_and_each_has_a_page():
     assert listed.returncode == 0
     assert "logcomp" in listed.stdout
     assert "regularised" in listed.stdout
+    assert "Cross entropy without compensation." in listed.stdout
     page = run("methods", "LogComp")
     assert "logit · positive · regularised · sample" in page.stdout
     assert "equation   43" in page.stdout

@@ -88,10 +88,11 @@ def methods(
     elif grid:
         pages.print_grid(console)
     else:
-        table = Table("method", "taxonomy", "equation", box=None, pad_edge=False)
+        table = Table("method", "what it does", "taxonomy", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        table.columns[0].no_wrap = True
         for row in METHODS.values():
             mark = "" if row.kind == "compensation" else f"({row.kind})"
-            table.add_row(row.name.replace("_", "-"), mark or str(row.taxonomy), row.equation)
+            table.add_row(row.name.replace("_", "-"), pages.summary(row), mark or str(row.taxonomy))
         console.print(table)
         console.print("\nthe page of one:  compensate methods NAME      the whole taxonomy:  compensate methods --grid")
 

@@ -46,6 +46,15 @@ def page(row: Method) -> str:
     return "\n".join(lines)
 
 
+def summary(row: Method) -> str:
+    """What the method does, in one sentence: the first of its docstring.
+
+    >>> summary(METHODS["base"])
+    'Cross entropy without compensation.'
+    """
+    return _plain((inspect.getdoc(row.build) or "").split("\n\n")[0]).replace("\n", " ")
+
+
 def _plain(text: str) -> str:
     """A docstring for a terminal: formulas indented, without the marks of the documentation tool."""
     text = re.sub(r"(?m)^\.\. math:: ", "    ", text)
@@ -92,10 +101,10 @@ def write_pages(path: Path) -> None:
         "",
         "This page is made from the table of methods: `compensate methods --markdown docs/methods.md`.",
         "",
-        "| method | target | direction | inference | granularity | equation |",
-        "|---|---|---|---|---|---|",
+        "| method | what it does | target · direction · inference · granularity |",
+        "|---|---|---|",
     ]
-    rows = [f"| [{row.name}](#{row.name}) | {' | '.join(row.taxonomy)} | {row.equation} |" for row in METHODS.values()]
+    rows = [f"| [{row.name}](#{row.name}) | {summary(row)} | {row.taxonomy} |" for row in METHODS.values()]
     pages = [_markdown(row) for row in METHODS.values()]
     write_atomically(path, ("\n".join([*head, *rows, *pages]) + "\n").encode())
 
