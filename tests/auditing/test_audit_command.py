@@ -46,7 +46,7 @@ def test_a_table_from_audit_to_corrected_file(table, tmp_path):
     assert 'label column "target" (2 classes' in said
     assert "1 without a label" in said
     assert "of labels look wrong" in said
-    assert "compensate apply people.csv corrections.csv" in said
+    assert "export there: corrections.csv, then compensate apply people.csv corrections.csv" in said
     (folder,) = (tmp_path / "runs").iterdir()
     names = {p.name for p in folder.iterdir()}
     assert names >= {

@@ -28,6 +28,9 @@ console = Console(highlight=False)
 PAIRS = 6
 """Lines of the summary's table."""
 
+UNSURE = 0.5
+"""Where less of the flags is expected to be wrong, the summary says why there are so many."""
+
 
 def audit(
     data: Annotated[
@@ -123,7 +126,9 @@ def _trained(
         task = bar.add_task("", total=None, said="first look")
 
         def progress(done: int, total: int, accuracy: float, compensated: float) -> None:
-            said = f"{done}/{total} epochs" + (f" · accuracy {accuracy:.2f}" if accuracy == accuracy else "")
+            said = f"{done}/{total} epochs" + (
+                f" · agrees with {accuracy:.0%} of labels" if accuracy == accuracy else ""
+            )
             said += f" · compensated {compensated:.1%} · {_clock(time.perf_counter() - started)}"
             bar.update(task, total=total, completed=done, said=said)
             last[0] = said
@@ -216,6 +221,11 @@ def _summary(found: Audit, folder: Path) -> None:
     console.print(
         f"about {rate.value:.1%} of labels look wrong ({rate.low:.1%} to {rate.high:.1%}){precision}", markup=False
     )
+    if len(flagged) and found.expected_precision < UNSURE:
+        console.print(
+            "the model is unsure on this data: so as not to miss errors, many right labels are flagged too; review from "
+            "the top. Better features help: --features emb.npy"
+        )
     if len(flagged):
         console.print(_worst(found) if found.regression else _pairs(found))
     console.print(
@@ -226,7 +236,7 @@ def _summary(found: Audit, folder: Path) -> None:
     if len(found.predicted):
         console.print(f"predicted:    {folder / 'predictions.csv'}", markup=False, soft_wrap=True)
     if command(found):
-        console.print(f"then:         {command(found)}", markup=False, soft_wrap=True)
+        console.print(f"export there: corrections.csv, then  {command(found)}", markup=False, soft_wrap=True)
 
 
 def _pairs(found: Audit) -> Table:

@@ -70,7 +70,7 @@ function cards(open) {
   if (shares.length > 0) found.push(card("Flagged share of each class", classBars(shares), concludeClasses(shares)));
   if (data.scores) {
     const conclusion = concludeScores(data.scores);
-    found.push(card("How suspect each row is", histogramPicture(data.scores, "score", "Histogram of scores. " + said(conclusion)), conclusion));
+    found.push(card("How suspect each row is", histogramPicture(data.scores, "probability of being wrong", "Histogram of probabilities. " + said(conclusion)), conclusion));
   }
   if (data.compensations) {
     const conclusion = concludeCompensations(data.compensations);
@@ -123,14 +123,17 @@ function concludeScores({ edges, counts, threshold }) {
 }
 
 function concludeCompensations({ edges, counts, flagged }) {
-  const all = counts.reduce((a, b) => a + b, 0) || 1;
-  const still = counts[0] / all;
-  const start = edges[1];
-  const hot = flagged.length ? flagged.reduce((a, b) => a + b, 0) : 0;
-  const hotMoved = hot ? (hot - flagged[0]) / hot : null;
-  const first = `${percent(still)} of the rows needed next to no compensation (below ${number(start)})`;
-  if (hotMoved !== null && hotMoved > 0.5) return [`${first}, while ${percent(hotMoved)} of the flagged ones did: the training itself singled them out.`];
-  return [first + "; the others pulled against their label during training."];
+  const sum = (values) => values.reduce((a, b) => a + b, 0);
+  const hot = sum(flagged);
+  const rest = sum(counts) - hot;
+  if (hot === 0 || rest <= 0) return [`${percent(1 - counts[0] / (sum(counts) || 1))} of the rows took a compensation of ${number(edges[1])} or more.`];
+  // The largest edge that at least half of the flagged rows reach.
+  const reach = (values, from) => sum(values.slice(from));
+  let from = flagged.length - 1;
+  while (from > 0 && reach(flagged, from) < hot / 2) from -= 1;
+  const others = (reach(counts, from) - reach(flagged, from)) / rest;
+  const both = `${percent(reach(flagged, from) / hot)} of the flagged rows took a compensation of ${number(edges[from])} or more, and ${percent(others)} of the others: `;
+  return [both + (others < 0.1 ? "the training itself singled them out." : "by its size alone, compensation does not tell them apart.")];
 }
 
 function concludeCurves(measure, curves) {
@@ -140,7 +143,8 @@ function concludeCurves(measure, curves) {
   const ends = (c) => number(lastOf(c.values));
   if (!robust || !plain) {
     const only = robust || plain;
-    return [`The run ends at ${ends(only)}.`];
+    if (measure === "loss") return [`The run ends at ${ends(only)}. It may rise: a robust run does not learn doubtful labels by heart.`];
+    return [`The model ends by agreeing with ${percent(lastOf(only.values))} of the labels it was trained on, some of which the audit had made wrong itself, to measure how it finds them.`];
   }
   if (measure === "loss") return [`Plain training ends at ${ends(plain)} and robust training at ${ends(robust)}: a loss near zero on doubtful labels means that they were learned by heart.`];
   const gain = lastOf(robust.values) - lastOf(plain.values);
