@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from review_pages import texts_page
 
 from compensate.auditing.corrections import apply_corrections, read_corrections
 from compensate.auditing.page import Content, Estimate, Item, Page
+from compensate.auditing.page.model import Histogram
 
 CLASSES = ("bird", "cat", "dog", "fox")
 
@@ -169,6 +171,20 @@ def test_a_cell_of_the_heat_map_opens_its_pair(open_page: Callable[..., Any]) ->
     assert tab.inner_text(".choice.accept .choice-label") == "fox"
     tab.go_back()
     assert tab.is_visible(".hero")
+
+
+@pytest.mark.parametrize(
+    ("counts", "flagged", "said"),
+    [
+        ((90, 4, 6), (0, 4, 6), "60 % of the flagged rows took a compensation of 2 or more, and 0 % of the others: the training"),
+        ((10, 40, 50), (0, 5, 5), "50 % of the flagged rows took a compensation of 2 or more, and 50 % of the others: by its"),
+        ((75, 25, 0), (0, 0, 0), "25 % of the rows took a compensation of 1 or more."),
+    ],
+)  # fmt: skip
+def test_sizes_of_compensation_are_compared_between_flagged_rows_and_others(open_page, counts, flagged, said) -> None:
+    sizes = Histogram((0.0, 1.0, 2.0, 3.0), counts, flagged)
+    tab = open_page(replace(texts_page(labels(8), classes=CLASSES), compensations=sizes), "overview")
+    assert tab.inner_text(".card:has-text('How much each row') .conclusion").replace("\xa0", " ").startswith(said)
 
 
 def test_another_class_is_found_by_name(open_page: Callable[..., Any], tmp_path: Path) -> None:
