@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -11,6 +11,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from compensate.commands import options as o
 from compensate.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    from compensate.training.config import Config
 
 console = Console(highlight=False)
 
@@ -24,7 +27,10 @@ def reproduce(
     ] = "small",
     seeds: Annotated[int, typer.Option(help="Runs of each cell.", min=1)] = 3,
     extra: Annotated[
-        str | None, typer.Option(help="Methods beyond the paper's, with commas between.", show_default=False)
+        str | None,
+        typer.Option(
+            help="Methods beyond the paper's, with commas between; NAME-default, mixcomp-grows.", show_default=False
+        ),
     ] = None,
     defaults: Annotated[
         bool, typer.Option("--defaults", help="Do not choose hyper-parameters; take each method's own.")
@@ -70,6 +76,7 @@ def reproduce(
     more = _names(extra)
     methods = list(dict.fromkeys(method_of(cell.row) for cell in cells(wanted, scale, {}, 1, more)))
     chosen: dict[str, Any] = {}
+    failed: list[tuple[Config, str]] = []
     if not defaults:
         if show:
             chosen = comparing.stored_choice(place.chosen_path(wanted.dataset, scale))
@@ -77,17 +84,18 @@ def reproduce(
             total = sum(len(trials(wanted.dataset, scale, m)) for m in methods)
             with _bar("choosing") as bar:
                 task = bar.add_task("", total=total)
-                chosen = choose(wanted.dataset, scale, methods, place, lambda: bar.advance(task))
+                chosen = choose(
+                    wanted.dataset, scale, methods, place, lambda: bar.advance(task), lambda *one: failed.append(one)
+                )
     grid = cells(wanted, scale, chosen, seeds, more)
     archive = place.archive(wanted.dataset, scale)
-    failed = []
     if not show:
         rows = _names(only)
         todo = [cell for cell in grid if not rows or cell.row in rows]
         with _bar("training") as bar:
             known_runs = sum(archive.get(cell.config.id) is not None for cell in todo)
             task = bar.add_task("", total=len(todo), completed=known_runs)
-            failed = run(todo, archive, place, lambda: bar.advance(task))
+            failed += run(todo, archive, place, lambda: bar.advance(task))
     found = comparing.Comparison.of(wanted, grid, archive)
     console.print(comparing.shown(found))
     for config, message in failed:

@@ -113,17 +113,26 @@ def _finished(record: Record | None, attacked: bool) -> bool:
 
 
 def choose(
-    dataset: str, scale: Scale, methods: Sequence[str], place: Place, done: Callable[[], None] = lambda: None
+    dataset: str,
+    scale: Scale,
+    methods: Sequence[str],
+    place: Place,
+    done: Callable[[], None] = lambda: None,
+    lost: Callable[[Config, str], None] = lambda config, message: None,
 ) -> dict[str, dict[str, Any]]:
     """The hyper-parameters of each method: of its candidates, those with the best accuracy on noisy held-out labels.
 
     The mean over the last epochs counts. Trials have a seed and a split of their own, and are kept in an archive beside the
-    others. The choice is written to a file and used for all columns.
+    others. The choice is written to a file and used for all columns. A candidate whose process was lost is no bad
+    candidate: `lost` is told of it, and it is tried again when the command is started again.
     """
     archive = Archive(place.results / f"{dataset}-{scale}-search.jsonl")
     by_method = {m: trials(dataset, scale, m) for m in methods}
     runs = [Cell("search", 0, config) for configs in by_method.values() for config in configs]
     failed = run(runs, archive, place, done)
+    for config, message in failed:
+        if message == LOST:
+            lost(config, message)
     chosen: dict[str, dict[str, Any]] = {}
     table: dict[str, Any] = {}
     for method, configs in by_method.items():

@@ -18,6 +18,9 @@ SCALES: tuple[Scale, ...] = ("paper", "small", "tiny")
 NOISE = {"none": "none", "random": "random", "pair": "pair", "symmetric": "first", "asymmetric": "first-positive"}
 """The paper's names of noise, and ours: for texts it flips "the former" samples of the corpus."""
 
+GROWS = [0.1, 0.4]
+"""The part of the training in which the bound of mixcomp-grows goes from zero to its value."""
+
 ATTACKS = (2 / 255, 8 / 255)
 """Radii of the attack (PGD, 20 steps) by which adversarial accuracy is measured; the paper does not name its own."""
 
@@ -210,7 +213,8 @@ def cells(
         scale: the protocol.
         chosen: hyper-parameters by method; the defaults for those that are missing.
         seeds: runs of each cell.
-        extra: methods beyond the paper's rows; NAME-default is a method with its own defaults.
+        extra: methods beyond the paper's rows; NAME-default is a method with its own defaults, mixcomp-grows the chosen
+            MixComp whose bound grows from zero.
     """
     protocol = PROTOCOLS[scale][table.dataset]
     rows = [r for r in table.rows if not protocol.rows or r in protocol.rows]
@@ -226,6 +230,7 @@ def cells(
             continue
         method = method_of(row)
         hyper = {} if row.endswith("-default") else dict(chosen.get(method, {}))
+        hyper |= {"grows": GROWS} if row.endswith("-grows") else {}
         if "eps2" in given:
             hyper = {k: v for k, v in hyper.items() if k not in ("eps2", "steps")}
             top, _, bottom = str(given["eps2"]).partition("/")
