@@ -32,7 +32,12 @@ def pool_(rows: Tensor, count: Tensor, keys: Tensor) -> None:
     _pool_(rows, count, order[torch.searchsorted(values, keys)], len(keys))
 
 
-@torch.library.custom_op("compensate::pool_", mutates_args=("rows", "count"))
+# Its signature is spelled out: torch 2.4 cannot read annotations that are texts, as all are in this file.
+@torch.library.custom_op(
+    "compensate::pool_",
+    mutates_args=("rows", "count"),
+    schema="(Tensor(a!) rows, Tensor(b!) count, Tensor keys) -> ()",
+)
 def _look_and_pool_(rows: Tensor, count: Tensor, keys: Tensor) -> None:
     """On a CPU a look at the keys is cheap, and mostly saves the rest. Compiled graphs take it as one opaque step."""
     distinct, which = keys.unique(return_inverse=True)
