@@ -95,3 +95,5 @@ def tune(
         f"use it:     compensate train {asked.data} --method {asked.method.replace('_', '-')} {best}", soft_wrap=True
     )
     console.print(f"all trials: {folder / 'tuning.json'}", soft_wrap=True)
+    if found["lost"]:
+        raise typer.Exit(1)

@@ -76,7 +76,13 @@ def _here(
             while waiting and len(running) < count:
                 job, deaths = waiting.popleft()
                 pool = idle.pop() if idle else ProcessPoolExecutor(max_workers=1, env=_ONE_THREAD)
-                running[pool.submit(_alone, work, job)] = job, deaths, pool
+                try:
+                    future = pool.submit(_alone, work, job)
+                except BrokenProcessPool:  # its process was ended while it had nothing to do: no job is lost
+                    pool.shutdown(wait=False, kill_workers=True)
+                    waiting.appendleft((job, deaths))
+                    continue
+                running[future] = job, deaths, pool
             ready, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in ready:
                 job, deaths, pool = running.pop(future)

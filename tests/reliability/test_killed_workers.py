@@ -1,0 +1,148 @@
+"""The real commands lose a worker while it trains: the rest goes on, the run is tried again, and in the end it is reported."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import faults
+import pytest
+
+from compensate.training import tuning, workers
+from compensate.training.config import Config
+from compensate.training.workers import LOST, RETRIES
+
+TUNE = ["tune", "digits", "--method", "logcomp", "--trials", "3", "--epochs", "1", "--limit", "150", "--workers", "2",
+        "--set", "model=mlp"]  # fmt: skip
+
+
+def command(arguments: list[str], environment: dict[str, str]) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "compensate", *arguments],
+        capture_output=True, text=True, timeout=540, check=False, env={**environment, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    return done.returncode, re.sub(r"\s+", " ", done.stdout + done.stderr)
+
+
+def deaths(place: Path) -> int:
+    return len(list((place / "pids").iterdir()))
+
+
+def test_tune_goes_on_with_the_setting_of_a_killed_worker(tmp_path):
+    code, said = command([*TUNE, "--out", str(tmp_path / "out")], faults.deadly(tmp_path / "deadly", 1))
+    assert code == 0, said
+    assert deaths(tmp_path / "deadly") == 1
+    assert "lost" not in said
+    stored = json.loads((tmp_path / "out" / "tuning.json").read_text())
+    assert len(stored["trials"]) == 3
+    assert stored["lost"] == 0
+    # The setting that was under way is not lost either: its run came to its end, in the same folder.
+    victim = tmp_path / "out" / "runs" / (tmp_path / "deadly" / "victim").read_text()
+    assert (victim / "result.json").is_file()
+
+
+def test_a_search_says_how_many_trials_were_lost_and_fails(tmp_path, monkeypatch, capsys):
+    from compensate.cli import main
+
+    def but_the_last(work, jobs, count, *, lost):
+        *rest, last = jobs
+        yield from (work(*job) for job in rest)
+        yield lost(*last)
+
+    monkeypatch.setattr(tuning, "side_by_side", but_the_last)
+    monkeypatch.setattr(sys, "argv", ["compensate", *TUNE, "--out", str(tmp_path / "out")])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 1
+    assert "1 trials were lost" in capsys.readouterr().out
+    assert len(json.loads((tmp_path / "out" / "tuning.json").read_text())["trials"]) == 2
+
+
+@pytest.fixture
+def sentences(tmp_path):
+    """SST-2 in small."""
+    folder = tmp_path / "data" / "sst2"
+    folder.mkdir(parents=True)
+    for name, n in (("train", 60), ("dev", 20), ("test", 30)):
+        rows = [f"a plot that is {('dull', 'fine')[i % 2]}\t{i % 2}" for i in range(n)]
+        (folder / f"{name}.tsv").write_text("\n".join(rows))
+    return folder.parent
+
+
+def test_reproduce_gives_up_a_run_that_always_dies_and_finishes_the_others(tmp_path, sentences):
+    arguments = ["reproduce", "table-9-sst2", "--scale", "tiny", "--seeds", "1", "--workers", "2", "--defaults"]
+    arguments += ["--only", "base,label-smoothing", "--data-dir", str(sentences)]
+    arguments += ["--results", str(tmp_path / "results"), "--runs", str(tmp_path / "runs")]
+    code, said = command(arguments, faults.deadly(tmp_path / "deadly", 99))
+    assert code == 1, said
+    assert deaths(tmp_path / "deadly") == RETRIES + 1
+    assert LOST in said
+    (archive,) = (tmp_path / "results").glob("*.jsonl")
+    kept = archive.read_text().splitlines()
+    assert len(kept) == 3  # two rows, two columns, less one
+    # Started again, nothing that is finished is trained again, and the lost run is.
+    code, said = command(arguments, faults.deadly(tmp_path / "healthy", 0))
+    assert code == 0, said
+    again = archive.read_text().splitlines()
+    assert again[:3] == kept
+    assert len(again) == 4
+    assert (tmp_path / "healthy" / "victim").read_text() == (tmp_path / "deadly" / "victim").read_text()
+
+
+def test_a_candidate_that_is_lost_is_reported_and_no_bad_candidate(tmp_path, monkeypatch):
+    from compensate.experiments import grid
+
+    def but_the_last(work, jobs, count, *, backend, lost):
+        *rest, last = jobs
+        yield from ((job[0], {"id": job[0].id, "score": 1.0}) for job in rest)
+        yield lost(*last)
+
+    monkeypatch.setattr(grid, "side_by_side", but_the_last)
+    monkeypatch.setattr(grid, "_score", lambda record: record["score"])
+    told: list[tuple[Config, str]] = []
+    place = grid.Place(tmp_path / "results", tmp_path / "runs", None, 2, "joblib")
+    candidates = grid.trials("sst2", "small", "label_smoothing")
+    assert len(candidates) > 1
+    chosen = grid.choose("sst2", "small", ["label_smoothing"], place, lost=lambda *one: told.append(one))
+    assert [(config.id, message) for config, message in told] == [(candidates[-1].id, LOST)]
+    assert chosen["label_smoothing"] != dict(candidates[-1].hyper)
+
+
+def test_a_worker_that_dies_while_idle_costs_no_job(tmp_path, monkeypatch):
+    """Its pool is broken when the next job comes; another one is made."""
+    from joblib.externals.loky.process_executor import BrokenProcessPool, ProcessPoolExecutor
+
+    broken = []
+
+    def submit(self, *arguments):
+        if not broken:
+            broken.append(self)
+            raise BrokenProcessPool("it died")
+        return whole(self, *arguments)
+
+    whole = ProcessPoolExecutor.submit
+    monkeypatch.setattr(ProcessPoolExecutor, "submit", submit)
+    jobs = [(number, str(tmp_path), 0) for number in range(2)]
+    assert sorted(workers._here(faults.dies, jobs, 1, faults.lost)) == [(0, 1), (1, 1)]
+    assert broken
+
+
+def test_on_a_cluster_too(tmp_path, monkeypatch):
+    ray = pytest.importorskip("ray", reason="the extra `cluster` is not installed")
+    # Ray's own processes are no matter of ours, but they must find the module of the work.
+    monkeypatch.setenv("PYTHONPATH", str(Path(faults.__file__).parent))
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.setattr(workers, "RETRIES", 1)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    jobs = [(number, str(tmp_path), times) for number, times in enumerate([0, 1, 9])]
+    try:
+        answers = dict(workers.side_by_side(faults.dies, jobs, 2, backend="ray", lost=faults.lost))
+        assert answers == {0: 1, 1: 2, 2: -1}
+        assert (tmp_path / "2").read_text() == "xx"
+        with pytest.raises(TypeError):  # a mistake in the work itself is no loss
+            list(workers.side_by_side(faults.dies, [(1,)], 1, backend="ray", lost=faults.lost))
+    finally:
+        ray.shutdown()
