@@ -157,8 +157,8 @@ def apply_corrections(
 
     data = Path(data)
     out = Path(out) if out is not None else _fixed(data)
-    _check_target(out, force)
     decided = read_corrections(corrections) if isinstance(corrections, (str, Path)) else tuple(corrections)
+    _check_target(out, force)
     if data.is_dir():
         content, rows, changed = _folder(data, decided)
     elif kind_of(data) in (".parquet", ".pq"):

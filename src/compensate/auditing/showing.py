@@ -173,8 +173,8 @@ def content(data: Data | None, row: int) -> Content:
     return Content(text=str(raw[row]))
 
 
-SHOWN, LONGEST = 30, 200
-"""Columns of the data in a list of suspects, and signs of a cell."""
+SHOWN, LONGEST = 100, 200
+"""Columns of the data in a list of suspects, and signs of a cell; the file itself has the rest."""
 
 
 def cells(audit: Audit, rows: NDArray[np.int64], taken: Collection[str]) -> dict[str, list[str]]:

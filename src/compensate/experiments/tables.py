@@ -107,5 +107,5 @@ def find_table(name: str) -> Published:
     key = f"table-{key}" if key.isdigit() else key
     matches = [t for t in known if t == key or t.startswith(f"{key}-")]
     if len(matches) != 1:
-        raise InputError(f'there is no table "{name}"; {nearest(key, known)} All: {", ".join(known)}.')
+        raise InputError(f'there is no table "{name}"; {nearest(key, known)}')
     return known[matches[0]]
