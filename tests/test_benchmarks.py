@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
-from benchmarks import criterion, measure, pages, processes, steps
+from benchmarks import criterion, load, measure, pages, processes, steps
 from benchmarks.__main__ import names
 
 from compensate import Adversarial, Compensated
@@ -95,6 +97,32 @@ def test_the_page_shows_the_stored_figures() -> None:
             assert not row.startswith("|") or row in text, "make docs"
 
 
+def test_large_data_is_made_with_the_labels_that_are_said_to_be_wrong(tmp_path: Path) -> None:
+    path, wrong = load.table(tmp_path, 3_000)
+    frame = pd.read_csv(path)
+    assert len(frame) == len(wrong) == 3_000
+    assert 0.08 < wrong.mean() < 0.12
+    assert 0.01 < frame.isna().to_numpy().mean() < 0.03
+    folder, wrong = load.images(tmp_path, 60, None)
+    _, true = load._shapes(60, np.random.default_rng(0))
+    files = sorted(p for p in folder.rglob("*.png"))  # as the reader of folders sorts them
+    given = [int(p.parent.name.removeprefix("class ")) for p in files]
+    assert wrong.tolist() == [g != true[int(p.stem)] for g, p in zip(given, files, strict=True)]
+
+
+def test_a_large_audit_is_compared_with_a_smaller_one_of_its_kind() -> None:
+    def seen(kind: str, brief: bool, rows: int, seconds: float) -> load.Seen:
+        return load.Seen(kind, brief, rows, 1000, 0.0, seconds, 5000, 0, 0, 0, 0, 1.0, 1.0, 0.1, 0.0)
+
+    some = [seen("images", False, 10, 2.0), seen("table", False, 10, 1.0), seen("table", True, 10, 3.0)]
+    some += [seen("table", True, 100, 33.0)]
+    time, memory = load.ratios(some, barred=True)
+    assert time.median == pytest.approx(1.1)
+    assert time.bar == load.LINEAR
+    assert memory.median == 5.0
+    assert memory.bar == load.ROOM / 1000
+
+
 def test_every_benchmark_has_an_entry() -> None:
     assert {"criterion", "steps", "processes", "loader", "kmeans"} <= set(names())
-    assert not {"measure", "pages"} & set(names())
+    assert not {"measure", "pages", "soak", "load"} & set(names())
