@@ -62,7 +62,7 @@ def _comparison(path: Path) -> list[str]:
         name = row["method"] + (f" ({', '.join(f'{k}={v:g}' for k, v in hyper.items())})" if hyper else "")
         rows.append([name, percent(row["last"]), percent(row["best"]), cell])
     seeds = len({run["seed"] for run in runs})
-    what = [part for part in (common["noise"], common["imbalance"]) if part != "none"]
+    what = _words(common["noise"], common["imbalance"])
     setting = (
         f"{seeds} seeds, {common['epochs']} epochs, {common['optimiser']}, learning rate {common['lr']:g} ({common['schedule']}), "
         f"batch {common['batch_size']}. Hyper-parameters are the defaults unless named; the named "
@@ -71,7 +71,20 @@ def _comparison(path: Path) -> list[str]:
     )
     table = table_lines([["%", "last epoch", "best epoch", f"last, minus {stored['baseline']} (95 %)"], *rows])
     picture = f"![Accuracy over the epochs, and the last epoch of each seed.](img/compare-{path.stem}.png)"
-    return [f"## {common['data']}, {', '.join(what)}", setting, table, picture]
+    return [f"## {common['data'].capitalize()}, {what}", setting, table, picture]
+
+
+def _words(noise: str, imbalance: str) -> str:
+    """What was done to the data.
+
+    >>> _words("symmetric:0.4", "none"), _words("none", "exponential:50")
+    ('40 % wrong labels (symmetric)', 'the largest class 50 times the smallest (exponential)')
+    """
+    kind, _, rate = noise.partition(":")
+    shape, _, ratio = imbalance.partition(":")
+    wrong = [] if kind == "none" else [f"{100 * float(rate):g} % wrong labels ({kind})"]
+    skewed = [] if shape == "none" else [f"the largest class {ratio} times the smallest ({shape})"]
+    return ", ".join(wrong + skewed)
 
 
 def _runs(paths: list[Path]) -> list[str]:
