@@ -70,6 +70,9 @@ RECIPES = {
 }
 """By kind of samples: texts as words, features of a table or embeddings, images, anything for a user's own model."""
 
+MANY, FEWEST_PASSES = 200_000, 8
+"""Of more rows than this each is seen less often, but so often at least: what counts is the number of steps."""
+
 SMALL_IMAGE = 36
 """Grey images up to this size are for the small network; others get a residual one."""
 
@@ -112,15 +115,24 @@ def inputs(data: Data, model: nn.Module | Callable[[], nn.Module] | str | None =
             "a model of your own takes numbers, and these samples are texts. Make token ids with compensate.data.encode, or "
             "leave model out: words are then weighed by TF-IDF."
         )
-    if texts:
-        return _words(data)
     if model is None and isinstance(data.x, Ragged):
         raise InputError(
             "samples are token ids: give the model that reads them, for example a compensate.models.BiLSTM."
         )
-    if np.ndim(data.x) == 4:
-        return _images(data, model, seed)
-    return _features(data, model)
+    if texts:
+        found = _words(data)
+    else:
+        found = _images(data, model, seed) if np.ndim(data.x) == 4 else _features(data, model)
+    return replace(found, recipe=replace(found.recipe, epochs=passes(found.recipe.epochs, len(data))))
+
+
+def passes(epochs: int, rows: int) -> int:
+    """The epochs for so many rows, of those that are usual for a few.
+
+    >>> [passes(30, rows) for rows in (1000, 200_000, 400_000, 1_000_000)]
+    [30, 30, 15, 8]
+    """
+    return epochs if rows <= MANY else max(min(epochs, FEWEST_PASSES), round(epochs * MANY / rows))
 
 
 def _words(data: Data) -> Inputs:
