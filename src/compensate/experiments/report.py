@@ -20,6 +20,9 @@ _SAID = {
 }
 
 
+_ABLATIONS = ("table-3-mixcomp-ablation-cifar10", "table-10-mixcomp-ablation-imdb")
+
+
 def comparison(table: Published, results: Path, scale: Scale) -> Comparison | None:
     """A table as far as it is trained, all methods that were, or nothing."""
     archive = Archive(results / f"{table.dataset}-{scale}.jsonl")
@@ -50,7 +53,13 @@ def sections(results: Path, scale: Scale = "small") -> list[str]:
     parts = ["## The paper's tables, small scale", intro]
     for found in tables.values():
         parts += _table(found, scale)
-    parts += ["## What the paper claims", _claims(tables), *_choices(results, tables.values(), scale), *_cost(results)]
+    parts += [
+        "## What the paper claims",
+        _claims(tables),
+        *_grown(tables),
+        *_choices(results, tables.values(), scale),
+        *_cost(results),
+    ]
     return parts
 
 
@@ -84,6 +93,23 @@ def _claims(tables: dict[str, Comparison]) -> str:
         verdict = claim.judge(tables)
         rows.append([claim.where, claim.says, verdict.answer, verdict.figures])
     return table_lines(rows)
+
+
+def _grown(tables: dict[str, Comparison]) -> list[str]:
+    """What a bound that grows did where MixComp fell behind."""
+    rows = [["table", "column", "base", "mixcomp", "mixcomp-grows", "logcomp"]]
+    for found in tables.values():
+        for c in found.columns:
+            values = [found.ours.get((row, c)) for row in rows[0][2:]]
+            if all(values) and found.table.id not in _ABLATIONS:
+                rows.append([found.table.id, found.table.column_name(c), *map(str, values)])
+    said = (
+        "MixComp as the paper has it compensates the worst fitting samples of a batch from the first step on. The ResNet bears that; "
+        "the small BiLSTM is at 69 % after its first epoch (seed 0, no noise) where cross entropy is at 82 %, makes up for it slowly, and differs much "
+        "from seed to seed. The search, on one seed at 20 % noise, did not see it. A bound that grows from zero "
+        "(`mixcomp(grows=(0.1, 0.4))`, all else as chosen; the interval was not tuned on these seeds) mends it:"
+    )
+    return ["### Where MixComp falls behind, and what mends it", said, table_lines(rows)] if len(rows) > 1 else []
 
 
 def _choices(results: Path, tables: Iterable[Comparison], scale: Scale) -> list[str]:
