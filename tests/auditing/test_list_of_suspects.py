@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import csv
-import time
 
 import numpy as np
 import pandas as pd
-import pytest
 
 from compensate.auditing.page.model import Estimate
 from compensate.auditing.result import WRITTEN, Audit
@@ -59,15 +57,3 @@ def test_a_list_longer_than_what_is_written_at_once_is_whole(tmp_path):
     read = pd.read_csv(audit.write_suspects(tmp_path / "suspects.csv"))
     assert read["index"].tolist() == list(range(WRITTEN + 7))
     np.testing.assert_allclose(read["p_error"], audit.p_error, rtol=1e-5)
-
-
-@pytest.mark.parametrize("text", ["n0", ""])
-def test_the_time_for_a_flagged_row_does_not_grow_with_their_number(text, tmp_path):
-    def seconds(size: int) -> float:
-        audit = found(table(size, columns=8), np.full(size, 0.9), text=text)
-        start = time.process_time()
-        audit.write_suspects(tmp_path / "suspects.csv")
-        return time.process_time() - start
-
-    seconds(100)  # what is only done once
-    assert seconds(20_000) < 8 * (seconds(5_000) + 0.02)
