@@ -25,7 +25,9 @@ console = Console(highlight=False)
 
 def compare(
     data: o.Data = None,
-    methods: Annotated[str | None, typer.Option(help="Names with commas between.", show_default="base,logcomp,mixcomp")] = None,
+    methods: Annotated[
+        str | None, typer.Option(help="Names with commas between.", show_default="base,logcomp,mixcomp")
+    ] = None,
     seeds: Annotated[
         int | None, typer.Option(help="Repetitions of each; 3 if not given.", min=1, show_default=False)
     ] = None,
