@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
+
+# Ray puts a print of its own in place of Python's, for the whole process; skorch then takes ours for a user's and prints.
+os.environ.setdefault("RAY_TQDM_PATCH_PRINT", "0")
 
 _LIBRARIES = {"lightning": "lightning", "transformers": "transformers", "datasets": "datasets", "skorch": "skorch"}
 
