@@ -41,8 +41,8 @@ LINEAR, ROOM = 1.25, 4e9
 ABOUT = """`compensate audit PATH` with nothing else said, in a process of its own with one thread: a table of numbers and categories with
 missing cells and four classes, and a folder of images of 32 x 32 pixels in ten classes (CIFAR-10 where it is at hand, else drawn
 shapes); one label in ten is wrong. Time is that of the processor, from the start of the command to the last file, beside the same
-for a tenth of the rows times ten: 1 is linear. Memory is the peak of the resident set, interpreter and libraries included, beside
-the bytes of the files. A brief audit trains in 4 passes of batches of 4,096, to show all but the training. Sizes of the files and what was found are in the stored result."""
+for a tenth of the rows times ten: 1 is linear. Memory is the peak of the resident set, interpreter and libraries included (for images an upper
+bound: that of the process that made them), beside the bytes of the files. A brief audit trains in 4 passes of batches of 4,096, to show all but the training. Sizes of the files and what was found are in the stored result."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,8 @@ def audited(kind: str, path: Path, wrong: Bools, out: Path, *, brief: bool = Fal
     command = subprocess.Popen(
         [sys.executable, "-c", code, "audit", str(path), "--out", str(out)], env=os.environ | threads
     )
-    # Of this one process: the usage that `resource` gives for children is that of the largest so far.
+    # Of this one process: the usage that `resource` gives for children is that of the largest so far. Where the process that starts
+    # it is larger (it holds the images), the peak is that one's: an upper bound.
     _, status, used = os.wait4(command.pid, 0)
     wall = time.perf_counter() - start
     if status:
