@@ -137,7 +137,8 @@ PROTOCOLS: dict[Scale, dict[str, Protocol]] = {
             },
             columns=(("none", 0), ("symmetric", 0.1), ("symmetric", 0.2)),
             rows=("base", "label-smoothing", "pgd-at", "logcomp", "mixcomp-positive", "mixcomp-negative", "mixcomp"),
-            eps2=0.05, tuned_at="first:0.2", tuned_on={"seed": 100}, candidates=_SMALL_TEXTS,
+            # The radius that was chosen for adversarial training; with ten times as much nothing is learned.
+            eps2=0.005, tuned_at="first:0.2", tuned_on={"seed": 100}, candidates=_SMALL_TEXTS,
         ),
         "sst2": Protocol(
             {
