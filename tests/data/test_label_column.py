@@ -119,3 +119,21 @@ def test_joined_labels_are_refused_with_what_to_do(tmp_path):
 def test_the_reason_is_kept_for_telling():
     assert from_frame(table(target=RNG.normal(size=N)), "t").train.info["target"].startswith("a quantity")
     assert from_frame(table(target=classes("a", "b")), "t").train.info["target"] == "2 classes"
+
+
+def test_a_person_at_a_terminal_is_asked_for_the_label(monkeypatch, capsys):
+    import builtins
+    import sys
+
+    from compensate.commands.options import ask_label
+
+    error = UnclearLabel("which of them?", ("two", "one"))
+    with pytest.raises(UnclearLabel):
+        ask_label(error)
+    answers = iter(["three", "one", ""])
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(builtins, "input", lambda *_: next(answers))
+    assert ask_label(error) == "one", "three is not among the columns and is asked again"
+    assert ask_label(error) == "two", "the likeliest one by default"
+    assert "which of them?" in capsys.readouterr().out

@@ -41,6 +41,8 @@ def audit(
     ] = None,
     label: o.Label = None,
     text: o.Text = None,
+    ignore: o.Ignore = None,
+    columns: o.Columns = None,
     labels: Annotated[
         Path | None, typer.Option(help="A file of labels, for an array or a folder.", show_default=False)
     ] = None,
@@ -65,7 +67,8 @@ def audit(
 
     **Example:** `compensate audit reviews.csv`
 
-    No flag is needed: the label column is the one named label, target, class or y, or the only one with few values.
+    No flag is needed: the label column is the one named label, target, class, sentiment or the like, or the only one with
+    few values that the others can predict.
     """
     started = time.perf_counter()
     if data is None and probs is None:
@@ -76,7 +79,8 @@ def audit(
             found = _of_probabilities(data, probs, labels, label, seed or 0)
         else:
             chosen = {
-                "label": label, "text": text, "task": task, "size": size, "encoding": encoding, "delimiter": delimiter,
+                "label": label, "text": text, "ignore": ignore, "columns": columns, "task": task, "size": size,
+                "encoding": encoding, "delimiter": delimiter,
             }  # fmt: skip
             found = _trained(
                 str(data), labels, features, model, epochs, seed or 0, data_dir,
@@ -104,14 +108,18 @@ def _trained(
 
     from compensate.auditing.audit import audit as run
     from compensate.auditing.source import read
-    from compensate.data import load
+    from compensate.data import UnclearLabel, load
 
     if data_dir is not None and not Path(data).exists():
         source = load(data, data_dir, **options).train
         source = replace(source, info={**source.info, "title": data})
         source = read(source, labels, features, {})
     else:
-        source = read(data, labels, features, options)
+        try:
+            source = read(data, labels, features, options)
+        except UnclearLabel as error:
+            options = {**options, "label": o.ask_label(error)}
+            source = read(data, labels, features, options)
     if "label" in options:
         source = replace(source, info={**source.info, "label_given": True})
     console.print(_opening(source), markup=False)
@@ -209,6 +217,9 @@ def _opening(source: Data) -> str:
     lost = int((~source.labelled).sum())
     if lost:
         parts.append(f"{lost:,} without a label, which are predicted")
+    unused = [_short(c.name) for c in info.get("columns", ()) if c.role in ("identifier", "constant", "ignored")]
+    if unused:
+        parts.append(f"not used: {', '.join(unused[:8])}{', …' if len(unused) > 8 else ''}")
     return ", ".join(parts)
 
 
