@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from saved_models import save_bert, save_vit
 
 from compensate.encoders import cache as cache_module
-from compensate.encoders import catalogue, clear_cache, encode, hint
+from compensate.encoders import catalogue, clear_cache, encode, encode_data, hint
 from compensate.encoders.cache import Cache
 from compensate.encoders.text import TextEncoder, chunks
 from compensate.errors import InputError
@@ -238,3 +238,33 @@ def test_wrong_arguments_say_what_to_do(bert, arguments, message):
         encode(["a"], bert, batch_size=0)
     with pytest.raises(InputError, match="expected cpu"):
         encode(["a"], bert, cache=False, device="abacus")
+
+
+def test_a_folder_of_photographs_is_encoded_at_the_size_of_the_encoder(tmp_path):
+    from PIL import Image
+
+    from compensate.data import digits, read_folder
+
+    rng = np.random.default_rng(0)
+    for name in ("cat", "dog"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        pixels = rng.integers(0, 256, (100, 120, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "photos" / name / "1.png")
+    data = read_folder(tmp_path / "photos").train
+    vit = save_vit(tmp_path / "vit")
+    found = encode_data(data.subset([1]), vit, cache=False)
+    expected = encode([tmp_path / "photos" / "dog" / "1.png"], vit, "image", cache=False)
+    assert np.array_equal(found.values, expected.values)
+    assert not np.allclose(found.values, encode(data.x[1:], vit, "image", cache=False).values, atol=1e-4)
+    (tmp_path / "photos" / "dog" / "1.png").unlink()
+    again = encode_data(data.subset([1]), vit, cache=False)
+    assert np.allclose(again.values, encode(data.x[1:], vit, "image", cache=False).values), "what was read is left"
+    assert encode_data(digits(), vit, cache=False).values.shape == (1797, 8)
+
+
+def test_features_are_not_encoded(bert):
+    from compensate.data import Data
+
+    assert encode_data(Data(np.zeros((2, 3)), np.array([0, 1]), ("a", "b")), bert) is None
+    texts = Data(np.array(["w1", "w2"], dtype=object), np.array([0, 1]), ("a", "b"))
+    assert np.allclose(encode_data(texts, bert, cache=False).values, encode(["w1", "w2"], bert, cache=False).values)

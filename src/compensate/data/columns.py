@@ -130,7 +130,7 @@ def numbers(column: pd.Series) -> NDArray[np.float64]:
     if column.dtype == object or isinstance(column.dtype, pd.StringDtype):
         unread = np.flatnonzero(np.isnan(values))
         codes, distinct = pd.factorize(column.iloc[unread])
-        parsed = np.array([*(_written(v) for v in distinct), np.nan])
+        parsed = np.array([*(_written(v) for v in np.asarray(distinct, dtype=object)), np.nan])
         values[unread] = parsed[codes]
     values[~np.isfinite(values)] = np.nan
     return values
@@ -144,7 +144,7 @@ def dates(column: pd.Series, form: str) -> NDArray[np.datetime64]:
     """
     if not pd.api.types.is_datetime64_any_dtype(column):
         codes, distinct = pd.factorize(column)
-        cells = [None if is_missing(v) else str(v).strip() for v in distinct]
+        cells = [None if is_missing(v) else str(v).strip() for v in np.asarray(distinct, dtype=object)]
         read = pd.to_datetime(pd.Series(cells, dtype=object), errors="coerce", format=form, utc=True)
         column = pd.Series([*read, pd.NaT], dtype="datetime64[us, UTC]").iloc[codes]
     if getattr(column.dtype, "tz", None) is not None:
@@ -164,7 +164,9 @@ def _column(column: pd.Series, name: str, target: NDArray[Any] | None, *, wanted
     if target is not None and not wanted and _same(texts, target):
         return Column(name, "label", "repeats the label in other words")
     values = numbers(column)
-    share = np.mean(np.isfinite(values[there]) | [text.lower().lstrip("+-") in INFINITE for text in texts[there]])
+    finite = np.isfinite(values[there])
+    infinite = sum(text.lower().lstrip("+-") in INFINITE for text in texts[there][~finite])
+    share = (finite.sum() + infinite) / len(finite)
     form = _date_format(texts[there]) if share < NEARLY_ALL or _like_days(values) else None
     if form is not None:
         return Column(name, "date", f"dates such as {_short(texts[there][0])}", form)
@@ -223,8 +225,12 @@ def _names_rows(
 
 def _same(texts: NDArray[Any], target: NDArray[Any]) -> bool:
     """Whether a column and the label tell each other: pairs, values and labels are equally many."""
-    both = [(a, b) for a, b in zip(texts, target, strict=True) if b is not None]
-    values, labels = {a for a, _ in both}, {b for _, b in both}
+    labelled = target != None  # noqa: E711 - of each entry
+    texts, target = texts[labelled], target[labelled]
+    values, labels = set(texts), set(target)
+    if len(values) != len(labels):
+        return False
+    both = list(zip(texts, target, strict=True))
     return 2 <= len(labels) == len(values) < len(both) / 2 and len(set(both)) == len(labels)
 
 
@@ -258,7 +264,7 @@ def _like_days(values: NDArray[np.float64]) -> bool:
 def _texts(column: pd.Series) -> NDArray[Any]:
     """(N,) the cells as texts, None where missing; each distinct value is looked at once."""
     codes, values = pd.factorize(column)
-    texts = [None if is_missing(v) else str(v).strip() for v in values]
+    texts = [None if is_missing(v) else str(v).strip() for v in np.asarray(values, dtype=object)]
     return np.array([*texts, None], dtype=object)[codes]
 
 

@@ -47,6 +47,9 @@ class TableViews:
         linear: (N, G) for linear models, neighbours and networks: standardized; one-hot categories.
         tree_names, linear_names: what each feature is.
         columns: the role of every column of the table.
+
+    >>> TableViews(np.zeros((2, 1)), np.zeros((2, 3)), ("town",), ("town=a", "town=b", "town=c"), ()).linear.shape
+    (2, 3)
     """
 
     trees: Matrix
@@ -258,7 +261,7 @@ def _date_parts(cells: pd.Series, column: Column) -> NDArray[np.float64]:
 def _categories(cells: pd.Series) -> NDArray[Any]:
     """(N,) the cells as texts, `ABSENT` where missing; each distinct value is looked at once."""
     codes, values = pd.factorize(cells)
-    texts = [ABSENT if is_missing(v) else str(v).strip() for v in values]
+    texts = [ABSENT if is_missing(v) else str(v).strip() for v in np.asarray(values, dtype=object)]
     return np.array([*texts, ABSENT], dtype=object)[codes]
 
 

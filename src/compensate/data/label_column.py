@@ -44,6 +44,9 @@ TOPICS = frozenset(
 FEW_CLASSES = 20
 """Up to this many whole numbers are classes; of more, only those that count from 0 or 1 without a gap."""
 
+LISTS = (list, tuple, set, np.ndarray)
+"""What a cell of a typed table may hold besides a value."""
+
 ROWS_TRIED = 1000
 """Rows on which it is tried whether a column can be predicted."""
 
@@ -75,25 +78,24 @@ def choose_label(frame: pd.DataFrame, label: str | None, where: str, text: str |
             raise InputError(f'{where} has no column "{label}"; {nearest(label, names)}')
         return label
     others = [name for name in names if name != text and name.strip().lower() not in (*IDS, "split")]
-    values = {name: _distinct(frame[name]) for name in others}
+    few = max(5, min(100, len(frame) // 10))
     plain = [name for name in others if _plainly(name)]
     if len(plain) == 1:  # even with one value, so that this is what gets said
         return plain[0]
     candidates: list[str] = []
     for fits in (_plainly, _with_a_word, _by_topic):
-        candidates = [name for name in others if fits(name) and values[name] >= 2]
+        candidates = [name for name in others if fits(name) and _distinct(frame[name]) >= 2]
         if len(candidates) == 1:
             return candidates[0]
         if candidates:
             break
     else:
-        few = max(5, min(100, len(frame) // 10))
-        candidates = [name for name in others if 2 <= values[name] <= few]
+        candidates = [name for name in others if 2 <= _distinct(frame[name], few) <= few]
         if len(candidates) > 1:
             candidates = _predictable(frame, candidates, text) or candidates
         if len(candidates) == 1:
             return candidates[0]
-    raise _unclear(frame, candidates, names, values, where)
+    raise _unclear(frame, candidates, names, where)
 
 
 def targets(cells: NDArray[Any], task: str | None, where: str, label: str) -> tuple[NDArray[Any], tuple[str, ...], str]:
@@ -217,15 +219,14 @@ def _gain(x: Any, column: pd.Series) -> float:
     return float(right.mean() - chance - 2 * np.sqrt(chance * (1 - chance) / len(y)))
 
 
-def _unclear(
-    frame: pd.DataFrame, candidates: list[str], names: list[str], values: dict[str, int], where: str
-) -> UnclearLabel:
+def _unclear(frame: pd.DataFrame, candidates: list[str], names: list[str], where: str) -> UnclearLabel:
     if not candidates:
         return UnclearLabel(
             f"{where} has no column named {', '.join(LABELS)} and none with few values; its columns are "
             f"{', '.join(names)}. Say which holds the label: label=... (--label on the command line).",
             names,
         )
+    values = {name: _distinct(frame[name]) for name in candidates}
     # Labels mostly stand last, else first.
     ranked = sorted(candidates, key=lambda name: (name != names[-1], name != names[0], values[name]))
     shown = "; ".join(f"{name} ({_sample(frame[name], values[name])})" for name in ranked[:8])
@@ -258,18 +259,18 @@ def _name_words(name: str) -> set[str]:
     return set(re.sub(r"([a-z])([A-Z])", r"\1 \2", name).lower().replace("_", " ").replace("-", " ").split())
 
 
-def _distinct(column: pd.Series) -> int:
-    return (
-        len({str(v) for v in column.unique() if not is_missing(v)}) if column.dtype != object else _of_objects(column)
-    )
-
-
-def _of_objects(column: pd.Series) -> int:
-    return len({_cell(v) for v in column if not is_missing(v)})
+def _distinct(column: pd.Series, most: int | None = None) -> int:
+    """The number of distinct values; more than ``most`` are not counted to the end."""
+    lists = column.dtype == object and any(isinstance(v, LISTS) for v in column)
+    cells = column.map(_cell) if lists else column
+    values = np.asarray(cells.unique(), dtype=object)
+    if most is not None and len(values) > most + 20:  # however many ways there are to write that a value is missing
+        return most + 1
+    return len({str(v) for v in values if not is_missing(v)})
 
 
 def _cell(value: Any) -> str:
-    if isinstance(value, (list, tuple, set, np.ndarray)):
+    if isinstance(value, LISTS):
         return f"[{', '.join(map(str, value))}]"
     return str(value).strip()
 

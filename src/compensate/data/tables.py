@@ -18,7 +18,7 @@ from compensate.data.columns import IDS, analyze
 from compensate.data.dataset import Data, Splits
 from compensate.data.features import TableEncoder
 from compensate.data.files import decode, read_bytes
-from compensate.data.label_column import LABELS, targets
+from compensate.data.label_column import LABELS, LISTS, targets
 from compensate.data.label_column import choose_label as choose_label
 from compensate.data.labels import encode_labels, is_missing
 from compensate.errors import InputError, nearest
@@ -155,6 +155,7 @@ def from_frame(
         raise InputError(f"{where} has no rows.")
     frame = frame.reset_index(drop=True).set_axis([str(c) for c in frame.columns], axis=1)
     _check_names(frame, where)
+    frame = _without_lists(frame)
     ignored, wanted = _names(ignore), None if columns is None else _names(columns)
     open_to = frame.drop(columns=[c for c in ignored if c in frame.columns])
     readable = open_to if wanted is None else open_to[[c for c in open_to.columns if c in (*wanted, label, text)]]
@@ -227,6 +228,16 @@ def _names(given: str | Sequence[str]) -> list[str]:
     (['id', 'url'], ['a,b'])
     """
     return [name.strip() for name in given.split(",")] if isinstance(given, str) else list(given)
+
+
+def _without_lists(frame: pd.DataFrame) -> pd.DataFrame:
+    """Cells of a typed table that hold lists, arrays or mappings as texts."""
+    nested = {
+        name: frame[name].map(str)
+        for name in frame.columns
+        if frame[name].dtype == object and any(isinstance(v, (*LISTS, dict)) for v in frame[name])
+    }
+    return frame.assign(**nested)
 
 
 def _check_names(frame: pd.DataFrame, where: str) -> None:

@@ -28,6 +28,9 @@ class Encoder:
         source: where the weights come from.
         identity: changes whenever an embedding could.
         load: gives the encoder on a device.
+
+    >>> Encoder("tiny", "MIT", "a folder", "1", lambda device: None).name
+    'tiny'
     """
 
     name: str

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from compensate.data.dataset import Data
 from compensate.encoders.cache import Cache, cache_folder
 from compensate.encoders.catalogue import Encoder, find_encoder
 from compensate.encoders.image import image_bytes
@@ -30,6 +31,9 @@ class Encoded:
         values: (N, D) a row for each item.
         name, license, source: of the encoder, for the report.
         reused: how many items were in the cache.
+
+    >>> Encoded(np.zeros((2, 3), np.float32), "tiny", "MIT", "a folder").values.shape
+    (2, 3)
     """
 
     values: NDArray[np.float32]
@@ -96,6 +100,41 @@ def encode(
             if progress is not None:
                 progress(done, len(items))
     return Encoded(np.stack([known[key] for key in keys]), found.name, found.license, found.source, reused)
+
+
+def encode_data(data: Data, encoder: str | Path = "auto", **options: Any) -> Encoded | None:
+    """Embeddings of a data set of texts or images; none if its samples are neither, or as `encode` says.
+
+    Args:
+        data: the samples. Images that were read from a folder are read again at the size that the encoder wants.
+        encoder, options: as for `encode`.
+
+    >>> texts = Data(np.array(["a film", "a play"], dtype=object), np.array([0, 1]), ("x", "y"))
+    >>> encode_data(texts, "none") is None
+    True
+    """
+    kind = sample_kind(data)
+    if kind is None:
+        return None
+    return encode(_files(data) or data.x, encoder, kind, **options)
+
+
+def sample_kind(data: Data) -> str | None:
+    """``"text"`` or ``"image"``, or none for features.
+
+    >>> sample_kind(Data(np.zeros((2, 3)), np.array([0, 1]), ("x", "y")))
+    """
+    dtype = getattr(data.x, "dtype", None)
+    if dtype is not None and dtype.kind in "OU" and np.ndim(data.x) == 1:
+        return "text"
+    return "image" if np.ndim(data.x) == 4 else None
+
+
+def _files(data: Data) -> list[Path] | None:
+    if np.ndim(data.x) != 4 or "folder" not in data.info or data.ids is None:
+        return None
+    files = [Path(data.info["folder"]) / str(name) for name in data.ids]
+    return files if all(file.is_file() for file in files) else None
 
 
 def _encoded(
