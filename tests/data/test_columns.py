@@ -26,6 +26,7 @@ COLUMNS = {
     "measures": (RNG.normal(size=N), "number"),
     "written measures": ([f"{v:.3f}" for v in RNG.normal(size=N)], "number"),
     "prices": ([f"${v:,.2f}" for v in RNG.uniform(1, 5000, N)], "number"),
+    "decimal commas": ([f"{v:.3f}".replace(".", ",") for v in RNG.normal(size=N)], "number"),
     "ages": (RNG.integers(18, 90, N), "number"),
     "sorted measures": (np.sort(RNG.integers(0, 100_000, N)), "number"),
     "unknown in between": ([str(v) if i % 40 else "unknown" for i, v in enumerate(RNG.normal(size=N))], "number"),
@@ -103,9 +104,26 @@ def test_every_column_has_a_role_and_finite_features(cells):
     ("cell", "number"),
     [
         *[("$1,200.50", 1200.5), ("12 %", 12), ("-€3", -3), ("€-3", -3), ("1e3", 1000), (" 7 ", 7), ("+2", 2)],
-        *[("1,2", None), ("12-3", None), ("", None), ("1 2", None), ("--1", None), ("$", None), ("1,2345", None)],
+        *[
+            ("1,2", 1.2),
+            ("1.200,50 €", 1200.5),
+            ("1,200", 1200),
+            ("0,125", 0.125),
+            ("12-3", None),
+            ("", None),
+            ("1 2", None),
+            ("--1", None),
+            ("$", None),
+            ("1,2,3", None),
+            ("9" * 5000, None),
+        ],
     ],
 )
 def test_numbers_as_people_write_them(cell, number):
     (found,) = numbers(pd.Series([cell]))
     assert np.isnan(found) if number is None else found == number
+
+
+def test_one_cell_with_a_decimal_comma_speaks_for_the_column():
+    assert numbers(pd.Series(["1,250", "0,5", "3", "2.000,25"])).tolist() == [1.25, 0.5, 3, 2000.25]
+    assert numbers(pd.Series(["1,250", "500", "3,000"])).tolist() == [1250, 500, 3000]

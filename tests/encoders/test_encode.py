@@ -122,6 +122,22 @@ def test_an_interrupted_run_continues_where_it_stopped(bert, tmp_path, counted):
     assert sorted(counted) == sorted(TEXTS)
 
 
+def test_a_killed_process_leaves_what_it_encoded(bert, tmp_path, counted):
+    import os
+    import subprocess
+    import sys
+
+    code = (
+        "import os, sys; from compensate.encoders import cache, encode; cache.SECONDS = 0\n"
+        "texts = [f'w{i} w{i + 1} w{i + 2}' for i in range(12)]\n"
+        "encode(texts, sys.argv[1], cache=sys.argv[2], batch_size=2, progress=lambda d, _: d >= 6 and os._exit(9))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(bert), str(tmp_path)], env=os.environ, check=False)
+    assert done.returncode == 9
+    assert encode(TEXTS, bert, cache=tmp_path).reused == 6
+    assert len(counted) == 6
+
+
 @pytest.mark.parametrize("damage", ["value", "page", "not a database", "empty"])
 def test_a_damaged_cache_is_computed_again(bert, tmp_path, counted, damage):
     expected = encode(TEXTS, bert, cache=tmp_path).values

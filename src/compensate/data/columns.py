@@ -34,6 +34,7 @@ SENTENCE = 3
 _ID_NAME = re.compile(r"(^|[_\W])(id|uuid|guid|key)$|[a-z](Id|ID)$")
 _HASH = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?=.*\d)[0-9a-f]{16,128}", re.IGNORECASE)
 _URL = re.compile(r"(https?|ftp|s3|gs)://\S+|www\.\S+", re.IGNORECASE)
+_DECIMAL_COMMA = re.compile(r"[-+]?(\d{1,3}(\.\d{3})+|\d+),(\d{1,2}|\d{4,})\s*[%$€£¥]?|[-+]?0,\d+")
 _WRITTEN = re.compile(r"([-+]?)\s*[$€£¥]?\s*([-+]?)(\d{1,3}(?:,\d{3})+|\d+)(\.\d+)?\s*[%$€£¥]?")
 
 DATE_FORMATS = (
@@ -121,7 +122,9 @@ def describe(columns: Sequence[Column]) -> str:
 
 
 def numbers(column: pd.Series) -> NDArray[np.float64]:
-    """(N,) the cells as numbers, NaN where there is none: empty cells, infinities, words. "$1,200" and "12 %" are numbers.
+    """(N,) the cells as numbers, NaN where there is none: empty cells, infinities, words.
+
+    "$1,200" and "12 %" are numbers. Where some cell of the column can only have a decimal comma, such as "1,5", all have it.
 
     >>> numbers(pd.Series(["1", " 2.5", "$1,200", "12%", "NA", "inf", None])).tolist()
     [1.0, 2.5, 1200.0, 12.0, nan, nan, nan]
@@ -130,7 +133,10 @@ def numbers(column: pd.Series) -> NDArray[np.float64]:
     if column.dtype == object or isinstance(column.dtype, pd.StringDtype):
         unread = np.flatnonzero(np.isnan(values))
         codes, distinct = pd.factorize(column.iloc[unread])
-        parsed = np.array([*(_written(v) for v in np.asarray(distinct, dtype=object)), np.nan])
+        cells = [str(v).strip() for v in np.asarray(distinct, dtype=object)]
+        if any(_DECIMAL_COMMA.fullmatch(cell) for cell in cells):
+            cells = [cell.replace(".", "").replace(",", ".") if cell.count(",") == 1 else cell for cell in cells]
+        parsed = np.array([*(_written(cell) for cell in cells), np.nan])
         values[unread] = parsed[codes]
     values[~np.isfinite(values)] = np.nan
     return values
@@ -268,8 +274,8 @@ def _texts(column: pd.Series) -> NDArray[Any]:
     return np.array([*texts, None], dtype=object)[codes]
 
 
-def _written(cell: Any) -> float:
-    match = _WRITTEN.fullmatch(str(cell).strip())
+def _written(cell: str) -> float:
+    match = _WRITTEN.fullmatch(cell)
     if match is None or (match[1] and match[2]):
         return np.nan
     return float(f"{match[1]}{match[2]}{match[3].replace(',', '')}{match[4] or ''}")
