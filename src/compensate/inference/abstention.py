@@ -42,6 +42,8 @@ class AbstentionCost(Statistic):
     step, to the same end.
     """
 
+    observes = "logits"  # the price of the first step after the warm-up is that of its own batch
+
     def __init__(self, warmup: int, final: float, divisor: float, mu: float) -> None:
         super().__init__()
         self.warmup, self.final, self.divisor, self.mu = warmup, final, divisor, mu

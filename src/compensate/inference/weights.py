@@ -166,5 +166,5 @@ class LearnedWeights(nn.Module):
         helps = torch.where(s.valid, rows.clamp(min=0), 0.0).to(s.l.dtype)
         weights = s.valid.sum() * helps / helps.sum().clamp(min=torch.finfo(helps.dtype).tiny)
         if s.learn:
-            self.table.write(keys, torch.zeros_like(rows))
+            s.later(lambda: self.table.write(keys, torch.zeros_like(rows)))
         return torch.where((rows == 0).all(), torch.ones_like(weights), weights)
