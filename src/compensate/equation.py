@@ -315,8 +315,7 @@ class Compensated(nn.Module):
             losses = F.cross_entropy(u, y, weight=weight, reduction="none")
         else:
             losses = self.base(u, y)
-            if weight is not None:
-                losses = losses * (weight[s.labels] if s.hard else s.y.to(u.dtype) @ weight)
+            losses = losses if weight is None else losses * s.weights.to(losses.dtype)
         return losses if s.complete else torch.where(s.valid, losses, 0.0)
 
     def _stays_on_simplex(self, name: str) -> bool:
@@ -344,7 +343,7 @@ class Compensated(nn.Module):
             return max(1, len(s.target))
         if self.weight is None or not weighted:
             return s.valid.sum().clamp(min=1)
-        total = (self.weight[s.labels] * s.valid).sum()
+        total = (s.weights * s.valid).sum()
         return torch.where(total == 0, torch.ones_like(total), total)
 
     # --- what follows a step ----------------------------------------------------------------------------------

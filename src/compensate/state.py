@@ -130,6 +130,14 @@ class State:
         )
 
     @property
+    def weights(self) -> Tensor:
+        """(B,) the class weight of each sample, a mean of several where its label is a distribution; 1 if there are none."""
+        weight = self.criterion.weight
+        if weight is None:
+            return torch.ones((), device=self.target.device)
+        return weight[self.labels] if self.hard else self.y @ weight.to(self.y.dtype)
+
+    @property
     def epoch(self) -> Tensor:
         """The number of finished epochs, a scalar tensor."""
         return self.criterion.epoch
