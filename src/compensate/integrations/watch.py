@@ -12,6 +12,7 @@ from torch import Tensor
 from compensate.checks import require
 from compensate.errors import InputError
 from compensate.inference.statistics import Statistic
+from compensate.integrations.padding import Padding
 from compensate.state import State
 
 UNSEEN = torch.iinfo(torch.int32).min
@@ -58,6 +59,8 @@ class Watch(Statistic):
         """True while the training loop evaluates; set by whoever runs it."""
         self.whole = False
         """True if every process must see the whole batch; set by whoever runs several."""
+        self.padding: Padding | None = None
+        """What the sampler of several processes repeats; set by whoever runs them."""
         size = num_samples or 0
         self.register_buffer("given", torch.full((size,), UNSEEN, dtype=torch.int32), persistent=False)
         self.register_buffer("here", torch.zeros(size, dtype=torch.bool), persistent=False)
@@ -70,6 +73,12 @@ class Watch(Statistic):
         """Raises if the batch names its samples by other numbers than before."""
         if self.evaluating:
             raise InputError(LEARNS_IN_EVALUATION)
+        if s.model is not None and self.padding is not None and self.padding.rows(len(s.target)) is not None:
+            raise InputError(
+                "the sampler repeats samples in the last batch of an epoch, so that every process has as many, and they would count "
+                "twice. Write criterion(*together(model(x), target, index)), which leaves them out, in place of "
+                "criterion.evaluate, or use a loader that drops what is too many (drop_last=True)."
+            )
         if self.given.device != s.u.device:
             raise InputError(
                 f"the criterion is on {self.given.device} and the logits are on {s.u.device}. Move it before training: "
