@@ -126,7 +126,8 @@ class CompensationMixin:
         state = self.accelerator.gradient_state
         before = state.active_dataloader
         batches, count = super().get_batch_samples(*args, **kwargs)  # type: ignore[misc]
-        loader = state.active_dataloader or before  # several batches are fetched at once, perhaps beyond the end
+        # Several batches are fetched at once, perhaps beyond the end, and then no loader is active.
+        loader = before if state.active_dataloader is None else state.active_dataloader
         if batches and self.args.world_size > 1 and loader is not None and loader.end_of_dataloader:
             batches[-1][REAL] = loader.remainder
         return batches, count
