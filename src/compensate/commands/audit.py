@@ -140,8 +140,9 @@ def _trained(
 
 
 def _of_probabilities(data: str | None, probs: Path, labels: Path | None, label: str | None, seed: int) -> Audit:
-    from compensate.auditing.probabilities import audit_probabilities, read_array
+    from compensate.auditing.probabilities import audit_probabilities
     from compensate.data import load, read_labels
+    from compensate.data.files import read_array
 
     if labels is None and data is None:
         raise InputError("--probs needs the labels too: compensate audit --probs p.npy --labels y.npy.")

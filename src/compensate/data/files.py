@@ -5,8 +5,11 @@ from __future__ import annotations
 import bz2
 import errno
 import gzip
+import io
 import lzma
 import os
+import secrets
+import stat
 import struct
 import tarfile
 import tempfile
@@ -15,9 +18,12 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING, Any
 
 from compensate.errors import InputError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 DAMAGE = (
     *(EOFError, lzma.LZMAError, zlib.error, tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, struct.error),
@@ -73,7 +79,9 @@ def _opener(path: Path) -> Callable[..., IO[bytes]]:
 def write_atomically(path: str | Path, content: bytes) -> None:
     """Write the whole file or nothing: readers see the old content until the new one is on disk.
 
-    A disk that is full or a folder that may not be written to is an error that says so; the old content stays.
+    A disk that is full or a folder that may not be written to is an error that says so; the old content stays. A file
+    that is replaced keeps its mode, a new one gets what the umask leaves. A link is followed. A device, a pipe or a
+    folder is refused.
 
     >>> import tempfile
     >>> target = Path(tempfile.mkdtemp()) / "a.txt"
@@ -81,19 +89,52 @@ def write_atomically(path: str | Path, content: bytes) -> None:
     >>> target.read_bytes()
     b'hello'
     """
-    path = Path(path)
     with writing(path):
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        mode = check_regular(path)
+        path = Path(os.path.realpath(path))
+        temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}")
+        # Opened by the system's own rules, and not by those of tempfile, so that the umask holds.
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            os.chmod(temporary, 0o644)
+            if mode is not None:
+                os.chmod(temporary, mode)
             os.replace(temporary, path)
         except BaseException:
-            Path(temporary).unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise
+
+
+def check_regular(path: str | Path) -> int | None:
+    """The mode of the file that is to be replaced, if there is one; anything but a regular file is refused.
+
+    >>> check_regular("no such file") is None
+    True
+    """
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISREG(found.st_mode):
+        kind = "folder" if stat.S_ISDIR(found.st_mode) else "device, pipe or socket"
+        raise InputError(f"{path} is a {kind} and not a regular file; name a file to write.")
+    return stat.S_IMODE(found.st_mode)
+
+
+def check_writable(folder: str | Path) -> None:
+    """Refuses a folder in which nothing can be written, before any work is done for it; leaves nothing behind.
+
+    >>> import tempfile
+    >>> check_writable(Path(tempfile.mkdtemp()) / "runs" / "first")
+    """
+    folder = Path(folder)
+    with writing(folder):
+        there = next(p for p in (folder, *folder.absolute().parents) if os.path.lexists(p))
+        with tempfile.TemporaryDirectory(prefix=".compensate-", dir=there):
+            pass
 
 
 @contextmanager
@@ -101,6 +142,8 @@ def writing(path: str | Path) -> Iterator[None]:
     """Turn what a disk or a folder refuses into an error that says what to do."""
     try:
         yield
+    except InputError:
+        raise
     except OSError as error:
         remedy = {
             errno.ENOSPC: "Free some space, or choose another disk",
@@ -178,12 +221,91 @@ def read_text(path: str | Path, encoding: str = "utf-8") -> str:
     return decode(read_bytes(path), path, encoding)
 
 
+def read_numpy(path: str | Path) -> NDArray[Any] | dict[str, NDArray[Any]]:
+    """The array of an .npy file, or those of an .npz by name; nothing pickled is read.
+
+    An .npz may unpack to as much as any other packed file: see `GROWTH`.
+
+    >>> import tempfile
+    >>> import numpy as np
+    >>> path = Path(tempfile.mkdtemp()) / "a.npz"
+    >>> np.savez(path, x=np.arange(3))
+    >>> read_numpy(path)
+    {'x': array([0, 1, 2])}
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"there is no file {path}; check the path.")
+    with numpy_damage(path), open(path, "rb") as file:
+        if file.read(4) == b"PK\3\4":
+            return dict(_npz(path))
+        file.seek(0)
+        return _npy(file, path.stat().st_size)
+
+
+@contextmanager
+def numpy_damage(path: str | Path) -> Iterator[None]:
+    """As `damage`, for numpy's files: numpy hands their header to a parser of Python, which fails in many ways."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        why = "it holds pickled objects, which are not read" if "pickle" in str(error).lower() else str(error)
+        raise InputError(
+            f"{path} is damaged or not a numpy file of numbers ({why or type(error).__name__}). Write it again with "
+            "numpy.save or numpy.savez."
+        ) from error
+
+
+def read_array(path: str | Path) -> NDArray[Any]:
+    """The array of an .npy file, or the only one of an .npz.
+
+    >>> import tempfile
+    >>> import numpy as np
+    >>> path = Path(tempfile.mkdtemp()) / "a.npy"
+    >>> np.save(path, np.arange(3))
+    >>> read_array(path)
+    array([0, 1, 2])
+    """
+    found = read_numpy(path)
+    if not isinstance(found, dict):
+        return found
+    if len(found) != 1:
+        raise InputError(f"{path} holds {', '.join(found) or 'nothing'}; expected one array.")
+    return next(iter(found.values()))
+
+
+def _npz(path: Path) -> Iterator[tuple[str, NDArray[Any]]]:
+    for name, content in members(path, lambda name: True, packed=".zip"):
+        yield name.removesuffix(".npy"), _npy(io.BytesIO(content), len(content))
+
+
+def _npy(file: IO[bytes], size: int) -> NDArray[Any]:
+    """An array whose header may not promise more bytes than there are: numpy would make room for them first."""
+    from numpy.lib import format as npy
+
+    version = npy.read_magic(file)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"version {version} of the format is not read")
+    shape, _, kind = (npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0)(file)
+    promised = kind.itemsize
+    for length in shape:
+        promised *= length
+    if not kind.hasobject and promised > size:
+        raise ValueError(f"its header promises {promised:,} bytes, and there are {size:,}")
+    file.seek(0)
+    return npy.read_array(file, allow_pickle=False)
+
+
 def is_archive(path: Path) -> bool:
     return path.is_file() and path.name.lower().endswith(ARCHIVES)
 
 
-def members(path: str | Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
-    """Name and content of the wanted files of a folder, a tar or a zip archive.
+def members(
+    path: str | Path, wanted: Callable[[str], bool], *, packed: str | None = None
+) -> Iterator[tuple[str, bytes]]:
+    """Name and content of the wanted files of a folder, a tar or a zip archive; `packed` says which where the name does not.
 
     Archives are read in place and never unpacked to disk, so that a name such as ``../x`` or a link in one is only a
     name. Names use ``/`` and are relative; files come in the archive's order, a folder's sorted by name.
@@ -198,7 +320,7 @@ def members(path: str | Path, wanted: Callable[[str], bool]) -> Iterator[tuple[s
     if not path.is_file():
         raise InputError(f"there is no file or folder {path}; check the path.")
     with damage(path):
-        if path.name.lower().endswith(".zip"):
+        if (packed or path.name.lower()).endswith(".zip"):
             with zipfile.ZipFile(path) as zipped:
                 left = limit(path)
                 for info in zipped.infolist():
@@ -211,7 +333,7 @@ def members(path: str | Path, wanted: Callable[[str], bool]) -> Iterator[tuple[s
         # The stream mode reads once from front to back: seeking in a compressed file would unpack it again and again.
         with (
             _opener(path)(path, "rb") as stream,
-            tarfile.open(fileobj=(packed := _Counted(stream, path)), mode="r|") as tar,  # type: ignore[call-overload]
+            tarfile.open(fileobj=(counted := _Counted(stream, path)), mode="r|") as tar,  # type: ignore[call-overload]
         ):
             left = limit(path)
             for member in tar:
@@ -224,5 +346,5 @@ def members(path: str | Path, wanted: Callable[[str], bool]) -> Iterator[tuple[s
                     if len(content) != member.size:
                         raise EOFError(f"{member.name} ends early")
                     yield member.name.removeprefix("./"), content
-            while packed.read(1 << 20):  # the archive ends before its file does, and the checksum comes last
+            while counted.read(1 << 20):  # the archive ends before its file does, and the checksum comes last
                 pass

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from compensate.data.dataset import UNLABELLED, Data
-from compensate.data.files import damage, read_bytes, read_text
+from compensate.data.files import members, numpy_damage, opened, read_numpy, read_text
 from compensate.data.unpickle import load_arrays
 from compensate.errors import InputError, nearest
 
@@ -142,26 +140,19 @@ def read_labels(path: str | Path, key: str | None = None) -> tuple[NDArray[Any],
 
 
 def _arrays(path: Path) -> Any:
-    content = read_bytes(path)
     if path.suffix.lower() == ".pt":
-        with damage(path), zipfile.ZipFile(io.BytesIO(content)) as zipped:
-            inner = [name for name in zipped.namelist() if name.endswith("data.pkl")]
-            if len(inner) != 1:
-                raise InputError(f"{path} is not a file saved by torch.")
-            return load_arrays(zipped.read(inner[0]), str(path))
-    try:
-        if b"'descr': '|O'" in content[:200]:
-            # An object array of one dictionary: its pickle follows the header.
-            stream = io.BytesIO(content)
-            version = np.lib.format.read_magic(stream)
-            (np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0)(stream)
-            return _inner(load_arrays(stream.read(), str(path)))
-        loaded = np.load(io.BytesIO(content), allow_pickle=False)
-        return {name: loaded[name] for name in loaded.files} if hasattr(loaded, "files") else loaded
-    except InputError:
-        raise
-    except Exception as error:  # numpy hands the header to a parser of Python, which fails in many ways
-        raise InputError(f"{path} is damaged or not a numpy file ({error}).") from error
+        inner = [content for _, content in members(path, lambda name: name.endswith("data.pkl"), packed=".zip")]
+        if len(inner) != 1:
+            raise InputError(f"{path} is not a file saved by torch.")
+        return load_arrays(inner[0], str(path))
+    with opened(path) as file, numpy_damage(path):
+        # An object array of one dictionary: its pickle follows the header.
+        if b"'descr': '|O'" in file.read(200):
+            file.seek(0)
+            version = np.lib.format.read_magic(file)
+            (np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0)(file)
+            return _inner(load_arrays(file.read(), str(path)))
+    return read_numpy(path)
 
 
 def _inner(value: Any) -> Any:
