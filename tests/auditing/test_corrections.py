@@ -5,8 +5,11 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,6 +22,7 @@ from compensate.auditing.corrections import (
     read_corrections,
     write_corrections,
 )
+from compensate.auditing.digests import as_text, digest_frame, digest_source
 from compensate.auditing.guard import guard, unguard
 from compensate.data.tables import read_frame
 from compensate.errors import InputError
@@ -131,6 +135,107 @@ def test_a_row_that_changed_since_the_audit_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "pets.fixed.csv").exists()
 
 
+def decided_on(path: Path, rows: Sequence[int], label: str = "bird", column: str = "label") -> list[Correction]:
+    """Decisions as the review page exports them."""
+    frame = read_frame(path)
+    digests = digest_frame(frame, column).tolist()
+    return [
+        Correction(row, frame[column][row].strip(), "other", label, as_text(digests[row]), digest_source(path))
+        for row in rows
+    ]
+
+
+def test_another_file_is_refused_even_where_its_labels_agree(tmp_path: Path) -> None:
+    """A row inserted at the top: row 1 still holds the label that was reviewed, but it is another row."""
+    path = pets(tmp_path)
+    decided = decided_on(path, [1])
+    shifted = tmp_path / "shifted.csv"
+    shifted.write_bytes(path.read_bytes().replace(b"7,meow", b"6,purr,cat\r\n7,meow"))
+    with pytest.raises(InputError, match=r"shifted\.csv .* is not what was reviewed .*--rematch"):
+        apply_corrections(shifted, decided, tmp_path / "out.csv")
+    assert not (tmp_path / "out.csv").exists()
+    assert apply_corrections(path, decided, tmp_path / "out.csv").checked
+
+
+def test_rows_are_found_by_content_when_asked(tmp_path: Path) -> None:
+    path = pets(tmp_path)
+    decided = decided_on(path, [0, 1, 2])
+    shifted = tmp_path / "shifted.csv"
+    shifted.write_bytes(b'id,text,label\n6,purr,cat\n9,"a, b",dog\n8,woof,cat\n10,hm,\n')
+    applied = apply_corrections(shifted, decided, tmp_path / "out.csv", rematch=True)
+    assert (tmp_path / "out.csv").read_bytes() == b'id,text,label\n6,purr,cat\n9,"a, b",bird\n8,woof,bird\n10,hm,\n'
+    assert applied.matched is not None
+    assert (applied.matched.found, applied.matched.moved, applied.matched.absent) == (2, 2, (0,))
+    again = apply_corrections(tmp_path / "out.csv", decided, tmp_path / "twice.csv", rematch=True)
+    assert again.matched is not None
+    assert (again.changed, again.matched.done) == (0, 2)
+    (tmp_path / "other.csv").write_text("id,text,label\n1,a,cat\n2,b,dog\n")
+    with pytest.raises(InputError, match="none of the 3 rows"):
+        apply_corrections(tmp_path / "other.csv", decided, tmp_path / "none.csv", rematch=True)
+    bare = [replace(c, row="", source="") for c in decided]
+    with pytest.raises(InputError, match="do not say what their rows hold"):
+        apply_corrections(path, bare, tmp_path / "none.csv", rematch=True)
+
+
+def test_equal_rows_are_matched_only_if_it_is_clear_which_is_meant(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("text,label\nsame,cat\nsame,dog\nsame,cat\n")
+    changed = tmp_path / "b.csv"
+    changed.write_text("text,label\nnew,cat\nsame,cat\nsame,dog\nsame,cat\n")
+    applied = apply_corrections(changed, decided_on(path, [1]), tmp_path / "1.csv", rematch=True)
+    assert (tmp_path / "1.csv").read_text().splitlines()[3] == "same,bird", "the only one with this label"
+    applied = apply_corrections(changed, decided_on(path, [0, 2]), tmp_path / "2.csv", rematch=True)
+    assert (tmp_path / "2.csv").read_text() == "text,label\nnew,cat\nsame,bird\nsame,dog\nsame,bird\n"
+    applied = apply_corrections(changed, decided_on(path, [0, 1]), tmp_path / "3.csv", rematch=True)
+    assert applied.matched is not None
+    assert applied.matched.unclear == (0,), "two rows fit, and one was decided on"
+
+
+def test_a_folder_that_changed_is_refused_and_its_images_are_found_by_content(tmp_path: Path) -> None:
+    from PIL import Image
+
+    for k, name in enumerate(("cat/1.png", "cat/2.png", "dog/1.png")):
+        (tmp_path / "pets" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (2, 2), 50 * k).save(tmp_path / "pets" / name)
+    from compensate.auditing.source import read
+
+    info = read(tmp_path / "pets", None, None, {}).info
+    decided = [Correction(1, "cat", "accept", "dog", as_text(int(info["row_digests"][1])), info["source_digest"])]
+    assert apply_corrections(tmp_path / "pets", decided, tmp_path / "a.csv").changed == 1
+    Image.new("L", (2, 2), 222).save(tmp_path / "pets" / "cat" / "0.png")
+    with pytest.raises(InputError, match="is not what was reviewed"):
+        apply_corrections(tmp_path / "pets", decided, tmp_path / "b.csv")
+    apply_corrections(tmp_path / "pets", decided, tmp_path / "b.csv", rematch=True)
+    assert (
+        tmp_path / "b.csv"
+    ).read_text() == "file,label\ncat/0.png,cat\ncat/1.png,cat\ncat/2.png,dog\ndog/1.png,dog\n"
+
+
+def test_parquet_rows_are_found_by_content(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    frame = pd.DataFrame({"n": [1, 2, 3, 4], "t": ["a", None, "c", "d"], "label": ["x", "y", "x", "y"]})
+    frame.to_parquet(tmp_path / "a.parquet")
+    decided = decided_on(tmp_path / "a.parquet", [2], label="y")
+    frame.iloc[::-1].to_parquet(tmp_path / "b.parquet", index=False)
+    apply_corrections(tmp_path / "b.parquet", decided, tmp_path / "c.parquet", rematch=True)
+    assert list(pd.read_parquet(tmp_path / "c.parquet")["label"]) == ["y", "y", "y", "x"]
+
+
+def test_digests_survive_the_file_of_corrections(tmp_path: Path) -> None:
+    decided = tuple(decided_on(pets(tmp_path), [0, 2]))
+    write_corrections(tmp_path / "c.csv", decided)
+    assert read_corrections(tmp_path / "c.csv") == decided
+    text = (tmp_path / "c.csv").read_text()
+    (tmp_path / "c.csv").write_text(text.replace("sha256:", "1.2E+", 1))
+    with pytest.raises(InputError, match=r'digest under row is "1\.2E\+'):
+        read_corrections(tmp_path / "c.csv")
+
+
+def test_a_device_is_not_written_to_even_by_force(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="not a regular file"):
+        apply_corrections(pets(tmp_path), [Correction(0, "cat", "accept", "dog")], "/dev/null", force=True)
+
+
 def test_nothing_is_overwritten_without_force(tmp_path: Path) -> None:
     path = pets(tmp_path)
     before = path.read_bytes()
@@ -215,7 +320,7 @@ def test_corrections_survive_their_file(tmp_path: Path) -> None:
     assert read_corrections(tmp_path / "c.csv") == decided
     text = (tmp_path / "c.csv").read_bytes().decode()
     cells = [cell for row in csv.reader(io.StringIO(text, newline="")) for cell in row]
-    assert len(cells) == 4 * len(decided) + 4
+    assert len(cells) == 6 * len(decided) + 6
     assert not [cell for cell in cells if cell[:1] in ("=", "@", "\t", "\r") or cell[:2] in ("+c", "-2")]
 
 

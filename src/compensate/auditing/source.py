@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from compensate.auditing.digests import digests_of
 from compensate.auditing.kinds import is_text
 from compensate.data.arrays import from_arrays, not_finite
 from compensate.data.dataset import Data, Splits
@@ -26,7 +27,10 @@ def read(data: Any, labels: Any, features: ArrayLike | str | Path | None, option
     found = _read(data, labels, options)
     info = dict(found.info)
     if isinstance(data, (str, Path)):
-        info |= {"title": Path(str(data)).name or str(data), "source": str(data) if Path(str(data)).exists() else ""}
+        path = Path(str(data)).expanduser()
+        info |= {"title": path.name or str(data), "source": str(data) if path.exists() else ""}
+        if path.exists():
+            info |= digests_of(found, path)
     if "kind" not in info:
         info["kind"] = "text" if is_text(found.x) else "images" if np.ndim(found.x) == 4 else "features"
     found = replace(found, info=info)

@@ -41,6 +41,14 @@ Hyper = Annotated[list[str] | None, _option("A hyper-parameter of the method: --
 Set = Annotated[list[str] | None, _option("Any other option: --set weight_decay=1e-4; may be repeated.", "--set")]
 
 
+def check_path(*paths: str | Path | None) -> None:
+    """Refuses what can only be a path and is not there, before anything heavy is imported to read it."""
+    for path in (p for p in paths if p is not None):
+        named = isinstance(path, str) and not Path(path).suffix and len(Path(path).parts) == 1
+        if not named and not Path(path).expanduser().exists():
+            raise InputError(f"there is no file or folder {path}; check the path.")
+
+
 def value_of(text: str) -> Any:
     """A value as written on a command line: JSON where it is, else the text itself.
 

@@ -62,21 +62,21 @@ def encode_labels(
     return target, tuple(classes)
 
 
-def override_labels(data: Data, labels: ArrayLike | str | Path, key: str | None = None) -> Data:
+def override_labels(data: Data, labels: ArrayLike | str | Path, labels_key: str | None = None) -> Data:
     """The data with labels from elsewhere, such as real annotations with their errors.
 
     Args:
         data: the samples.
         labels: one label for each row of the source (or of ``data``), or a file that `read_labels` reads. Labels are
             class names or class numbers.
-        key: which of several label sets of the file.
+        labels_key: which of several label sets of the file.
 
     >>> data = Data(np.eye(3), np.array([0, 1, 0]), ("cat", "dog"))
     >>> override_labels(data, ["dog", "dog", "cat"]).target.tolist()
     [1, 1, 0]
     """
     if isinstance(labels, (str, Path)):
-        found, keys, by = read_labels(labels, key)
+        found, keys, by = read_labels(labels, labels_key)
         where = str(labels)
     else:
         found, keys, by = np.asarray(labels), None, ""
@@ -99,7 +99,7 @@ def override_labels(data: Data, labels: ArrayLike | str | Path, key: str | None 
     return replace(data, target=target, classes=names)
 
 
-def read_labels(path: str | Path, key: str | None = None) -> tuple[NDArray[Any], NDArray[Any] | None, str]:
+def read_labels(path: str | Path, labels_key: str | None = None) -> tuple[NDArray[Any], NDArray[Any] | None, str]:
     r"""Labels from a file: the cells, and the index or id of each if the file has them, and which of the two.
 
     - ``.npy``, ``.npz``: an array; a pickled dictionary of arrays (as CIFAR-N has it) is read without running anything.
@@ -107,7 +107,7 @@ def read_labels(path: str | Path, key: str | None = None) -> tuple[NDArray[Any],
     - ``.txt``: a label a line.
     - ``.csv``, ``.tsv``: a label column, and perhaps a column index, id or file; without one, a label for each row.
 
-    Where a file holds several label sets, ``key`` says which.
+    Where a file holds several label sets, ``labels_key`` says which.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -118,7 +118,7 @@ def read_labels(path: str | Path, key: str | None = None) -> tuple[NDArray[Any],
     path = Path(path)
     suffix = path.suffix.lower()
     if suffix in (".npy", ".npz", ".pt"):
-        return _pick(_arrays(path), key, path), None, ""
+        return _pick(_arrays(path), labels_key, path), None, ""
     if suffix in (".csv", ".tsv"):
         from compensate.data.tables import read_frame
 
@@ -127,10 +127,11 @@ def read_labels(path: str | Path, key: str | None = None) -> tuple[NDArray[Any],
         by = next((name for name in ("index", "id", "file", "path", "filename") if name in lower), "")
         others = [c for c in frame.columns if not by or c != lower[by]]
         named = [lower[name] for name in ("label", "target", "class", "y") if name in lower]
-        column = key or (others[0] if len(others) == 1 else named[0] if len(named) == 1 else None)
+        column = labels_key or (others[0] if len(others) == 1 else named[0] if len(named) == 1 else None)
         if column not in frame.columns:
             raise InputError(
-                f"{path} has the columns {', '.join(map(str, frame.columns))}; say which holds the labels."
+                f"{path} has the columns {', '.join(map(str, frame.columns))}. Say which holds the labels: labels_key=... "
+                "(--labels-key on the command line)."
             )
         return frame[column].to_numpy(object), (frame[lower[by]].to_numpy(object) if by else None), by
     if suffix in (".txt", ".labels", ""):
@@ -168,8 +169,8 @@ def _pick(found: Any, key: str | None, path: Path) -> NDArray[Any]:
         key = key or (usable[0] if len(usable) == 1 else None)
         if key is None or key not in named:
             raise InputError(
-                f"{path} holds {', '.join(usable) or 'no labels'}; say which with key=, for example "
-                f'key="{(usable or ["labels"])[0]}".'
+                f"{path} holds {', '.join(usable) or 'no labels'}. Say which: "
+                f'labels_key="{(usable or ["y"])[0]}" (--labels-key {(usable or ["y"])[0]} on the command line).'
             )
         found = named[key]
     found = np.asarray(found)
