@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from compensate.cli import main
+
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -72,3 +74,33 @@ def test_demo_runs_end_to_end(tmp_path):
     page = tmp_path / "out" / "report.html"
     assert str(page) in "".join(done.stdout.split("\n"))
     assert page.read_text("utf-8").startswith("<!doctype html>")
+
+
+ESCAPE = "\x1b[31mred\x1b]0 title\x07\u202e"
+
+
+def test_control_characters_of_names_do_not_reach_the_terminal(tmp_path, monkeypatch, capsys):
+    """Columns, classes and files may be called anything; colours of the command itself are still written."""
+    rows = [f"{i},{'ab'[i % 2]}{ESCAPE}" for i in range(40)]
+    path = tmp_path / f"d{ESCAPE}.csv"
+    path.write_text("\n".join([f"n{ESCAPE},y{ESCAPE}", *rows]))
+    for arguments in (
+        ["audit", str(path), "--label", f"y{ESCAPE}", "--epochs", "1", "--out", str(tmp_path / "run")],
+        ["audit", str(path), "--label", "none"],
+        ["audit", str(tmp_path / f"{ESCAPE}.csv")],
+    ):
+        monkeypatch.setattr(sys, "argv", ["compensate", *arguments])
+        with pytest.raises(SystemExit):
+            main()
+        said = "".join(capsys.readouterr())
+        assert "red" in said
+        assert not set(said) & {"\x1b", "\x07", "\u202e"}, said
+
+
+def test_the_colours_of_the_command_itself_are_written(capsys):
+    from rich.text import Text
+
+    from compensate.commands.terminal import Terminal
+
+    Terminal(force_terminal=True, color_system="standard").print(Text("a\x1b[2Jb", style="red"))
+    assert capsys.readouterr().out == "\x1b[31ma\ufffd[2Jb\x1b[0m\n"

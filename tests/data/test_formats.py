@@ -32,6 +32,7 @@ from compensate.data import (
     read_sst2,
     read_table,
 )
+from compensate.data.labels import encode_labels
 from compensate.data.unpickle import load_arrays
 from compensate.errors import InputError
 
@@ -555,7 +556,7 @@ def test_a_table_of_labels_overrides_its_rows_only(tmp_path):
         ("index,label\nx,4\n", "row numbers"),
         ("index,label\n0,owl\n", '"owl" of row 0'),
         ("id,label\n0,1\n", "no ids"),
-        ("a,b\n0,1\n", "say which"),
+        ("a,b\n0,1\n", "Say which"),
         ("label\n1\n2\n3\n", "expected one for each"),
     ],
 )
@@ -765,3 +766,15 @@ def test_splits_and_data_pass_through():
     assert load(splits.train).train is splits.train
     frame = pd.DataFrame({"a": [1.0, 2.0, 3.0], "label": ["x", "y", "x"]})
     assert load(frame).train.target.tolist() == [0, 1, 0]
+
+
+def test_a_class_keeps_the_tab_that_all_its_cells_have():
+    target, classes = encode_labels(["\t=1", " cat", "cat", "\t=1 ", "dog\n", "dog"])
+    assert classes == ("\t=1", "cat", "dog"), "blanks never count, other signs where all cells have them"
+    assert target.tolist() == [0, 1, 1, 0, 2, 2]
+    assert encode_labels(["\t=1", "cat\n"], classes)[0].tolist() == [0, 1]
+
+
+def test_a_text_of_megabytes_is_no_class():
+    with pytest.raises(InputError, match=r"label of row 1 has 10,001 characters; .* 10,000 at most"):
+        encode_labels(["a", "x" * 10_001])

@@ -295,7 +295,7 @@ class Audit:
 def _write_csv(path: str | Path, frame: pd.DataFrame) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(frame.columns)
+    writer.writerow([guard(str(name)) for name in frame.columns])
     # Column by column is quicker than cell by cell; some rows at a time, or all cells would be in memory as texts.
     for first in range(0, len(frame), WRITTEN):
         part = frame.iloc[first : first + WRITTEN]

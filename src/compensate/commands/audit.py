@@ -10,19 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
 from compensate.commands import options as o
+from compensate.commands.terminal import console
 from compensate.errors import InputError
 
 if TYPE_CHECKING:
     from compensate.auditing.result import Audit
     from compensate.data.dataset import Data
-
-console = Console(highlight=False)
 
 PAIRS = 6
 """Lines of the summary's table."""

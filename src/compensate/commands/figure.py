@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from compensate.commands import options as o
-
-console = Console(highlight=False)
+from compensate.commands.terminal import console
 
 
 def figure(

@@ -15,6 +15,9 @@ from compensate.data.files import members, numpy_damage, opened, read_numpy, rea
 from compensate.data.unpickle import load_arrays
 from compensate.errors import InputError, nearest
 
+LONGEST = 10_000
+"""Characters of a class's name: texts beyond are no classes, and a page or a list would repeat them for every row."""
+
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "<na>"})
 """Cells, in lower case, that stand for a value that is not there."""
 
@@ -36,7 +39,8 @@ def encode_labels(
     """Class numbers and class names of label cells; a missing label is `UNLABELLED`.
 
     Names are in numeric order if all are numbers, else in alphabetical order; or as ``classes`` says: then the cells are
-    all names, or else all class numbers.
+    all names, or else all class numbers. Blanks around a name do not count; tabs and line ends do only where every cell of
+    the class has them, so that a corrected cell can be written as the others are.
 
     >>> encode_labels(["dog", "cat", "", "dog"])
     (array([ 1,  0, -1,  1]), ('cat', 'dog'))
@@ -44,6 +48,8 @@ def encode_labels(
     ('9', '10')
     """
     cells = [None if is_missing(v) else _name(v) for v in values]
+    _check_length(cells)
+    cells = _as_written(cells, classes)
     if classes is None:
         found = {c for c in cells if c is not None}
         classes = sorted(found, key=_number) if all(_is_number(c) for c in found) else sorted(found)
@@ -60,6 +66,27 @@ def encode_labels(
             raise InputError(f'the label "{cell[:80]}" of row {row} is not a known class; {nearest(cell, classes)}')
         target[row] = numbers[cell]
     return target, tuple(classes)
+
+
+def _check_length(cells: Sequence[str | None]) -> None:
+    for row, cell in enumerate(cells):
+        if cell is not None and len(cell) > LONGEST:
+            raise InputError(
+                f"the label of row {row} has {len(cell):,} characters; the name of a class has {LONGEST:,} at most. Check "
+                "which column holds the labels."
+            )
+
+
+def _as_written(cells: Sequence[str | None], classes: Sequence[str] | None) -> list[str | None]:
+    """Each cell as all cells of its class are written; without tabs and line ends around it where they differ."""
+    forms: dict[str, set[str]] = {}
+    for cell in cells:
+        if cell is not None:
+            forms.setdefault(cell.strip(), set()).add(cell)
+    names = {bare: found.pop() if len(found) == 1 else bare for bare, found in forms.items()}
+    if classes is not None:
+        names = {bare: name if name in classes else bare for bare, name in names.items()}
+    return [None if cell is None else names[cell.strip()] for cell in cells]
 
 
 def override_labels(data: Data, labels: ArrayLike | str | Path, labels_key: str | None = None) -> Data:
@@ -210,7 +237,7 @@ def _name(value: Any) -> str:
         value = value.decode("utf-8", "replace")
     if isinstance(value, (float, np.floating)) and float(value).is_integer():
         value = int(value)
-    return str(value).strip()
+    return str(value).strip(" ")
 
 
 def _is_number(text: str) -> bool:
