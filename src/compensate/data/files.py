@@ -46,6 +46,12 @@ GROWTH, SMALL = 250, 1 << 28
 files that are made to fill a memory do not."""
 
 
+LINE = 1 << 24
+"""Bytes of a line of a text file: no row of a table or text has more, and a file without line ends would fill the memory."""
+
+CHUNK = 1 << 20
+
+
 class _Counted:
     """A stream that ends in an error once more came out of it than its file can honestly hold."""
 
@@ -56,7 +62,7 @@ class _Counted:
         content = self.stream.read(count if 0 <= count <= self.left else self.left + 1)
         self.left -= len(content)
         if self.left < 0:
-            raise InputError(_too_large(self.path))
+            raise InputError(too_large(self.path))
         return content
 
 
@@ -65,7 +71,8 @@ def limit(path: Path) -> int:
     return max(SMALL, GROWTH * path.stat().st_size)
 
 
-def _too_large(path: Path) -> str:
+def too_large(path: Path) -> str:
+    """What to say of a file that unpacks to more than its `limit`."""
     return (
         f"{path} unpacks to more than {limit(path):,} bytes, {GROWTH} times its own size, which no data set does. Do not "
         "trust it; if you do, unpack it yourself and give the unpacked file or folder."
@@ -192,10 +199,43 @@ def opened(path: str | Path) -> Iterator[IO[bytes]]:
         yield file
 
 
-def read_bytes(path: str | Path) -> bytes:
-    """All bytes of a file, unpacked if compressed."""
+def read_bytes(path: str | Path, *, lines: bool = False) -> bytes:
+    """All bytes of a file, unpacked if compressed; with `lines`, a line that is too long ends the reading (`LINE`)."""
+    path = Path(path)
     with opened(path) as file:
-        return file.read() if _opener(Path(path)) is open else _Counted(file, Path(path)).read()
+        stream: IO[bytes] | _Counted = file if _opener(path) is open else _Counted(file, path)
+        if not lines:
+            return stream.read()
+        content, since = bytearray(), 0
+        while chunk := stream.read(CHUNK):
+            content += chunk
+            last = max(chunk.rfind(b"\n"), chunk.rfind(b"\r"))
+            since = since + len(chunk) if last < 0 else len(chunk) - last - 1
+            if since > LINE:
+                raise InputError(_too_long(path))
+        return bytes(content)
+
+
+def read_lines(path: str | Path) -> Iterator[bytes]:
+    """The lines of a file one by one, unpacked if compressed; bounded as `read_bytes` is."""
+    path = Path(path)
+    left = None if _opener(path) is open else limit(path)
+    with opened(path) as file:
+        while line := file.readline(LINE + 1):
+            if len(line) > LINE:
+                raise InputError(_too_long(path))
+            if left is not None:
+                left -= len(line)
+                if left < 0:
+                    raise InputError(too_large(path))
+            yield line
+
+
+def _too_long(path: Path) -> str:
+    return (
+        f"{path} has a line of more than {LINE:,} bytes, which no row of a table or text has. Check that it is a text file, and "
+        "that its lines have ends."
+    )
 
 
 def decode(content: bytes, where: str | Path, encoding: str = "utf-8") -> str:
@@ -218,7 +258,7 @@ def decode(content: bytes, where: str | Path, encoding: str = "utf-8") -> str:
 
 def read_text(path: str | Path, encoding: str = "utf-8") -> str:
     """All text of a file, unpacked if compressed."""
-    return decode(read_bytes(path), path, encoding)
+    return decode(read_bytes(path, lines=True), path, encoding)
 
 
 def read_numpy(path: str | Path) -> NDArray[Any] | dict[str, NDArray[Any]]:
@@ -327,7 +367,7 @@ def members(
                     if not info.is_dir() and wanted(info.filename):
                         left -= info.file_size  # what is read ends there, whatever the archive holds
                         if left < 0:
-                            raise InputError(_too_large(path))
+                            raise InputError(too_large(path))
                         yield info.filename, zipped.read(info)
             return
         # The stream mode reads once from front to back: seeking in a compressed file would unpack it again and again.
@@ -340,7 +380,7 @@ def members(
                 if member.isfile() and wanted(member.name):
                     left -= member.size  # the holes of a sparse file are not in the stream that is counted
                     if left < 0:
-                        raise InputError(_too_large(path))
+                        raise InputError(too_large(path))
                     stream = tar.extractfile(member)
                     content = stream.read() if stream is not None else b""
                     if len(content) != member.size:
