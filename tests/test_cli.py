@@ -104,3 +104,28 @@ def test_the_colours_of_the_command_itself_are_written(capsys):
 
     Terminal(force_terminal=True, color_system="standard").print(Text("a\x1b[2Jb", style="red"))
     assert capsys.readouterr().out == "\x1b[31ma\ufffd[2Jb\x1b[0m\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["audit", "missing.csv"],
+        ["apply", "missing.csv", "corrections.csv"],
+        ["train", "missing.csv"],
+        ["train"],
+        ["audit", "table.csv", "--label", "none"],
+        ["audit", "table.csv", "--label", "y", "--out", "table.csv/run"],
+    ],
+    ids=" ".join,
+)
+def test_a_plain_error_does_not_import_pytorch(tmp_path, arguments):
+    """The import takes two seconds; a slip of the pen should cost less."""
+    (tmp_path / "table.csv").write_text("x,y\n" + "".join(f"{i},{i % 2}\n" for i in range(40)))
+    code = (
+        "import sys\nfrom compensate.cli import main\n"
+        f"sys.argv = {['compensate', *arguments]!r}\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    print(end.code, 'torch' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["2", "False"], done.stderr
+    assert "error:" in done.stderr

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from compensate.auditing.digests import digests_of
-from compensate.auditing.kinds import is_text
 from compensate.data.arrays import from_arrays, not_finite
 from compensate.data.dataset import Data, Splits
 from compensate.data.labels import encode_labels, override_labels
@@ -34,6 +33,8 @@ def read(data: Any, labels: Any, features: ArrayLike | str | Path | None, option
         if path.exists():
             info |= digests_of(found, path)
     if "kind" not in info:
+        from compensate.auditing.kinds import is_text  # late, for it brings PyTorch along
+
         info["kind"] = "text" if is_text(found.x) else "images" if np.ndim(found.x) == 4 else "features"
     found = replace(found, info=info)
     if features is not None:

@@ -47,6 +47,7 @@ def apply(
     A corrected CSV or TSV is the same file but for the changed cells. A folder of images gets a label file. A file that is
     not the audited one is refused, unless its rows shall be found by their content (--rematch).
     """
+    o.check_path(data, corrections)
     from compensate.auditing.corrections import apply_corrections
 
     decided: Path | tuple[Correction, ...] = corrections
