@@ -20,7 +20,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compensate.auditing.cells import Dialect, find_cells
 from compensate.auditing.corrections import (
     Correction,
     apply_corrections,
@@ -28,8 +27,9 @@ from compensate.auditing.corrections import (
     read_corrections,
     write_corrections,
 )
+from compensate.auditing.csv_edit import Dialect, find_cells
+from compensate.auditing.csv_escape import guard, unguard
 from compensate.auditing.digests import as_text, digest_frame, digest_source
-from compensate.auditing.guard import guard, unguard
 from compensate.data.tables import read_frame
 from compensate.errors import InputError
 

@@ -19,12 +19,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from compensate import files
 from compensate.auditing import run_folder
 from compensate.auditing.page.model import Estimate
 from compensate.auditing.result import Audit
 from compensate.auditing.run_folder import check_run_folder, replaced_folder, run_name, write_run
 from compensate.cli import main
-from compensate.data import files
 from compensate.errors import InputError
 
 

@@ -18,9 +18,9 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+from compensate import files
 from compensate.data import (
     UNLABELLED,
-    files,
     from_arrays,
     from_hub,
     load,

@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compensate.auditing.cells import Dialect, find_cells, replace_cells
+from compensate.auditing.csv_edit import Dialect, find_cells, replace_cells
+from compensate.auditing.csv_escape import guard, is_number, unguard
 from compensate.auditing.digests import as_text, digest_frame, digest_images, digest_source, list_images
-from compensate.auditing.guard import guard, is_number, unguard
-from compensate.data.files import check_regular, decode, read_bytes, write_atomically
 from compensate.errors import InputError, nearest
+from compensate.files import check_regular, decode, read_bytes, write_atomically
 
 COLUMNS = ("index", "given", "decision", "label")
 DIGESTS = ("row", "source")

@@ -23,12 +23,12 @@ from compensate.auditing.corrections import (
     check_source,
     read_corrections,
 )
+from compensate.auditing.csv_escape import guard
 from compensate.auditing.digests import as_text
 from compensate.auditing.flags import flag_from
-from compensate.auditing.guard import guard
 from compensate.auditing.page.model import Estimate
-from compensate.data.files import write_atomically
 from compensate.errors import InputError
+from compensate.files import write_atomically
 
 if TYPE_CHECKING:
     from torch import nn

@@ -25,8 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compensate.auditing.page.model import KINDS, Estimate
-from compensate.data.files import check_writable, make_folder, read_numpy, write_atomically, writing
 from compensate.errors import InputError
+from compensate.files import check_writable, make_folder, read_numpy, write_atomically, writing
 
 if TYPE_CHECKING:
     from compensate.auditing.result import Audit

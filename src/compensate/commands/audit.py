@@ -79,7 +79,7 @@ def audit(
     }  # fmt: skip
     options = {name: value for name, value in chosen.items() if value is not None}
     from compensate.auditing.run_folder import check_run_folder, write_run
-    from compensate.data.files import check_writable
+    from compensate.files import check_writable
 
     check_writable(out or Path("runs"))
     with warnings.catch_warnings(record=True) as caught:
@@ -172,7 +172,7 @@ def _of_probabilities(
 ) -> Audit:
     from compensate.auditing.probabilities import audit_probabilities
     from compensate.data import read_labels
-    from compensate.data.files import read_array
+    from compensate.files import read_array
 
     if source is None:
         assert labels is not None

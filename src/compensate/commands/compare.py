@@ -62,7 +62,7 @@ def compare(
 
     Started again, it goes on where it was: finished runs are read, unfinished ones resumed.
     """
-    from compensate.data.files import make_folder
+    from compensate.files import make_folder
     from compensate.training import Run, comparison
     from compensate.training.workers import side_by_side
 

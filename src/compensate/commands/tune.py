@@ -62,7 +62,7 @@ def tune(
     asked = o.build(merged, str(config or "the command line"))
     if asked.method == "base":
         raise InputError("base has nothing to tune; name a method: --method logcomp.")
-    from compensate.data.files import write_atomically
+    from compensate.files import write_atomically
     from compensate.training.tuning import search
 
     folder = out if out is not None else Path("runs") / f"tune-{asked.name}"

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from compensate.data.dataset import UNLABELLED, Data, Splits
-from compensate.data.files import numpy_damage, read_numpy
 from compensate.data.images import as_images
 from compensate.data.labels import encode_labels, read_labels
 from compensate.errors import InputError
+from compensate.files import numpy_damage, read_numpy
 
 MAPPED = 1 << 28
 """An .npy file with more bytes than this is mapped into memory and read as it is needed."""

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from compensate.data.dataset import UNLABELLED, Data
-from compensate.data.files import members, numpy_damage, opened, read_numpy, read_text
 from compensate.data.unpickle import load_arrays
 from compensate.errors import InputError, nearest
+from compensate.files import members, numpy_damage, opened, read_numpy, read_text
 
 LONGEST = 10_000
 """Characters of a class's name: texts beyond are no classes, and a page or a list would repeat them for every row."""

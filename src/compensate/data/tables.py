@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from compensate.data.dataset import Data, Splits
 from compensate.data.features import TableEncoder
-from compensate.data.files import decode, limit, read_bytes, too_large
 from compensate.data.labels import encode_labels, is_missing
 from compensate.errors import InputError, nearest
+from compensate.files import decode, limit, read_bytes, too_large
 
 LABELS = ("label", "target", "class", "y")
 IDS = ("id", "index", "uuid", "guid", "key", "row", "unnamed: 0", "")

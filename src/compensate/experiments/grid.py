@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 from compensate.data import SOURCES, Data, find_vectors, gather
-from compensate.data.files import make_folder, write_atomically
 from compensate.data.sources import find_source
 from compensate.errors import InputError
 from compensate.experiments.archive import Archive, Record, record_of
 from compensate.experiments.protocols import ATTACKS, Cell, Scale, trials
+from compensate.files import make_folder, write_atomically
 from compensate.training.config import Config
 from compensate.training.evaluation import cut
 from compensate.training.finished import load_model

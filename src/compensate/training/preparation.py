@@ -28,10 +28,10 @@ from compensate.data import (
     noise,
     read_vectors,
 )
-from compensate.data.files import read_array
 from compensate.data.seeding import generator
 from compensate.equation import Compensated
 from compensate.errors import InputError, nearest
+from compensate.files import read_array
 from compensate.forwards import Stages
 from compensate.inference.margins import CosineHead
 from compensate.methods.registry import Method, find

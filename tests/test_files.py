@@ -9,8 +9,10 @@ import zipfile
 import numpy as np
 import pytest
 
-from compensate.data import files, load, read_labels
-from compensate.data.files import (
+from compensate import files
+from compensate.data import load, read_labels
+from compensate.errors import InputError
+from compensate.files import (
     check_writable,
     members,
     read_array,
@@ -19,7 +21,6 @@ from compensate.data.files import (
     read_text,
     write_atomically,
 )
-from compensate.errors import InputError
 
 
 def hostile_tar(path):
