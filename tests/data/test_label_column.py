@@ -116,11 +116,13 @@ def test_joined_labels_are_refused_with_what_to_do(tmp_path):
     assert load(tmp_path / "t.csv", label="tags", task="classification").train.num_classes == 4
 
 
-def test_lists_in_the_cells_of_a_typed_table_are_texts():
-    frame = table(tags=[["a", "b"], ["b"]] * (N // 2), vector=[np.ones(2), np.zeros(2)] * (N // 2), label=classes(0, 1))
-    assert from_frame(frame, "t").train.info["label"] == "label"
-    with pytest.raises(InputError, match="several labels as lists"):
-        from_frame(frame.drop(columns="label"), "t", label="tags")
+def test_columns_of_lists_are_no_features_and_no_label():
+    frame = table(tags=[["a", "b"], ["b"]] * (N // 2), label=classes(0, 1))
+    with pytest.warns(UserWarning, match="tags hold lists"):
+        found = from_frame(frame, "t").train
+    assert {c.name: c.role for c in found.info["columns"]}["tags"] == "ignored"
+    with pytest.raises(InputError, match="one label a row, not several"):
+        from_frame(frame, "t", label="tags")
 
 
 def test_the_reason_is_kept_for_telling():

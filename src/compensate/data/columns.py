@@ -104,9 +104,22 @@ def analyze(
             found.append(Column(name, *known[name]))
         elif name in ignore or (columns is not None and name not in columns):
             found.append(Column(name, "ignored", "left out by choice"))
+        elif is_nested(frame[name]):
+            found.append(Column(name, "ignored", "holds lists"))
         else:
             found.append(_column(frame[name], name, target, wanted=columns is not None))
     return tuple(found)
+
+
+def is_nested(column: pd.Series) -> bool:
+    """Whether cells hold lists or tables instead of values.
+
+    >>> is_nested(pd.Series([["a", "b"], None])), is_nested(pd.Series(["a", None]))
+    (True, False)
+    """
+    if column.dtype != object or pd.api.types.infer_dtype(column, skipna=True) != "mixed":
+        return False
+    return any(isinstance(v, (list, tuple, set, dict, np.ndarray)) for v in column)
 
 
 def describe(columns: Sequence[Column]) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from compensate.data.columns import IDS, Column, analyze
+from compensate.data.columns import IDS, Column, analyze, is_nested
 from compensate.data.features import TableEncoder
 from compensate.data.labels import encode_labels, is_missing
 from compensate.errors import InputError, nearest
@@ -43,9 +43,6 @@ TOPICS = frozenset(
 
 FEW_CLASSES = 20
 """Up to this many whole numbers are classes; of more, only those that count from 0 or 1 without a gap."""
-
-LISTS = (list, tuple, set, np.ndarray)
-"""What a cell of a typed table may hold besides a value."""
 
 ROWS_TRIED = 1000
 """Rows on which it is tried whether a column can be predicted."""
@@ -261,16 +258,14 @@ def _name_words(name: str) -> set[str]:
 
 def _distinct(column: pd.Series, most: int | None = None) -> int:
     """The number of distinct values; more than ``most`` are not counted to the end."""
-    lists = column.dtype == object and any(isinstance(v, LISTS) for v in column)
-    cells = column.map(_cell) if lists else column
-    values = np.asarray(cells.unique(), dtype=object)
+    values = np.asarray((column.map(_cell) if is_nested(column) else column).unique(), dtype=object)
     if most is not None and len(values) > most + 20:  # however many ways there are to write that a value is missing
         return most + 1
     return len({str(v) for v in values if not is_missing(v)})
 
 
 def _cell(value: Any) -> str:
-    if isinstance(value, LISTS):
+    if isinstance(value, (list, tuple, set, np.ndarray)):
         return f"[{', '.join(map(str, value))}]"
     return str(value).strip()
 

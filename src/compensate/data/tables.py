@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import warnings
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from compensate.data.columns import IDS, analyze
+from compensate.data.columns import IDS, analyze, is_nested
 from compensate.data.dataset import Data, Splits
 from compensate.data.features import TableEncoder
-from compensate.data.files import decode, read_bytes
-from compensate.data.label_column import LABELS, LISTS, targets
+from compensate.data.label_column import LABELS, targets
 from compensate.data.label_column import choose_label as choose_label
 from compensate.data.labels import encode_labels, is_missing
 from compensate.errors import InputError, nearest
+from compensate.files import decode, limit, read_bytes, too_large
 
 PARTS = {
     "train": "train",
@@ -34,6 +33,8 @@ PARTS = {
     "dev": "validation",
 }
 SUFFIXES = (".csv", ".tsv", ".parquet", ".pq")
+COLUMNS = 10_000
+"""Columns of a table: each is looked at on its own, so that hundreds of thousands would take hours."""
 
 
 def is_table(path: Path) -> bool:
@@ -64,12 +65,13 @@ def read_frame(path: str | Path, *, encoding: str = "utf-8", delimiter: str | No
     kind = kind_of(path)
     if kind in (".parquet", ".pq"):
         return _parquet(path)
-    text = decode(read_bytes(path), path, encoding)
+    text = decode(read_bytes(path, lines=True), path, encoding)
     header = text.lstrip("\n").split("\n", 1)[0].rstrip("\r")
     if not header:
         raise InputError(f"{path} is empty; expected a first line with the names of the columns.")
     if delimiter is None:
         delimiter = "\t" if kind == ".tsv" else max(",;\t|", key=header.count)
+    _check_width(header.count(delimiter) + 1, path)
     plain = delimiter == "\t" and '"' not in header and _even(text, header.count("\t"))
     try:
         with warnings.catch_warnings():
@@ -85,6 +87,14 @@ def read_frame(path: str | Path, *, encoding: str = "utf-8", delimiter: str | No
             )
     except (pd.errors.ParserError, pd.errors.ParserWarning, pd.errors.EmptyDataError) as error:
         raise InputError(f"{path} cannot be read as a table: {error}. Check that line's quotes and columns.") from error
+
+
+def _check_width(columns: int, where: str | Path) -> None:
+    if columns > COLUMNS:
+        raise InputError(
+            f"{where} has {columns:,} columns; a table with at most {COLUMNS:,} is read. Keep those that matter, or give numbers "
+            "as an array: an .npy or .npz file."
+        )
 
 
 def read_table(
@@ -153,14 +163,22 @@ def from_frame(
         task = "regression" if like.regression else task
     if not len(frame):
         raise InputError(f"{where} has no rows.")
-    frame = frame.reset_index(drop=True).set_axis([str(c) for c in frame.columns], axis=1)
-    _check_names(frame, where)
-    frame = _without_lists(frame)
+    frame = _named(frame, where)
+    label, text = (None if name is None else str(name) for name in (label, text))
     ignored, wanted = _names(ignore), None if columns is None else _names(columns)
-    open_to = frame.drop(columns=[c for c in ignored if c in frame.columns])
-    readable = open_to if wanted is None else open_to[[c for c in open_to.columns if c in (*wanted, label, text)]]
+    nested = [name for name in frame.columns if name not in ignored and is_nested(frame[name])]
+    for name in nested:
+        if name == label or (label is None and name.strip().lower() in LABELS):
+            raise InputError(
+                f'the column "{name}" of {where} holds lists; expected one label a row, not several. Keep one label '
+                "of each list, or name another column: label=... (--label on the command line)."
+            )
+    if nested:
+        warnings.warn(f"{where}: the columns {', '.join(nested)} hold lists, which are not used.", stacklevel=3)
+    flat = frame.drop(columns=[*nested, *(c for c in ignored if c in frame.columns)])
+    readable = flat if wanted is None else flat[[c for c in flat.columns if c in (*wanted, label, text)]]
     text = choose_text(readable, text, where, label)
-    label = choose_label(open_to, label, where, text)
+    label = choose_label(flat, label, where, text)
     cells = frame[label].to_numpy(object)
     if classes is None:
         target, names, reason = targets(cells, task, where, label)
@@ -230,22 +248,6 @@ def _names(given: str | Sequence[str]) -> list[str]:
     return [name.strip() for name in given.split(",")] if isinstance(given, str) else list(given)
 
 
-def _without_lists(frame: pd.DataFrame) -> pd.DataFrame:
-    """Cells of a typed table that hold lists, arrays or mappings as texts."""
-    nested = {
-        name: frame[name].map(str)
-        for name in frame.columns
-        if frame[name].dtype == object and any(isinstance(v, (*LISTS, dict)) for v in frame[name])
-    }
-    return frame.assign(**nested)
-
-
-def _check_names(frame: pd.DataFrame, where: str) -> None:
-    twice = [name for name, count in Counter(frame.columns).items() if count > 1]
-    if twice:
-        raise InputError(f'{where} has more than one column named "{twice[0]}"; rename all but one.')
-
-
 def choose_text(frame: pd.DataFrame, text: str | None, where: str, label: str | None = None) -> str | None:
     """The text's column: as given, or the one with the longest sentences; none if no column has sentences.
 
@@ -281,6 +283,18 @@ def _parts(column: pd.Series, where: str) -> pd.Series:
     return parts
 
 
+def _named(frame: pd.DataFrame, where: str) -> pd.DataFrame:
+    """The table with texts as the names of its columns, each of which must be another."""
+    _check_width(frame.shape[1], where)
+    names = pd.Index([str(name) for name in frame.columns])
+    if not names.is_unique:
+        twice = names[names.duplicated()][0]
+        raise InputError(f'{where} has more than one column named "{twice}"; rename all but one.')
+    frame = frame.reset_index(drop=True)
+    frame.columns = names
+    return frame
+
+
 def _even(text: str, tabs: int) -> bool:
     return all(line.count("\t") == tabs for line in text.split("\n") if line.strip("\r"))
 
@@ -293,6 +307,33 @@ def _parquet(path: Path) -> pd.DataFrame:
     except ImportError as error:
         raise InputError('reading Parquet needs pyarrow: pip install "compensate[parquet]".') from error
     try:
+        _check_parquet(path)
         return parquet.read_table(path).to_pandas()
+    except InputError:
+        raise
     except Exception as error:  # of Arrow, of pandas, or of the JSON that they keep in the file
         raise InputError(f"{path} is damaged or not a Parquet file ({error}). Write or fetch it again.") from error
+
+
+def _check_parquet(path: Path) -> None:
+    """Refuses a file that unpacks to more than its `limit`: values that repeat take next to nothing in it."""
+    import pyarrow
+    import pyarrow.compute as compute
+    from pyarrow import parquet
+
+    head = parquet.read_metadata(path)
+    _check_width(head.num_columns, path)
+    size = max(
+        8 * head.num_rows * head.num_columns, sum(head.row_group(k).total_byte_size for k in range(head.num_row_groups))
+    )
+    if size <= limit(path):
+        kinds = (pyarrow.types.is_string, pyarrow.types.is_large_string, pyarrow.types.is_binary)
+        texts = [field.name for field in parquet.read_schema(path) if any(is_kind(field.type) for is_kind in kinds)]
+        table = parquet.read_table(path, columns=texts, read_dictionary=texts)
+        for column in table.columns:
+            for part in column.chunks:
+                if pyarrow.types.is_dictionary(part.type):  # kept once here, and written out for each row later
+                    lengths = compute.binary_length(part.dictionary).take(part.indices)
+                    size += compute.sum(lengths.cast(pyarrow.int64())).as_py() or 0
+    if size > limit(path):
+        raise InputError(too_large(path))

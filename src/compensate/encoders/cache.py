@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from compensate.data.files import make_folder
 from compensate.errors import InputError
+from compensate.files import make_folder
 
 VARIABLE = "COMPENSATE_CACHE"
 
