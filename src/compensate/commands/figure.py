@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from compensate.commands import options as o
-
-console = Console(highlight=False)
+from compensate.commands.terminal import console
 
 
 def figure(
@@ -45,9 +43,9 @@ def figure(
 
     **Example:** `compensate figure samples`, or `compensate figure distribution --data cifar10 --data-dir data -o cifar.pdf`
     """
-    from compensate.data.files import write_atomically
     from compensate.experiments.figures import FIGURES, Request, draw
     from compensate.experiments.figures.pages import figures_page
+    from compensate.files import write_atomically
 
     if markdown is not None:
         write_atomically(markdown, figures_page(results.parent, markdown.parent / "img").encode())

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from compensate.data.files import make_folder, write_atomically
 from compensate.errors import InputError
 from compensate.experiments.archive import Archive, Record
 from compensate.experiments.protocols import Cell
 from compensate.experiments.tables import Published
+from compensate.files import make_folder, write_atomically
 
 
 @dataclass(frozen=True)

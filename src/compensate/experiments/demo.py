@@ -22,7 +22,7 @@ from torch import Tensor
 
 from compensate.data import noise
 from compensate.data.digits import digits
-from compensate.data.files import write_atomically
+from compensate.files import write_atomically
 from compensate.methods import find
 from compensate.models.small import CNN
 

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from compensate.data.files import write_atomically
 from compensate.experiments.report import sections, table_lines
+from compensate.files import write_atomically
 
 _TITLES = {
     "last": "accuracy, last epoch",

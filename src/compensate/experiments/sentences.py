@@ -16,11 +16,11 @@ import torch
 from rich.console import Console
 
 from compensate._version import __version__
-from compensate.auditing.guard import guard
+from compensate.auditing.csv_escape import guard
 from compensate.data import Data, Splits, load
-from compensate.data.files import make_folder, write_atomically
 from compensate.errors import InputError
 from compensate.experiments.protocols import PROTOCOLS
+from compensate.files import make_folder, write_atomically
 from compensate.training.config import Config
 from compensate.training.loop import fit
 

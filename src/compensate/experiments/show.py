@@ -12,7 +12,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from compensate._version import __version__
-from compensate.data.files import make_folder, write_atomically
 from compensate.experiments.demo import (
     Job,
     Outcome,
@@ -25,6 +24,7 @@ from compensate.experiments.demo import (
     search_jobs,
     summary,
 )
+from compensate.files import make_folder, write_atomically
 
 
 def demo(console: Console, out: Path, seeds: int, epochs: int) -> None:

@@ -15,8 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO
 
-from compensate.data.files import writing
 from compensate.errors import InputError
+from compensate.files import writing
 
 fcntl: ModuleType | None
 try:

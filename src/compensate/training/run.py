@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from compensate._version import __version__
-from compensate.data.files import make_folder, write_atomically
 from compensate.errors import InputError
+from compensate.files import make_folder, write_atomically
 from compensate.training import checkpoint
 from compensate.training.config import PROTOCOL, Config
 from compensate.training.lock import alone

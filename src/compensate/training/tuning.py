@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from compensate.data.files import make_folder
 from compensate.errors import InputError, NotFinite
+from compensate.files import make_folder
 from compensate.training.config import Config
 from compensate.training.preparation import prepare
 from compensate.training.spaces import Choice, Kind, Preset, Space, space_of

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compensate.data.files import make_folder, write_atomically
 from compensate.errors import InputError, nearest
 from compensate.experiments.figures import curves, trained, tree
 from compensate.experiments.figures.request import Request
+from compensate.files import make_folder, write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
