@@ -66,9 +66,10 @@ def digest_frame(frame: pd.DataFrame, label: str) -> NDArray[np.uint64]:
     >>> bool(first == third != second)
     True
     """
-    columns = [map(str, frame.iloc[:, j]) for j, name in enumerate(frame.columns) if str(name) != label]
+    columns = [map(str, frame.iloc[:, j].tolist()) for j, name in enumerate(frame.columns) if str(name) != label]
     rows: Iterable[tuple[str, ...]] = zip(*columns, strict=True) if columns else [()] * len(frame)
-    return np.fromiter((_short(repr(row).encode("utf-8", "surrogatepass")) for row in rows), np.uint64, len(frame))
+    texts = ("\x1f".join(row).encode("utf-8", "surrogatepass") for row in rows)
+    return np.fromiter(map(_short, texts), np.uint64, len(frame))
 
 
 def digest_images(folder: Path, names: Iterable[str]) -> NDArray[np.uint64]:

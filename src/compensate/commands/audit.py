@@ -119,7 +119,8 @@ def _source(
         return None if labels is not None else read(data, None, None, options)
     if data_dir is not None and not Path(str(data)).exists():
         source = load(data, data_dir, **options).train
-        source = read(replace(source, info={**source.info, "title": data}), labels, features, {})
+        chosen = {name: options[name] for name in ("labels_key",) if name in options}
+        source = read(replace(source, info={**source.info, "title": data}), labels, features, chosen)
     else:
         source = read(data, labels, features, options)
     if "label" in options:
