@@ -310,8 +310,8 @@ def _named(frame: pd.DataFrame, where: str) -> pd.DataFrame:
 
 def _is_nested(column: pd.Series) -> bool:
     """Whether cells hold lists or tables instead of values."""
-    if column.dtype != object or pd.api.types.infer_dtype(column, skipna=True) != "mixed":
-        return False
+    if column.dtype != object or not pd.api.types.infer_dtype(column, skipna=True).startswith("mixed"):
+        return False  # quicker than to look at every cell
     return any(isinstance(v, (list, tuple, set, dict, np.ndarray)) for v in column)
 
 
