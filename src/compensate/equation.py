@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, cast
 
 import torch
@@ -12,16 +12,21 @@ from torch import Tensor, nn
 
 from compensate.checks import Check, check_losses
 from compensate.errors import InputError
+from compensate.fused import cross_entropy_with_slope
 from compensate.granularity import Sample, Table
 from compensate.inference.statistics import Evidence, Statistic
 from compensate.proximal import project_simplex
-from compensate.shortcut import losses_with_slope, short_losses, sloping, way_of
+from compensate.rows import step_rows
 from compensate.state import Slot, State
-from compensate.stepping import step_rows
 from compensate.taxonomy import Taxonomy, taxonomy_of
-from compensate.terms import Sum, Term, Terms, in_bytes, shown, within
+
+Term = Callable[[State], Tensor]
+Terms = Term | tuple[Term, ...] | None
 
 Base = Callable[[Tensor, Tensor], Tensor]
+
+Weights = Tensor | Sequence[float]
+"""(C,) a weight for each class."""
 
 SMALLEST = 1e-12
 """Predictions are kept above this before the logarithm."""
@@ -43,11 +48,47 @@ def normalised(q: Tensor) -> Tensor:
     return q / q.sum(-1, keepdim=True).clamp(min=SMALLEST)
 
 
+def class_weights(given: Weights | None) -> Tensor | None:
+    """Class weights as a tensor, if there are any.
+
+    >>> class_weights([1, 2])
+    tensor([1., 2.])
+    """
+    if given is None:
+        return None
+    weight = torch.as_tensor(given, dtype=None if isinstance(given, Tensor) else torch.get_default_dtype())
+    if weight.ndim != 1 or not weight.is_floating_point():
+        raise InputError(
+            f"weight is {weight.dtype} of shape {tuple(weight.shape)}; expected a floating point number for each class, (C,)."
+        )
+    return weight
+
+
 _ONTO: dict[str, Callable[[Tensor], Tensor]] = {
     "project": project_simplex,
     "normalise": normalised,
     "none": lambda q: q,
 }
+
+
+class Sum(nn.Module):
+    """The terms of one target. Those that are modules become children, so that state follows `.to()` and `state_dict`."""
+
+    def __init__(self, terms: Terms) -> None:
+        super().__init__()
+        many: Iterable[Any] = terms if isinstance(terms, tuple | list) else (terms,)
+        for number, term in enumerate(many):
+            if not callable(term):
+                raise InputError(
+                    f"A term is {term!r}; expected a callable of the state, such as a table, a function or a module."
+                )
+            setattr(self, str(number), term)
+        self.size = number + 1
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        """In order."""
+        return tuple(getattr(self, str(number)) for number in range(self.size))
 
 
 class Compensated(nn.Module):
@@ -64,7 +105,8 @@ class Compensated(nn.Module):
         loss: term or terms for :math:`\Delta l`, (B,); they must depend on `s.l`, a constant has no gradient.
         base: the loss :math:`l`, a function of logits (B, C) and targets (class numbers (B,), or distributions (B, C))
             that returns (B,); cross entropy if not given.
-        reduction, weight, ignore_index: as in :func:`torch.nn.functional.cross_entropy`.
+        reduction, weight, ignore_index: as in :func:`torch.nn.functional.cross_entropy`, but for a batch in which no sample counts:
+            its mean is 0, not NaN. `weight` may also be set later, `criterion.weight = ...`.
         onto: how :math:`y + \Delta y` and :math:`p + \Delta p` become distributions (Eq. 6): by the nearest point
             of the simplex, by division by the sum, or not at all. Terms that stay on the simplex need none of it.
         record: keeps for each sample what :meth:`suspects` reads.
@@ -99,7 +141,7 @@ class Compensated(nn.Module):
         loss: Terms = None,
         base: Base | None = None,
         reduction: Literal["mean", "sum", "none"] = "mean",
-        weight: Tensor | None = None,
+        weight: Weights | None = None,
         ignore_index: int = -100,
         onto: Literal["project", "normalise", "none"] = "project",
         check: Check = "sync",
@@ -112,14 +154,12 @@ class Compensated(nn.Module):
             raise InputError(f'reduction is "{reduction}"; expected "mean", "sum" or "none".')
         if onto not in _ONTO:
             raise InputError(f'onto is "{onto}"; expected {", ".join(_ONTO)}.')
-        self.way = (
-            way_of({name: self.terms_of(name) for name in self.terms}) if base is None and weight is None else None
-        )
-        """Whether one softmax serves value, gradient and rows; see :mod:`compensate.shortcut`."""
+        self.fast = True
+        """Whether the losses may be found together with their slope, in one softmax, where that gives the same."""
         self.base, self.reduction, self.ignore_index, self.onto = base, reduction, ignore_index, onto
         self.check: Check = check
         self.record = record
-        self.register_buffer("weight", weight)
+        self.register_buffer("weight", class_weights(weight))
         for name in ("epoch", "step", "total"):
             self.register_buffer(name, torch.zeros((), dtype=torch.long))
         self._seen = self._unlearned = 0
@@ -150,9 +190,7 @@ class Compensated(nn.Module):
                 "Feature compensation changes the input, so it needs the model and not only its logits. "
                 "Write criterion.evaluate(model, x, target, index).loss instead of criterion(model(x), target, index)."
             )
-        s = State(self, target, index, group, logits=logits, learn=self._learns())
-        s.brief = True
-        return self.settle(s).loss
+        return self.settle(State(self, target, index, group, logits=logits, learn=self._learns())).loss
 
     def evaluate(
         self,
@@ -187,24 +225,63 @@ class Compensated(nn.Module):
             s.fix_randomness()
             self._infer(s, "feature")
         _ = s.u  # the forward pass, here and not inside a term that looks at it without gradients
-        if self.training:
-            self._observe(s, watching, "logits")
-        short = short_losses(s)
-        if short is None:
-            for name in ("logit", "label", "prediction") if self.training else ():
-                self._infer(s, name)
-            s.l = losses_with_slope(s) if sloping(s) else self.losses_of(s, s.u, du=s.du, dp=s.dp, dy=s.dy)
-        else:
-            s.l = short
-        if self.training:
-            self._infer(s, "loss")
-        if s.masked or (short is None and self.terms):
-            check_losses(s, self.check)
+        self._weigh(s, watching)
         if s.learn:
+            # From here on nothing is refused: what a batch moves, it moves as a whole.
+            for write in s.writes:
+                write()
             step_rows(s)
-            self._observe(s, watching, "loss")
+            self._observe(s, [statistic for statistic in watching if statistic.observes == "loss"])
             self._tick(s, watching)
         return s
+
+    def _weigh(self, s: State, watching: list[Statistic]) -> None:
+        """The losses of the batch, checked; what observed them is as before if the batch is refused."""
+        for statistic in watching:
+            statistic.check(s)
+        early = [statistic for statistic in watching if statistic.observes == "logits"]
+        if not early or torch.compiler.is_compiling():
+            self._observe(s, early)
+            self._losses(s)
+            return
+        undo = [statistic.undo(s) for statistic in early]
+        try:
+            self._observe(s, early)
+            self._losses(s)
+        except BaseException:
+            for back in undo:
+                back()
+            raise
+
+    def _losses(self, s: State) -> None:
+        for name in ("logit", "label", "prediction") if self.training else ():
+            self._infer(s, name)
+        s.l = self._losses_with_slope(s) if self._slopes(s) else self.losses_of(s, s.u, du=s.du, dp=s.dp, dy=s.dy)
+        if self.training:
+            self._infer(s, "loss")
+        if s.masked or self.terms or not s.ordinary:
+            check_losses(s, self.check)
+
+    def _slopes(self, s: State) -> bool:
+        """True if the fast way gives the same: under cross entropy of logits with a constant added, the slope is S(u + du) - y."""
+        constant = s.du is not None and s.dp is None and s.dy is None and not s.du.requires_grad
+        return self.fast and s.learn and s.ordinary and constant
+
+    def _losses_with_slope(self, s: State) -> Tensor:
+        """As :meth:`losses_of`, by one softmax for value, gradient and the step of rows; the slope stays in the state for them."""
+        assert s.du is not None
+        valid = None if s.complete else s.valid
+        if s.du.shape == s.u.shape:
+            losses, s.slope = cross_entropy_with_slope(s.u, s.labels, s.du, valid)
+        else:
+            losses, s.slope = cross_entropy_with_slope(s.u + s.du, s.labels, None, valid)
+        return losses
+
+    @property
+    def only_tables(self) -> bool:
+        """True if compensation is tables on logits and nothing else, none of them an optimizer's: their slope is that of the losses."""
+        tables = (isinstance(term, Table) and term.update != "manual" for term in self.terms_of("logit"))
+        return [*self.terms] == ["logit"] and all(tables)
 
     def _infer(self, s: State, name: str) -> None:
         s.slot = SLOTS[name]
@@ -238,9 +315,19 @@ class Compensated(nn.Module):
     # --- the equation -----------------------------------------------------------------------------------------
 
     def losses_of(
-        self, s: State, u: Tensor, *, du: Tensor | None = None, dp: Tensor | None = None, dy: Tensor | None = None
+        self,
+        s: State,
+        u: Tensor,
+        *,
+        du: Tensor | None = None,
+        dp: Tensor | None = None,
+        dy: Tensor | None = None,
+        weighted: bool = True,
     ) -> Tensor:
-        r"""(B,) base losses :math:`l(S(u + \Delta u) + \Delta p,\; y + \Delta y)`; 0 where the target is ignored."""
+        r"""(B,) base losses :math:`l(S(u + \Delta u) + \Delta p,\; y + \Delta y)`; 0 where the target is ignored.
+
+        Class weights multiply them unless `weighted` is false.
+        """
         u = u if du is None else u + du
         if dp is not None:
             # The logarithm of a distribution is a logit vector of it, so one base loss serves both sides of Eq. 5.
@@ -256,13 +343,12 @@ class Compensated(nn.Module):
                 y = y + (_ONTO[self.onto](y) - y).detach()
         else:
             y = s.labels if s.hard else s.y
+        weight = None if self.weight is None or not weighted else self.weight.to(u.dtype)
         if self.base is None:
-            weight = None if self.weight is None else self.weight.to(u.dtype)
             losses = F.cross_entropy(u, y, weight=weight, reduction="none")
         else:
             losses = self.base(u, y)
-            if self.weight is not None:
-                losses = losses * (self.weight[s.labels] if s.hard else s.y @ self.weight)
+            losses = losses if weight is None else losses * s.weights.to(losses.dtype)
         return losses if s.complete else torch.where(s.valid, losses, 0.0)
 
     def _stays_on_simplex(self, name: str) -> bool:
@@ -275,23 +361,30 @@ class Compensated(nn.Module):
         if self.reduction == "none":
             return losses
         if self.reduction == "mean":
-            return losses.mean() if s.complete and self.weight is None else losses.sum() / self.divisor(s)
+            return losses.mean() if self._counts_all(s) else losses.sum() / self.divisor(s)
         return losses.sum()
 
-    def divisor(self, s: State) -> Tensor | int:
-        """What a mean divides by: the number of samples that count, or the sum of their class weights."""
+    def _counts_all(self, s: State) -> bool:
+        return s.complete and self.weight is None and len(s.target) > 0
+
+    def divisor(self, s: State, *, weighted: bool = True) -> Tensor | int:
+        """What a mean divides by: the number of samples that count, or the sum of their class weights; 1 if that is 0.
+
+        The sum of no losses is 0, and so are its gradients; divided by 0 they would be NaN, and so would be the model.
+        """
         if not s.hard:
-            return len(s.target)
-        return s.valid.sum() if self.weight is None else (self.weight[s.labels] * s.valid).sum()
+            return max(1, len(s.target))
+        if self.weight is None or not weighted:
+            return s.valid.sum().clamp(min=1)
+        total = (s.weights * s.valid).sum()
+        return torch.where(total == 0, torch.ones_like(total), total)
 
     # --- what follows a step ----------------------------------------------------------------------------------
 
-    def _observe(self, s: State, watching: list[Statistic], when: Literal["logits", "loss"]) -> None:
-        if s.learn:
-            with torch.no_grad():
-                for statistic in watching:
-                    if statistic.observes == when:
-                        statistic.observe(s)
+    def _observe(self, s: State, watching: list[Statistic]) -> None:
+        with torch.no_grad():
+            for statistic in watching:
+                statistic.observe(s)
 
     def _tick(self, s: State, watching: list[Statistic]) -> None:
         self.step.add_(1)
@@ -392,3 +485,32 @@ class Compensated(nn.Module):
         lines += [f"  {SLOTS[name]} = {' + '.join(map(shown, self.terms_of(name)))}" for name in has]
         lines += [f"  {self.taxonomy} · holds {in_bytes(self.nbytes)}"]
         return "\n".join(lines)
+
+
+def within(module: nn.Module) -> Iterator[nn.Module]:
+    """As `module.modules()`, in less time: this runs in every step."""
+    found = {module: None}
+    waiting = [module]
+    while waiting:
+        inner = [m for m in waiting.pop()._modules.values() if m is not None and m not in found]
+        found.update(dict.fromkeys(inner))
+        waiting += reversed(inner)
+    return iter(found)
+
+
+def shown(term: Any) -> str:
+    """A term on one line."""
+    text = repr(term) if isinstance(term, nn.Module) else getattr(term, "__name__", repr(term))
+    return " ".join(text.split())
+
+
+def in_bytes(count: int) -> str:
+    """A size for people.
+
+    >>> in_bytes(512), in_bytes(71_880), in_bytes(5_124_000_000)
+    ('512 bytes', '72 kB', '5.1 GB')
+    """
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.2g} {unit}" if count < 10 * size else f"{count / size:.0f} {unit}"
+    return f"{count} bytes"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from compensate.errors import InputError
 from compensate.state import State, Touched
 
 
@@ -15,7 +14,8 @@ def step_rows(s: State) -> None:
     On logits under plain cross entropy the slope of the loss is that gradient. Elsewhere autograd finds it, between the
     losses and the rows only. Rows on features wait for the backward pass of the user.
     """
-    if s.slope is not None:
+    if s.by_slope:
+        assert s.slope is not None
         for touched in s.touched:
             touched.table.descend(touched, _by_row(s.slope, touched), s)
         return
@@ -46,8 +46,6 @@ def _step_in_backward(s: State, touched: list[Touched]) -> None:
     tells by how much, so that the step of a row does not depend on them.
     """
     criterion = s.criterion
-    if criterion.reduction == "none":
-        raise InputError('A learned table on features needs reduction="mean" or "sum", not "none".')
     summed = criterion.divisor(s) if criterion.reduction == "mean" else 1
     scale: list[Tensor] = []
     s.loss.register_hook(scale.append)
