@@ -85,7 +85,13 @@ def audit(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         source = _source(data, labels, features, data_dir, options, probs)
-        asked = {**options, "model": model, "epochs": epochs, "seed": seed or 0}
+        asked = {
+            **options,
+            "model": model,
+            "epochs": epochs,
+            "seed": seed or 0,
+            "data_dir": data_dir and data_dir.absolute(),
+        }
         folder = out or Path("runs") / _name(source, asked, labels, features, probs)
         check_run_folder(folder)
         if probs is not None:
