@@ -31,6 +31,15 @@ def test_the_table_of_damaged_files_is_the_stored_one():
     assert all(f["mutations"] == f.get("read", 0) + f.get("refused", 0) for f in stored.values())
 
 
+def test_the_table_of_hostile_inputs_is_the_stored_one():
+    stored = json.loads((ROOT / "results" / "fuzz.json").read_text())["hostile"]
+    rows = re.findall(r"^\| (.+) \| refused \| ([\d.]+) \| ([\d,]+) \|$", (ROOT / PAGES[1]).read_text(), re.M)
+    assert {name: (float(s), int(m.replace(",", ""))) for name, s, m in rows} == {
+        name: (took["seconds"], took["megabytes"]) for name, took in stored.items()
+    }
+    assert {took["outcome"] for took in stored.values()} == {"refused"}
+
+
 def test_nothing_is_evaluated_and_no_shell_is_started():
     for path in (ROOT / "src").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

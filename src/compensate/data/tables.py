@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from compensate.data.dataset import Data, Splits
 from compensate.data.features import TableEncoder
-from compensate.data.labels import encode_labels, is_missing
+from compensate.data.labels import check_lengths, encode_labels, is_missing
 from compensate.errors import InputError, nearest
 from compensate.files import decode, limit, read_bytes, too_large
 
@@ -264,10 +264,11 @@ def choose_text(frame: pd.DataFrame, text: str | None, where: str, label: str | 
 def _targets(cells: NDArray[Any], task: str | None, where: str, label: str) -> tuple[NDArray[Any], tuple[str, ...]]:
     if task not in (None, "classification", "regression"):
         raise InputError(f'task is "{task}"; choose classification or regression.')
+    check_lengths(cells)
     there = np.array([not is_missing(v) for v in cells])
     if not there.any():
         raise InputError(f'the label column "{label}" of {where} is empty.')
-    numbers = pd.to_numeric(pd.Series(cells[there].astype(str)), errors="coerce").to_numpy(float)
+    numbers = pd.to_numeric(pd.Series([str(v) for v in cells[there]]), errors="coerce").to_numpy(float)
     numeric = bool(np.isfinite(numbers).all())
     if task == "regression" and not numeric:
         bad = cells[there][~np.isfinite(numbers)][0]
