@@ -45,7 +45,9 @@ def test_nothing_is_evaluated_and_no_shell_is_started():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):
                 name = ast.unparse(node.func)
-                assert name not in ("eval", "exec", "compile", "os.system", "os.popen", "torch.load"), f"{path}: {name}"
+                assert name not in ("eval", "exec", "compile", "os.system", "os.popen"), f"{path}: {name}"
+                if name == "torch.load":  # with this, torch builds tensors and nothing else
+                    assert any(k.arg == "weights_only" and ast.unparse(k.value) == "True" for k in node.keywords), path
                 assert not name.startswith(("subprocess.", "os.exec", "os.spawn", "pickle.load")), f"{path}: {name}"
                 assert not any(
                     k.arg in ("shell", "allow_pickle") and ast.unparse(k.value) == "True" for k in node.keywords

@@ -5,15 +5,18 @@ from __future__ import annotations
 import inspect
 import json
 import shlex
+import sys
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.prompt import Prompt
 
 from compensate.errors import InputError
 
 if TYPE_CHECKING:
+    from compensate.data import UnclearLabel
     from compensate.training.config import Config
 
 
@@ -39,8 +42,18 @@ Vectors = Annotated[str | None, _option("Word vectors: glove.6B.100d in the data
 MaxLength = Annotated[int | None, _option("Maximum number of words of a text.")]
 Label = Annotated[str | None, _option("Column of the label, for tables.")]
 Text = Annotated[str | None, _option("Column of the text, for tables.")]
+Ignore = Annotated[str | None, _option("Columns to leave out, such as id,url.")]
+Columns = Annotated[str | None, _option("The only columns to use as features, such as age,town.")]
 Hyper = Annotated[list[str] | None, _option("A hyper-parameter of the method: --hyper lam=0.1; may be repeated.")]
 Set = Annotated[list[str] | None, _option("Any other option: --set weight_decay=1e-4; may be repeated.", "--set")]
+
+
+def ask_label(error: UnclearLabel) -> str:
+    """The label column as a person at the terminal chooses it; without a terminal the error stands."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise error
+    typer.echo(str(error))
+    return Prompt.ask("label column", choices=list(error.candidates), default=error.candidates[0])
 
 
 def check_path(*paths: str | Path | None) -> None:
@@ -111,13 +124,23 @@ def options(config: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shared(
-    data: str | None, set_: Sequence[str] | None, label: str | None, text: str | None, **named: Any
+    data: str | None,
+    set_: Sequence[str] | None,
+    label: str | None,
+    text: str | None,
+    ignore: str | None = None,
+    columns: str | None = None,
+    **named: Any,
 ) -> dict[str, Any]:
     """The options of a command line by their names in `Config`."""
     others = nested(pairs(set_, "--set"))
     reader = {
         **others.pop("data_options", {}),
-        **{k: v for k, v in (("label", label), ("text", text)) if v is not None},
+        **{
+            k: v
+            for k, v in (("label", label), ("text", text), ("ignore", ignore), ("columns", columns))
+            if v is not None
+        },
     }
     return {"data": data, **named, **others, "data_options": reader}
 
