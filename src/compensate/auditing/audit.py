@@ -156,7 +156,10 @@ def _audited(data: Data) -> tuple[NDArray[np.int64], tuple[str, ...]]:
         notes.append(f"The only sample of its class cannot be checked and is left out: {shown}{more}.")
         given[lone] = UNLABELLED
     if data.ids is not None:
-        ids, where, times = np.unique(data.ids.astype(str), return_index=True, return_counts=True)
+        # As objects: an array of texts gives each as much room as the longest.
+        ids, where, times = np.unique(
+            np.array([str(i) for i in data.ids], dtype=object), return_index=True, return_counts=True
+        )
         twice = np.flatnonzero(times > 1)
         if len(twice):
             shown = ", ".join(
