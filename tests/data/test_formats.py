@@ -792,6 +792,8 @@ def test_labels_that_are_lists_are_refused_and_other_lists_are_left_out(tmp_path
         load(tmp_path / "a.parquet")
     with pytest.raises(InputError, match=r'column "tags" of .* holds lists'):
         load(frame.assign(label=["x", "y"] * 10), label="tags")
+    with pytest.raises(InputError, match=r'column "label" of .* holds lists'):
+        load(frame.assign(label=[1, ["x"]] * 10))
     with pytest.warns(UserWarning, match="the columns tags hold lists, which are not used"):
         data = load(frame.assign(label=["x", "y"] * 10)).train
     assert data.x.shape == (20, 1)

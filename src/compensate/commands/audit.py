@@ -88,7 +88,13 @@ def audit(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         source = _source(data, labels, features, data_dir, options, probs)
-        asked = {**options, "model": model, "epochs": epochs, "seed": seed or 0}
+        asked = {
+            **options,
+            "model": model,
+            "epochs": epochs,
+            "seed": seed or 0,
+            "data_dir": data_dir and data_dir.absolute(),
+        }
         folder = out or Path("runs") / _name(source, asked, labels, features, probs)
         check_run_folder(folder)
         if probs is not None:
@@ -122,7 +128,8 @@ def _source(
         return None if labels is not None else read(data, None, None, options)
     if data_dir is not None and not Path(str(data)).exists():
         source = load(data, data_dir, **options).train
-        source = read(replace(source, info={**source.info, "title": data}), labels, features, {})
+        chosen = {name: options[name] for name in ("labels_key",) if name in options}
+        source = read(replace(source, info={**source.info, "title": data}), labels, features, chosen)
     else:
         try:
             source = read(data, labels, features, options)

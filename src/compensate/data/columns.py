@@ -117,7 +117,7 @@ def is_nested(column: pd.Series) -> bool:
     >>> is_nested(pd.Series([["a", "b"], None])), is_nested(pd.Series(["a", None]))
     (True, False)
     """
-    if column.dtype != object or pd.api.types.infer_dtype(column, skipna=True) != "mixed":
+    if column.dtype != object or not pd.api.types.infer_dtype(column, skipna=True).startswith("mixed"):
         return False
     return any(isinstance(v, (list, tuple, set, dict, np.ndarray)) for v in column)
 
