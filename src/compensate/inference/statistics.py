@@ -80,12 +80,11 @@ class Statistic(nn.Module, ABC):
     def undo(self, s: State) -> Callable[[], None]:
         """Takes back what `observe` is about to do, for a batch that is refused later."""
         rows = self.moved_rows(s)
-        buffers = [getattr(self, name) for name in self.merges]
-        before = [b.clone() if rows is None else b[rows] for b in buffers]
+        before = {name: getattr(self, name)[... if rows is None else rows].clone() for name in self.merges}
 
         def back() -> None:
-            for buffer, old in zip(buffers, before, strict=True):
-                buffer.copy_(old) if rows is None else buffer.index_copy_(0, rows, old)
+            for name, old in before.items():
+                getattr(self, name)[... if rows is None else rows] = old
 
         return back
 
