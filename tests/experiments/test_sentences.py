@@ -14,7 +14,7 @@ from compensate.data import Data, Splits
 from compensate.errors import InputError
 from compensate.experiments import sentences as s
 from compensate.training.config import Config
-from compensate.training.loop import fit
+from compensate.training.fitting import fit
 
 PLANTED = (5, 40, 77, 101)
 GOOD, BAD = ["good", "fine", "lovely", "bright", "warm"], ["bad", "poor", "awful", "dull", "cold"]

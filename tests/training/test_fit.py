@@ -19,7 +19,7 @@ from compensate import METHODS, InputError
 from compensate.data import Data, Splits, batches, digits, noise
 from compensate.methods import logcomp
 from compensate.training import Config, evaluate, fit, load_config, load_model, make_model, predict, prepare
-from compensate.training.schedule import rate
+from compensate.training.optimization import rate
 
 sys.path.insert(0, str(Path(__file__).parent))
 import replicas
@@ -48,7 +48,7 @@ def test_fit_is_the_plain_loop():
     total, step = 2 * -(-len(parts.train) // 32), 0
     for epoch in range(2):
         for x, y, i in batches(parts.train, 32, seed=0, epoch=epoch):
-            optimiser.param_groups[0]["lr"] = rate(result.config, step, total)
+            optimiser.param_groups[0]["lr"] = rate(0.01, step, total, schedule="cosine")
             optimiser.zero_grad()
             criterion(model(x), y, i).backward()
             optimiser.step()

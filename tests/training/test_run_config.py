@@ -10,7 +10,7 @@ import pytest
 
 from compensate.errors import InputError
 from compensate.training import PROTOCOL, RECIPES, Config, read_toml, settled
-from compensate.training.schedule import SCHEDULES, rate
+from compensate.training.optimization import SCHEDULES, rate
 
 
 def test_the_id_is_the_hash_of_canonical_json_and_protocol():
@@ -87,13 +87,13 @@ def test_schedules_meet_torch():
     optimiser = torch.optim.SGD([parameter], lr=0.3)
     theirs = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, 50)
     for step in range(50):
-        assert rate(Config(lr=0.3, schedule="cosine"), step, 50) == pytest.approx(optimiser.param_groups[0]["lr"])
+        assert rate(0.3, step, 50, schedule="cosine") == pytest.approx(optimiser.param_groups[0]["lr"])
         optimiser.step()
         theirs.step()
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_schedules_start_at_the_top_and_never_rise(name):
-    values = [rate(Config(lr=1.0, schedule=name), step, 40) for step in range(40)]
+    values = [rate(1.0, step, 40, schedule=name) for step in range(40)]
     assert values[0] == 1.0
     assert all(a >= b >= 0 for a, b in pairwise(values))

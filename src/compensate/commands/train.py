@@ -59,7 +59,7 @@ def train(
     In several processes: `torchrun --nproc-per-node 2 -m compensate train ...`, or `accelerate launch -m compensate train ...`
     """
     from compensate.training.distribution import Processes
-    from compensate.training.loop import fit
+    from compensate.training.fitting import fit
 
     given = o.shared(
         data, set_, label, text, method=method, noise=noise, model=model, hyper=o.pairs(hyper, "--hyper"), epochs=epochs,

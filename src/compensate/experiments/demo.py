@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import io
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,13 +18,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from compensate.data import noise
 from compensate.data.digits import digits
 from compensate.data.files import write_atomically
+from compensate.errors import InputError
+from compensate.forwards import seeded
 from compensate.methods import find
 from compensate.models.small import CNN
+from compensate.training.optimization import make_optimizer, rate
+from compensate.training.samples import Samples
+from compensate.training.step import Learner
+from compensate.training.trainer import Trainer
+from compensate.training.workers import LOST, side_by_side
 
 if TYPE_CHECKING:
     from compensate.auditing.result import Audit
@@ -101,39 +107,40 @@ class Outcome:
 
 
 def train(job: Job, setting: Setting) -> Outcome:
-    """One run: a plain training loop in which only the criterion differs. The seed fixes split, noise, weights and order."""
+    """One run, in which only the criterion differs from plain training. The seed fixes split, noise, weights and order."""
     method, seed, hyper = job
     given, test = digits().split((0.7, 0.3), seed=seed)
     flipped = noise.symmetric(given.target, 10, setting.rate, seed=seed)
-    x, y = torch.from_numpy(given.x), torch.from_numpy(flipped.labels)
-    test_x, test_y = torch.from_numpy(test.x), torch.from_numpy(test.target)
+    samples = Samples.of_arrays(given.x, flipped.labels, num_classes=10)
 
-    order = torch.Generator().manual_seed(seed)
-    rows = torch.randperm(len(x), generator=order)
-    held, rows = rows.tensor_split([int(setting.held_out * len(x))])
-    torch.manual_seed(seed)
-    model = CNN(10)
-    optimizer = torch.optim.Adam(model.parameters(), lr=setting.lr)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, setting.epochs)
-    criterion = find(method).make(num_samples=len(x), num_classes=10, **hyper)
-
-    accuracy, validation = [], []
-    for _ in range(setting.epochs):
-        model.train()
-        for i in rows[torch.randperm(len(rows), generator=order)].split(setting.batch_size):
-            loss = criterion(model(x[i]), y[i], i)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        criterion.end_epoch()
-        schedule.step()
-        accuracy.append(_accuracy(model, test_x, test_y))
+    random = torch.Generator().manual_seed(seed)
+    held, rows = torch.randperm(len(samples), generator=random).tensor_split([int(setting.held_out * len(samples))])
+    order = [
+        [i.numpy() for i in rows[torch.randperm(len(rows), generator=random)].split(setting.batch_size)]
+        for _ in range(setting.epochs)
+    ]
+    with seeded(seed, torch.device("cpu")):
+        model = CNN(10)
+        criterion = find(method).make(num_samples=len(samples), num_classes=10, **hyper)
+        parts = {"test": Samples.of_arrays(test.x, test.target, num_classes=10)}
         if len(held):
-            validation.append(_accuracy(model, x[held], y[held]))
+            parts["val"] = samples.subset(held.numpy())
+        trainer = Trainer(
+            Learner(model, criterion, partial(make_optimizer, "adam", lr=setting.lr)),
+            samples,
+            epochs=setting.epochs,
+            order=order.__getitem__,
+            # The learning rate falls from epoch to epoch.
+            rate=lambda step, total: rate(setting.lr, step // len(order[0]), setting.epochs, schedule="cosine"),
+            held_out=parts,
+        )
+        history = trainer.run()
 
     found = criterion.suspects()
     return Outcome(
-        job, accuracy, validation,
+        job,
+        accuracy=[row["test_accuracy"] for row in history],
+        validation=[row["val_accuracy"] for row in history if len(held)],
         suspects=found.index.tolist(), score=found.score.tolist(),
         suggested=found.suggested.tolist(), flagged=found.flagged.tolist(),
         changed=flipped.changed[found.index.numpy()].tolist(),
@@ -141,23 +148,13 @@ def train(job: Job, setting: Setting) -> Outcome:
     )  # fmt: skip
 
 
-@torch.no_grad()
-def _accuracy(model: torch.nn.Module, x: Tensor, y: Tensor) -> float:
-    model.eval()
-    return float((model(x).argmax(1) == y).double().mean())
-
-
 def run_all(jobs: list[Job], setting: Setting) -> Iterator[Outcome]:
     """Runs side by side in one process per core, each on one thread; yields them as they end."""
-    from joblib import Parallel, delayed
-
-    workers = min(os.cpu_count() or 1, len(jobs))
-    yield from Parallel(n_jobs=workers, return_as="generator_unordered")(delayed(_alone)(job, setting) for job in jobs)
+    yield from side_by_side(train, [(job, setting) for job in jobs], None, lost=_lost)
 
 
-def _alone(job: Job, setting: Setting) -> Outcome:
-    torch.set_num_threads(1)
-    return train(job, setting)
+def _lost(job: Job, setting: Setting) -> Outcome:
+    raise InputError(f"the run of {job.method} with seed {job.seed} was lost: {LOST}")
 
 
 def jobs(seeds: int) -> list[Job]:

@@ -18,9 +18,10 @@ from compensate.errors import InputError
 from compensate.experiments.archive import Archive, Record, record_of
 from compensate.experiments.protocols import ATTACKS, Cell, Scale, trials
 from compensate.training.config import Config
-from compensate.training.evaluation import cut
-from compensate.training.finished import load_model
+from compensate.training.evaluation import BATCH
 from compensate.training.preparation import prepare
+from compensate.training.run import load_model
+from compensate.training.samples import Samples
 from compensate.training.tuning import LAST
 from compensate.training.workers import LOST, Backend, side_by_side, trained
 
@@ -86,7 +87,7 @@ def adversarial_accuracy(model: nn.Module, data: Data, eps: float, *, steps: int
     right = 0
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        for rows in cut(some):
+        for rows in Samples.of(some).portions(BATCH):
             x, y, _ = gather(some, rows)
             right += int((attack.evaluate(model, x, y).u.argmax(-1) == y).sum())
     return right / max(len(some), 1)

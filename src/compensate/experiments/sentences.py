@@ -22,7 +22,7 @@ from compensate.data.files import make_folder, write_atomically
 from compensate.errors import InputError
 from compensate.experiments.protocols import PROTOCOLS
 from compensate.training.config import Config
-from compensate.training.loop import fit
+from compensate.training.fitting import fit
 
 LENGTH = 160
 """Characters of a text that are kept."""

@@ -224,23 +224,37 @@ def make_model(prepared: Prepared) -> nn.Module:
 
 
 @torch.no_grad()
-def sizes(prepared: Prepared, model: nn.Module) -> dict[str, Any]:
-    """What a method may ask about data and model."""
-    x, _, _ = gather(prepared.train, np.arange(min(2, len(prepared.train))))
+def model_sizes(model: nn.Module, x: Any, *, sequences: bool = False) -> dict[str, Any]:
+    """What a method may ask about a model: the shape of the input that is compensated, and the number of its features.
+
+    Args:
+        model: the model.
+        x: a small batch.
+        sequences: whether `x` is token ids. One row of a text serves all its words: the shape of a word is the shape of a
+            text's compensation.
+    """
     stages, was_training = Stages.of(model), model.training
     model.eval()
     e = x if stages.embed is None else stages.embed(x)
-    found: dict[str, Any] = {
-        "num_samples": prepared.train.rows,
-        "num_classes": prepared.train.num_classes,
-        "class_counts": prepared.train.class_counts.tolist(),
-        # One row of a text serves all its words: the shape of a word is the shape of a text's compensation.
-        "feature_shape": tuple(e.shape[2:] if isinstance(prepared.train.x, Ragged) else e.shape[1:]),
-    }
+    found: dict[str, Any] = {}
+    if isinstance(e, Tensor):
+        found["feature_shape"] = tuple(e.shape[2:] if sequences else e.shape[1:])
     if stages.features is not None:
-        found["feature_dim"] = stages.features(e).shape[-1]
+        found["feature_dim"] = int(stages.features(e).shape[-1])
     model.train(was_training)
     return found
+
+
+def sizes(prepared: Prepared, model: nn.Module) -> dict[str, Any]:
+    """What a method may ask about data and model."""
+    data = prepared.train
+    x, _, _ = gather(data, np.arange(min(2, len(data))))
+    return {
+        "num_samples": data.rows,
+        "num_classes": data.num_classes,
+        "class_counts": data.class_counts.tolist(),
+        **model_sizes(model, x, sequences=isinstance(data.x, Ragged)),
+    }
 
 
 def make_criterion(prepared: Prepared, model: nn.Module, data_dir: str | Path | None = None) -> Compensated:
@@ -282,7 +296,7 @@ def teacher_logits(prepared: Prepared, data_dir: str | Path | None, *, soften: b
         )
     path = Path(config.teacher)
     if path.is_dir():
-        from compensate.training.finished import predict_rows
+        from compensate.training.run import predict_rows
 
         rows = predict_rows(path, prepared, data_dir)
     elif path.suffix == ".npy" and path.is_file():

@@ -18,7 +18,7 @@ import torch
 
 from compensate.errors import InputError
 from compensate.training.config import Config
-from compensate.training.loop import fit
+from compensate.training.fitting import fit
 from compensate.training.run import Run
 
 Answer = TypeVar("Answer")

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from compensate.data import Splits
 from compensate.training.config import Config
-from compensate.training.loop import fit
-from compensate.training.outcome import Result
+from compensate.training.fitting import fit
+from compensate.training.run import Result
 
 _CIFAR = {
     "data_options": {"size": 16}, "limit": 5000, "limit_test": 1000, "model": "resnet8", "augment": "none", "epochs": 12,

@@ -15,8 +15,9 @@ from compensate.errors import InputError
 from compensate.experiments.figures.request import Request
 from compensate.granularity import Sample
 from compensate.training.config import Config
-from compensate.training.evaluation import cut
-from compensate.training.outcome import Result
+from compensate.training.evaluation import BATCH
+from compensate.training.run import Result
+from compensate.training.samples import Samples
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,7 +58,7 @@ def changes(result: Result) -> torch.Tensor:
     @torch.no_grad()
     def states() -> Iterator[State]:
         train = result.prepared.train
-        for rows in cut(train):
+        for rows in Samples.of(train).portions(BATCH):
             x, y, index = gather(train, rows)
             yield result.criterion.evaluate(result.model, x, y, index)
 
