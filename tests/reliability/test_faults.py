@@ -170,7 +170,7 @@ def test_compare_survives_the_loss_of_a_worker(tmp_path):
 def test_what_is_lost_is_reported_and_what_is_finished_is_kept(tmp_path, monkeypatch, capsys):
     from compensate.training import comparison
 
-    def half(work, jobs, count, *, lost, backend="joblib"):
+    def half(work, jobs, count, *, lost, backend="local"):
         for number, job in enumerate(jobs):
             yield lost(*job) if number else work(*job)
 

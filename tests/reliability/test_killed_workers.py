@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import faults
@@ -103,7 +106,7 @@ def test_a_candidate_that_is_lost_is_reported_and_no_bad_candidate(tmp_path, mon
     monkeypatch.setattr(grid, "side_by_side", but_the_last)
     monkeypatch.setattr(grid, "_score", lambda record: record["score"])
     told: list[tuple[Config, str]] = []
-    place = grid.Place(tmp_path / "results", tmp_path / "runs", None, 2, "joblib")
+    place = grid.Place(tmp_path / "results", tmp_path / "runs", None, 2, "local")
     candidates = grid.trials("sst2", "small", "label_smoothing")
     assert len(candidates) > 1
     chosen = grid.choose("sst2", "small", ["label_smoothing"], place, lost=lambda *one: told.append(one))
@@ -112,22 +115,37 @@ def test_a_candidate_that_is_lost_is_reported_and_no_bad_candidate(tmp_path, mon
 
 
 def test_a_worker_that_dies_while_idle_costs_no_job(tmp_path, monkeypatch):
-    """Its pool is broken when the next job comes; another one is made."""
-    from joblib.externals.loky.process_executor import BrokenProcessPool, ProcessPoolExecutor
+    monkeypatch.setattr(workers, "RETRIES", 0)
+    jobs = [(number,) for number in range(2)]
+    answers = workers._here(faults.who, jobs, 1, faults.lost)
+    number, pid = next(answers)
+    os.kill(pid, signal.SIGKILL)
+    faults.wait_until_gone(pid)
+    (rest,) = answers
+    assert {number, rest[0]} == {0, 1}
+    assert rest[1] not in (pid, -1)
 
-    broken = []
 
-    def submit(self, *arguments):
-        if not broken:
-            broken.append(self)
-            raise BrokenProcessPool("it died")
-        return whole(self, *arguments)
-
-    whole = ProcessPoolExecutor.submit
-    monkeypatch.setattr(ProcessPoolExecutor, "submit", submit)
-    jobs = [(number, str(tmp_path), 0) for number in range(2)]
-    assert sorted(workers._here(faults.dies, jobs, 1, faults.lost)) == [(0, 1), (1, 1)]
-    assert broken
+def test_workers_end_when_their_parent_is_killed_and_leave_a_checkpoint(tmp_path):
+    out = tmp_path / "out"
+    arguments = ["compare", "digits", "--methods", "base,logcomp", "--seeds", "1", "--epochs", "500", "--workers", "2"]
+    parent = subprocess.Popen(
+        [sys.executable, "-m", "compensate", *arguments, "--set", "model=mlp", "--out", str(out)],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 120
+        while len(list(out.glob("runs/*/metrics.jsonl"))) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        pids = [json.loads(lock.read_text())["pid"] for lock in out.glob("runs/*/lock")]
+    finally:
+        parent.kill()
+        parent.wait()
+    assert len(pids) == 2
+    assert parent.pid not in pids
+    for pid in pids:
+        faults.wait_until_gone(pid)
+    assert len(list(out.glob("runs/*/checkpoint/step-*.json"))) == 2
 
 
 def test_on_a_cluster_too(tmp_path, monkeypatch):

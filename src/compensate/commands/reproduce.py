@@ -44,7 +44,7 @@ def reproduce(
     workers: Annotated[
         int | None, typer.Option(help="Processes; as many as cores if not given.", min=1, show_default=False)
     ] = None,
-    backend: Annotated[str, typer.Option(help="joblib on this machine, or ray on a cluster.")] = "joblib",
+    backend: Annotated[str, typer.Option(help="local for this machine, or ray for a cluster.")] = "local",
     show: Annotated[bool, typer.Option("--show", help="Train nothing; print what is stored.")] = False,
     out: Annotated[
         Path | None, typer.Option(help="Write the table to this .md, .csv or .tex file.", show_default=False)
@@ -70,7 +70,7 @@ def reproduce(
     if scale not in SCALES:
         raise InputError(f'scale is "{scale}"; {nearest(scale, SCALES)}')
     if backend not in BACKENDS:
-        raise InputError(f'backend is "{backend}"; choose joblib or ray.')
+        raise InputError(f'backend is "{backend}"; choose local or ray.')
     wanted = find_table(table)
     place = Place(results, runs, data_dir, workers, backend)
     more = _names(extra)

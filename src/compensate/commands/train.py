@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -60,6 +62,7 @@ def train(
     """
     from compensate.training.distribution import Processes
     from compensate.training.fitting import fit
+    from compensate.training.trainer import Interrupted
 
     given = o.shared(
         data, set_, label, text, method=method, noise=noise, model=model, hyper=o.pairs(hyper, "--hyper"), epochs=epochs,
@@ -69,10 +72,18 @@ def train(
     )  # fmt: skip
     asked = o.build(o.options(config, given), str(config or "the command line"))
     folder = out if out is not None else Path("runs") / asked.name
-    result = fit(
-        asked, data_dir=data_dir, folder=folder, resume=resume, every=every, console=None if quiet else console,
-        trackers=tuple(tracker or ()),
-    )  # fmt: skip
+    try:
+        result = fit(
+            asked, data_dir=data_dir, folder=folder, resume=resume, every=every, console=None if quiet else console,
+            trackers=tuple(tracker or ()),
+        )  # fmt: skip
+    except Interrupted as stop:
+        if Processes.current().main:
+            console.print(
+                f"stopped after step {stop.step}; the checkpoint is in {folder}. Resume with:", soft_wrap=True
+            )
+            console.print(_resuming(sys.argv), markup=False, soft_wrap=True)
+        raise typer.Exit(130) from None
     if not Processes.current().main:
         return
     parts, settled = result.prepared, result.config
@@ -90,3 +101,14 @@ def train(
         note = f" (chosen on {result.selected_on})" if name == "best" else ""
         console.print(f"{name} epoch {row['epoch']:>3.0f}: {' · '.join(said)}{note}", soft_wrap=True)
     console.print(f"run:  {folder}", soft_wrap=True)
+
+
+def _resuming(command: list[str]) -> str:
+    """The command that goes on with the run of this command line.
+
+    >>> _resuming(["/bin/compensate", "train", "my data.csv", "--epochs", "9"])
+    "compensate train 'my data.csv' --epochs 9 --resume"
+    """
+    name = "python -m compensate" if command[0].endswith("__main__.py") else Path(command[0]).name
+    options = [*command[1:], *([] if "--resume" in command else ["--resume"])]
+    return f"{name} {shlex.join(options)}"

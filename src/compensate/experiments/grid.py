@@ -38,14 +38,14 @@ class Place:
         runs: the folder of the runs.
         data_dir: where named data sets are.
         workers: processes; as many as cores if None.
-        backend: "joblib" on this machine, or a "ray" cluster.
+        backend: "local", this machine, or a "ray" cluster.
     """
 
     results: Path
     runs: Path
     data_dir: Path | None = None
     workers: int | None = None
-    backend: Backend = "joblib"
+    backend: Backend = "local"
 
     def archive(self, dataset: str, scale: Scale) -> Archive:
         """The finished runs on a data set at a scale."""

@@ -32,6 +32,9 @@ class Batch:
         x: inputs: of the whole batch, or of the own slice where no term looks at them (see `Learner.whole_inputs`).
         target, index: (B,) of the whole batch.
         weight: (B,) factors of the losses; None for ones.
+
+    >>> Batch(torch.ones(2, 3), torch.tensor([0, 1]), torch.arange(2)).weight is None
+    True
     """
 
     x: Any

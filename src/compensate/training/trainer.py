@@ -30,7 +30,11 @@ Metrics = dict[str, float]
 
 
 class Interrupted(KeyboardInterrupt):
-    """A training that was asked to stop (Ctrl-C, or the system's request to end) and has stored where it stands."""
+    """A training that was asked to stop (Ctrl-C, or the system's request to end) and has stored where it stands.
+
+    >>> Interrupted(7).step
+    7
+    """
 
     def __init__(self, step: int) -> None:
         super().__init__(f"stopped after step {step}; a checkpoint is stored.")
@@ -118,7 +122,7 @@ class Trainer:
     >>> trainer = Trainer(
     ...     learner, samples, epochs=2, order=lambda epoch: even_batches(40, 10, seed=0, epoch=epoch), rate=lambda step, total: 0.1
     ... )
-    >>> trainer.run()
+    >>> _ = trainer.run()
     >>> [sorted(row) for row in trainer.history][0]
     ['compensated', 'epoch', 'lr', 'train_accuracy', 'train_loss']
     """
@@ -333,7 +337,7 @@ def compensated(s: State) -> Tensor:
 
 @contextmanager
 def _stop_signals(wanted: bool) -> Iterator[list[int]]:
-    """Signals that ask to end are noted instead of obeyed: a step that is cut in half cannot be stored. The second one acts."""
+    """Signals that ask to end are noted instead of obeyed: a step that is cut in half cannot be stored. A second Ctrl-C acts."""
     noted: list[int] = []
     if not wanted or threading.current_thread() is not threading.main_thread():
         yield noted
@@ -341,7 +345,7 @@ def _stop_signals(wanted: bool) -> Iterator[list[int]]:
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def note(number: int, frame: Any) -> None:
-        if noted:
+        if number == signal.SIGINT and number in noted:
             raise KeyboardInterrupt
         noted.append(number)
 
