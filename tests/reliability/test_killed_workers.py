@@ -137,7 +137,7 @@ def test_workers_end_when_their_parent_is_killed_and_leave_a_checkpoint(tmp_path
         deadline = time.monotonic() + 120
         while len(list(out.glob("runs/*/metrics.jsonl"))) < 2 and time.monotonic() < deadline:
             time.sleep(0.05)
-        pids = [json.loads(lock.read_text())["pid"] for lock in out.glob("runs/*/lock")]
+        pids = [json.loads(owner.read_text())["pid"] for owner in out.glob("runs/*/process.json")]
     finally:
         parent.kill()
         parent.wait()

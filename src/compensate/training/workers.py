@@ -14,7 +14,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -40,6 +40,9 @@ LOST = (
 )
 
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+
+BEGUN = None
+"""What a worker says when it has taken a job."""
 
 GRACE = 20.0
 """Seconds in which a worker that is asked to end may store a checkpoint."""
@@ -81,6 +84,13 @@ class _Worker:
         with _environment(_ONE_THREAD):
             self.process.start()
         theirs.close()  # so that the pipe ends when the process does
+        self.begun = False
+
+    def give(self, job: tuple[Any, ...]) -> None:
+        """The next job; if the process has ended meanwhile, its pipe has, too."""
+        self.begun = False
+        with suppress(OSError):
+            self.pipe.send(job)
 
     def ask_to_end(self) -> None:
         """An idle process sees that its pipe has ended; a busy one is told."""
@@ -104,22 +114,28 @@ def _here(
         while waiting or busy:
             while waiting and len(busy) < count:
                 worker = idle.pop() if idle else _Worker(work)
-                if not worker.process.is_alive():  # it was ended while it had nothing to do: no job is lost
-                    continue
                 job, deaths = waiting.popleft()
-                worker.pipe.send(job)
+                worker.give(job)
                 busy[worker.pipe] = worker, job, deaths
             for pipe in cast("list[Connection]", wait(list(busy))):
-                worker, job, deaths = busy.pop(pipe)
+                worker, job, deaths = busy[pipe]
                 try:
-                    answer, error, trace = pipe.recv()
+                    message = pipe.recv()
                 except (EOFError, OSError):
-                    if deaths < RETRIES:
+                    del busy[pipe]
+                    if not worker.begun:  # it was ended while it had nothing to do: no job is lost
+                        waiting.appendleft((job, deaths))
+                    elif deaths < RETRIES:
                         waiting.append((job, deaths + 1))
                     else:
                         yield lost(*job)
                     continue
+                if message is BEGUN:
+                    worker.begun = True
+                    continue
+                del busy[pipe]
                 idle.append(worker)
+                answer, error, trace = message
                 if error is not None:
                     raise error from RemoteError(trace)
                 yield answer
@@ -142,6 +158,7 @@ def _serve(pipe: Connection, work: Callable[..., Any]) -> None:
     try:
         while True:
             job = pipe.recv()
+            pipe.send(BEGUN)
             answer: tuple[Any, Exception | None, str]
             try:
                 answer = work(*job), None, ""
