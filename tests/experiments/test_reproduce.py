@@ -12,15 +12,15 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from compensate.cli import app
 from compensate.data import Data
 from compensate.errors import InputError
-from compensate.experiments import claims, comparing, report
-from compensate.experiments.archive import Archive
-from compensate.experiments.comparing import Comparison, Value
-from compensate.experiments.grid import adversarial_accuracy
-from compensate.experiments.protocols import PROTOCOLS, SCALES, cells, trials
-from compensate.experiments.tables import BEYOND, every, find_table, published
+from experiments import claims, comparing, report
+from experiments.__main__ import app
+from experiments.archive import Archive
+from experiments.comparing import Comparison, Value
+from experiments.grid import adversarial_accuracy
+from experiments.protocols import PROTOCOLS, SCALES, cells, trials
+from experiments.tables import BEYOND, every, find_table, published
 
 runner = CliRunner()
 

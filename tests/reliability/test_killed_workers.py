@@ -22,9 +22,9 @@ TUNE = ["tune", "digits", "--method", "logcomp", "--trials", "3", "--epochs", "1
         "--set", "model=mlp"]  # fmt: skip
 
 
-def command(arguments: list[str], environment: dict[str, str]) -> tuple[int, str]:
+def command(arguments: list[str], environment: dict[str, str], module: str = "compensate") -> tuple[int, str]:
     done = subprocess.run(
-        [sys.executable, "-m", "compensate", *arguments],
+        [sys.executable, "-m", module, *arguments], cwd=Path(__file__).parents[2],
         capture_output=True, text=True, timeout=540, check=False, env={**environment, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     return done.returncode, re.sub(r"\s+", " ", done.stdout + done.stderr)
@@ -79,7 +79,7 @@ def test_reproduce_gives_up_a_run_that_always_dies_and_finishes_the_others(tmp_p
     arguments = ["reproduce", "table-9-sst2", "--scale", "tiny", "--seeds", "1", "--workers", "2", "--defaults"]
     arguments += ["--only", "base,label-smoothing", "--data-dir", str(sentences)]
     arguments += ["--results", str(tmp_path / "results"), "--runs", str(tmp_path / "runs")]
-    code, said = command(arguments, faults.deadly(tmp_path / "deadly", 99))
+    code, said = command(arguments, faults.deadly(tmp_path / "deadly", 99), "experiments")
     assert code == 1, said
     assert deaths(tmp_path / "deadly") == RETRIES + 1
     assert LOST in said
@@ -87,7 +87,7 @@ def test_reproduce_gives_up_a_run_that_always_dies_and_finishes_the_others(tmp_p
     kept = archive.read_text().splitlines()
     assert len(kept) == 3  # two rows, two columns, less one
     # Started again, nothing that is finished is trained again, and the lost run is.
-    code, said = command(arguments, faults.deadly(tmp_path / "healthy", 0))
+    code, said = command(arguments, faults.deadly(tmp_path / "healthy", 0), "experiments")
     assert code == 0, said
     again = archive.read_text().splitlines()
     assert again[:3] == kept
@@ -96,7 +96,7 @@ def test_reproduce_gives_up_a_run_that_always_dies_and_finishes_the_others(tmp_p
 
 
 def test_a_candidate_that_is_lost_is_reported_and_no_bad_candidate(tmp_path, monkeypatch):
-    from compensate.experiments import grid
+    from experiments import grid
 
     def but_the_last(work, jobs, count, *, backend, lost):
         *rest, last = jobs

@@ -1,4 +1,4 @@
-"""`compensate figure`: a figure of the paper, drawn again."""
+"""`python -m experiments figure`: a figure of the paper, drawn again."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def figure(
     seed: o.Seed = None,
     set_: o.Set = None,
     data_dir: o.DataDir = None,
-    results: Annotated[Path, typer.Option(help="Folder of the runs that `compensate reproduce` stored.")] = Path(
-        "results/reproduce"
-    ),
+    results: Annotated[
+        Path, typer.Option(help="Folder of the runs that `python -m experiments reproduce` stored.")
+    ] = Path("results/reproduce"),
     runs: Annotated[Path, typer.Option(help="Folder of trainings; finished ones are read again.")] = Path(
         "runs/figures"
     ),
@@ -43,11 +43,11 @@ def figure(
 ) -> None:
     """Draw a figure of the paper from the code, from stored runs or from a short training.
 
-    **Example:** `compensate figure samples`, or `compensate figure distribution --data cifar10 --data-dir data -o cifar.pdf`
+    **Example:** `python -m experiments figure samples`, or `python -m experiments figure distribution --data cifar10 --data-dir data -o cifar.pdf`
     """
     from compensate.data.files import write_atomically
-    from compensate.experiments.figures import FIGURES, Request, draw
-    from compensate.experiments.figures.pages import figures_page
+    from experiments.figures import FIGURES, Request, draw
+    from experiments.figures.pages import figures_page
 
     if markdown is not None:
         write_atomically(markdown, figures_page(results.parent, markdown.parent / "img").encode())
@@ -57,7 +57,7 @@ def figure(
         for known, row in FIGURES.items():
             console.print(f"{known:20s} {row.paper:18s} {row.summary}", soft_wrap=True)
         console.print(
-            "\ndraw one:  compensate figure NAME -o FILE      tables of sentences:  compensate sentences sst2"
+            "\ndraw one:  python -m experiments figure NAME -o FILE      tables of sentences:  python -m experiments sentences sst2"
         )
         return
     given = {"noise": noise, "seed": seed, **o.nested(o.pairs(set_, "--set"))}

@@ -15,8 +15,6 @@ from torch import nn
 from compensate.data import Data, gather
 from compensate.data.files import make_folder, write_atomically
 from compensate.errors import InputError
-from compensate.experiments.archive import Archive, Record, record_of
-from compensate.experiments.protocols import ATTACKS, Cell, Scale, trials
 from compensate.training.config import Config
 from compensate.training.evaluation import BATCH
 from compensate.training.preparation import prepare
@@ -24,6 +22,8 @@ from compensate.training.run import load_model
 from compensate.training.samples import Samples
 from compensate.training.tuning import LAST
 from compensate.training.workers import LOST, Backend, side_by_side, trained
+from experiments.archive import Archive, Record, record_of
+from experiments.protocols import ATTACKS, Cell, Scale, trials
 
 ATTACKED = 1000
 """Test samples that are attacked: an attack of 20 steps costs as much as 20 epochs on them."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Literal
 
-from compensate.experiments.tables import Published, published
 from compensate.methods.registry import find
 from compensate.training.config import Config
 from compensate.training.spaces import PAPER, Choice, Kind
+from experiments.tables import Published, published
 
 Scale = Literal["paper", "small", "tiny"]
 SCALES: tuple[Scale, ...] = ("paper", "small", "tiny")

@@ -1,4 +1,4 @@
-"""What the demonstration prints."""
+"""`compensate demo`: wrong labels found in a real data set."""
 
 from __future__ import annotations
 
@@ -6,35 +6,50 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from compensate._version import __version__
-from compensate.data.files import make_folder, write_atomically
-from compensate.experiments.demo import (
-    Job,
-    Outcome,
-    Setting,
-    chosen,
-    jobs,
-    picture,
-    review,
-    run_all,
-    search_jobs,
-    summary,
-)
+
+if TYPE_CHECKING:
+    from compensate.demo import Job, Outcome, Setting
+
+console = Console(highlight=False)
 
 
-def demo(console: Console, out: Path, seeds: int, epochs: int) -> None:
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the results and the picture.")] = Path("runs/demo"),
+    seeds: Annotated[int, typer.Option(help="Repetitions.", min=1, max=20)] = 3,
+    epochs: Annotated[int, typer.Option(help="Passes over the data.", min=1)] = 60,
+    search: Annotated[
+        bool, typer.Option("--search", help="Choose the hyper-parameters again, on held-out noisy labels.")
+    ] = False,
+) -> None:
+    """Find wrong labels in a real data set: digits, 20 % of them mislabelled on purpose.
+
+    **Example:** `compensate demo`
+    """
+    if search:
+        _search(out, epochs)
+    else:
+        _demo(out, seeds, epochs)
+
+
+def _demo(out: Path, seeds: int, epochs: int) -> None:
     """Runs the demonstration, prints its table and writes `results.json`, `suspects.png` and `report.html` into `out`."""
+    from compensate.data.files import make_folder, write_atomically
+    from compensate.demo import Setting, jobs, picture, review, summary
+
     setting = Setting(epochs=epochs)
     console.print(
         "digits: 1,797 real images of handwritten digits, 1,258 to train on; "
         f"{setting.rate:.0%} of their labels are now wrong"
     )
-    outcomes = _followed(console, "training", jobs(seeds), setting)
+    outcomes = _followed("training", jobs(seeds), setting)
     table = summary(outcomes)
     console.print(_table(table, seeds))
     best = max(
@@ -67,10 +82,13 @@ def demo(console: Console, out: Path, seeds: int, epochs: int) -> None:
     console.print("with a file of yours:  compensate audit FILE")
 
 
-def search(console: Console, out: Path, epochs: int) -> None:
+def _search(out: Path, epochs: int) -> None:
     """Runs the search, prints the best settings and writes every trial to `search.json` in `out`."""
+    from compensate.data.files import make_folder, write_atomically
+    from compensate.demo import Setting, chosen, search_jobs
+
     setting = Setting(epochs=epochs, held_out=0.2)
-    found = chosen(_followed(console, "searching", search_jobs(), setting), setting)
+    found = chosen(_followed("searching", search_jobs(), setting), setting)
     make_folder(out)
     write_atomically(out / "search.json", json.dumps(found, indent=1).encode())
     for method, hyper in found["best"].items():
@@ -78,7 +96,9 @@ def search(console: Console, out: Path, epochs: int) -> None:
     console.print(f"all trials: {out / 'search.json'}")
 
 
-def _followed(console: Console, what: str, wanted: list[Job], setting: Setting) -> list[Outcome]:
+def _followed(what: str, wanted: list[Job], setting: Setting) -> list[Outcome]:
+    from compensate.demo import run_all
+
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("runs"),
         TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from compensate.data.files import make_folder, write_atomically
 from compensate.errors import InputError, nearest
-from compensate.experiments.figures import curves, trained, tree
-from compensate.experiments.figures.request import Request
+from experiments.figures import curves, trained, tree
+from experiments.figures.request import Request
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

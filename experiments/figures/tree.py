@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from compensate.experiments.figures.request import Request
 from compensate.methods import METHODS
 from compensate.methods.registry import Method
 from compensate.taxonomy import GRANULARITIES, INFERENCES, TARGETS
+from experiments.figures.request import Request
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

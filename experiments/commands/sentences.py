@@ -1,4 +1,4 @@
-"""`compensate sentences`: texts whose labels a model keeps contradicting."""
+"""`python -m experiments sentences`: texts whose labels a model keeps contradicting."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def sentences(
 ) -> None:
     """Name the texts that take the largest compensation: wrong labels, and sentences that are hard for a machine.
 
-    **Example:** `compensate sentences sst2 --data-dir data -o suspects.csv`
+    **Example:** `python -m experiments sentences sst2 --data-dir data -o suspects.csv`
     """
     from compensate.errors import InputError
-    from compensate.experiments import sentences as found_in
+    from experiments import sentences as found_in
 
     if out is not None and out.suffix not in (".csv", ".md", ".json"):
         raise InputError(f'{out} ends in "{out.suffix}"; expected .csv, .md or .json.')

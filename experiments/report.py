@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from compensate.experiments.archive import Archive
-from compensate.experiments.claims import CLAIMS
-from compensate.experiments.comparing import Comparison, Value, markdown, stored_choice
-from compensate.experiments.protocols import PROTOCOLS, Scale, cells
-from compensate.experiments.tables import Published, every
+from experiments.archive import Archive
+from experiments.claims import CLAIMS
+from experiments.comparing import Comparison, Value, markdown, stored_choice
+from experiments.protocols import PROTOCOLS, Scale, cells
+from experiments.tables import Published, every
 
 _SAID = {
     "cifar10": "5,000 training images averaged to 16 x 16 pixels, no augmentation, 4,000 test images, ResNet-8",
@@ -68,7 +68,7 @@ def _table(found: Comparison, scale: Scale) -> list[str]:
     head = f"### {table.id}: {table.caption}"
     runs = sum(len(v.each) for v in found.ours.values())
     seconds = sum(v.mean * len(v.each) for v in found.seconds.values())
-    said = f"`compensate reproduce {table.id} --scale {scale}`: {_SAID[table.dataset]}; {runs} figures from {seconds / 3600:.1f} hours of training on one core."
+    said = f"`python -m experiments reproduce {table.id} --scale {scale}`: {_SAID[table.dataset]}; {runs} figures from {seconds / 3600:.1f} hours of training on one core."
     parts = [head, said, markdown(found).strip()]
     parts += _beside(found, "After the epoch with the best accuracy on noisy validation labels instead:", found.best, 1)
     if found.fitted:

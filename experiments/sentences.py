@@ -20,9 +20,9 @@ from compensate.auditing.guard import guard
 from compensate.data import Data, Splits, load
 from compensate.data.files import make_folder, write_atomically
 from compensate.errors import InputError
-from compensate.experiments.protocols import PROTOCOLS
 from compensate.training.config import Config
 from compensate.training.fitting import fit
+from experiments.protocols import PROTOCOLS
 
 LENGTH = 160
 """Characters of a text that are kept."""
@@ -276,7 +276,7 @@ def _command(found: Sentences) -> str:
     more = f" --limit {limit}" if limit != usual else ""
     more += f" --seeds {found.seeds}" if found.seeds != 3 else ""
     more += f" --top {len(found.top)}" if len(found.top) != 20 else ""
-    return f"compensate sentences {found.data}{more} -o results/sentences/{found.data}.json"
+    return f"python -m experiments sentences {found.data}{more} -o results/sentences/{found.data}.json"
 
 
 def _read(found: Sentences, path: Path) -> list[str]:

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from compensate.errors import InputError
-from compensate.experiments.archive import Archive, Record
-from compensate.experiments.figures.request import Request
-from compensate.experiments.tables import published
 from compensate.training.evaluation import predict
+from experiments.archive import Archive, Record
+from experiments.figures.request import Request
+from experiments.tables import published
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -64,7 +64,7 @@ def _how(request: Request) -> str:
     table = next((t.id for t in published().values() if t.dataset == request.data), None)
     if table is None:
         return f"The paper has no table of {request.data}; its data sets are cifar10, cifar100, imdb and sst2."
-    return f"Train them first:  compensate reproduce {table} --scale small --only base,logcomp"
+    return f"Train them first:  python -m experiments reproduce {table} --scale small --only base,logcomp"
 
 
 def _curves(request: Request, method: str) -> dict[str, list[list[float]]]:

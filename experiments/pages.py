@@ -1,4 +1,4 @@
-"""The page of results, made from the stored runs alone: `python -m compensate.experiments.pages results docs/results.md`."""
+"""The page of results, made from the stored runs alone: `python -m experiments.pages results docs/results.md`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from compensate.data.files import write_atomically
-from compensate.experiments.report import sections, table_lines
+from experiments.report import sections, table_lines
 
 _TITLES = {
     "last": "accuracy, last epoch",

@@ -16,9 +16,9 @@ from rich.table import Table
 
 from compensate.data.files import make_folder, write_atomically
 from compensate.errors import InputError
-from compensate.experiments.archive import Archive, Record
-from compensate.experiments.protocols import Cell
-from compensate.experiments.tables import Published
+from experiments.archive import Archive, Record
+from experiments.protocols import Cell
+from experiments.tables import Published
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""`compensate reproduce`: a table of the paper, trained again."""
+"""`python -m experiments reproduce`: a table of the paper, trained again."""
 
 from __future__ import annotations
 
@@ -52,16 +52,16 @@ def reproduce(
 ) -> None:
     """Train a table of the paper again and put the figures side by side.
 
-    **Example:** `compensate reproduce table-9-sst2 --scale small`
+    **Example:** `python -m experiments reproduce table-9-sst2 --scale small`
 
     First each method's hyper-parameters are chosen on held-out noisy labels, with the same number of trials for all; then
     every cell is trained over the seeds. Started again, it goes on where it was: finished runs are read.
     """
-    from compensate.experiments import comparing
-    from compensate.experiments.grid import Place, choose, run
-    from compensate.experiments.protocols import SCALES, cells, method_of, trials
-    from compensate.experiments.tables import every, find_table
     from compensate.training.workers import BACKENDS
+    from experiments import comparing
+    from experiments.grid import Place, choose, run
+    from experiments.protocols import SCALES, cells, method_of, trials
+    from experiments.tables import every, find_table
 
     if table is None:
         for known in every().values():

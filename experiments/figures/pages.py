@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from compensate.experiments.figures import FIGURES
-from compensate.experiments.sentences import sentences_section
+from experiments.figures import FIGURES
+from experiments.sentences import sentences_section
 
 
 def figures_section(pictures: Path, where: str = "img") -> list[str]:
@@ -22,13 +22,13 @@ def figures_section(pictures: Path, where: str = "img") -> list[str]:
         stored = pictures / f"figure-{name}.png"
         if stored.is_file():
             parts += [f"![{row.summary}.]({where}/{stored.name})"]
-        parts += [f"{row.caption} Draw it: `compensate figure {name}`."]
+        parts += [f"{row.caption} Draw it: `python -m experiments figure {name}`."]
         for other in sorted(pictures.glob(f"figure-{name}-*.png")):
             data, _, noise = other.stem.removeprefix(f"figure-{name}-").partition("-")
             more = f" --noise {noise}" if noise else ""
             parts += [
                 f"![{row.summary}, on {data}.]({where}/{other.name})",
-                f"{row.elsewhere.get(data, '')} Draw it: `compensate figure {name} --data {data}{more} --data-dir DATA`.".strip(),
+                f"{row.elsewhere.get(data, '')} Draw it: `python -m experiments figure {name} --data {data}{more} --data-dir DATA`.".strip(),
             ]
     return parts
 
@@ -37,9 +37,9 @@ def figures_page(results: Path, pictures: Path) -> str:
     """The whole page as Markdown."""
     parts = [
         "# Figures and sentences",
-        "The paper's figures, drawn by `compensate figure NAME`, and the texts in which the largest compensation was found. Figures "
+        "The paper's figures, drawn by `python -m experiments figure NAME`, and the texts in which the largest compensation was found. Figures "
         "that need a training run one of seconds or minutes on a processor, not the paper's: they show the same thing on less "
-        "data. This page is made by `compensate figure --markdown docs/figures.md`.",
+        "data. This page is made by `python -m experiments figure --markdown docs/figures.md`.",
         "## Figures",
         *figures_section(pictures),
     ]

@@ -1,4 +1,4 @@
-"""What a table would cost at the paper's scale, from measured steps: `python -m compensate.experiments.cost results/reproduce`."""
+"""What a table would cost at the paper's scale, from measured steps: `python -m experiments.cost results/reproduce`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from compensate.data.files import write_atomically
-from compensate.experiments.protocols import cells, method_of, trials
-from compensate.experiments.tables import Published, published
 from compensate.models.bilstm import BiLSTM
 from compensate.models.resnet import ResNet
 from compensate.training.config import Config
+from experiments.protocols import cells, method_of, trials
+from experiments.tables import Published, published
 
 SAMPLES = {"cifar10": 50_000, "cifar100": 50_000, "imdb": 20_000, "sst2": 6_920}
 WORDS = {"imdb": 230, "sst2": 20}
@@ -100,7 +100,7 @@ def main(arguments: list[str] | None = None) -> None:
     rows = [estimate(table) for table in published().values()]
     used = {f"{k[0]}, {k[1]}, batch {k[2]}": v for k, v in MEASURED.items()}
     note = (
-        "`compensate reproduce TABLE --scale paper` on a machine with GPUs is the one command; `--backend ray` shares its runs "
+        "`python -m experiments reproduce TABLE --scale paper` on a machine with GPUs is the one command; `--backend ray` shares its runs "
         "among machines. Hours on one core are steps (three seeds, every cell, and every combination of the paper's search "
         "sets once) times the measured seconds of a step here; hours on a GPU take the same operations at an assumed "
         f"{SUSTAINED / 1e12:g} Tera-operations a second, which nobody measured."

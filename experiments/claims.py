@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from compensate.experiments.comparing import Comparison
 from compensate.training.comparison import paired
+from experiments.comparing import Comparison
 
 Answer = Literal["holds", "partly", "does not hold", "not run here"]
 Tables = Mapping[str, Comparison]

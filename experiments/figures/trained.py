@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from compensate.data import gather, load
 from compensate.direction import relative_change_by_class
 from compensate.errors import InputError
-from compensate.experiments.figures.request import Request
 from compensate.granularity import Sample
 from compensate.training.config import Config
 from compensate.training.evaluation import BATCH
 from compensate.training.run import Result
 from compensate.training.samples import Samples
+from experiments.figures.request import Request
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -101,7 +101,9 @@ def samples(request: Request) -> Figure:
     result = request.train(config)
     train = result.prepared.train
     if getattr(train.x, "ndim", 0) != 4:
-        raise InputError(f"{config.data} has no images; for texts there is:  compensate sentences {config.data}")
+        raise InputError(
+            f"{config.data} has no images; for texts there is:  python -m experiments sentences {config.data}"
+        )
     sizes = mean_sizes(result)
     order = np.argsort(-sizes, kind="stable")[: ROWS * COLUMNS]
     record = result.criterion.record
