@@ -118,7 +118,7 @@ class Trackers:
                 project_dir=None if folder is None else str(folder),
             )
         except ImportError as error:
-            raise InputError("trackers need accelerate: pip install accelerate.") from error
+            raise InputError('trackers need accelerate: pip install "compensate[accelerate]".') from error
         except ValueError as error:
             raise InputError(f"{error} Leave out the tracker that is not installed.") from error
         if len(made.log_with) < len(asked):
