@@ -24,7 +24,7 @@ N, DTYPES = 40, [torch.float64, torch.float32]
 def long_way(criterion: Compensated) -> Compensated:
     """The same criterion, by the definition alone."""
     criterion = copy.deepcopy(criterion)
-    criterion.way = None
+    criterion.short_way = None
     return criterion
 
 

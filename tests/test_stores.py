@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import errno
 import logging
+import os
 import pickle
 import re
 
@@ -404,7 +406,7 @@ def test_bad_files_are_refused(tmp_path):
     with pytest.raises(InputError, match="holds a table of 5 x 3 float32, not of 6 x 3 float32"):
         Mapped(6, 3, tmp_path / "table")
     (tmp_path / "table").write_bytes((tmp_path / "table").read_bytes()[:-8])
-    with pytest.raises(InputError, match="cannot be opened"):
+    with pytest.raises(InputError, match="was cut or written over"):
         Mapped(5, 3, tmp_path / "table")
 
 
@@ -430,3 +432,41 @@ def test_a_record_can_be_lean_or_left_out():
         none.suspects()
     with pytest.raises(InputError, match='record is "some"'):
         logcomp(num_samples=4, num_classes=4, record="some")
+
+
+def test_a_mapped_table_has_its_room_before_it_is_mapped(tmp_path):
+    """Else a full disk would end the process by a signal at a later write."""
+    Mapped(1000, 64, tmp_path / "table").close()
+    found = (tmp_path / "table").stat()
+    assert found.st_size > 1000 * 64 * 4
+    assert found.st_blocks * 512 >= found.st_size
+
+
+def test_a_full_disk_is_found_when_a_mapped_table_is_made(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(InputError, match=r"No space left on device.*on a disk with enough room"):
+        Sample(1000, 64, penalty=L1(0.1), store="mapped", path=tmp_path / "table")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("change", [-4096, -1, 4096])
+def test_a_mapped_table_of_another_length_is_refused(tmp_path, change):
+    path = tmp_path / "table"
+    store = Mapped(1000, 64, path)
+    store.write(np.array([3]), np.ones((1, 64), np.float32))
+    store.close()
+    os.truncate(path, path.stat().st_size + change)
+    with pytest.raises(InputError, match="the file was cut or written over"):
+        Mapped(1000, 64, path)
+
+
+def test_a_mapped_table_whose_making_was_cut_short_is_not_taken_for_one(tmp_path):
+    path = tmp_path / "table"
+    Mapped(1000, 64, path).close()
+    with open(path, "r+b") as file:
+        file.write(bytes(4096))  # what it is had not been written yet
+    with pytest.raises(InputError, match="is not a table"):
+        Mapped(1000, 64, path)

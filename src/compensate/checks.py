@@ -46,9 +46,20 @@ def require(condition: Tensor, message: str, check: Check) -> None:
         raise InputError(message)
 
 
+def check_target(target: object) -> None:
+    """Raises unless the target is a tensor."""
+    if not isinstance(target, Tensor):
+        raise InputError(
+            f"target is a {type(target).__name__}; expected a tensor on the device of the logits: write "
+            "torch.as_tensor(target)."
+        )
+
+
 def check_batch(s: State, u: Tensor, check: Check) -> None:
     """Shapes of logits `u` and targets always; label range and NaN as `check` says."""
     target = s.target
+    if not isinstance(u, Tensor):
+        raise InputError(f"logits are a {type(u).__name__}; expected a tensor (batch, classes), as the model gives it.")
     if u.ndim != 2:
         raise InputError(
             f"logits have shape {tuple(u.shape)}; expected (batch, classes). For dense outputs (batch, classes, d1, ...) "
@@ -67,6 +78,19 @@ def check_batch(s: State, u: Tensor, check: Check) -> None:
         raise InputError(
             f"target is {target.dtype} of shape {tuple(target.shape)}; targets with two axes are distributions, "
             f"floating point of shape {tuple(u.shape)}."
+        )
+    else:
+        _check_distributions(target, check)
+    weight = s.criterion.weight
+    if weight is not None and weight.shape != u.shape[1:]:
+        raise InputError(
+            f"the criterion's weight has shape {tuple(weight.shape)} and the logits have {u.shape[-1]} classes; expected one "
+            f"weight for each class, ({u.shape[-1]},)."
+        )
+    if s.learn and not torch.compiler.is_compiling() and u.is_inference():
+        raise InputError(
+            "logits were made under torch.inference_mode(), so that no gradient can reach the model. Run the model of a training "
+            "step outside of it, or write criterion.eval() for the plain loss."
         )
     if check != "off" and u.numel():
         # One pass and no temporary: what is not finite survives the sum. Large numbers overflow too, hence the second look.
@@ -109,6 +133,46 @@ _NAN = (
 )
 
 
+SUM_ERROR = 0.02
+"""How far the sum of a soft label may be from 1: three classes rounded to two digits are 0.01 off, half precision less."""
+
+
+def _check_distributions(target: Tensor, check: Check) -> None:
+    if check == "off" or not target.numel():
+        return
+    # In 32 bits: a sum of many small numbers would lose them in half precision. NaN fails every comparison.
+    sums = target.sum(-1, dtype=torch.promote_types(target.dtype, torch.float32))
+    proper = ((sums - 1).abs() <= SUM_ERROR) & (target.amin(-1) >= -1e-6)
+    message = (
+        "targets with two axes are distributions over the classes: entries of at least 0 that sum to 1. For one class a sample give "
+        "class numbers (batch,). Several classes at once (multi-hot) are no distribution: share the label among them, "
+        "target / target.sum(-1, keepdim=True), or compensate each class as a problem of its own."
+    )
+    if check == "sync" and not bool(proper.all()):
+        row = int((~proper).nonzero()[0])
+        if not bool(target[row].isfinite().all()):
+            raise NotFinite(f"row {row} of the target contains NaN or infinity: {message}")
+        raise InputError(
+            f"row {row} of the target sums to {float(sums[row]):.4g}, its least entry is {float(target[row].min()):.4g}: {message}"
+        )
+    require(proper.all(), message, check)
+
+
+def checked_classes(s: State, size: int, reader: str) -> None:
+    """Raises if the model has more or fewer outputs than something has classes."""
+    if s.u.shape[-1] != size:
+        raise InputError(
+            f"the model has {s.u.shape[-1]} outputs and {reader} has {size} classes. Build the criterion for the classes of the "
+            "model (num_classes, class_counts), or give the model an output for each class."
+        )
+
+
+def checked_features(s: State, size: int) -> None:
+    """Raises unless features are (B, size)."""
+    if s.z.ndim != 2 or s.z.shape[-1] != size:
+        raise InputError(f"features have shape {tuple(s.z.shape)}; expected (B, {size}): feature_dim.")
+
+
 def _check_classes(s: State, u: Tensor, check: Check) -> None:
     target, classes = s.target, u.shape[-1]
     if target.dtype != torch.long:
@@ -148,6 +212,8 @@ def checked_index(s: State, num_samples: int, reader: str) -> Tensor:
 
 def checked_keys(keys: Tensor, rows: int, reader: str, name: str, check: Check) -> Tensor:
     """Keys as torch.long, if they lie in 0..rows-1."""
+    if not isinstance(keys, Tensor):
+        raise InputError(f"{name} is a {type(keys).__name__}; expected a tensor of whole numbers, one for each sample.")
     if check != "off" and len(keys) and not (at_hand(keys) and within(keys, rows)):
         inside = (keys >= 0) & (keys < rows)
         message = (

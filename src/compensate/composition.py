@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from compensate.checks import checked_keys
 from compensate.equation import Compensated
 from compensate.errors import InputError, nearest
 from compensate.gates import Where, above, below
@@ -85,6 +86,7 @@ class Along(nn.Module):
 
     def _way(self, s: State) -> Tensor:
         if s.slot == "dx":
+            s.require_gradients()
             zero = torch.zeros_like(s.e, requires_grad=True)
             with torch.enable_grad():
                 losses = s.loss_at(dx=zero if s.dx is None else s.dx.detach() + zero)
@@ -131,6 +133,7 @@ class Rarity(nn.Module):
 
     def forward(self, s: State) -> Tensor:
         """(B,) the rarity of each sample's class."""
+        checked_keys(s.labels, len(self.values), "the rarity of classes", "class", s.criterion.check)
         return self.values[s.labels]
 
 

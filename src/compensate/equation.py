@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, cast
 
 import torch
@@ -15,13 +15,16 @@ from compensate.errors import InputError
 from compensate.granularity import Sample, Table
 from compensate.inference.statistics import Evidence, Statistic
 from compensate.proximal import project_simplex
-from compensate.shortcut import losses_with_slope, short_losses, sloping, way_of
+from compensate.shortcut import Way, losses_with_slope, short_losses, sloping, way_of
 from compensate.state import Slot, State
 from compensate.stepping import step_rows
 from compensate.taxonomy import Taxonomy, taxonomy_of
 from compensate.terms import Sum, Term, Terms, in_bytes, shown, within
 
 Base = Callable[[Tensor, Tensor], Tensor]
+
+Weights = Tensor | Sequence[float]
+"""(C,) a weight for each class."""
 
 SMALLEST = 1e-12
 """Predictions are kept above this before the logarithm."""
@@ -41,6 +44,22 @@ def normalised(q: Tensor) -> Tensor:
     """
     q = q.clamp(min=0)
     return q / q.sum(-1, keepdim=True).clamp(min=SMALLEST)
+
+
+def class_weights(given: Weights | None) -> Tensor | None:
+    """Class weights as a tensor, if there are any.
+
+    >>> class_weights([1, 2])
+    tensor([1., 2.])
+    """
+    if given is None:
+        return None
+    weight = torch.as_tensor(given, dtype=None if isinstance(given, Tensor) else torch.get_default_dtype())
+    if weight.ndim != 1 or not weight.is_floating_point():
+        raise InputError(
+            f"weight is {weight.dtype} of shape {tuple(weight.shape)}; expected a floating point number for each class, (C,)."
+        )
+    return weight
 
 
 _ONTO: dict[str, Callable[[Tensor], Tensor]] = {
@@ -64,7 +83,8 @@ class Compensated(nn.Module):
         loss: term or terms for :math:`\Delta l`, (B,); they must depend on `s.l`, a constant has no gradient.
         base: the loss :math:`l`, a function of logits (B, C) and targets (class numbers (B,), or distributions (B, C))
             that returns (B,); cross entropy if not given.
-        reduction, weight, ignore_index: as in :func:`torch.nn.functional.cross_entropy`.
+        reduction, weight, ignore_index: as in :func:`torch.nn.functional.cross_entropy`, but for a batch in which no sample counts:
+            its mean is 0, not NaN. `weight` may also be set later, `criterion.weight = ...`.
         onto: how :math:`y + \Delta y` and :math:`p + \Delta p` become distributions (Eq. 6): by the nearest point
             of the simplex, by division by the sum, or not at all. Terms that stay on the simplex need none of it.
         record: keeps for each sample what :meth:`suspects` reads.
@@ -99,7 +119,7 @@ class Compensated(nn.Module):
         loss: Terms = None,
         base: Base | None = None,
         reduction: Literal["mean", "sum", "none"] = "mean",
-        weight: Tensor | None = None,
+        weight: Weights | None = None,
         ignore_index: int = -100,
         onto: Literal["project", "normalise", "none"] = "project",
         check: Check = "sync",
@@ -112,14 +132,11 @@ class Compensated(nn.Module):
             raise InputError(f'reduction is "{reduction}"; expected "mean", "sum" or "none".')
         if onto not in _ONTO:
             raise InputError(f'onto is "{onto}"; expected {", ".join(_ONTO)}.')
-        self.way = (
-            way_of({name: self.terms_of(name) for name in self.terms}) if base is None and weight is None else None
-        )
-        """Whether one softmax serves value, gradient and rows; see :mod:`compensate.shortcut`."""
+        self.short_way = way_of({name: self.terms_of(name) for name in self.terms})
         self.base, self.reduction, self.ignore_index, self.onto = base, reduction, ignore_index, onto
         self.check: Check = check
         self.record = record
-        self.register_buffer("weight", weight)
+        self.register_buffer("weight", class_weights(weight))
         for name in ("epoch", "step", "total"):
             self.register_buffer(name, torch.zeros((), dtype=torch.long))
         self._seen = self._unlearned = 0
@@ -131,6 +148,11 @@ class Compensated(nn.Module):
                 "loss=Table(...) adds a constant to the loss, and a constant has no gradient: nothing would be learned. "
                 "Let it enter nonlinearly, for example loss=Slack(Sample(n, ...)), which is max(0, l - xi)."
             )
+
+    @property
+    def way(self) -> Way | None:
+        """Whether one softmax serves value, gradient and rows; see :mod:`compensate.shortcut`."""
+        return self.short_way if self.base is None and self.weight is None else None
 
     # --- the two ways to call it ------------------------------------------------------------------------------
 
@@ -187,8 +209,35 @@ class Compensated(nn.Module):
             s.fix_randomness()
             self._infer(s, "feature")
         _ = s.u  # the forward pass, here and not inside a term that looks at it without gradients
-        if self.training:
-            self._observe(s, watching, "logits")
+        self._weigh(s, watching)
+        if s.learn:
+            # From here on nothing is refused: what a batch moves, it moves as a whole.
+            for write in s.writes:
+                write()
+            step_rows(s)
+            self._observe(s, [statistic for statistic in watching if statistic.observes == "loss"])
+            self._tick(s, watching)
+        return s
+
+    def _weigh(self, s: State, watching: list[Statistic]) -> None:
+        """The losses of the batch, checked; what observed them is as before if the batch is refused."""
+        for statistic in watching:
+            statistic.check(s)
+        early = [statistic for statistic in watching if statistic.observes == "logits"]
+        if not early or torch.compiler.is_compiling():
+            self._observe(s, early)
+            self._losses(s)
+            return
+        undo = [statistic.undo(s) for statistic in early]
+        try:
+            self._observe(s, early)
+            self._losses(s)
+        except BaseException:
+            for back in undo:
+                back()
+            raise
+
+    def _losses(self, s: State) -> None:
         short = short_losses(s)
         if short is None:
             for name in ("logit", "label", "prediction") if self.training else ():
@@ -198,13 +247,8 @@ class Compensated(nn.Module):
             s.l = short
         if self.training:
             self._infer(s, "loss")
-        if s.masked or (short is None and self.terms):
+        if s.masked or (short is None and (self.terms or not s.ordinary)):
             check_losses(s, self.check)
-        if s.learn:
-            step_rows(s)
-            self._observe(s, watching, "loss")
-            self._tick(s, watching)
-        return s
 
     def _infer(self, s: State, name: str) -> None:
         s.slot = SLOTS[name]
@@ -238,9 +282,19 @@ class Compensated(nn.Module):
     # --- the equation -----------------------------------------------------------------------------------------
 
     def losses_of(
-        self, s: State, u: Tensor, *, du: Tensor | None = None, dp: Tensor | None = None, dy: Tensor | None = None
+        self,
+        s: State,
+        u: Tensor,
+        *,
+        du: Tensor | None = None,
+        dp: Tensor | None = None,
+        dy: Tensor | None = None,
+        weighted: bool = True,
     ) -> Tensor:
-        r"""(B,) base losses :math:`l(S(u + \Delta u) + \Delta p,\; y + \Delta y)`; 0 where the target is ignored."""
+        r"""(B,) base losses :math:`l(S(u + \Delta u) + \Delta p,\; y + \Delta y)`; 0 where the target is ignored.
+
+        Class weights multiply them unless `weighted` is false.
+        """
         u = u if du is None else u + du
         if dp is not None:
             # The logarithm of a distribution is a logit vector of it, so one base loss serves both sides of Eq. 5.
@@ -256,13 +310,12 @@ class Compensated(nn.Module):
                 y = y + (_ONTO[self.onto](y) - y).detach()
         else:
             y = s.labels if s.hard else s.y
+        weight = None if self.weight is None or not weighted else self.weight.to(u.dtype)
         if self.base is None:
-            weight = None if self.weight is None else self.weight.to(u.dtype)
             losses = F.cross_entropy(u, y, weight=weight, reduction="none")
         else:
             losses = self.base(u, y)
-            if self.weight is not None:
-                losses = losses * (self.weight[s.labels] if s.hard else s.y @ self.weight)
+            losses = losses if weight is None else losses * s.weights.to(losses.dtype)
         return losses if s.complete else torch.where(s.valid, losses, 0.0)
 
     def _stays_on_simplex(self, name: str) -> bool:
@@ -275,23 +328,30 @@ class Compensated(nn.Module):
         if self.reduction == "none":
             return losses
         if self.reduction == "mean":
-            return losses.mean() if s.complete and self.weight is None else losses.sum() / self.divisor(s)
+            return losses.mean() if self._counts_all(s) else losses.sum() / self.divisor(s)
         return losses.sum()
 
-    def divisor(self, s: State) -> Tensor | int:
-        """What a mean divides by: the number of samples that count, or the sum of their class weights."""
+    def _counts_all(self, s: State) -> bool:
+        return s.complete and self.weight is None and len(s.target) > 0
+
+    def divisor(self, s: State, *, weighted: bool = True) -> Tensor | int:
+        """What a mean divides by: the number of samples that count, or the sum of their class weights; 1 if that is 0.
+
+        The sum of no losses is 0, and so are its gradients; divided by 0 they would be NaN, and so would be the model.
+        """
         if not s.hard:
-            return len(s.target)
-        return s.valid.sum() if self.weight is None else (self.weight[s.labels] * s.valid).sum()
+            return max(1, len(s.target))
+        if self.weight is None or not weighted:
+            return s.valid.sum().clamp(min=1)
+        total = (s.weights * s.valid).sum()
+        return torch.where(total == 0, torch.ones_like(total), total)
 
     # --- what follows a step ----------------------------------------------------------------------------------
 
-    def _observe(self, s: State, watching: list[Statistic], when: Literal["logits", "loss"]) -> None:
-        if s.learn:
-            with torch.no_grad():
-                for statistic in watching:
-                    if statistic.observes == when:
-                        statistic.observe(s)
+    def _observe(self, s: State, watching: list[Statistic]) -> None:
+        with torch.no_grad():
+            for statistic in watching:
+                statistic.observe(s)
 
     def _tick(self, s: State, watching: list[Statistic]) -> None:
         self.step.add_(1)

@@ -111,7 +111,8 @@ def _asked(s: State) -> bool:
 
 def _lone_table(s: State) -> Sample | None:
     """The table of a batch that :func:`table_losses` can serve."""
-    if not (s.by_slope and at_hand(s.u) and s.complete and len(s.u)):
+    # Its rows move before all losses are known, so the batch must be past doubt.
+    if not (s.by_slope and at_hand(s.u) and s.complete and len(s.u)) or s.masked:
         return None
     table, *others = s.criterion.terms_of("logit")
     if others or not isinstance(table, Sample) or table.inference != "regularised":

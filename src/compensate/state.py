@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from compensate.checks import at_hand, check_batch
+from compensate.checks import at_hand, check_batch, check_target
 from compensate.errors import InputError
 from compensate.forwards import Stages, seeded, traceless
 from compensate.fused import cross_entropy
@@ -63,6 +63,7 @@ class State:
         learn: bool = False,
         meta: bool = False,
     ) -> None:
+        check_target(target)
         self.criterion = criterion
         self.target, self.index, self.group = target, index, group
         self.model, self.x = model, x
@@ -76,6 +77,7 @@ class State:
         self.slope: Tensor | None = None
         self.penalty: Tensor | None = None
         self.touched: list[Touched] = []
+        self.writes: list[Callable[[], None]] = []
         self.slot: Slot | None = None
         self.gate: Tensor | None = None
         self.brief = False
@@ -128,6 +130,14 @@ class State:
         )
 
     @property
+    def weights(self) -> Tensor:
+        """(B,) the class weight of each sample, a mean of several where its label is a distribution; 1 if there are none."""
+        weight = self.criterion.weight
+        if weight is None:
+            return torch.ones((), device=self.target.device)
+        return weight[self.labels] if self.hard else self.y @ weight.to(self.y.dtype)
+
+    @property
     def epoch(self) -> Tensor:
         """The number of finished epochs, a scalar tensor."""
         return self.criterion.epoch
@@ -172,6 +182,14 @@ class State:
             )
         return e
 
+    def require_gradients(self) -> None:
+        """For terms that follow a gradient of their own: raises where torch records none."""
+        if not torch.compiler.is_compiling() and torch.is_inference_mode_enabled():
+            raise InputError(
+                "this criterion looks for its compensation along gradients, and torch.inference_mode() records none. Write "
+                "torch.no_grad() in its place, or criterion.eval() for the plain loss."
+            )
+
     def fix_randomness(self) -> None:
         """From here on, every forward of this batch sees the same dropout mask."""
         self._seed = int(torch.randint(2**62, ()).item())
@@ -195,8 +213,8 @@ class State:
     def check(self, u: Tensor) -> None:
         """Looks at the batch once its first logits are known."""
         if not self._checked:
-            self._like = u.new_empty(0, u.shape[-1]) if u.ndim == 2 else None
             check_batch(self, u, self.criterion.check)
+            self._like = u.new_empty(0, u.shape[-1])
             self._checked = True
 
     @once
@@ -368,8 +386,14 @@ class State:
             penalty = penalty if self.complete and self.gate is None else penalty * self.active
             self.penalty = penalty if self.penalty is None else self.penalty + penalty
 
+    def later(self, write: Callable[[], None]) -> None:
+        """For terms that keep something: `write` is called once the batch is known to be accepted."""
+        self.writes.append(write)
+
     def _touch(self, table: Table, keys: Tensor) -> Touched:
         assert self.slot is not None
+        if self.slot == "dx" and self.learn and self.criterion.reduction == "none":
+            raise InputError('A learned table on features needs reduction="mean" or "sum", not "none".')
         count = self.active.to(torch.get_default_dtype())
         fixed = self.by_slope and torch.compiler.is_compiling()
         distinct, which = (keys, None) if fixed else distinct_rows(keys)

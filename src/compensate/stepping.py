@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from compensate.errors import InputError
 from compensate.state import State, Touched
 
 
@@ -46,8 +45,6 @@ def _step_in_backward(s: State, touched: list[Touched]) -> None:
     tells by how much, so that the step of a row does not depend on them.
     """
     criterion = s.criterion
-    if criterion.reduction == "none":
-        raise InputError('A learned table on features needs reduction="mean" or "sum", not "none".')
     summed = criterion.divisor(s) if criterion.reduction == "mean" else 1
     scale: list[Tensor] = []
     s.loss.register_hook(scale.append)

@@ -56,6 +56,9 @@ CRITERIA = {
     "sample logit": lambda: Compensated(logit=Sample(9, 3, update="meta", init=0.1)),
     "category logit": lambda: Compensated(logit=Category(3, 3, update="meta", init=0.1)),
     "corpus logit": lambda: Compensated(logit=Corpus(3, update="meta", init=0.1)),
+    "with class weights": lambda: Compensated(
+        logit=Category(3, 3, update="meta", init=0.1), weight=torch.tensor([0.2, 1.0, 3.0])
+    ),
     "strength of a formula": lambda: Compensated(logit=Adjusted()),
     "trust in a guess": lambda: Compensated(label=Toward(uniform, Category(3, 1, update="meta", init=0.2))),
     "slack of the loss": lambda: Compensated(loss=Slack(Sample(9, update="meta", init=0.1), temperature=0.5)),

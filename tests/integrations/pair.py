@@ -9,6 +9,7 @@ import os
 import sys
 import warnings
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch.utils.data import DataLoader
@@ -16,9 +17,27 @@ from torch.utils.data import DataLoader
 from compensate import InputError, methods
 from compensate.data import Indexed
 
-N, C, BATCH, EPOCHS, RATE = 16, 3, 8, 2, 0.3
-X = torch.randn(N, 4, generator=torch.Generator().manual_seed(1))
-Y = torch.arange(N) % C
+C, BATCH, EPOCHS, RATE = 3, 8, 2, 0.3
+X = torch.randn(27, 4, generator=torch.Generator().manual_seed(1))
+Y = torch.arange(27) % C
+
+
+class Case(NamedTuple):
+    """A set of samples and how it is cut in batches."""
+
+    samples: int = 16
+    drop_last: bool = False
+    accumulate: int = 1
+
+    @property
+    def batches(self) -> int:
+        """Batches of all processes together in an epoch."""
+        return self.samples // BATCH if self.drop_last else -(-self.samples // BATCH)
+
+
+CASES = [Case(16), Case(19), Case(19, drop_last=True), Case(22), Case(23), Case(23, drop_last=True)]
+ACCUMULATED = Case(27, accumulate=2)
+"""The last two batches of an epoch are one step of the optimizer, and only the second of them is filled up."""
 
 
 def model() -> torch.nn.Linear:
@@ -26,24 +45,27 @@ def model() -> torch.nn.Linear:
     return torch.nn.Linear(4, C)
 
 
-def criterion(method: str):
-    sizes = {"num_samples": N, "num_classes": C} if method == "logcomp" else {"num_samples": N}
+def criterion(method: str, case: Case):
+    sizes = {"num_samples": case.samples} | ({"num_classes": C} if method == "logcomp" else {})
     return getattr(methods, method)(**sizes)
 
 
-def data() -> Indexed:
-    return Indexed(list(zip(X, Y, strict=True)))
+def data(case: Case) -> Indexed:
+    return Indexed(list(zip(X, Y, strict=True))[: case.samples])
 
 
-def plain(method: str):
+def plain(method: str, case: Case):
     """One process, the whole batch."""
-    net, made = model(), criterion(method)
+    net, made = model(), criterion(method, case)
     optimiser = torch.optim.SGD(net.parameters(), lr=RATE)
-    made.start(EPOCHS * N // BATCH)
+    made.start(EPOCHS * case.batches)
     for _ in range(EPOCHS):
-        for x, y, index in DataLoader(data(), batch_size=BATCH):
+        batches = list(DataLoader(data(case), batch_size=BATCH, drop_last=case.drop_last))
+        for first in range(0, len(batches), case.accumulate):
+            group = batches[first : first + case.accumulate]
             optimiser.zero_grad()
-            made(net(x), y, index).backward()
+            for x, y, index in group:
+                (made(net(x), y, index) / len(group)).backward()
             optimiser.step()
         made.end_epoch()
     return net, made
@@ -54,7 +76,7 @@ def tensors(net, made) -> dict[str, torch.Tensor]:
     return {"weight": net.weight.detach().clone(), "bias": net.bias.detach().clone(), **held}
 
 
-def by_lightning(method: str, folder: Path):
+def by_lightning(method: str, folder: Path, case: Case):
     import lightning as L
 
     from compensate.integrations.lightning import CompensationCallback
@@ -65,7 +87,7 @@ def by_lightning(method: str, folder: Path):
     class Module(L.LightningModule):
         def __init__(self):
             super().__init__()
-            self.net, self.criterion = model(), criterion(method)
+            self.net, self.criterion = model(), criterion(method, case)
 
         def training_step(self, batch, _):
             x, y, index = batch
@@ -77,24 +99,26 @@ def by_lightning(method: str, folder: Path):
 
     module = Module()
     rank = int(os.environ["RANK"])
-    sampler = torch.utils.data.DistributedSampler(data(), 2, rank, shuffle=False)  # Lightning's own would shuffle
+    # Lightning's own sampler would shuffle.
+    sampler = torch.utils.data.DistributedSampler(data(case), 2, rank, shuffle=False)
     L.Trainer(
         max_epochs=EPOCHS, accelerator="cpu", devices=2, strategy="ddp", logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder, use_distributed_sampler=False,
         callbacks=[CompensationCallback(exchange=not whole)],
-    ).fit(module, DataLoader(data(), batch_size=BATCH // 2, sampler=sampler))  # fmt: skip
+    ).fit(module, DataLoader(data(case), batch_size=BATCH // 2, sampler=sampler, drop_last=case.drop_last))  # fmt: skip
     return module.net, module.criterion
 
 
-def by_accelerate(method: str, folder: Path):
+def by_accelerate(method: str, folder: Path, case: Case):
     from accelerate import Accelerator
 
     from compensate.integrations.accelerate import prepare
     from compensate.training import together
 
-    accelerator, net, made = Accelerator(cpu=True), model(), criterion(method)
+    accelerator, net, made = Accelerator(cpu=True), model(), criterion(method, case)
     optimiser = torch.optim.SGD(net.parameters(), lr=RATE)
-    wrapped, optimiser, loader = accelerator.prepare(net, optimiser, DataLoader(data(), batch_size=BATCH // 2))
+    loader = DataLoader(data(case), batch_size=BATCH // 2, drop_last=case.drop_last)
+    wrapped, optimiser, loader = accelerator.prepare(net, optimiser, loader)
     made = prepare(accelerator, made, loader, epochs=EPOCHS, optimizer=optimiser)
     x, y, index = next(iter(loader))
     try:
@@ -123,31 +147,49 @@ class Classifier(torch.nn.Module):
         return {"logits": self.layer(x)}
 
 
-def by_transformers(method: str, folder: Path):
+def by_transformers(method: str, folder: Path, case: Case):
     import transformers
 
     from compensate.integrations.transformers import CompensatedTrainer
 
-    net, made = Classifier(), criterion(method)
+    net, made = Classifier(), criterion(method, case)
     arguments = transformers.TrainingArguments(
         str(folder), num_train_epochs=EPOCHS, per_device_train_batch_size=BATCH // 2, max_grad_norm=0.0, report_to=[],
         use_cpu=True, disable_tqdm=True, save_strategy="no", logging_strategy="no", dataloader_pin_memory=False,
-        train_sampling_strategy="sequential",
+        train_sampling_strategy="sequential", dataloader_drop_last=case.drop_last,
+        gradient_accumulation_steps=case.accumulate,
     )  # fmt: skip
     optimiser = torch.optim.SGD(net.parameters(), lr=RATE)
     steady = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda _: 1.0)
-    rows = [{"x": x, "labels": int(y), "index": k} for k, (x, y) in enumerate(zip(X, Y, strict=True))]
+    rows = [{"x": x, "labels": int(y), "index": k} for k, (x, y, _) in enumerate(data(case))]
     CompensatedTrainer(net, arguments, train_dataset=rows, criterion=made, optimizers=(optimiser, steady)).train()
     return net.layer, made
 
 
 RUNS = {"accelerate": by_accelerate, "transformers": by_transformers, "lightning": by_lightning}
 
+
+def runs():
+    """Library, method and case of every run."""
+    for library in RUNS:
+        for method in ("logcomp", "mixcomp"):
+            for case in [*CASES, ACCUMULATED] if library == "transformers" else CASES:
+                yield library, method, case
+
+
+def as_one(library: str, case: Case) -> Case:
+    """The case of one process: Lightning gives each process twelve samples of 23, the last batch is full with a repetition."""
+    return Case(23) if library == "lightning" and case == Case(23, drop_last=True) else case
+
+
+def stored(library: str, method: str, case: Case, rank: int | str) -> str:
+    return f"{library}-{method}-{'-'.join(map(str, case))}-{rank}.pt"
+
+
 if __name__ == "__main__":
     out = Path(sys.argv[1])
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     rank = os.environ["RANK"]
-    for name, run in RUNS.items():
-        for method in ("logcomp", "mixcomp"):
-            torch.save(tensors(*run(method, out)), out / f"{name}-{method}-{rank}.pt")
+    for library, method, case in runs():
+        torch.save(tensors(*RUNS[library](method, out, case)), out / stored(library, method, case, rank))

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from compensate import Adversarial, Compensated, Evidence, InputError, Ramp, Top
+from compensate import Adversarial, Compensated, Evidence, InputError, Ramp, Top, methods
 from compensate.methods import mixcomp
 
 
@@ -128,3 +128,18 @@ def test_threshold_over_the_last_epoch():
 def test_bad_settings_are_refused(bad):
     with pytest.raises(InputError):
         mixcomp(**bad)
+
+
+@pytest.mark.parametrize("build", [methods.mixcomp, methods.mixcomp_adaptive, methods.semantics_preserving_at])
+def test_the_attack_starts_where_it_is_told_to_and_takes_the_steps_it_is_told(build):
+    radius = {"eps": 0.2} if build is methods.semantics_preserving_at else {"eps2": 0.2, "tau": 1e6}
+    model, x, y = torch.nn.Linear(4, 3), torch.randn(6, 4), torch.arange(6) % 3
+
+    def attacked(seed, **options):
+        torch.manual_seed(seed)
+        return build(**radius, steps=1, **options).evaluate(model, x, y).dx.abs()
+
+    still = attacked(0, random_start=False, step_size=0.05)
+    torch.testing.assert_close(still, torch.full_like(still, 0.05))
+    torch.testing.assert_close(attacked(1, random_start=False, step_size=0.05), still)
+    assert not torch.allclose(attacked(0, step_size=0.05), attacked(1, step_size=0.05))

@@ -69,3 +69,76 @@ def test_measured_direction_agrees_with_the_taxonomy(name):
     assert change.agrees(row), str(change)
     # D2L waits for the dimensionality of its features to turn, which it does not in a short training.
     assert (change.direction == "none") == (name in ("base", "d2l"))
+
+
+WEIGHTS = [0.5, 2.0, 1.0]
+OWN_WEIGHTS = {"ldam": {"defer": None}}
+"""Methods with weights of their own, and how to leave those out."""
+
+
+def _three_steps(name, *, weight=None, later=None):
+    from tiny import TinyNet
+
+    torch.manual_seed(1)
+    row = METHODS[name]
+    sizes = {key: size for key, size in SIZES.items() if key != "class_counts" or name != "metasaug"}
+    criterion = row.make(**sizes, **OWN_WEIGHTS.get(name, {}), weight=weight).start(10)
+    if later is not None:
+        criterion.weight = torch.tensor([*later, *[1.0] * row.extra_outputs])
+    model = TinyNet(classes=3 + row.extra_outputs)
+    x, y, i = torch.randn(8, 4), torch.arange(8) % 3, torch.arange(8)
+    losses = []
+    for _ in range(3):
+        torch.manual_seed(2)
+        s = criterion.evaluate(model, x, y, i)
+        s.loss.backward()
+        losses.append(s.loss.detach())
+    state = {key: value for key, value in criterion.state_dict().items() if key != "weight"}
+    return {"losses": torch.stack(losses), "gradient": model.head.weight.grad, **state}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_class_weights_may_be_given_or_set_later(name):
+    plain, given, later = (
+        _three_steps(name), _three_steps(name, weight=WEIGHTS), _three_steps(name, later=WEIGHTS)
+    )  # fmt: skip
+    ones = _three_steps(name, weight=torch.ones(3))
+    assert not torch.allclose(given["losses"], plain["losses"])
+    for key, value in given.items():
+        torch.testing.assert_close(later[key], value, rtol=1e-6, atol=1e-7, msg=lambda m, key=key: f"{key}: {m}")
+        torch.testing.assert_close(ones[key], plain[key], rtol=1e-4, atol=1e-5, msg=lambda m, key=key: f"{key}: {m}")
+
+
+def test_the_weighted_mean_is_that_of_torch():
+    u, y = torch.randn(7, 3), torch.arange(7) % 3
+    w = torch.tensor(WEIGHTS)
+    expected = torch.nn.functional.cross_entropy(u, y, weight=w)
+    torch.testing.assert_close(METHODS["base"].make(weight=WEIGHTS)(u, y), expected)
+    p = u.softmax(-1).gather(1, y[:, None])[:, 0]
+    torch.testing.assert_close(
+        METHODS["gce"].make(weight=w, q=0.5)(u, y), (w[y] * (1 - p.sqrt()) / 0.5).sum() / w[y].sum()
+    )
+
+
+def test_a_table_with_weights_set_later_has_the_weighted_loss():
+    u, y, i = torch.tensor([[2.0, 0.0, -1.0], [0.3, 1.0, 0.0]]), torch.tensor([1, 2]), torch.tensor([0, 1])
+    criterion = METHODS["logcomp"].make(**SIZES)
+    criterion.weight = torch.tensor([1.0, 3.0, 0.5])
+    expected = torch.nn.functional.cross_entropy(u, y, weight=criterion.weight)
+    torch.testing.assert_close(criterion(u, y, i), expected)  # rows start at zero
+
+
+def test_two_kinds_of_weights_are_refused():
+    with pytest.raises(InputError, match="defer=None"):
+        METHODS["ldam"].make(class_counts=[9, 3, 1], weight=WEIGHTS)
+
+
+@pytest.mark.parametrize("given", [[[1.0, 2.0]], torch.tensor([1, 2])])
+def test_weights_that_are_none_are_refused(given):
+    with pytest.raises(InputError, match="for each class"):
+        METHODS["base"].make(weight=given)
+
+
+def test_weights_of_another_number_of_classes_are_refused():
+    with pytest.raises(InputError, match="one weight for each class"):
+        METHODS["base"].make(weight=[1.0, 2.0])(torch.randn(2, 3), torch.tensor([0, 1]))

@@ -42,6 +42,8 @@ class AbstentionCost(Statistic):
     step, to the same end.
     """
 
+    observes = "logits"  # the price of the first step after the warm-up is that of its own batch
+
     def __init__(self, warmup: int, final: float, divisor: float, mu: float) -> None:
         super().__init__()
         self.warmup, self.final, self.divisor, self.mu = warmup, final, divisor, mu
@@ -100,7 +102,7 @@ class Abstain(nn.Module):
         alpha = self.cost(s).to(s.l.dtype)
         decided, h = committed(s)
         replaced = (decided.exp() * h - alpha * decided).to(s.l.dtype)
-        return torch.where(s.valid & (alpha >= 0), replaced - s.l, 0.0)
+        return torch.where(s.valid & (alpha >= 0), s.weights.to(s.l.dtype) * replaced - s.l, 0.0)
 
 
 def checked_abstention(warmup: int, final: float, divisor: float, mu: float) -> AbstentionCost:

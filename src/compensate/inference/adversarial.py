@@ -85,6 +85,7 @@ class Adversarial(nn.Module):
 
     def forward(self, s: State) -> Tensor:
         """The compensation of the batch, a constant shaped like its target."""
+        s.require_gradients()
         slot, so_far = s.slot, getattr(s, s.slot or "dx")
         if slot not in ("dx", "du", "dp", "dy"):
             raise InputError(
@@ -114,7 +115,8 @@ class Adversarial(nn.Module):
                 w = self._within(w, origin)
         if keys is not None and s.learn:
             assert isinstance(self.per, Table)
-            self.per.write(keys[0], w)
+            table, rows, values = self.per, keys[0], w
+            s.later(lambda: table.write(rows, values))
         return spread(w).detach()
 
     def _start(self, s: State, origin: Tensor) -> tuple[tuple[Tensor, Tensor] | None, Tensor]:

@@ -7,6 +7,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from compensate.checks import checked_keys
 from compensate.errors import InputError
 from compensate.inference.statistics import Statistic
 from compensate.state import State, Value, at, rowwise
@@ -23,10 +24,11 @@ class ClassCentre(Statistic):
         feature_shape: the shape of an input (or of the model's `embed(x)`).
     """
 
-    granularity = "category"
+    granularity, reader = "category", "a centre of each class"
 
     def __init__(self, num_classes: int, feature_shape: tuple[int, ...]) -> None:
         super().__init__()
+        self.num_classes = num_classes
         self.track("count", torch.zeros(num_classes), merge="sum")
         self.track("total", torch.zeros(num_classes, *feature_shape), merge="sum")
         self.count: Tensor
@@ -34,12 +36,21 @@ class ClassCentre(Statistic):
 
     def forward(self, s: State) -> Tensor:
         """(B, *shape) the centre of each sample's given class, zeros for a class not seen yet."""
+        checked_keys(s.labels, len(self.total), self.reader, "class", s.criterion.check)  # outputs are not known yet
+        self._check_shape(s)
+        return self.total[s.labels] / rowwise(self.count[s.labels].clamp(min=1), self.total)
+
+    def _check_shape(self, s: State) -> None:
         if s.e.shape[1:] != self.total.shape[1:]:
             raise InputError(
                 f"inputs have shape {tuple(s.e.shape[1:])}, but feature_shape is {tuple(self.total.shape[1:])}; give the "
                 "shape of one sample."
             )
-        return self.total[s.labels] / rowwise(self.count[s.labels].clamp(min=1), self.total)
+
+    def check(self, s: State) -> None:
+        """Inputs must fit, too."""
+        super().check(s)
+        self._check_shape(s)
 
     def known(self, s: State) -> Tensor:
         """(B,) true where the class of the sample has been seen."""

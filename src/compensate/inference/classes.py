@@ -8,6 +8,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from compensate.checks import checked_classes
 from compensate.errors import InputError
 from compensate.inference.statistics import Statistic
 from compensate.state import State, Value, at, rowwise
@@ -90,6 +91,7 @@ class Adjust(nn.Module):
 
     def forward(self, s: State) -> Tensor:
         """(B, C) the logit compensation."""
+        checked_classes(s, len(self.shift), "an adjustment by class counts")
         shift = self.shift.to(s.u.dtype).expand_as(s.u)
         return rowwise(at(self.tau, s), shift) * shift
 
@@ -133,6 +135,8 @@ class DeferredWeights(Statistic):
     Reference: Cao et al., Learning Imbalanced Datasets with Label-Distribution-Aware Margin Loss, NeurIPS 2019.
     """
 
+    observes = "logits"
+
     def __init__(self, weights: Tensor, defer: float = 0.8) -> None:
         super().__init__()
         if not 0 <= defer <= 1:
@@ -140,6 +144,15 @@ class DeferredWeights(Statistic):
         self.defer = defer
         self.track("weights", weights, merge="same")
         self.weights: Tensor
+
+    def undo(self, s: State) -> Callable[[], None]:
+        """Sets the weights back."""
+        before = s.criterion.weight
+
+        def back() -> None:
+            s.criterion.weight = before
+
+        return back
 
     def observe(self, s: State) -> None:
         """Sets the weights that hold for this step."""

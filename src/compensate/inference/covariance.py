@@ -7,6 +7,7 @@ from typing import Literal, final
 import torch
 from torch import Tensor, nn
 
+from compensate.checks import checked_features
 from compensate.errors import InputError
 from compensate.granularity import Category
 from compensate.inference.statistics import Statistic
@@ -33,13 +34,15 @@ class ClassCovariance(Statistic):
     Reference: Wang et al., Implicit Semantic Data Augmentation for Deep Networks, NeurIPS 2019.
     """
 
-    granularity = "category"
+    granularity, reader = "category", "a covariance of features"
+    observes = "logits"  # the batch at hand counts
 
     def __init__(self, num_classes: int, feature_dim: int, kind: Kind = "full") -> None:
         super().__init__()
         if kind not in ("full", "diagonal"):
             raise InputError(f'covariance is "{kind}"; expected "full" or "diagonal".')
         self.kind: Kind = kind
+        self.num_classes = num_classes
         shape = (feature_dim, feature_dim) if kind == "full" else (feature_dim,)
         self.track("count", torch.zeros(num_classes), merge="sum")
         self.track("total", torch.zeros(num_classes, feature_dim), merge="sum")
@@ -48,13 +51,18 @@ class ClassCovariance(Statistic):
         self.total: Tensor
         self.second: Tensor
 
+    def check(self, s: State) -> None:
+        """Features must fit, too."""
+        super().check(s)
+        checked_features(s, self.total.shape[-1])
+
+    def moved_rows(self, s: State) -> Tensor:
+        """The classes of the batch."""
+        return s.labels.unique()
+
     def observe(self, s: State) -> None:
         """Adds the features of the batch."""
         z, labels = s.z.detach()[s.valid].to(self.total.dtype), s.labels[s.valid]
-        if z.ndim != 2 or z.shape[-1] != self.total.shape[-1]:
-            raise InputError(
-                f"features have shape {tuple(z.shape)}; expected (B, {self.total.shape[-1]}): feature_dim."
-            )
         self.count.index_add_(0, labels, torch.ones_like(z[:, 0]))
         self.total.index_add_(0, labels, z)
         if self.kind == "diagonal":
@@ -187,8 +195,6 @@ class Augment(nn.Module):
 @final
 class ServesOnce(Statistic):
     """Sets a table back to zero after each training step, so that what a meta step wrote serves that one step."""
-
-    observes = "loss"
 
     def __init__(self, table: Category) -> None:
         super().__init__()

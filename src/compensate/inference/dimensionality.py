@@ -84,6 +84,11 @@ class Dimensionality(Statistic):
         trust = 1 - torch.exp(-time * self.recent[-1] / self.lowest)
         return torch.where(self.turned >= 0, trust, 0.0).to(s.u.dtype)
 
+    def check(self, s: State) -> None:
+        """There must be features."""
+        super().check(s)
+        _ = s.z
+
     def observe(self, s: State) -> None:
         """Adds the dimensionality of the batch."""
         if not len(s.target):

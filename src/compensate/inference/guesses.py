@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from compensate.checks import checked_classes
 from compensate.errors import InputError
 from compensate.state import State, Value, at, rowwise
 
@@ -182,6 +183,7 @@ class OfClass(nn.Module):
 
     def forward(self, s: State) -> Tensor:
         """(B,) the numbers."""
+        checked_classes(s, len(self.numbers), "a number for each class")
         return self.numbers[s.labels].to(s.u.dtype)
 
     def extra_repr(self) -> str:

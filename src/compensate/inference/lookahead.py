@@ -140,8 +140,10 @@ def _wanted(s: State, others: list[nn.Parameter]) -> list[Tensor]:
 
 
 def plain_loss(criterion: Compensated, model: nn.Module, clean: Batch) -> Tensor:
-    """The outer loss: that of clean data, without compensation."""
+    """The outer loss: the plain mean over clean data, without compensation and without class weights.
+
+    Weights stand for what a skewed training set lacks; clean data are what they are to be learned from.
+    """
     x, target, (index, group) = _parts(clean)
     s = State(criterion, target, index, group, model=model, x=x)
-    losses = criterion.losses_of(s, s.u)
-    return losses.sum() / criterion.divisor(s)
+    return criterion.losses_of(s, s.u, weighted=False).sum() / criterion.divisor(s, weighted=False)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from compensate.checks import require
+from compensate.checks import checked_classes, require
 from compensate.errors import InputError
 from compensate.granularity import Group
 from compensate.state import State, Value, at
@@ -80,6 +80,7 @@ class LogitMargin(nn.Module):
 
     def forward(self, s: State) -> Tensor:
         """(B, C) the logit compensation."""
+        checked_classes(s, len(self.margins), "a margin for each class")
         return -self.scale * self.margins.to(s.u.dtype) * s.y
 
     def extra_repr(self) -> str:
@@ -187,5 +188,6 @@ class GroupOfClass(nn.Module):
     def forward(self, s: State) -> Tensor:
         """(B, *shape) the row of each sample's group."""
         if s.group is None and self.groups is not None:
+            checked_classes(s, len(self.groups), "a list of groups")
             s.group = self.groups[s.labels]
         return self.table(s)

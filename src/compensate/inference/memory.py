@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from compensate.checks import checked_index
 from compensate.errors import InputError
 from compensate.inference.statistics import Statistic
 from compensate.state import State
@@ -25,27 +24,23 @@ class LastPrediction(Statistic):
         hard: return the most likely class, one-hot, instead of the distribution.
     """
 
-    observes = "loss"  # after the terms have read the previous visit
+    reader = "the memory of the previous epoch"
 
     def __init__(self, num_samples: int, num_classes: int, hard: bool = False) -> None:
         super().__init__()
-        self.num_samples, self.hard = num_samples, hard
+        self.num_samples, self.num_classes, self.hard = num_samples, num_classes, hard
         self.track("rows", torch.zeros(num_samples, num_classes), merge="rows")
         self.rows: Tensor
 
-    def _index(self, s: State) -> Tensor:
-        assert self.num_samples is not None
-        return checked_index(s, self.num_samples, "the memory of the previous epoch")
-
     def forward(self, s: State) -> Tensor:
         """(B, C) the guess."""
-        rows = self.rows[self._index(s)].to(s.u.dtype)
+        rows = self.rows[self.index(s)].to(s.u.dtype)
         guess = F.one_hot(rows.argmax(-1), rows.shape[-1]).to(rows.dtype) if self.hard else rows
         return torch.where(rows.sum(-1, keepdim=True) > 0, guess, s.y)
 
     def observe(self, s: State) -> None:
         """Keeps the predictions of the batch."""
-        self.rows[self._index(s)] = s.plain.softmax(-1).to(self.rows.dtype)
+        self.rows[self.index(s)] = s.plain.softmax(-1).to(self.rows.dtype)
 
     def extra_repr(self) -> str:
         """Size."""
@@ -68,17 +63,16 @@ class TemporalEnsemble(Statistic):
         floor: the smallest entry.
     """
 
+    reader = "a running mean of predictions"
+    observes = "logits"  # the present prediction is part of the mean
+
     def __init__(self, num_samples: int, num_classes: int, beta: float, floor: float = 1e-4) -> None:
         super().__init__()
         if not 0 <= beta < 1:
             raise InputError(f"beta is {beta}; a momentum lies in [0, 1).")
-        self.num_samples, self.beta, self.floor = num_samples, beta, floor
+        self.num_samples, self.num_classes, self.beta, self.floor = num_samples, num_classes, beta, floor
         self.track("rows", torch.zeros(num_samples, num_classes), merge="rows")
         self.rows: Tensor
-
-    def _index(self, s: State) -> Tensor:
-        assert self.num_samples is not None
-        return checked_index(s, self.num_samples, "a running mean of predictions")
 
     def bounded(self, p: Tensor) -> Tensor:
         """Predictions kept away from 0 and 1."""
@@ -86,11 +80,15 @@ class TemporalEnsemble(Statistic):
 
     def forward(self, s: State) -> Tensor:
         """(B, C) the running means."""
-        return self.rows[self._index(s)].to(s.u.dtype)
+        return self.rows[self.index(s)].to(s.u.dtype)
+
+    def moved_rows(self, s: State) -> Tensor:
+        """The samples of the batch."""
+        return self.index(s).unique()
 
     def observe(self, s: State) -> None:
         """Moves the means of the batch."""
-        index, p = self._index(s), self.bounded(s.p.detach())
+        index, p = self.index(s), self.bounded(s.p.detach())
         p = (p / p.sum(-1, keepdim=True)).to(self.rows.dtype)
         self.rows[index] = self.beta * self.rows[index] + (1 - self.beta) * p
 

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from compensate.checks import checked_index
 from compensate.errors import InputError
 from compensate.inference.statistics import Statistic
 from compensate.state import State
@@ -38,7 +37,7 @@ class OverParameterised(Statistic):
     Reference: Liu et al., Robust Training under Label Noise by Over-parameterization, ICML 2022.
     """
 
-    observes = "loss"
+    reader = "over-parameterised noise"
     inference, granularity, direction = "regularised", "sample", "positive"
     on_simplex = True
 
@@ -59,15 +58,12 @@ class OverParameterised(Statistic):
                 f"lr_u={lr_u}, lr_v={lr_v}, spread={spread}, floor={floor}; expected positive steps and spread (from "
                 "zero nothing grows), and a floor in (0, 1)."
             )
+        self.num_classes = num_classes
         self.num_samples, self.lr_u, self.lr_v, self.floor, self.joint = num_samples, lr_u, lr_v, floor, joint
         self.track("mu", spread * torch.randn(num_samples, 1), merge="rows")
         self.track("nu", spread * torch.randn(num_samples, num_classes), merge="rows")
         self.mu: Tensor
         self.nu: Tensor
-
-    def _index(self, s: State) -> Tensor:
-        assert self.num_samples is not None
-        return checked_index(s, self.num_samples, "over-parameterised noise")
 
     def _parts(self, y: Tensor, mu: Tensor, nu: Tensor) -> tuple[Tensor, Tensor]:
         return (mu.square() * y).clamp(max=1), (nu.square() * (1 - y)).clamp(max=1)
@@ -78,13 +74,14 @@ class OverParameterised(Statistic):
 
     def forward(self, s: State) -> Tensor:
         """(B, C) the prediction compensation."""
-        index = self._index(s)
+        self.check(s)
+        index = self.index(s)
         a, b = self._parts(s.y, self.mu[index].to(s.p.dtype), self.nu[index].to(s.p.dtype))
         return self._compensated(s.p, a, b) - s.p
 
     def observe(self, s: State) -> None:
         """One step of the rows of the batch; a repeated sample takes one step with the mean gradient."""
-        rows, place = self._index(s).unique(return_inverse=True)
+        rows, place = self.index(s).unique(return_inverse=True)
         y, p = s.y, s.p.detach()
         decided = F.one_hot(p.argmax(-1), p.shape[-1])
         mu = self.mu[rows].to(p.dtype).requires_grad_()

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from compensate.checks import checked_index
+from compensate.checks import checked_features
 from compensate.errors import InputError
 from compensate.inference.statistics import Statistic
 from compensate.state import State
@@ -63,6 +63,8 @@ class Prototypes(Statistic):
         rank, limit: as in :func:`choose_prototypes`.
     """
 
+    reader = "a choice of prototypes"
+
     def __init__(
         self,
         num_samples: int,
@@ -77,7 +79,7 @@ class Prototypes(Statistic):
         super().__init__()
         if count < 1 or sampled < 1:
             raise InputError(f"count={count}, sampled={sampled}; expected at least one prototype and one sample.")
-        self.num_samples, self.rolls = num_samples, True
+        self.num_samples, self.num_classes, self.rolls = num_samples, num_classes, True
         self.count, self.rank, self.limit = count, rank, limit
         kept = min(num_samples, sampled * num_classes)
         # A fixed seed: all processes must agree on the samples, and a new run should too.
@@ -103,11 +105,14 @@ class Prototypes(Statistic):
         guess = F.one_hot(score.argmax(-1), s.u.shape[-1]).to(s.u.dtype)
         return torch.where(counts.any(), guess, s.y)
 
+    def check(self, s: State) -> None:
+        """Features must fit, too."""
+        super().check(s)
+        checked_features(s, self.features.shape[-1])
+
     def observe(self, s: State) -> None:
         """Keeps the features of the chosen samples in the batch."""
-        assert self.num_samples is not None
-        index = checked_index(s, self.num_samples, "a choice of prototypes")
-        slots = self.slot[index]
+        slots = self.slot[self.index(s)]
         kept = (slots >= 0) & s.valid
         self.features[slots[kept]] = s.z.detach().flatten(1)[kept].to(self.features.dtype)
         self.given[slots[kept]] = s.labels[kept]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal, final
 
 import torch
 from torch import Tensor, nn
 
-from compensate.checks import at_hand, checked_index
+from compensate.checks import at_hand, checked_classes, checked_index
 from compensate.errors import InputError
 from compensate.fused import blocks
 from compensate.state import State
@@ -36,12 +37,18 @@ class Statistic(nn.Module, ABC):
     ...         return self.count[s.index]
     """
 
-    observes: ClassVar[Literal["logits", "loss"]] = "logits"
-    """When it looks: once the logits are known and before the terms are, or when the whole loss is known."""
+    observes: ClassVar[Literal["logits", "loss"]] = "loss"
+    """When it looks: when the whole loss is known, or before the terms are, if they are to read what it makes of this batch."""
+
+    reader: ClassVar[str] = "a statistic of this criterion"
+    """What errors call it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.num_samples: int | None = None
+        """Rows, if it keeps one for each sample."""
+        self.num_classes: int | None = None
+        """Classes, if it keeps something of each."""
         self.rolls = False
         """True if it is renewed by `end_epoch`."""
         self.merges: dict[str, Merge] = {}
@@ -51,9 +58,37 @@ class Statistic(nn.Module, ABC):
         self.register_buffer(name, start)
         self.merges[name] = merge
 
+    def check(self, s: State) -> None:
+        """Raises if it cannot observe this batch; called before anything moves, so that a refused batch leaves no trace."""
+        if self.num_samples is not None:
+            self.index(s)
+        if self.num_classes is not None:
+            checked_classes(s, self.num_classes, self.reader)
+
+    def index(self, s: State) -> Tensor:
+        """(B,) the index of each sample."""
+        assert self.num_samples is not None
+        return checked_index(s, self.num_samples, self.reader)
+
     @abstractmethod
     def observe(self, s: State) -> None:
         """Looks at a training batch."""
+
+    def moved_rows(self, s: State) -> Tensor | None:
+        """(R,) distinct rows of its buffers that this batch moves; None if it may move anything."""
+        return None
+
+    def undo(self, s: State) -> Callable[[], None]:
+        """Takes back what `observe` is about to do, for a batch that is refused later."""
+        rows = self.moved_rows(s)
+        buffers = [getattr(self, name) for name in self.merges]
+        before = [b.clone() if rows is None else b[rows] for b in buffers]
+
+        def back() -> None:
+            for buffer, old in zip(buffers, before, strict=True):
+                buffer.copy_(old) if rows is None else buffer.index_copy_(0, rows, old)
+
+        return back
 
     def end_epoch(self) -> None:
         """Rolls over, for statistics of one epoch."""
@@ -118,7 +153,7 @@ class Evidence(Statistic):
     [1, 0]
     """
 
-    observes = "loss"
+    reader = "a record of evidence"
 
     def __init__(
         self,
@@ -136,7 +171,7 @@ class Evidence(Statistic):
         if predictions and (lean or num_classes is None):
             raise InputError("a record of predictions needs num_classes=..., and is not lean: leave out lean=True.")
         self.num_samples, self.skip, self.score = num_samples, skip, score
-        self.lean, self.num_classes, self.predictions = lean, num_classes, predictions
+        self.lean, self.classes, self.predictions = lean, num_classes, predictions
         self.kept: tuple[Kept, ...] = ("size", "loss", "margin")
         if lean:
             self.kept = ("margin",) if score == "margin" else (score, "margin")
@@ -162,9 +197,8 @@ class Evidence(Statistic):
 
     def observe(self, s: State) -> None:
         """Adds the visits of the batch."""
-        assert self.num_samples is not None
-        index = checked_index(s, self.num_samples, "a record of evidence")
-        u = s.plain if self.num_classes is None else s.plain[:, : self.num_classes]
+        index = self.index(s)
+        u = s.plain if self.classes is None else s.plain[:, : self.classes]
         best, voted, given = _other_than(u, s.labels)
         if s.ordinary:
             p = (best - given - s.plain_losses).exp()  # the plain loss knows the sum of the softmax
@@ -278,13 +312,13 @@ class ClassMean(Statistic):
     Reference: Yao and Wu, Compensation Learning, 2021, Eqs. (55)-(56).
     """
 
-    granularity = "category"
+    granularity, reader = "category", "a mean of predictions"
 
     def __init__(self, num_classes: int, conf: Literal["all", "correct"] = "correct") -> None:
         super().__init__()
         if conf not in ("all", "correct"):
             raise InputError(f'conf is "{conf}"; expected "all" or "correct".')
-        self.conf, self.rolls = conf, True
+        self.conf, self.rolls, self.num_classes = conf, True, num_classes
         self.track("mean", torch.full((num_classes, num_classes), 1 / num_classes), merge="same")
         self.track("total", torch.zeros(num_classes, num_classes), merge="sum")
         self.track("count", torch.zeros(num_classes), merge="sum")

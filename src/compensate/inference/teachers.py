@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from compensate.checks import checked_index
+from compensate.checks import checked_classes, checked_index
 from compensate.errors import InputError
 from compensate.state import State
 
@@ -33,6 +33,7 @@ class Stored(nn.Module):
 
     def forward(self, s: State) -> Tensor:
         """(B, C) the rows of the batch."""
+        checked_classes(s, self.rows.shape[-1], "a store of another model's outputs")
         return self.rows[checked_index(s, len(self.rows), "a store of another model's outputs")].to(s.u.dtype)
 
     def extra_repr(self) -> str:
@@ -70,6 +71,7 @@ class Frozen(nn.Module):
                 "row per sample."
             )
         logits: Tensor = self.model(s.x)
+        checked_classes(s, logits.shape[-1], "the other model")
         return logits.to(s.u.dtype)
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, final
 import torch
 from torch import Tensor, nn
 
-from compensate.checks import at_hand, checked_index
+from compensate.checks import at_hand
 from compensate.errors import InputError
 from compensate.inference.statistics import Statistic
 from compensate.state import State, Value, at
@@ -111,7 +111,7 @@ class Top(Statistic):
     Reference: Yao and Wu, Compensation Learning, 2021, Appendix B.
     """
 
-    observes = "loss"
+    reader = 'a threshold over="epoch"'
     seen: Tensor
     last: Tensor
 
@@ -123,10 +123,11 @@ class Top(Statistic):
             raise InputError(f'over is "{over}"; expected "batch" or "epoch".')
         if over == "epoch" and num_samples is None:
             raise InputError('over="epoch" keeps the loss of every sample: give num_samples.')
-        self.pro, self.over, self.num_samples = pro, over, num_samples
+        self.pro, self.over = pro, over
         self.rolls = over == "epoch"
         if over == "epoch":
             assert num_samples is not None
+            self.num_samples = num_samples
             self.track("seen", torch.full((num_samples,), torch.inf), merge="rows")
             self.track("last", torch.full((num_samples,), torch.inf), merge="same")
 
@@ -148,8 +149,7 @@ class Top(Statistic):
     def observe(self, s: State) -> None:
         """Keeps the plain losses of the batch."""
         if self.over == "epoch":
-            assert self.num_samples is not None
-            index = checked_index(s, self.num_samples, 'a threshold over="epoch"')
+            index = self.index(s)
             losses = s.plain_losses.to(self.seen.dtype)
             if at_hand(losses):
                 self.seen[index[s.valid]] = losses[s.valid]

@@ -49,7 +49,7 @@ class Becomes(nn.Module):
 
     def forward(self, s: State) -> Tensor:
         """(B,) the loss term."""
-        return torch.where(s.valid, self.loss(s) - s.l, 0.0)
+        return torch.where(s.valid, s.weights.to(s.l.dtype) * self.loss(s) - s.l, 0.0)
 
 
 @final
@@ -166,5 +166,5 @@ class LearnedWeights(nn.Module):
         helps = torch.where(s.valid, rows.clamp(min=0), 0.0).to(s.l.dtype)
         weights = s.valid.sum() * helps / helps.sum().clamp(min=torch.finfo(helps.dtype).tiny)
         if s.learn:
-            self.table.write(keys, torch.zeros_like(rows))
+            s.later(lambda: self.table.write(keys, torch.zeros_like(rows)))
         return torch.where((rows == 0).all(), torch.ones_like(weights), weights)

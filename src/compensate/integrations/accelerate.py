@@ -24,7 +24,7 @@ def prepare(
     In place of `accelerator.prepare`, which would wrap it for several processes. After it, the criterion is called as ever, and
     `criterion.end_epoch()` after each epoch. Accumulation of gradients changes nothing for it. With several processes write
     ``criterion(*together(model(x), target, index))``, with :func:`compensate.training.together`; forgetting it is an error
-    at the first batch. To resume, call this first and `accelerator.load_state` then.
+    at the first batch. The samples that accelerate repeats to fill up the last batch of an epoch are left out. To resume, call this first and `accelerator.load_state` then.
 
     Args:
         accelerator: an `accelerate.Accelerator`.
@@ -66,6 +66,13 @@ def prepare(
     carried = Carried(criterion, fixed_labels=fixed_labels)
     criterion.to(accelerator.device).train()
     carried.watch.whole = accelerator.num_processes > 1
+    if accelerator.num_processes > 1:
+        if not accelerator.even_batches:
+            raise InputError(
+                "even_batches=False gives the processes slices of different sizes, which cannot be put together. Leave it out: "
+                "samples that are repeated to even out the last batch are left out of the loss."
+            )
+        carried.leave_out(lambda size: _real(loader if loader is not None else accelerator.gradient_state, size))
     many: list[Any] = [optimizer] if hasattr(optimizer, "param_groups") else list(optimizer or ())
     try:
         size = None if loader is None else len(loader)
@@ -75,3 +82,9 @@ def prepare(
     carried.begin(total=total, optimisers=many, own_meta=own_meta, remedy=TAKE_THEM)
     accelerator.register_for_checkpointing(carried)
     return criterion
+
+
+def _real(loader: Any, size: int) -> slice | None:
+    """The rows of a gathered batch that were not repeated to fill it up: in the last one of an epoch, the first few."""
+    real = loader.remainder if loader.end_of_dataloader else 0
+    return slice(0, real) if 0 < real < size else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, final
 
 import torch
@@ -14,6 +14,7 @@ from compensate.errors import InputError
 from compensate.granularity import Sample
 from compensate.inference.meta import meta_step, networks
 from compensate.inference.statistics import Statistic
+from compensate.integrations.padding import Padding, Rows
 from compensate.integrations.watch import Watch, refuse_in_evaluation
 
 Optimisers = Iterable[torch.optim.Optimizer]
@@ -69,6 +70,14 @@ class Carried:
         self.watch = criterion.watch
         self.watch.fixed_labels = fixed_labels
         self.watch.evaluating = False
+
+    def leave_out(self, kept: Callable[[int], Rows | None], share: Callable[[int], float] | None = None) -> None:
+        """Cuts what a sampler of several processes repeats off every training batch; see :class:`Padding`."""
+        if self.watch.padding is None:
+            self.watch.padding = Padding()
+            self.criterion.register_forward_pre_hook(self.watch.padding, with_kwargs=True)
+            self.criterion.register_forward_hook(self.watch.padding.scale, with_kwargs=True)
+        self.watch.padding.kept, self.watch.padding.share = kept, share
 
     # --- time -------------------------------------------------------------------------------------------------
 

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any, final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from compensate.equation import Compensated
 from compensate.errors import InputError
 from compensate.integrations.carrying import Carried, criteria_in
 from compensate.integrations.missing import missing
+from compensate.integrations.padding import DROP_LAST, repeated
 from compensate.training.exchange import Exchange
 
 try:
@@ -37,6 +38,8 @@ class CompensationCallback(Callback):
         exchange: with several processes, each evaluates its own slice of the batch; the copies of the criterion are made
             equal after each epoch and before each checkpoint. False if `training_step` uses
             :func:`compensate.training.together`.
+
+    Samples that the sampler of several processes repeats at the end of an epoch are left out.
 
     >>> import torch, lightning as L
     >>> from compensate import methods
@@ -76,6 +79,8 @@ class CompensationCallback(Callback):
         self._options: dict[str, Any] = {"clean": clean, "meta_optimizer": meta_optimizer, "fixed_labels": fixed_labels}
         self._carried: Carried | None = None
         self._exchange: Exchange | None = None
+        self._last = False
+        """True in the last batch of an epoch."""
         self._loose = False
         """True if the criterion is not registered in the module."""
 
@@ -123,9 +128,43 @@ class CompensationCallback(Callback):
             own_meta=self.own_meta,
         )
         self._exchange = Exchange(criterion) if self.exchange and trainer.world_size > 1 else None
+        if trainer.world_size > 1:
+            self._leave_out_padding(trainer)
+
+    def _leave_out_padding(self, trainer: Any) -> None:
+        loaders = _loaders(trainer.train_dataloader)
+        if not any(map(repeated, loaders)):
+            return
+        if len(loaders) > 1 or self.carried.clean is not None:
+            raise InputError(
+                "the sampler repeats samples so that every process has as many, and they would count twice: in meta steps and "
+                f"with several training loaders they cannot be told apart. {DROP_LAST}"
+            )
+        (loader,) = loaders
+        processes, rank, extra = trainer.world_size, trainer.global_rank, repeated(loader)
+        repeats = rank >= processes - extra
+
+        def kept_of_slice(size: int) -> slice | None:
+            return slice(0, size - 1) if self._last and repeats else None
+
+        def share(size: int) -> float:
+            return processes * size / (processes * (size + repeats) - extra) if self._last else 1.0
+
+        def kept_of_all(size: int) -> Tensor | None:
+            if not self._last:
+                return None
+            again = {(r + 1) * (size // processes) - 1 for r in range(processes - extra, processes)}
+            return torch.tensor([row for row in range(size) if row not in again])
+
+        if self.exchange:
+            self.carried.leave_out(kept_of_slice, share)
+        else:
+            self.carried.leave_out(kept_of_all)
 
     def on_train_batch_start(self, trainer: Any, pl_module: nn.Module, batch: Any, batch_idx: int) -> None:
         """The meta step before the training step, if there are clean data."""
+        loaders = _loaders(trainer.train_dataloader)
+        self._last = len(loaders) == 1 and batch_idx + 1 == _length(loaders[0])
         if self.carried.clean is None:
             return
         if not isinstance(batch, tuple | list) or len(batch) < 2:
@@ -191,6 +230,20 @@ def _only(found: list[Compensated], name: str) -> Compensated:
             "pass it: CompensationCallback(criterion)."
         )
     return found[0]
+
+
+def _loaders(given: Any) -> list[Any]:
+    """The training loaders: one, or several in a list or a dictionary."""
+    if isinstance(given, Mapping):
+        given = list(given.values())
+    return [loader for one in given for loader in _loaders(one)] if isinstance(given, list | tuple) else [given]
+
+
+def _length(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except TypeError:
+        return None
 
 
 def _total(trainer: Any) -> int | None:

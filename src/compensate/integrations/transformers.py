@@ -24,6 +24,9 @@ except ModuleNotFoundError:  # pragma: no cover
     Trainer = missing("transformers", "hf")
     TrainerCallback = object
 
+REAL = "compensate_real"
+"""In the last batch of an epoch: how many samples of all processes are no repetition."""
+
 FOLDER = "compensate"
 """The state of the criterion inside a checkpoint's folder."""
 
@@ -100,6 +103,11 @@ class CompensationMixin:
                 f"label_smoothing_factor is {self.args.label_smoothing_factor}, which the trainer's own loss would do, not this one. "
                 "Leave it out; smoothing is compensation of labels: compensate.methods.label_smoothing(lam=...)."
             )
+        if self.args.world_size > 1 and not self.accelerator.even_batches:
+            raise InputError(
+                "even_batches=False gives the processes slices of different sizes, which cannot be put together. Leave it out of "
+                "accelerator_config: samples that are repeated to even out the last batch are left out of the loss."
+            )
         if self.compute_loss_func is not None:
             raise InputError(
                 "compute_loss_func and criterion were given; the criterion is the loss, so leave out the other."
@@ -113,6 +121,17 @@ class CompensationMixin:
         missing = {self.index_column, *(self.label_names or ("labels",))} - set(self._signature_columns)
         self._signature_columns.extend(sorted(missing))
 
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        """The batches of an optimizer step; the last of an epoch is marked by how many of its samples are no repetition."""
+        state = self.accelerator.gradient_state
+        before = state.active_dataloader
+        batches, count = super().get_batch_samples(*args, **kwargs)  # type: ignore[misc]
+        # Several batches are fetched at once, perhaps beyond the end, and then no loader is active.
+        loader = before if state.active_dataloader is None else state.active_dataloader
+        if batches and self.args.world_size > 1 and loader is not None and loader.end_of_dataloader:
+            batches[-1][REAL] = loader.remainder
+        return batches, count
+
     # --- the loss ---------------------------------------------------------------------------------------------
 
     def compute_loss(
@@ -124,6 +143,7 @@ class CompensationMixin:
     ) -> Any:
         """The compensated loss of a training batch, the plain one of an evaluation batch."""
         inputs = dict(inputs)
+        real = inputs.pop(REAL, 0)
         target, index = self._labels(inputs), inputs.pop(self.index_column, None)
         criterion = self.criterion.train(model.training)
         self.carried.watch.evaluating = not model.training
@@ -131,7 +151,7 @@ class CompensationMixin:
             outputs = model(**inputs)
             loss = criterion(logits_of(outputs), target)
         elif self.args.world_size > 1:
-            loss, outputs = self._loss_of_all(model, inputs, target, self._index(index))
+            loss, outputs = self._loss_of_all(model, inputs, target, self._index(index), real)
         else:
             view = self._view(model)
             if self.carried.clean is not None:
@@ -165,7 +185,7 @@ class CompensationMixin:
         return Staged(model, inner, head, embed="feature" in self.criterion.terms)
 
     def _loss_of_all(
-        self, model: nn.Module, inputs: dict[str, Any], target: Tensor, index: Tensor | None
+        self, model: nn.Module, inputs: dict[str, Any], target: Tensor, index: Tensor | None, real: int
     ) -> tuple[Tensor, Any]:
         if "feature" in self.criterion.terms or self.carried.clean is not None:
             raise InputError(
@@ -174,7 +194,9 @@ class CompensationMixin:
             )
         outputs = model(**inputs)
         given = [logits_of(outputs), target] + ([] if index is None else [index])
-        return self.criterion(*together(*given)), outputs
+        whole = together(*given)
+        # The samples that fill up the last batch of an epoch come last.
+        return self.criterion(*(t[:real] for t in whole) if 0 < real < len(whole[0]) else whole), outputs
 
     # --- state ------------------------------------------------------------------------------------------------
 

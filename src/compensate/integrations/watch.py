@@ -9,9 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from compensate.checks import checked_index, require
+from compensate.checks import require
 from compensate.errors import InputError
 from compensate.inference.statistics import Statistic
+from compensate.integrations.padding import Padding
 from compensate.state import State
 
 UNSEEN = torch.iinfo(torch.int32).min
@@ -58,16 +59,26 @@ class Watch(Statistic):
         """True while the training loop evaluates; set by whoever runs it."""
         self.whole = False
         """True if every process must see the whole batch; set by whoever runs several."""
+        self.padding: Padding | None = None
+        """What the sampler of several processes repeats; set by whoever runs them."""
         size = num_samples or 0
         self.register_buffer("given", torch.full((size,), UNSEEN, dtype=torch.int32), persistent=False)
         self.register_buffer("here", torch.zeros(size, dtype=torch.bool), persistent=False)
         self.merges = {"given": "rows", "here": "rows"}
         self._visited = self._largest = 0
 
-    def observe(self, s: State) -> None:
-        """Looks at a training batch."""
+    reader = "this criterion"
+
+    def check(self, s: State) -> None:
+        """Raises if the batch names its samples by other numbers than before."""
         if self.evaluating:
             raise InputError(LEARNS_IN_EVALUATION)
+        if s.model is not None and self.padding is not None and self.padding.rows(len(s.target)) is not None:
+            raise InputError(
+                "the sampler repeats samples in the last batch of an epoch, so that every process has as many, and they would count "
+                "twice. Write criterion(*together(model(x), target, index)), which leaves them out, in place of "
+                "criterion.evaluate, or use a loader that drops what is too many (drop_last=True)."
+            )
         if self.given.device != s.u.device:
             raise InputError(
                 f"the criterion is on {self.given.device} and the logits are on {s.u.device}. Move it before training: "
@@ -75,18 +86,30 @@ class Watch(Statistic):
             )
         if self.num_samples is None:
             return
-        index = checked_index(s, self.num_samples, "this criterion")
+        index = self.index(s)
         self._compare_processes(index)
+        if self._compares(s):
+            self._compare(index, s)
+
+    def observe(self, s: State) -> None:
+        """Remembers the labels of the batch."""
+        if self.num_samples is None:
+            return
+        index = self.index(s)
         self.here[index] = True
         self._visited += len(index)
         self._largest = max(self._largest, len(index))
-        if s.hard and self.fixed_labels and s.criterion.check != "off":
-            self._compare(index, s)
+        if self._compares(s):
+            self.given[index] = s.target.to(self.given.dtype)
+
+    def _compares(self, s: State) -> bool:
+        return s.hard and self.fixed_labels and s.criterion.check != "off"
 
     def _compare(self, index: Tensor, s: State) -> None:
         now, before = s.target.to(self.given.dtype), self.given[index]
-        self.given[index] = torch.where(before == UNSEEN, now, before)
-        kept = self.given[index]  # read again: one index may stand twice in a batch
+        distinct, place = index.unique(return_inverse=True)
+        new = now.new_empty(len(distinct)).index_copy_(0, place, now)[place]  # one index may stand twice in a batch
+        kept = torch.where(before == UNSEEN, new, before)
         same = kept == now
         if s.criterion.check == "sync" and not bool(same.all()):
             first = int((~same).nonzero()[0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compensate.equation import Compensated
+from compensate.equation import Compensated, Weights
 from compensate.inference.statistics import recorded
 from compensate.methods.registry import method
 
@@ -16,16 +16,17 @@ __all__ = ["base"]
     kind="baseline",
     limits="Fits wrong labels as willingly as right ones when it trains for long.",
 )  # fmt: skip
-def base(*, num_samples: int | None = None) -> Compensated:
+def base(*, num_samples: int | None = None, weight: Weights | None = None) -> Compensated:
     r"""Cross entropy without compensation.
 
     .. math:: L = \frac1B \sum_i l(S(u_i), y_i)
 
     Args:
         num_samples: the size of the training set; given, the criterion keeps a record of each sample's plain loss.
+        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> import torch
     >>> base()(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
     tensor(2.3584)
     """
-    return Compensated(record=recorded(num_samples))
+    return Compensated(record=recorded(num_samples), weight=weight)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from compensate.equation import Compensated
+from compensate.equation import Compensated, Weights
 from compensate.errors import InputError
 from compensate.inference.dimensionality import Dimensionality
 from compensate.inference.guesses import Blend, Decision, ProgressiveTrust, live_prediction
@@ -43,6 +43,7 @@ def bootstrap_soft(
     beta: float = 0.95,
     guess: Guess = "current",
     detach: bool = False,
+    weight: Weights | None = None,
 ) -> Compensated:
     r"""Soft bootstrapping: labels give way to the model's own prediction.
 
@@ -56,13 +57,14 @@ def bootstrap_soft(
             one of the sample's previous visit, which is the paper's text (then `num_samples` is needed).
         detach: make the current prediction a constant in the gradient. Reed et al. do not: their loss adds
             minimum-entropy regularisation.
+        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> import torch
     >>> bootstrap_soft(beta=0.95)(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
     tensor(2.2661)
     """
     q = _own_guess(guess, num_samples, num_classes, False, detach)
-    return Compensated(label=Toward(q, round(1 - beta, 12)), record=recorded(num_samples))
+    return Compensated(label=Toward(q, round(1 - beta, 12)), record=recorded(num_samples), weight=weight)
 
 
 @method(
@@ -77,6 +79,7 @@ def bootstrap_hard(
     num_classes: int | None = None,
     beta: float = 0.8,
     guess: Guess = "current",
+    weight: Weights | None = None,
 ) -> Compensated:
     r"""Hard bootstrapping: labels give way to the class that the model holds most likely.
 
@@ -89,13 +92,14 @@ def bootstrap_hard(
         num_classes: the number of classes, for `guess="previous_epoch"`.
         beta: the share :math:`\beta` of the given label.
         guess: whose decision: "current" (Reed et al.) or "previous_epoch" (the paper's text; needs `num_samples`).
+        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> import torch
     >>> bootstrap_hard(beta=0.8)(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
     tensor(1.9184)
     """
     q = _own_guess(guess, num_samples, num_classes, True, True)
-    return Compensated(label=Toward(q, round(1 - beta, 12)), record=recorded(num_samples))
+    return Compensated(label=Toward(q, round(1 - beta, 12)), record=recorded(num_samples), weight=weight)
 
 
 @method(
@@ -113,6 +117,7 @@ def mix_bootstrap(
     beta: Value = 0.5,
     conf: Literal["all", "correct"] = "correct",
     detach: bool = False,
+    weight: Weights | None = None,
 ) -> Compensated:
     r"""mixBootstrapping: labels give way to the prediction of the sample and to the mean prediction of its class.
 
@@ -127,13 +132,14 @@ def mix_bootstrap(
         beta: the share :math:`\beta` of the class.
         conf: the two definitions of Eq. 56: "all" predictions count, or only "correct" ones.
         detach: make :math:`p_i` a constant in the gradient; soft bootstrapping does not.
+        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> import torch
     >>> mix_bootstrap(num_classes=3, alpha=0.1)(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
     tensor(2.2394)
     """
     q = Blend(ClassMean(num_classes, conf), prediction if detach else live_prediction, beta)
-    return Compensated(label=Toward(q, alpha), record=recorded(num_samples))
+    return Compensated(label=Toward(q, alpha), record=recorded(num_samples), weight=weight)
 
 
 @method(
@@ -144,7 +150,12 @@ def mix_bootstrap(
     limits="Needs the length of the training: before its middle hardly anything changes.",
 )  # fmt: skip
 def proselflc(
-    *, num_samples: int | None = None, sharpness: float = 16.0, middle: float = 0.5, detach: bool = False
+    *,
+    num_samples: int | None = None,
+    sharpness: float = 16.0,
+    middle: float = 0.5,
+    detach: bool = False,
+    weight: Weights | None = None,
 ) -> Compensated:
     r"""Progressive self label correction: trust in the prediction grows with time and with its certainty.
 
@@ -159,13 +170,16 @@ def proselflc(
         middle: :math:`t_0`, when trust has grown by half.
         detach: make :math:`p_i` in the label a constant in the gradient; the authors' code does not. :math:`\epsilon_i`
             is a constant in both.
+        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> import torch
     >>> criterion = proselflc().start(total_steps=100)
     >>> loss = criterion(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
     """
     guess = prediction if detach else live_prediction
-    return Compensated(label=Toward(guess, ProgressiveTrust(sharpness, middle)), record=recorded(num_samples))
+    return Compensated(
+        label=Toward(guess, ProgressiveTrust(sharpness, middle)), record=recorded(num_samples), weight=weight
+    )
 
 
 @method(
@@ -182,6 +196,7 @@ def d2l(
     window: int = 5,
     patience: int = 5,
     guess: Literal["hard", "soft"] = "hard",
+    weight: Weights | None = None,
 ) -> Compensated:
     r"""Dimensionality-driven learning: once the features spread in order to fit wrong labels, predictions are trusted.
 
@@ -197,6 +212,7 @@ def d2l(
         window: epochs that the present one is compared with.
         patience: further epochs before the first comparison.
         guess: :math:`o_i`, the most likely class ("hard", the authors' code) or the prediction itself ("soft").
+        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> criterion = d2l(num_samples=100)
     >>> print(criterion.taxonomy)
@@ -205,4 +221,6 @@ def d2l(
     if guess not in ("hard", "soft"):
         raise InputError(f'guess is "{guess}"; expected "hard" or "soft".')
     q = Decision(soft=guess == "soft")
-    return Compensated(label=Toward(q, Dimensionality(k, window, patience)), record=recorded(num_samples))
+    return Compensated(
+        label=Toward(q, Dimensionality(k, window, patience)), record=recorded(num_samples), weight=weight
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from compensate.equation import Compensated
+from compensate.equation import Compensated, Weights
 from compensate.gates import Where, above
 from compensate.inference.adversarial import Adversarial
 from compensate.inference.centres import ClassCentre, ToCentre
@@ -31,6 +31,7 @@ def pgd_at(
     step_size: float | None = None,
     random_start: bool = True,
     bounds: tuple[float, float] | None = None,
+    weight: Weights | None = None,
 ) -> Compensated:
     r"""Adversarial training: each input is replaced by the worst one nearby.
 
@@ -45,6 +46,7 @@ def pgd_at(
         step_size: their size; 2.5 eps / steps if not given (the reference: 2/255 for 7 steps at 8/255).
         random_start: start at a random point of the ball.
         bounds: the smallest and largest value of an input, (0, 1) for images.
+        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> print(pgd_at(eps=8 / 255, bounds=(0, 1)).taxonomy)
     feature · negative · adversarial · sample
@@ -52,7 +54,7 @@ def pgd_at(
     attack = Adversarial(
         eps, sign=1, norm=norm, steps=steps, step_size=step_size, random_start=random_start, bounds=bounds
     )
-    return Compensated(feature=attack)
+    return Compensated(feature=attack, weight=weight)
 
 
 @method(
@@ -70,6 +72,7 @@ def adversarial_feature(
     steps: int = 7,
     step_size: float | None = None,
     bounds: tuple[float, float] | None = None,
+    weight: Weights | None = None,
 ) -> Compensated:
     r"""Feature compensation by an inner loop: the best input nearby, or the worst.
 
@@ -83,12 +86,13 @@ def adversarial_feature(
         eps: the radius :math:`\epsilon`.
         sign: -1 lowers the loss, +1 raises it.
         norm, steps, step_size, bounds: of the inner loop, as in :func:`pgd_at`.
+        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> print(adversarial_feature(sign=1).taxonomy)
     feature · negative · adversarial · sample
     """
     loop = Adversarial(eps, sign=sign, norm=norm, steps=steps, step_size=step_size, random_start=False, bounds=bounds)
-    return Compensated(feature=loop)
+    return Compensated(feature=loop, weight=weight)
 
 
 @method(
@@ -99,7 +103,12 @@ def adversarial_feature(
     limits="lam = 0 leaves cross entropy, lam = 1 trains on the centres alone. A centre in raw inputs suits roughly convex classes.",
 )  # fmt: skip
 def center_feature(
-    *, num_classes: int, feature_shape: tuple[int, ...], lam: Value = 0.2, pro: Value | None = None
+    *,
+    num_classes: int,
+    feature_shape: tuple[int, ...],
+    lam: Value = 0.2,
+    pro: Value | None = None,
+    weight: Weights | None = None,
 ) -> Compensated:
     r"""Feature compensation toward the class: each input moves toward the centre of its class.
 
@@ -113,9 +122,10 @@ def center_feature(
         feature_shape: the shape of an input (or of the model's `embed(x)`).
         lam: the share :math:`\lambda` of the way, a number or a callable of the state.
         pro: percent of samples, those of the largest plain losses, that move; all of them if not given.
+        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> print(center_feature(num_classes=10, feature_shape=(1, 8, 8)).taxonomy)
     feature · mixed · prior · sample
     """
     pull = ToCentre(ClassCentre(num_classes, feature_shape), lam)
-    return Compensated(feature=pull if pro is None else Where(above(Top(pro)), pull))
+    return Compensated(feature=pull if pro is None else Where(above(Top(pro)), pull), weight=weight)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from compensate.equation import Compensated
+from compensate.equation import Compensated, Weights
 from compensate.errors import InputError
 from compensate.inference.distilled import Distilled, SoftTargetLoss
 from compensate.inference.prior import Toward
@@ -51,6 +51,7 @@ def guess_label(
     lam: Value = 0.5,
     num_samples: int | None = None,
     num_classes: int | None = None,
+    weight: Weights | None = None,
 ) -> Compensated:
     r"""Labels give way to the predictions of another model.
 
@@ -62,12 +63,13 @@ def guess_label(
         lam: the trust :math:`\lambda`.
         num_samples: the size of the training set; given, the criterion keeps a record of each sample's plain loss.
         num_classes: the number of classes, for class numbers.
+        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> criterion = guess_label(guess=torch.tensor([0, 2]), lam=0.5, num_classes=3)
     >>> criterion(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]), torch.tensor([0]))
     tensor(1.2584)
     """
-    return Compensated(label=Toward(guess_of(guess, num_classes), lam), record=recorded(num_samples))
+    return Compensated(label=Toward(guess_of(guess, num_classes), lam), record=recorded(num_samples), weight=weight)
 
 
 @method(
@@ -85,6 +87,7 @@ def distillation(
     temperature: float = 4.0,
     form: Literal["label", "classic"] = "label",
     num_samples: int | None = None,
+    weight: Weights | None = None,
 ) -> Compensated:
     r"""Knowledge distillation: labels are corrected by how the teacher differs from the student.
 
@@ -103,6 +106,7 @@ def distillation(
         temperature: :math:`T`.
         form: "label", Eq. 35, or "classic", a loss term.
         num_samples: the size of the training set; given, the criterion keeps a record of each sample's plain loss.
+        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> criterion = distillation(teacher=torch.tensor([[4.0, 0.0, 0.0]]), form="classic")
     >>> criterion(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]), torch.tensor([0]))
@@ -110,10 +114,10 @@ def distillation(
     """
     logits, record = logits_of(teacher), recorded(num_samples)
     if form == "label":
-        return Compensated(label=Distilled(logits, lam, temperature), onto="none", record=record)
+        return Compensated(label=Distilled(logits, lam, temperature), onto="none", record=record, weight=weight)
     if form != "classic":
         raise InputError(f'form is "{form}"; expected "label" or "classic".')
-    return Compensated(loss=SoftTargetLoss(logits, lam, temperature), record=record)
+    return Compensated(loss=SoftTargetLoss(logits, lam, temperature), record=record, weight=weight)
 
 
 @method(
@@ -134,6 +138,7 @@ def deep_self_learning(
     sampled: int = 1280,
     rank: float = 0.4,
     limit: float = 0.95,
+    weight: Weights | None = None,
 ) -> Compensated:
     r"""Deep self-learning: labels give way to the class whose prototypes the features are most like.
 
@@ -153,6 +158,7 @@ def deep_self_learning(
         sampled: samples per class that they are chosen from.
         rank: where the similarity that counts as near lies among all, in rising order.
         limit: the similarity past which two prototypes are too much alike.
+        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> criterion = deep_self_learning(num_samples=100, num_classes=3, feature_dim=8)
     >>> print(criterion.taxonomy)
@@ -161,4 +167,4 @@ def deep_self_learning(
     if start < 1:
         raise InputError(f"start is {start}; prototypes are known after the first epoch, so expected at least 1.")
     q = Prototypes(num_samples, num_classes, feature_dim, count=count, sampled=sampled, rank=rank, limit=limit)
-    return Compensated(label=Toward(q, Steps({0: 0.0, start: alpha})), record=Evidence(num_samples))
+    return Compensated(label=Toward(q, Steps({0: 0.0, start: alpha})), record=Evidence(num_samples), weight=weight)

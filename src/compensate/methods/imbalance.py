@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from compensate.equation import Compensated
+from compensate.equation import Compensated, Weights
 from compensate.granularity import Category
 from compensate.inference.classes import Adjust, Counts, increasing, proportions
 from compensate.inference.regularised import AtLeast
@@ -24,7 +24,7 @@ __all__ = ["logit_adjustment", "meta_logit_adjustment", "posthoc_logit_adjustmen
     limits="Equal class sizes or tau = 0 leave cross entropy. Predict with the plain logits afterwards, not the adjusted ones.",
 )  # fmt: skip
 def logit_adjustment(
-    *, class_counts: Counts, tau: Value = 1.0, g: Callable[[Tensor], Tensor] = torch.log
+    *, class_counts: Counts, tau: Value = 1.0, g: Callable[[Tensor], Tensor] = torch.log, weight: Weights | None = None
 ) -> Compensated:
     r"""Logit adjustment: in training, each logit gets a head start by the size of its class.
 
@@ -37,12 +37,13 @@ def logit_adjustment(
         class_counts: (C,) training samples of each class.
         tau: the strength :math:`\tau`, a number or a callable of the state.
         g: an increasing function of the shares, (C,) to (C,).
+        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> criterion = logit_adjustment(class_counts=[900, 90, 10])
     >>> criterion(torch.zeros(1, 3), torch.tensor([2]))        # as rare as it is: -log 0.01
     tensor(4.6052)
     """
-    return Compensated(logit=Adjust(class_counts, tau, g))
+    return Compensated(logit=Adjust(class_counts, tau, g), weight=weight)
 
 
 def posthoc_logit_adjustment(
@@ -76,6 +77,7 @@ def meta_logit_adjustment(
     lr: float = 0.1,
     nonnegative: bool = False,
     g: Callable[[Tensor], Tensor] = torch.log,
+    weight: Weights | None = None,
 ) -> Compensated:
     r"""Meta logit adjustment: each class has its own strength, learned on clean data.
 
@@ -91,6 +93,7 @@ def meta_logit_adjustment(
         lr: the step of :math:`\tau` in :func:`compensate.meta_step`.
         nonnegative: keeps all :math:`\tau_c \ge 0`.
         g: an increasing function of the shares, in the place of the logarithm.
+        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> print(meta_logit_adjustment(class_counts=[900, 90, 10]).taxonomy)
     logit · mixed · meta · category
@@ -98,4 +101,4 @@ def meta_logit_adjustment(
     strength = Category(
         len(class_counts), 1, update="meta", init=tau, lr=lr, bound=AtLeast(0.0) if nonnegative else None
     )
-    return Compensated(logit=Adjust(class_counts, strength, g))
+    return Compensated(logit=Adjust(class_counts, strength, g), weight=weight)

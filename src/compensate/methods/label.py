@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from compensate.equation import Compensated
+from compensate.equation import Compensated, Weights
 from compensate.errors import InputError
 from compensate.granularity import Category, Sample
 from compensate.inference.classes import Counts, checked_counts
@@ -38,6 +38,7 @@ def mix_level_label(
     head: float = 0.4,
     tail: float = 0.1,
     num_samples: int | None = None,
+    weight: Weights | None = None,
 ) -> Compensated:
     r"""Label compensation at two levels: of the sample against wrong labels, of the class against imbalance.
 
@@ -55,6 +56,7 @@ def mix_level_label(
         head: :math:`\epsilon_h`, of the most frequent class.
         tail: :math:`\epsilon_t`, of the rarest class.
         num_samples: the size of the training set; given, the criterion keeps a record of each sample's plain loss.
+        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> import torch
     >>> criterion = mix_level_label(class_counts=[90, 9, 1])
@@ -64,7 +66,9 @@ def mix_level_label(
     if lam + max(head, tail) > 1:
         raise InputError(f"lam={lam} and head={head}, tail={tail}; together they may take at most the whole label, 1.")
     smoothing = OfClass(_head_is_smoothed_more(class_counts, head, tail))
-    return Compensated(label=(Toward(prediction, lam), Toward(uniform, smoothing)), record=recorded(num_samples))
+    return Compensated(
+        label=(Toward(prediction, lam), Toward(uniform, smoothing)), record=recorded(num_samples), weight=weight
+    )
 
 
 @method(
@@ -75,7 +79,12 @@ def mix_level_label(
     limits="Plain cross entropy until meta_step is called. As good as the clean data.",
 )  # fmt: skip
 def meta_label(
-    *, num_samples: int, num_classes: int, per: Literal["sample", "category"] = "sample", lr: float = 20.0
+    *,
+    num_samples: int,
+    num_classes: int,
+    per: Literal["sample", "category"] = "sample",
+    lr: float = 20.0,
+    weight: Weights | None = None,
 ) -> Compensated:
     r"""Label compensation learned by meta steps: labels move as it helps on clean data.
 
@@ -92,6 +101,7 @@ def meta_label(
             for all its samples).
         lr: the step :math:`\alpha` of `meta_step` without an optimizer. It multiplies the model's own step and one over
             the batch, so that it is large.
+        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> import torch
     >>> criterion = meta_label(num_samples=1000, num_classes=3)
@@ -106,4 +116,4 @@ def meta_label(
         table = Sample(num_samples, num_classes, update="meta", lr=lr, bound=bound)
     else:
         table = Category(num_classes, num_classes, update="meta", lr=lr, bound=bound)
-    return Compensated(label=table, record=Evidence(num_samples))
+    return Compensated(label=table, record=Evidence(num_samples), weight=weight)

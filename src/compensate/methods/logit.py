@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from compensate.equation import Compensated
+from compensate.equation import Compensated, Weights
 from compensate.errors import InputError
 from compensate.granularity import Category, Sample
 from compensate.inference.adversarial import Adversarial
@@ -47,6 +47,7 @@ def logcomp(
     path: str | Path | None = None,
     dtype: str | None = None,
     record: Literal["auto", "full", "lean", "none"] = "auto",
+    weight: Weights | None = None,
 ) -> Compensated:
     r"""Logit compensation with an l1 penalty: each sample has a logit vector that takes up what its label cannot explain.
 
@@ -69,6 +70,7 @@ def logcomp(
         store, path, dtype: how rows are kept, as in :class:`~compensate.Sample`: "auto" is in full up to a gigabyte.
         record: what is kept of each sample for `suspects`: "full", 24 bytes; "lean", 8, without losses and sizes; "none";
             "auto", full up to a million samples and lean beyond.
+        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> import torch
     >>> criterion = logcomp(num_samples=1000, num_classes=3)
@@ -81,17 +83,17 @@ def logcomp(
     }
     if preset not in presets:
         raise InputError(f'preset is "{preset}"; expected "paper" or "paper-per-sample".')
-    weight, step, way = presets[preset]
+    strength, step, way = presets[preset]
     table = Sample(
         num_samples, num_classes,
-        penalty=L1(weight if lam is None else lam), lr=step if lr is None else lr, update=update or way,
+        penalty=L1(strength if lam is None else lam), lr=step if lr is None else lr, update=update or way,
         store=store, path=path, dtype=dtype,
     )  # fmt: skip
     if record not in ("auto", "full", "lean", "none"):
         raise InputError(f'record is "{record}"; expected "auto", "full", "lean" or "none".')
     lean = record == "lean" or (record == "auto" and num_samples > MANY)
     kept = Evidence(num_samples, score="margin", lean=lean, num_classes=num_classes)
-    return Compensated(logit=table, record=None if record == "none" else kept)
+    return Compensated(logit=table, record=None if record == "none" else kept, weight=weight)
 
 
 @method(
@@ -100,7 +102,9 @@ def logcomp(
     reference="Yao and Wu, Compensation Learning, 2021, Eq. (17)",
     limits="A large lambda leaves cross entropy; a small one lets a class explain its samples away, the large classes first.",
 )  # fmt: skip
-def category_logit(*, num_classes: int, lam: Value = 0.1, lr: float = 0.1) -> Compensated:
+def category_logit(
+    *, num_classes: int, lam: Value = 0.1, lr: float = 0.1, weight: Weights | None = None
+) -> Compensated:
     r"""Category-level logit compensation: the samples of a class share a logit vector, learned with the model.
 
     .. math:: L = \frac1B \sum_i l(S(u_i + \Delta u_{y_i}), y_i) + \frac\lambda2 \|\Delta u_{y_i}\|_2^2
@@ -112,11 +116,12 @@ def category_logit(*, num_classes: int, lam: Value = 0.1, lr: float = 0.1) -> Co
         num_classes: the number of classes.
         lam: the weight :math:`\lambda` of the penalty.
         lr: the step of a row, by the mean gradient of its samples in the batch.
+        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> print(category_logit(num_classes=10).taxonomy)
     logit · positive · regularised · category
     """
-    return Compensated(logit=Category(num_classes, num_classes, penalty=L2(lam), lr=lr))
+    return Compensated(logit=Category(num_classes, num_classes, penalty=L2(lam), lr=lr), weight=weight)
 
 
 @method(
@@ -126,7 +131,9 @@ def category_logit(*, num_classes: int, lam: Value = 0.1, lr: float = 0.1) -> Co
     needs=["index", "clean"],
     limits="Without meta steps all rows stay zero and this is cross entropy. A row moves only when its sample is drawn.",
 )  # fmt: skip
-def meta_logit(*, num_samples: int, num_classes: int, lr: float = 100.0, lam: Value = 0.0) -> Compensated:
+def meta_logit(
+    *, num_samples: int, num_classes: int, lr: float = 100.0, lam: Value = 0.0, weight: Weights | None = None
+) -> Compensated:
     r"""Logit compensation learned on clean data: each sample has a logit vector that makes its training step help.
 
     .. math:: L(v) = \frac1B \sum_i l(S(u_i + v_i), y_i), \qquad
@@ -139,12 +146,13 @@ def meta_logit(*, num_samples: int, num_classes: int, lr: float = 100.0, lam: Va
         num_classes: the number of classes.
         lr: the step of a row in :func:`compensate.meta_step`; large, for the outer gradient of one sample is small.
         lam: the weight of an l1 penalty; 0 is none.
+        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> print(meta_logit(num_samples=100, num_classes=10).taxonomy)
     logit · mixed · meta · sample
     """
     penalty = L1(lam) if callable(lam) or lam else None
-    return Compensated(logit=Sample(num_samples, num_classes, update="meta", lr=lr, penalty=penalty))
+    return Compensated(logit=Sample(num_samples, num_classes, update="meta", lr=lr, penalty=penalty), weight=weight)
 
 
 @method(
@@ -154,7 +162,13 @@ def meta_logit(*, num_samples: int, num_classes: int, lr: float = 100.0, lam: Va
     limits="eps = 0 leaves cross entropy. In the linf ball it is a margin of 2 eps (or, with sign=-1, a lead) for every sample.",
 )  # fmt: skip
 def adversarial_logit(
-    *, eps: Value = 0.5, sign: Literal[1, -1] = 1, norm: Norm = "linf", steps: int = 7, step_size: float | None = None
+    *,
+    eps: Value = 0.5,
+    sign: Literal[1, -1] = 1,
+    norm: Norm = "linf",
+    steps: int = 7,
+    step_size: float | None = None,
+    weight: Weights | None = None,
 ) -> Compensated:
     r"""Logit compensation by an inner loop: the worst logits nearby, or the best.
 
@@ -167,6 +181,7 @@ def adversarial_logit(
         eps: the radius :math:`\epsilon`.
         sign: +1 raises the loss (negative compensation), -1 lowers it.
         norm, steps, step_size: of the inner loop.
+        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> import torch
     >>> s = adversarial_logit(eps=0.5).evaluate(torch.nn.Identity(), torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
@@ -174,4 +189,4 @@ def adversarial_logit(
     tensor([[ 0.5000, -0.5000,  0.5000]])
     """
     loop = Adversarial(eps, sign=sign, norm=norm, steps=steps, step_size=step_size, random_start=False)
-    return Compensated(logit=loop)
+    return Compensated(logit=loop, weight=weight)

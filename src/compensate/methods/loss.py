@@ -7,7 +7,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from compensate.equation import Compensated
+from compensate.equation import Compensated, Weights
 from compensate.inference.abstention import Abstain, checked_abstention
 from compensate.inference.memory import TemporalEnsemble
 from compensate.inference.statistics import Evidence
@@ -49,7 +49,9 @@ class EarlyLearning(nn.Module):
     needs=["index"],
     limits="lam = 0 is cross entropy. The loss has no lower bound near 0 and may be negative.",
 )  # fmt: skip
-def elr(*, num_samples: int, num_classes: int, lam: Value = 3.0, beta: float = 0.7) -> Compensated:
+def elr(
+    *, num_samples: int, num_classes: int, lam: Value = 3.0, beta: float = 0.7, weight: Weights | None = None
+) -> Compensated:
     r"""Early-learning regularisation: predictions that agree with their own past are rewarded.
 
     .. math:: \Delta l_i = \lambda \log(1 - \langle t_i, p_i \rangle), \qquad
@@ -63,13 +65,14 @@ def elr(*, num_samples: int, num_classes: int, lam: Value = 3.0, beta: float = 0
         num_classes: the number of classes.
         lam: :math:`\lambda`; the authors use 3 on CIFAR-10 and 7 on CIFAR-100.
         beta: :math:`\beta`; the authors use 0.7 and 0.9.
+        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> criterion = elr(num_samples=1000, num_classes=3)
     >>> criterion(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]), torch.tensor([7]))
     tensor(1.6051)
     """
     term = EarlyLearning(TemporalEnsemble(num_samples, num_classes, beta), lam)
-    return Compensated(loss=term, record=Evidence(num_samples))
+    return Compensated(loss=term, record=Evidence(num_samples), weight=weight)
 
 
 @method(
@@ -80,7 +83,9 @@ def elr(*, num_samples: int, num_classes: int, lam: Value = 3.0, beta: float = 0
     extra_outputs=1,
     limits="The model has one output more than there are classes; leave it out when predicting. Cross entropy in the warm-up.",
 )  # fmt: skip
-def dac(*, warmup: int = 20, final: float = 1.0, divisor: float = 64.0, mu: float = 0.05) -> Compensated:
+def dac(
+    *, warmup: int = 20, final: float = 1.0, divisor: float = 64.0, mu: float = 0.05, weight: Weights | None = None
+) -> Compensated:
     r"""Deep abstaining classifier: an extra output takes the samples that the others cannot explain, at a price.
 
     .. math:: \Delta l_i = (1 - a_i)\, h_i - \alpha \log(1 - a_i) - l_i
@@ -93,10 +98,12 @@ def dac(*, warmup: int = 20, final: float = 1.0, divisor: float = 64.0, mu: floa
         final: the price :math:`\alpha` at the end of the training.
         divisor: by how much the price starts below the mean loss.
         mu: the weight of a new batch in that mean.
+        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> criterion = dac(warmup=0).start(total_steps=100)
     >>> criterion(torch.tensor([[3.0, 0.8, 0.2, 0.0]]), torch.tensor([1]))   # three classes and abstention
     tensor(2.2637)
     """
-    # No record of samples: it would suggest the output for abstention as a class.
-    return Compensated(loss=Abstain(checked_abstention(warmup, final, divisor, mu)))
+    # No record of samples: it would suggest the output for abstention as a class. Nor has that output a weight.
+    weights = None if weight is None else [*weight, 1.0]
+    return Compensated(loss=Abstain(checked_abstention(warmup, final, divisor, mu)), weight=weights)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from compensate.equation import Compensated
+from compensate.equation import Compensated, Weights
 from compensate.errors import InputError
 from compensate.granularity import Group
 from compensate.inference.classes import Counts, DeferredWeights, checked_counts, effective_weights
@@ -35,6 +35,7 @@ def ldam(
     scale: float = 1.0,
     defer: float | None = 0.8,
     beta: float = 0.9999,
+    weight: Weights | None = None,
 ) -> Compensated:
     r"""Label-distribution-aware margins: rare classes must win by more; late in training they weigh more, too.
 
@@ -52,6 +53,7 @@ def ldam(
         defer: the share of the training after which weights begin (the reference: epoch 160 of 200), which needs
             `criterion.start(total_steps)`; None, never, and then nothing has to be started.
         beta: of the weights.
+        weight: (C,) class weights of the whole training, as in :class:`torch.nn.CrossEntropyLoss`; then `defer` must be None.
 
     >>> criterion = ldam(class_counts=[160, 10], defer=None)
     >>> criterion.evaluate(torch.nn.Identity(), torch.zeros(2, 2), torch.tensor([0, 1])).du
@@ -63,7 +65,11 @@ def ldam(
     counts = checked_counts(class_counts)
     margin = LogitMargin(max_margin * (counts.min() / counts) ** 0.25, scale)
     if defer is None:
-        return Compensated(logit=margin)
+        return Compensated(logit=margin, weight=weight)
+    if weight is not None:
+        raise InputError(
+            f"weight was given and defer={defer}, after which other weights hold; leave out weight, or write defer=None."
+        )
     criterion = Compensated(logit=margin, weight=torch.ones_like(counts))
     criterion.add_module("deferred", DeferredWeights(effective_weights(counts, beta), defer))
     return criterion
@@ -75,7 +81,9 @@ def ldam(
     reference="Deng et al., ArcFace: Additive Angular Margin Loss for Deep Face Recognition, CVPR 2019",
     limits="Logits must be cosines times the scale: give the model a CosineHead. margin = 0 leaves cross entropy.",
 )  # fmt: skip
-def arcface(*, margin: Value = 0.5, scale: float = 64.0, guard: Guard = "linear") -> Compensated:
+def arcface(
+    *, margin: Value = 0.5, scale: float = 64.0, guard: Guard = "linear", weight: Weights | None = None
+) -> Compensated:
     r"""ArcFace: the angle between a sample and its class must be smaller by a margin than it would have to be.
 
     .. math:: L = -\frac1B \sum_i \log \frac{e^{s \cos(\theta_{i,y_i} + m)}}
@@ -88,12 +96,13 @@ def arcface(*, margin: Value = 0.5, scale: float = 64.0, guard: Guard = "linear"
         margin: :math:`m` in radians, a number or a callable of the state.
         scale: :math:`s`, that of the model's :class:`CosineHead`.
         guard: what happens past :math:`\theta + m = \pi`: "linear" and "easy" are the reference's two, "none" is the bare formula.
+        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> criterion = arcface(scale=2.0)
     >>> criterion(2.0 * torch.tensor([[1.0, 0.0]]), torch.tensor([0]))     # cos 0.5 = 0.8776
     tensor(0.1595)
     """
-    return Compensated(logit=AngularMargin(margin, scale, guard))
+    return Compensated(logit=AngularMargin(margin, scale, guard), weight=weight)
 
 
 def _two_groups(sizes: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -116,6 +125,7 @@ def balanced_arcface(
     scale: float = 64.0,
     lr: float = 0.1,
     guard: Guard = "linear",
+    weight: Weights | None = None,
 ) -> Compensated:
     r"""ArcFace with a margin for each group, learned on clean data so that no group is served worse.
 
@@ -133,6 +143,7 @@ def balanced_arcface(
         scale: :math:`s`, that of the model's :class:`CosineHead`.
         lr: the step of the margins in :func:`compensate.meta_step`.
         guard: as in :func:`arcface`.
+        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> print(balanced_arcface(num_groups=4).taxonomy)
     logit · negative · meta · group
@@ -147,4 +158,4 @@ def balanced_arcface(
     if not 0 <= margin <= math.pi / 2:
         raise InputError(f"margin is {margin}; expected an angle from 0 to pi/2, in radians.")
     table = Group(num_groups, update="meta", init=margin, lr=lr, bound=AtLeast(0.0))
-    return Compensated(logit=AngularMargin(GroupOfClass(table, groups), scale, guard))
+    return Compensated(logit=AngularMargin(GroupOfClass(table, groups), scale, guard), weight=weight)

@@ -6,7 +6,7 @@ from typing import Literal, final
 
 from torch import Tensor, nn
 
-from compensate.equation import Compensated
+from compensate.equation import Compensated, Weights
 from compensate.errors import InputError
 from compensate.gates import Where, above, below
 from compensate.inference.adversarial import Adversarial, Pull
@@ -38,7 +38,10 @@ def mixcomp(
     eps2: float = 0.0,
     norm: Norm = "linf",
     steps: int = 7,
+    step_size: float | None = None,
+    random_start: bool = True,
     bounds: tuple[float, float] | None = None,
+    weight: Weights | None = None,
 ) -> Compensated:
     r"""Mixed compensation: lowers the loss of the samples that fit worst, raises that of the others.
 
@@ -47,7 +50,8 @@ def mixcomp(
               v_i = \eta (y_i - S(u_i))
 
     where :math:`l_i` is the plain loss. With :math:`\epsilon_2 = 0` (the paper's choice for clean accuracy, and the
-    default) no feature term is built and the criterion is drop-in; else it needs `criterion.evaluate`. Line 6 of
+    default) no feature term is built and the criterion is drop-in; else it needs `criterion.evaluate`, and :math:`\delta_i` is found
+    by projected gradient steps from a random point of the ball. Line 6 of
     Algorithm 2 has the two groups the wrong way round; this follows Eq. 45.
 
     Args:
@@ -60,7 +64,9 @@ def mixcomp(
             the paper. A model that is compensated before it knows anything takes long to learn, and may explain a whole class
             away.
         eps2: the radius :math:`\epsilon_2` of the feature compensation.
-        norm, steps, bounds: of its inner loop.
+        norm, steps, step_size, bounds: of its inner loop, as in :func:`pgd_at`.
+        random_start: start the inner loop at a random point of the ball; false starts it at the sample itself.
+        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> import torch
     >>> criterion = mixcomp(pro=50, eta=1.0)
@@ -76,9 +82,14 @@ def mixcomp(
         begin, finish = grows
         eta = Ramp(0.0, float(eta), begin=begin, finish=finish)
     harder = Where(above(threshold), Pull(eta))
-    easier = Where(below(threshold), Adversarial(eps2, sign=1, norm=norm, steps=steps, bounds=bounds)) if eps2 else None
+    easier = None
+    if eps2:
+        attack = Adversarial(
+            eps2, sign=1, norm=norm, steps=steps, step_size=step_size, random_start=random_start, bounds=bounds
+        )
+        easier = Where(below(threshold), attack)
     record = recorded(num_samples, "margin")
-    return Compensated(logit=harder, feature=easier, record=record)
+    return Compensated(logit=harder, feature=easier, record=record, weight=weight)
 
 
 @final
@@ -122,7 +133,10 @@ def mixcomp_adaptive(
     eps2: float = 0.0,
     norm: Norm = "linf",
     steps: int = 7,
+    step_size: float | None = None,
+    random_start: bool = True,
     bounds: tuple[float, float] | None = None,
+    weight: Weights | None = None,
 ) -> Compensated:
     r"""Mixed compensation whose bounds follow the loss: the worse a sample fits, the more its loss is lowered.
 
@@ -138,7 +152,9 @@ def mixcomp_adaptive(
         eps1: :math:`\epsilon_1`, the bound of a logit compensation at the threshold.
         pro, tau, over: the threshold, as in :func:`mixcomp`.
         eps2: :math:`\epsilon_2`, the bound of a feature compensation at the threshold; 0 builds none.
-        norm, steps, bounds: of its inner loop.
+        norm, steps, step_size, bounds: of its inner loop, as in :func:`pgd_at`.
+        random_start: start the inner loop at a random point of the ball; false starts it at the sample itself.
+        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> import torch
     >>> criterion = mixcomp_adaptive(tau=1.0, eps1=1.0)
@@ -149,10 +165,13 @@ def mixcomp_adaptive(
     harder = Where(above(threshold), Pull(ByLoss(eps1, threshold)))
     easier = None
     if eps2:
-        attack = Adversarial(ByLoss(eps2, threshold), sign=1, norm=norm, steps=steps, bounds=bounds)
+        attack = Adversarial(
+            ByLoss(eps2, threshold), sign=1, norm=norm, steps=steps, step_size=step_size, random_start=random_start,
+            bounds=bounds,
+        )  # fmt: skip
         easier = Where(below(threshold), attack)
     record = recorded(num_samples, "margin")
-    return Compensated(logit=harder, feature=easier, record=record)
+    return Compensated(logit=harder, feature=easier, record=record, weight=weight)
 
 
 @final
@@ -206,7 +225,9 @@ def semantics_preserving_at(
     norm: Norm = "linf",
     steps: int = 7,
     step_size: float | None = None,
+    random_start: bool = True,
     bounds: tuple[float, float] | None = None,
+    weight: Weights | None = None,
 ) -> Compensated:
     r"""Adversarial training with smoothed labels: features and labels are compensated together.
 
@@ -219,13 +240,18 @@ def semantics_preserving_at(
         eps: the radius :math:`\epsilon`.
         lam: the smoothing :math:`\lambda`.
         attack_on: the labels that the inner loop sees, "smoothed" or "given".
-        norm, steps, step_size, bounds: of the inner loop, as in :func:`pgd_at`.
+        norm, steps, step_size, random_start, bounds: of the inner loop, as in :func:`pgd_at`.
+        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> print(semantics_preserving_at().taxonomy)
     feature+label · mixed · adversarial+prior · sample
     """
     smooth = Toward(uniform, lam)
     if not eps:
-        return Compensated(label=smooth)
-    attack = Adversarial(eps, sign=1, norm=norm, steps=steps, step_size=step_size, bounds=bounds)
-    return Compensated(feature=Under(smooth, attack) if attack_on == "smoothed" else attack, label=smooth)
+        return Compensated(label=smooth, weight=weight)
+    attack = Adversarial(
+        eps, sign=1, norm=norm, steps=steps, step_size=step_size, random_start=random_start, bounds=bounds
+    )
+    return Compensated(
+        feature=Under(smooth, attack) if attack_on == "smoothed" else attack, label=smooth, weight=weight
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compensate.equation import Compensated
+from compensate.equation import Compensated, Weights
 from compensate.inference.overparameterised import OverParameterised
 from compensate.inference.statistics import Evidence
 from compensate.methods.registry import method
@@ -29,6 +29,7 @@ def sop(
     spread: float = 1e-8,
     floor: float = 1e-4,
     joint: bool = True,
+    weight: Weights | None = None,
 ) -> Compensated:
     r"""Sparse over-parameterisation: each sample has a correction of its prediction that starts at almost nothing.
 
@@ -47,6 +48,7 @@ def sop(
         spread: the standard deviation of the start.
         floor: the smallest entry :math:`\epsilon` before the division. The authors cut off at it once more afterwards.
         joint: let :math:`\mu` descend the squared error too, as the authors' code does and their paper does not.
+        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> import torch
     >>> criterion = sop(num_samples=1000, num_classes=3)
@@ -56,4 +58,4 @@ def sop(
     term = OverParameterised(
         num_samples, num_classes, lr_u=lr_u, lr_v=lr_v, spread=spread, floor=floor, joint=joint
     )  # fmt: skip
-    return Compensated(prediction=term, record=Evidence(num_samples))
+    return Compensated(prediction=term, record=Evidence(num_samples), weight=weight)

@@ -8,7 +8,7 @@ from typing import Literal, final
 import torch
 from torch import Tensor, nn
 
-from compensate.equation import Compensated
+from compensate.equation import Compensated, Weights
 from compensate.errors import InputError
 from compensate.gates import Where, above
 from compensate.inference.adversarial import Pull
@@ -72,6 +72,7 @@ def self_paced_logit(
     growth: float = 1.1,
     eta: Value | None = None,
     least: float = 20.0,
+    weight: Weights | None = None,
 ) -> Compensated:
     r"""Self-paced logit compensation: samples harder than a growing threshold are explained away.
 
@@ -87,6 +88,7 @@ def self_paced_logit(
         growth: the factor per epoch.
         eta: the step :math:`\eta`; by default twice the largest norm of the batch's logits, and no less than `least`.
         least: see there.
+        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> criterion = self_paced_logit(num_classes=3)
     >>> s = criterion.evaluate(torch.nn.Identity(), torch.tensor([[3.0, 0.8, 0.2], [2.0, 0.0, 0.0]]), torch.tensor([1, 0]))
@@ -94,7 +96,7 @@ def self_paced_logit(
     tensor([0.0000, 0.2395])
     """
     threshold = Growing(math.log(num_classes), growth) if tau is None else tau
-    return Compensated(logit=Where(above(threshold), Pull(BeyondLogits(least) if eta is None else eta)))
+    return Compensated(logit=Where(above(threshold), Pull(BeyondLogits(least) if eta is None else eta)), weight=weight)
 
 
 def self_paced_weights(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compensate.equation import Compensated
+from compensate.equation import Compensated, Weights
 from compensate.granularity import Category
 from compensate.inference.classes import Counts, effective_weights
 from compensate.inference.covariance import Augment, ClassCovariance, Kind, ServesOnce
@@ -27,6 +27,7 @@ def isda(
     lam: Value | None = None,
     covariance: Kind = "full",
     through_head: bool = True,
+    weight: Weights | None = None,
 ) -> Compensated:
     r"""Implicit semantic data augmentation: infinitely many features drawn around each sample, in closed form.
 
@@ -43,13 +44,14 @@ def isda(
             (the reference: epoch by epoch), which needs `criterion.start(total_steps)`.
         covariance: "full", or "diagonal", which holds and costs far less (the reference's choice for ImageNet).
         through_head: whether the gradient also runs through :math:`w`, as in the reference's code.
+        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> isda(num_classes=10, feature_dim=64, covariance="diagonal").nbytes
     5160
     """
     strength = Ramp(0.0, 0.5) if lam is None else lam
     observed = ClassCovariance(num_classes, feature_dim, covariance)
-    return Compensated(logit=Augment(observed, strength, through_head=through_head))
+    return Compensated(logit=Augment(observed, strength, through_head=through_head), weight=weight)
 
 
 @method(
@@ -70,6 +72,7 @@ def metasaug(
     keep: bool = False,
     beta: float = 0.9999,
     through_head: bool = True,
+    weight: Weights | None = None,
 ) -> Compensated:
     r"""Meta semantic augmentation: ISDA whose covariances take a step that helps on clean data.
 
@@ -89,6 +92,7 @@ def metasaug(
         keep: whether offsets add up over the steps instead of serving once.
         beta: of the class weights.
         through_head: as in :func:`isda`.
+        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`, in place of those by `class_counts`.
 
     >>> print(metasaug(num_classes=10, feature_dim=64).taxonomy)
     logit · negative · meta · category
@@ -101,7 +105,9 @@ def metasaug(
         offset=offset,
         through_head=through_head,
     )
-    criterion = Compensated(logit=term, weight=None if class_counts is None else effective_weights(class_counts, beta))
+    if weight is None and class_counts is not None:
+        weight = effective_weights(class_counts, beta)
+    criterion = Compensated(logit=term, weight=weight)
     if not keep:
         criterion.add_module("forget", ServesOnce(offset))
     return criterion

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from compensate.equation import Compensated
+from compensate.equation import Compensated, Weights
 from compensate.errors import InputError
 from compensate.granularity import Sample
 from compensate.inference.prior import Slack
@@ -44,7 +44,7 @@ def hinge(u: Tensor, target: Tensor) -> Tensor:
     needs=["index"],
     limits="lambda >= 1 means no slack: the plain hinge loss. lambda = 0 lets slack take up every loss.",
 )  # fmt: skip
-def slack_hinge(*, num_samples: int, lam: Value = 0.5, lr: float = 0.1) -> Compensated:
+def slack_hinge(*, num_samples: int, lam: Value = 0.5, lr: float = 0.1, weight: Weights | None = None) -> Compensated:
     r"""The support vector machine as a deep loss: a hinge with a slack for each sample.
 
     .. math:: L = \frac1B \sum_i \max(0,\; l_i - \xi_i) + \lambda |\xi_i|, \qquad \xi_i \ge 0
@@ -57,6 +57,7 @@ def slack_hinge(*, num_samples: int, lam: Value = 0.5, lr: float = 0.1) -> Compe
         num_samples: the size of the training set.
         lam: the price :math:`\lambda` of slack.
         lr: the step of a slack per sample and visit.
+        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> criterion = slack_hinge(num_samples=10)
     >>> u, y, i = torch.tensor([[0.0, 2.0]]), torch.tensor([0]), torch.tensor([3])
@@ -64,7 +65,7 @@ def slack_hinge(*, num_samples: int, lam: Value = 0.5, lr: float = 0.1) -> Compe
     [3.0, 2.975, 2.95]
     """
     slack = Sample(num_samples, penalty=L1(lam), bound=AtLeast(0.0), lr=lr)
-    return Compensated(loss=Slack(slack), base=hinge)
+    return Compensated(loss=Slack(slack), base=hinge, weight=weight)
 
 
 @method(
@@ -74,7 +75,9 @@ def slack_hinge(*, num_samples: int, lam: Value = 0.5, lr: float = 0.1) -> Compe
     needs=["index", "clean"],
     limits="Eq. 12 as written adds a constant and learns nothing; this is its nonlinear form. A rare sample's slack moves rarely.",
 )  # fmt: skip
-def meta_loss(*, num_samples: int, lr: float = 100.0, temperature: float = 0.5, start: float = 1.0) -> Compensated:
+def meta_loss(
+    *, num_samples: int, lr: float = 100.0, temperature: float = 0.5, start: float = 1.0, weight: Weights | None = None
+) -> Compensated:
     r"""Loss compensation learned on clean data: each sample has a slack that takes part of its loss away.
 
     .. math:: l'_i = T \left[ \log(1 + e^{(l_i - \kappa_i)/T}) - \log(1 + e^{-\kappa_i/T}) \right], \qquad
@@ -89,6 +92,7 @@ def meta_loss(*, num_samples: int, lr: float = 100.0, temperature: float = 0.5, 
         lr: the step of a slack in :func:`compensate.meta_step`; large, for the outer gradient of one sample is small.
         temperature: :math:`T`, positive: at 0 the meta gradient vanishes almost everywhere.
         start: where all :math:`\kappa_i` start; far below the losses every sample counts fully and nothing can be told apart.
+        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> print(meta_loss(num_samples=100).taxonomy)
     loss · positive · meta · sample
@@ -98,4 +102,4 @@ def meta_loss(*, num_samples: int, lr: float = 100.0, temperature: float = 0.5, 
             f"temperature {temperature}, start {start}; expected a positive temperature, a start of at least 0."
         )
     slack = Sample(num_samples, update="meta", bound=AtLeast(0.0), lr=lr, init=start)
-    return Compensated(loss=Slack(slack, temperature))
+    return Compensated(loss=Slack(slack, temperature), weight=weight)

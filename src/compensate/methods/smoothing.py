@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from compensate.equation import Compensated
+from compensate.equation import Compensated, Weights
 from compensate.inference.guesses import Worst
 from compensate.inference.prior import Toward, uniform
 from compensate.inference.statistics import ClassMean, recorded
@@ -20,7 +20,7 @@ __all__ = ["adversarial_label_smoothing", "label_smoothing", "online_label_smoot
     reference="Szegedy et al., Rethinking the Inception Architecture, CVPR 2016",
     limits="lam = 0 is cross entropy. Treats all wrong classes alike, and right labels like wrong ones.",
 )  # fmt: skip
-def label_smoothing(*, num_samples: int | None = None, lam: Value = 0.1) -> Compensated:
+def label_smoothing(*, num_samples: int | None = None, lam: Value = 0.1, weight: Weights | None = None) -> Compensated:
     r"""Label smoothing: every label gives a little to all classes alike.
 
     .. math:: \Delta y_i = \lambda (I/C - y_i)
@@ -28,12 +28,13 @@ def label_smoothing(*, num_samples: int | None = None, lam: Value = 0.1) -> Comp
     Args:
         num_samples: the size of the training set; given, the criterion keeps a record of each sample's plain loss.
         lam: the share :math:`\lambda`; torch calls it `label_smoothing`.
+        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> import torch
     >>> label_smoothing(lam=0.1)(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
     tensor(2.3050)
     """
-    return Compensated(label=Toward(uniform, lam), record=recorded(num_samples))
+    return Compensated(label=Toward(uniform, lam), record=recorded(num_samples), weight=weight)
 
 
 @method(
@@ -49,6 +50,7 @@ def adversarial_label_smoothing(
     kind: Literal["least_likely", "boltzmann", "second_best"] = "least_likely",
     temperature: float = 0.1,
     detach: bool = False,
+    weight: Weights | None = None,
 ) -> Compensated:
     r"""Label smoothing toward the worst guess: the class that the model holds least likely.
 
@@ -65,12 +67,13 @@ def adversarial_label_smoothing(
             the classes other than the given one; "second_best", the likeliest of them. Both go in mixed directions.
         temperature: :math:`T` of "boltzmann".
         detach: make the guess of "boltzmann" a constant in the gradient; the authors' code does not.
+        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> import torch
     >>> adversarial_label_smoothing(lam=0.1)(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
     tensor(2.4184)
     """
-    return Compensated(label=Toward(Worst(kind, temperature, detach), lam), record=recorded(num_samples))
+    return Compensated(label=Toward(Worst(kind, temperature, detach), lam), record=recorded(num_samples), weight=weight)
 
 
 @method(
@@ -81,7 +84,12 @@ def adversarial_label_smoothing(
     limits="Without end_epoch() it stays label smoothing. A class that is never predicted right keeps a uniform row.",
 )  # fmt: skip
 def online_label_smoothing(
-    *, num_classes: int, num_samples: int | None = None, alpha: Value = 0.5, conf: Literal["all", "correct"] = "correct"
+    *,
+    num_classes: int,
+    num_samples: int | None = None,
+    alpha: Value = 0.5,
+    conf: Literal["all", "correct"] = "correct",
+    weight: Weights | None = None,
 ) -> Compensated:
     r"""Label smoothing toward the mean of the right predictions of the sample's class in the previous epoch.
 
@@ -95,9 +103,10 @@ def online_label_smoothing(
         num_samples: the size of the training set; given, the criterion keeps a record of each sample's plain loss.
         alpha: the share :math:`\alpha`. The authors write it as the share of the given label; at their 0.5 it is both.
         conf: which predictions count: only the "correct" ones, or "all".
+        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> import torch
     >>> online_label_smoothing(num_classes=3)(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
     tensor(2.0917)
     """
-    return Compensated(label=Toward(ClassMean(num_classes, conf), alpha), record=recorded(num_samples))
+    return Compensated(label=Toward(ClassMean(num_classes, conf), alpha), record=recorded(num_samples), weight=weight)

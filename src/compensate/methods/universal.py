@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from compensate.equation import Compensated
+from compensate.equation import Compensated, Weights
 from compensate.errors import InputError
 from compensate.forwards import Stages
 from compensate.granularity import Category, Corpus, Table
@@ -50,6 +50,7 @@ def universal_at(
     norm: Norm = "linf",
     step_size: float | None = None,
     bounds: Bounds = None,
+    weight: Weights | None = None,
 ) -> Compensated:
     r"""Universal adversarial training: one perturbation for the whole corpus, kept and raised from batch to batch.
 
@@ -61,11 +62,12 @@ def universal_at(
         norm: "linf" or "l2".
         step_size: the step that a batch takes; eps / 5 if not given.
         bounds: the smallest and largest value of an input, (0, 1) for images.
+        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> print(universal_at(feature_shape=(3, 32, 32)).taxonomy)
     feature · negative · adversarial · corpus
     """
-    return Compensated(feature=_shared(eps, Corpus(*feature_shape), norm, step_size, bounds))
+    return Compensated(feature=_shared(eps, Corpus(*feature_shape), norm, step_size, bounds), weight=weight)
 
 
 @method(
@@ -83,6 +85,7 @@ def classwise_universal_at(
     norm: Norm = "linf",
     step_size: float | None = None,
     bounds: Bounds = None,
+    weight: Weights | None = None,
 ) -> Compensated:
     r"""Class-wise universal adversarial training: one perturbation for each class.
 
@@ -92,11 +95,14 @@ def classwise_universal_at(
         num_classes: the number of classes.
         feature_shape: the shape of an input; for text, that of a word vector.
         eps, norm, step_size, bounds: as in :func:`universal_at`.
+        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> print(classwise_universal_at(num_classes=10, feature_shape=(3, 32, 32)).taxonomy)
     feature · negative · adversarial · category
     """
-    return Compensated(feature=_shared(eps, Category(num_classes, *feature_shape), norm, step_size, bounds))
+    return Compensated(
+        feature=_shared(eps, Category(num_classes, *feature_shape), norm, step_size, bounds), weight=weight
+    )
 
 
 @method(
@@ -117,6 +123,7 @@ def mixed_universal_at(
     steps: int = 7,
     step_size: float | None = None,
     bounds: Bounds = None,
+    weight: Weights | None = None,
 ) -> Compensated:
     r"""Mixed-level adversarial training: a perturbation for all, one for the class and one for the sample, added up.
 
@@ -133,6 +140,7 @@ def mixed_universal_at(
         steps: of the inner loop of the sample level; the other two take one step a batch and are kept.
         step_size: of the two that are kept; a fifth of their radius if not given.
         bounds: the smallest and largest value of an input, (0, 1) for images.
+        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> all_three = mixed_universal_at(num_classes=10, feature_shape=(3, 32, 32), eps_category=2 / 255)
     >>> print(all_three.taxonomy)
@@ -142,7 +150,7 @@ def mixed_universal_at(
     levels = [_shared(eps, table, norm, step_size, bounds) for eps, table in tables if eps]
     if eps_sample:
         levels.append(Adversarial(eps_sample, sign=1, norm=norm, steps=steps, bounds=bounds))
-    return Compensated(feature=tuple(levels) or None)
+    return Compensated(feature=tuple(levels) or None, weight=weight)
 
 
 def universal_perturbation(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from compensate.equation import Compensated
+from compensate.equation import Compensated, Weights
 from compensate.errors import InputError
 from compensate.inference.statistics import ClassMean, Evidence, recorded
 from compensate.inference.weights import Becomes, BoxCox, Focus, LearnedWeights, Weighted, WeightNet
@@ -26,6 +26,7 @@ def focal(
     num_samples: int | None = None,
     gamma: float = 2.0,
     per: Literal["sample", "category"] = "sample",
+    weight: Weights | None = None,
 ) -> Compensated:
     r"""The focal loss, a weight and not compensation: easy samples count less.
 
@@ -37,6 +38,7 @@ def focal(
         gamma: :math:`\gamma`.
         per: "category" puts the mean over the samples of the class in the previous epoch in place of
             :math:`p_{i,y_i}`, as a footnote of the paper suggests; it needs `end_epoch()`.
+        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> import torch
     >>> focal()(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
@@ -47,7 +49,7 @@ def focal(
     if per == "category" and num_classes is None:
         raise InputError('per="category" keeps a mean for each class: give num_classes.')
     mean = ClassMean(num_classes, "all") if per == "category" and num_classes is not None else None
-    return Compensated(loss=Weighted(Focus(gamma, mean)), record=recorded(num_samples))
+    return Compensated(loss=Weighted(Focus(gamma, mean)), record=recorded(num_samples), weight=weight)
 
 
 @method(
@@ -57,7 +59,9 @@ def focal(
     kind="weighting",
     limits="Not compensation: another loss. q to 0 is cross entropy, q = 1 mean absolute error, which learns slowly.",
 )  # fmt: skip
-def gce(*, num_samples: int | None = None, q: float = 0.7, k: float = 0.0) -> Compensated:
+def gce(
+    *, num_samples: int | None = None, q: float = 0.7, k: float = 0.0, weight: Weights | None = None
+) -> Compensated:
     r"""Generalised cross entropy, a reshaped loss and not compensation: samples that fit badly count less.
 
     .. math:: l'_i = \frac{1 - p_{i,y_i}^q}{q}
@@ -69,12 +73,13 @@ def gce(*, num_samples: int | None = None, q: float = 0.7, k: float = 0.0) -> Co
         q: :math:`q`.
         k: the truncated form: samples with a probability below `k` (the authors use 0.5) count no longer. They
             alternate it with pruning; here the threshold alone decides.
+        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> import torch
     >>> gce()(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
     tensor(1.1545)
     """
-    return Compensated(loss=Becomes(BoxCox(q, k)), record=recorded(num_samples))
+    return Compensated(loss=Becomes(BoxCox(q, k)), record=recorded(num_samples), weight=weight)
 
 
 @method(
@@ -85,7 +90,7 @@ def gce(*, num_samples: int | None = None, q: float = 0.7, k: float = 0.0) -> Co
     needs=["clean"],
     limits="Not compensation: a weight. meta_step needs an optimizer for the network, such as Adam with a step of 1e-3.",
 )  # fmt: skip
-def meta_weight(*, num_samples: int | None = None, hidden: int = 100) -> Compensated:
+def meta_weight(*, num_samples: int | None = None, hidden: int = 100, weight: Weights | None = None) -> Compensated:
     r"""Meta-Weight-Net, a weight and not compensation: a small network, learned on clean data, weighs each loss.
 
     .. math:: l'_i = V(l_i; \Phi)\, l_i
@@ -97,11 +102,12 @@ def meta_weight(*, num_samples: int | None = None, hidden: int = 100) -> Compens
     Args:
         num_samples: the size of the training set; given, the criterion keeps a record of each sample's plain loss.
         hidden: units of the hidden layer.
+        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> print(meta_weight().taxonomy)
     loss · positive · meta · sample
     """
-    return Compensated(loss=Weighted(WeightNet(hidden)), record=recorded(num_samples))
+    return Compensated(loss=Weighted(WeightNet(hidden)), record=recorded(num_samples), weight=weight)
 
 
 @method(
@@ -112,7 +118,7 @@ def meta_weight(*, num_samples: int | None = None, hidden: int = 100) -> Compens
     needs=["index", "clean"],
     limits="Not compensation: a weight. Cross entropy for batches without a meta_step before them.",
 )  # fmt: skip
-def reweight(*, num_samples: int) -> Compensated:
+def reweight(*, num_samples: int, weight: Weights | None = None) -> Compensated:
     r"""Learning to reweight, a weight and not compensation: samples count as their gradient helps on clean data.
 
     .. math:: l'_i = w_i\, l_i, \qquad w_i = B \frac{\max(0, -g_i)}{\sum_j \max(0, -g_j)}
@@ -122,8 +128,9 @@ def reweight(*, num_samples: int) -> Compensated:
 
     Args:
         num_samples: the size of the training set.
+        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> print(reweight(num_samples=100).taxonomy)
     loss · mixed · meta · sample
     """
-    return Compensated(loss=Weighted(LearnedWeights(num_samples)), record=Evidence(num_samples))
+    return Compensated(loss=Weighted(LearnedWeights(num_samples)), record=Evidence(num_samples), weight=weight)

@@ -7,7 +7,7 @@ import mmap
 import os
 import weakref
 from pathlib import Path
-from typing import Any, final
+from typing import Any, BinaryIO, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +23,9 @@ MAGIC = "compensate rows 1"
 class Mapped:
     """Full rows in a file: for tables beyond memory whose rows have few zeros.
 
-    The file has a page that says what it is, a byte for each row that says whether it is other than zero, and the rows. Rows
-    that were never written are holes, which take no room on file systems that know them.
+    The file has a page that says what it is, a byte for each row that says whether it is other than zero, and the rows. Its whole room
+    is taken when it is made: a disk that is full is found then, not by a signal that ends the process in the middle of
+    a training.
 
     What is promised: a row that was written is there after the process was killed, for the system owns the pages; after a
     power failure, rows since the last `flush` may be lost or half written. A checkpoint does not rely on the file: it
@@ -63,12 +64,13 @@ class Mapped:
             # The map keeps the file open, and so the lock, for as long as it is there itself.
             with open(self.path, "r+b" if self.path.exists() else "x+b") as file:
                 _lock(file, self.path)
-                if os.fstat(file.fileno()).st_size:
+                found = os.fstat(file.fileno()).st_size
+                if found:
                     self._compare(file.read(PAGE), head)
+                    self._compare_length(found, size)
+                    _take_room(file, size)
                 else:
-                    file.write(json.dumps(head).encode().ljust(PAGE, b"\n"))
-                    file.flush()
-                    file.truncate(size)
+                    self._begin(file, head, size)
                 self._map = mmap.mmap(file.fileno(), size)
         except (OSError, ValueError) as error:
             if isinstance(error, InputError):
@@ -83,6 +85,23 @@ class Mapped:
         numbers = np.frombuffer(self._map, values, self.num_rows * self.width, start)
         self._rows: NDArray[Any] = numbers.reshape(self.num_rows, self.width)
         self._changed: NDArray[np.bool_] | None = None
+
+    def _begin(self, file: BinaryIO, head: dict[str, Any], size: int) -> None:
+        """An empty table. What it is comes last, so that a file that was cut short is not taken for one."""
+        try:
+            _take_room(file, size)
+            file.write(json.dumps(head).encode().ljust(PAGE, b"\n"))
+            file.flush()
+        except OSError:
+            self.path.unlink(missing_ok=True)  # a part of a table is of no use and takes room
+            raise
+
+    def _compare_length(self, found: int, size: int) -> None:
+        if found != size:
+            raise InputError(
+                f"{self.path} has {found:,} bytes and its table {size:,}: the file was cut or written over. Remove it, or "
+                "bring back a copy; a checkpoint holds all rows, too."
+            )
 
     def _compare(self, start: bytes, head: dict[str, Any]) -> None:
         try:
@@ -111,7 +130,7 @@ class Mapped:
         """Replaces distinct rows."""
         kept = encode(rows, self.kind)
         filled = (decode(kept, self.kind) != 0).any(1)
-        here = np.flatnonzero(filled | self._filled[keys])  # zeros stay holes
+        here = np.flatnonzero(filled | self._filled[keys])  # pages of zeros need not be touched
         self._rows[keys[here]] = kept[here]
         self._filled[keys[here]] = filled[here]
         if self._changed is not None:
@@ -200,6 +219,14 @@ class Mapped:
         return f"mapped {self.path.name}" if self.kind == "float32" else f"mapped {self.path.name} {self.kind}"
 
 
+def _take_room(file: BinaryIO, size: int) -> None:
+    """All blocks of a file: the system ends a process that writes to a map whose blocks the disk does not have."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file.fileno(), 0, size)
+    else:  # not every system has it; there a full disk is not found beforehand
+        file.truncate(size)
+
+
 def _own(path: Path) -> Path:
     """Each process its own file: two that write one file would each see the other's steps."""
     from torch import distributed as dist
@@ -209,7 +236,7 @@ def _own(path: Path) -> Path:
     return path
 
 
-def _lock(file: Any, path: Path) -> None:
+def _lock(file: BinaryIO, path: Path) -> None:
     try:
         import fcntl
     except ImportError:  # not every system has it; then nothing guards against two processes on one file

@@ -1,0 +1,311 @@
+"""Every method on batches that cannot be used: an error that says so, and nothing of the criterion has moved."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from steps_at_edges import Head, N, assert_finite, build, settled, step
+from torch import Tensor
+
+from compensate import (
+    L1,
+    METHODS,
+    Category,
+    Compensated,
+    Evidence,
+    Group,
+    InputError,
+    Sample,
+    Statistic,
+    Where,
+    below,
+    methods,
+)
+from compensate.integrations.watch import Watch
+
+Batch = tuple[Tensor, Any, Any]
+
+
+def batch(classes: int = 3) -> Batch:
+    return torch.randn(6, 4), torch.arange(6) % classes, torch.arange(6)
+
+
+def soft(criterion_outputs: int) -> Tensor:
+    return torch.nn.functional.one_hot(torch.arange(6) % 3, criterion_outputs).float()
+
+
+def bad_index(x: Tensor, y: Tensor, i: Tensor, outputs: int) -> Batch:
+    return x, y, i + N
+
+
+def missing_index(x: Tensor, y: Tensor, i: Tensor, outputs: int) -> Batch:
+    return x, y, None
+
+
+def index_of_another_size(x: Tensor, y: Tensor, i: Tensor, outputs: int) -> Batch:
+    return x, y, i[:3]
+
+
+def target_outside(x: Tensor, y: Tensor, i: Tensor, outputs: int) -> Batch:
+    return x, y + outputs, i
+
+
+def target_with_nan(x: Tensor, y: Tensor, i: Tensor, outputs: int) -> Batch:
+    y = soft(outputs)
+    y[2, 0] = math.nan
+    return x, y, i
+
+
+def target_multi_hot(x: Tensor, y: Tensor, i: Tensor, outputs: int) -> Batch:
+    y = soft(outputs)
+    y[1, :2] = 1.0
+    return x, y, i
+
+
+def target_negative(x: Tensor, y: Tensor, i: Tensor, outputs: int) -> Batch:
+    y = soft(outputs)
+    y[1, :2] = torch.tensor([1.5, -0.5])
+    return x, y, i
+
+
+def target_a_list(x: Tensor, y: Tensor, i: Tensor, outputs: int) -> Batch:
+    return x, y.tolist(), i
+
+
+def target_an_array(x: Tensor, y: Tensor, i: Tensor, outputs: int) -> Batch:
+    return x, np.asarray(y), i
+
+
+FAULTS: dict[str, Callable[[Tensor, Tensor, Tensor, int], Batch]] = {
+    fault.__name__: fault
+    for fault in (
+        bad_index, missing_index, index_of_another_size, target_outside, target_with_nan, target_multi_hot,
+        target_negative, target_a_list, target_an_array,
+    )
+}  # fmt: skip
+
+INDEX = {"bad_index", "missing_index", "index_of_another_size"}
+
+
+def held(criterion: Compensated) -> dict[str, Tensor]:
+    everything = {**dict(criterion.named_buffers()), **dict(criterion.named_parameters())}
+    return {name: value.detach().clone() for name, value in everything.items()}
+
+
+def assert_unmoved(criterion: Compensated, before: dict[str, Tensor]) -> None:
+    now = held(criterion)
+    assert now.keys() == before.keys()
+    for name, value in before.items():
+        assert torch.equal(now[name].nan_to_num(7e7), value.nan_to_num(7e7)), name
+
+
+def reads_index(criterion: Compensated) -> bool:
+    kept = (m for m in criterion.modules() if isinstance(m, Sample | Statistic))
+    return any(m.num_samples is not None for m in kept) or any(
+        "Stored" in type(m).__name__ for m in criterion.modules()
+    )
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("name", METHODS)
+def test_a_refused_batch_moves_nothing(name, fault):
+    criterion, model = settled(name)
+    x, y, i = FAULTS[fault](*batch(), model.head.out_features)
+    if fault in INDEX and not reads_index(criterion):
+        return
+    before = held(criterion)
+    with pytest.raises(InputError):
+        criterion.evaluate(model, x, y, i)
+    assert_unmoved(criterion, before)
+
+
+def test_most_methods_read_the_index():
+    assert sum(reads_index(settled(name)[0]) for name in METHODS) >= 20
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_losses_that_overflow_move_nothing(name):
+    """Logits and features are finite; what is made of them is not, in half precision."""
+    criterion, model = settled(name, dtype=torch.float16)
+    with torch.no_grad():
+        model.head.weight.mul_(1e4 / model.head.weight.abs().max())
+    x, y, i = batch()
+    x = x.half() / 4
+    before = held(criterion)
+    try:
+        criterion.evaluate(model, x, y, i)
+    except InputError:
+        assert_unmoved(criterion, before)
+
+
+@pytest.mark.parametrize("name", ["isda", "metasaug"])
+def test_squares_that_overflow_are_refused(name):
+    """Else the test above would have nothing to look at."""
+    criterion, model = settled(name, dtype=torch.float16)
+    with torch.no_grad():
+        model.head.weight.mul_(1e4 / model.head.weight.abs().max())
+    with pytest.raises(InputError, match="not finite though the logits are"):
+        criterion.evaluate(model, batch()[0].half() / 4, *batch()[1:])
+
+
+def test_a_row_is_not_moved_if_another_of_its_batch_is_refused():
+    criterion = Compensated(logit=Sample(4, 3, penalty=L1(0.1)))
+    u = torch.tensor([[1.0, 2.0, 0.0], [0.0, -math.inf, 1.0]])
+    with pytest.raises(InputError, match="infinity"):
+        criterion(u, torch.tensor([0, 1]), torch.tensor([0, 1]))
+    assert not next(criterion.tables()).weight.any()
+    assert int(criterion.step) == 0
+
+
+def test_a_record_refuses_before_shared_rows_move():
+    criterion = Compensated(logit=Category(3, 3, penalty=L1(0.1)), record=Evidence(4))
+    with pytest.raises(InputError, match="record of evidence"):
+        criterion(torch.randn(2, 3), torch.tensor([0, 1]), torch.tensor([0, 9]))
+    assert not next(criterion.tables()).weight.any()
+
+
+def test_the_watch_remembers_no_label_of_a_refused_batch():
+    criterion = methods.logcomp(num_samples=8, num_classes=2)
+    criterion.watch = Watch(8)
+    u = torch.zeros(2, 2)
+    with pytest.raises(InputError, match="came with label"):
+        criterion(u, torch.tensor([0, 1]), torch.tensor([3, 3]))
+    criterion(u, torch.tensor([1, 1]), torch.tensor([3, 3]))
+    with pytest.raises(InputError, match="index 3 came with label 1 before"):
+        criterion(u, torch.tensor([0, 0]), torch.tensor([3, 4]))
+    criterion(u, torch.tensor([1, 1]), torch.tensor([3, 4]))
+
+
+# --- batches in which nobody counts ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_batch_without_a_label_leaves_the_model_finite(name):
+    criterion, model = settled(name)
+    x, y, i = batch()
+    loss, gradients = step(criterion, model, x, torch.full_like(y, -100), i)
+    assert loss == 0
+    assert_finite(criterion, loss, gradients)
+    assert all(not g.any() for g in gradients)
+    assert_finite(criterion, *step(criterion, model, x, y, i))
+
+
+@pytest.mark.parametrize("weights", [[0.0, 0.0, 1.0], [1.0, 2.0, 3.0]])
+def test_the_mean_over_classes_of_no_weight_is_zero(weights):
+    u = torch.randn(4, 3, requires_grad=True)
+    criterion = Compensated(weight=weights)
+    loss = criterion(u, torch.tensor([0, 1, 0, 1]))
+    loss.backward()
+    assert u.grad.isfinite().all()
+    assert (loss == 0) == (weights[0] == 0)
+
+
+GATED = {
+    "pull": {"eta": 2.0, "tau": 1e9},
+    "attack": {"eta": 2.0, "tau": 0.0, "eps2": 0.1},
+    "neither": {"eta": 2.0, "tau": 1e9, "eps2": 0.1},
+}
+
+
+@pytest.mark.parametrize("name", ["mixcomp", "mixcomp_adaptive"])
+@pytest.mark.parametrize("gate", GATED)
+def test_a_gate_that_leaves_nobody_leaves_the_model_finite(name, gate):
+    options = dict(GATED[gate])
+    if name == "mixcomp_adaptive":
+        options["eps1"] = options.pop("eta")
+    criterion, model = build(name, 3, **options)
+    for labels in (torch.arange(6) % 3, torch.full((6,), -100)):
+        assert_finite(criterion, *step(criterion, model, torch.randn(6, 4), labels, torch.arange(6)))
+
+
+def test_a_learned_table_behind_a_closed_gate_rests():
+    criterion = Compensated(logit=Where(below(-1.0), Sample(4, 3, penalty=L1(0.1))))
+    u = torch.randn(2, 3, requires_grad=True)
+    criterion(u, torch.tensor([0, 1]), torch.tensor([0, 1])).backward()
+    assert u.grad.isfinite().all()
+    assert not next(criterion.tables()).weight.any()
+
+
+# --- models that do not fit -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("outputs", [2, 5])
+@pytest.mark.parametrize("name", METHODS)
+def test_outputs_that_do_not_fit_the_classes_are_refused_or_taken(name, outputs):
+    """A criterion that knows no number of classes takes any; the others say what does not fit, and move nothing."""
+    criterion, _ = settled(name)
+    model = Head(4, outputs + METHODS[name].extra_outputs)
+    before = held(criterion)
+    try:
+        step(criterion, model, torch.randn(6, 4), torch.arange(6) % outputs, torch.arange(6))
+    except InputError as error:
+        assert str(outputs) in str(error) or "3" in str(error)  # noqa: PT017 - both ways are right
+        assert_unmoved(criterion, before)
+
+
+KNOWS_CLASSES = {
+    "mix_bootstrap", "online_label_smoothing", "elr", "sop", "isda", "metasaug", "logit_adjustment", "ldam",
+    "meta_logit_adjustment", "guess_label", "distillation", "center_feature", "deep_self_learning", "logcomp",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(KNOWS_CLASSES))
+def test_a_criterion_that_knows_its_classes_says_how_many(name):
+    criterion, _ = settled(name)
+    with pytest.raises(InputError, match=r"(5|3)"):
+        step(criterion, Head(4, 5), torch.randn(6, 4), torch.arange(6) % 3, torch.arange(6))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_inference_mode_gives_the_loss_or_says_what_to_write(name):
+    criterion, model = settled(name)
+    before = held(criterion)
+    x, y, i = batch()
+    with torch.inference_mode():
+        try:
+            assert criterion.evaluate(model, x, y, i).loss.isfinite()
+        except InputError as error:
+            assert "torch.no_grad()" in str(error)  # noqa: PT017
+        assert criterion.eval().evaluate(model, x, y, i).loss.isfinite()
+    assert_unmoved(criterion.train(), before)
+
+
+def test_logits_of_inference_mode_are_refused_in_training():
+    criterion = methods.logcomp(num_samples=4, num_classes=3)
+    with torch.inference_mode():
+        u = torch.randn(2, 3)
+    with pytest.raises(InputError, match="inference_mode"):
+        criterion(u, torch.tensor([0, 1]), torch.tensor([0, 1]))
+    assert criterion.eval()(u, torch.tensor([0, 1])).isfinite()
+
+
+# --- soft targets ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_distributions_of_any_precision_and_many_classes_are_taken(dtype):
+    y = torch.rand(3, 1000).softmax(-1).to(dtype)
+    assert Compensated()(torch.randn(3, 1000), y).isfinite()
+    assert Compensated()(torch.randn(1, 3), torch.tensor([[0.33, 0.33, 0.33]])).isfinite()
+
+
+def test_multi_hot_targets_are_refused_with_the_way_out():
+    y = torch.tensor([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]])
+    with pytest.raises(InputError, match=r"row 1 of the target sums to 2.*multi-hot.*keepdim=True"):
+        Compensated()(torch.randn(2, 3), y)
+    assert Compensated()(torch.randn(2, 3), y / y.sum(-1, keepdim=True)).isfinite()
+
+
+@pytest.mark.parametrize("name", ["target", "logits", "group"])
+def test_what_is_no_tensor_is_named(name):
+    criterion = Compensated(logit=Group(2, 2, update="meta")) if name == "group" else Compensated()
+    given = {"logits": torch.zeros(2, 2), "target": torch.tensor([0, 1]), "group": torch.tensor([0, 1])}
+    given = {key: value for key, value in given.items() if key != "group" or name == "group"}
+    given[name] = given[name].tolist()
+    with pytest.raises(InputError, match=f"{name} (is|are) a list"):
+        criterion(given.pop("logits"), given.pop("target"), **given)
