@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Literal
 
-from compensate.methods.registry import find
+from compensate.methods import METHODS, find
+from compensate.methods.search import Choice, Kind, Settings
 from compensate.training.config import Config
-from compensate.training.spaces import PAPER, Choice, Kind
 from experiments.tables import Published, published
 
 Scale = Literal["paper", "small", "tiny"]
@@ -52,43 +52,18 @@ class Protocol:
     candidates: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
 
 
-def _each(**values: Sequence[Any]) -> list[dict[str, Any]]:
-    """Settings that go through several lists at the same time."""
-    return [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
-
-
-_PEERS = {
-    "bootstrap_soft": _each(beta=(0.95, 0.9, 0.8, 0.6, 0.4)),
-    "bootstrap_hard": _each(beta=(0.9, 0.8, 0.6, 0.4, 0.3)),
-    "label_smoothing": _each(lam=(0.1, 0.2, 0.3, 0.45, 0.6)),
-    "online_label_smoothing": _each(alpha=(0.5, 0.3, 0.1, 0.7, 0.9)),
-    "proselflc": _each(sharpness=(16.0, 8.0, 24.0, 16.0, 16.0), middle=(0.5, 0.5, 0.5, 0.3, 0.15)),
-    "elr": _each(lam=(3.0, 1.0, 7.0, 3.0, 3.0), beta=(0.7, 0.7, 0.7, 0.5, 0.9)),
-    "gce": _each(q=(0.7, 0.3, 0.5, 0.9, 1.0)),
-    "sop": _each(lr_u=(10.0, 1.0, 1.0, 0.1, 10.0), lr_v=(10.0, 10.0, 1.0, 1.0, 100.0)),
-    "focal": _each(gamma=(2.0, 0.5, 1.0, 3.0, 5.0)),
-}
-_OURS = {
-    "logcomp": _each(lam=(0.1, 0.05, 0.05, 0.03, 0.25), lr=(1.0, 1.0, 3.0, 1.0, 0.25)),
-    "mixcomp": _each(eta=(5.0, 5.0, 5.0, 10.0, 2.0), pro=(35.0, 25.0, 45.0, 35.0, 35.0)),
-}
-_SMALL_IMAGES = {**_PEERS, **_OURS, "pgd_at": _each(eps=(1 / 255, 2 / 255, 4 / 255, 8 / 255, 10 / 255))}
-_SMALL_TEXTS = {
-    **_PEERS, **_OURS,
-    # The paper's best on texts compensates in both directions, and with smaller steps on logits.
-    "mixcomp": [
-        {"eta": 5.0, "pro": 35.0}, {"eta": 5.0, "pro": 25.0}, {"eta": 1.0, "pro": 25.0},
-        {"eta": 5.0, "pro": 25.0, "eps2": 0.05, "steps": 3}, {"eta": 1.0, "pro": 25.0, "eps2": 0.05, "steps": 3},
-    ],
-    "pgd_at": _each(eps=(0.005, 0.01, 0.015, 0.05, 0.1)),
-}  # fmt: skip
+def _candidates(kind: Literal["image", "text"]) -> dict[str, Settings]:
+    """The settings that each method names."""
+    return {name: row.candidates[kind] for name, row in METHODS.items() if row.candidates}
 
 
 def _spaces(kind: Kind) -> dict[str, list[dict[str, Any]]]:
     """Every combination of the paper's search sets."""
     found = {}
-    for name, spaces in PAPER.items():
-        space = spaces[kind]
+    for name, row in METHODS.items():
+        if kind not in row.paper_search:
+            continue
+        space = row.paper_search[kind]
         ranges = {k: r.values for k, r in space.ranges.items() if isinstance(r, Choice)}
         found[name] = [space.hyper(dict(zip(ranges, v, strict=True)), "paper", 128) for v in product(*ranges.values())]
     return found
@@ -104,7 +79,7 @@ _SMALL_CIFAR = Protocol(
     columns=(("none", 0), ("random", 0.2), ("random", 0.3), ("pair", 0.2), ("pair", 0.3)),
     models={"resnet20": "resnet8", "resnet32": "resnet14", "resnet44": "resnet20", "resnet56": "resnet26", "resnet110": "resnet32"},
     tuned_on={"validation": 0.2, "seed": 100},
-    candidates=_SMALL_IMAGES,
+    candidates=_candidates("image"),
 )  # fmt: skip
 
 PROTOCOLS: dict[Scale, dict[str, Protocol]] = {
@@ -138,14 +113,14 @@ PROTOCOLS: dict[Scale, dict[str, Protocol]] = {
             columns=(("none", 0), ("symmetric", 0.1), ("symmetric", 0.2)),
             rows=("base", "label-smoothing", "pgd-at", "logcomp", "mixcomp-positive", "mixcomp-negative", "mixcomp"),
             # The radius that was chosen for adversarial training; with ten times as much nothing is learned.
-            eps2=0.005, tuned_at="first:0.2", tuned_on={"seed": 100}, candidates=_SMALL_TEXTS,
+            eps2=0.005, tuned_at="first:0.2", tuned_on={"seed": 100}, candidates=_candidates("text"),
         ),
         "sst2": Protocol(
             {
                 "model": "bilstm", "vectors": "glove.6B.100d", "epochs": 8, "batch_size": 128, "optimiser": "adam", "lr": 5e-3,
                 "model_options": {"hidden": 50, "dropout": 0.3},
             },
-            eps2=0.05, tuned_at="first:0.2", tuned_on={"seed": 100}, candidates=_SMALL_TEXTS,
+            eps2=0.05, tuned_at="first:0.2", tuned_on={"seed": 100}, candidates=_candidates("text"),
         ),
     },
 }  # fmt: skip
@@ -158,7 +133,7 @@ _TINY_IMAGES = {
 _TINY_TEXTS = {
     "limit": 40, "limit_test": 20, "epochs": 1, "batch_size": 16, "model": "bilstm", "model_options": {"hidden": 4, "size": 8},
 }  # fmt: skip
-_ONE = {name: rows[:1] for name, rows in {**_PEERS, **_OURS}.items()}
+_ONE = {name: rows[:1] for name, rows in _candidates("image").items() if name != "pgd_at"}
 PROTOCOLS["tiny"] = {
     **dict.fromkeys(
         ("cifar10", "cifar100"),

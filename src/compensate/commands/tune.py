@@ -15,7 +15,7 @@ from compensate.commands import options as o
 from compensate.errors import InputError
 
 if TYPE_CHECKING:
-    from compensate.training.spaces import Preset
+    from compensate.methods.search import Preset
 
 console = Console(highlight=False)
 

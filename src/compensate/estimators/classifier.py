@@ -31,7 +31,6 @@ from compensate.estimators.defaults import (
     default_module,
     default_rate,
     fit_head,
-    make_criterion,
     take_over,
     taught,
 )
@@ -356,7 +355,7 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     def _criterion(self, num_samples: int) -> Compensated:
         """The criterion in the precision of the module, with a record of each sample."""
-        criterion = make_criterion(find(self.method), {**self._arguments, "num_samples": num_samples})
+        criterion = find(self.method).make(**self._arguments, num_samples=num_samples)
         if criterion.record is None:
             criterion.record = Evidence(num_samples, score="margin", num_classes=len(self.classes_))
         return criterion.to(self.device, self._dtype)

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from compensate.equation import Compensated
-from compensate.errors import nearest
 from compensate.granularity import Sample
 from compensate.inference.margins import AngularMargin, CosineHead
 from compensate.inference.statistics import Statistic
@@ -70,11 +69,8 @@ def fit_head(module: nn.Module, criterion: Compensated) -> None:
 
 def check_method(row: Method, hyper: Mapping[str, Any]) -> None:
     """Raises if the method asks for something that neither the data nor `hyper` gives, or does not know an entry."""
+    row.check(name for name in hyper if name != CLEAN or "clean" not in row.needs)
     wanted = inspect.signature(row.build).parameters
-    known = {*wanted, CLEAN} if "clean" in row.needs else {*wanted}
-    for name in hyper:
-        if name not in known:
-            raise ValueError(f'method "{row.name}" has no hyper-parameter {name!r}; {nearest(str(name), known)}')
     if "clean" in row.needs and CLEAN not in hyper:
         raise ValueError(
             f'method "{row.name}" learns from clean data: give trusted samples as hyper={{"clean": (X_clean, y_clean)}}.'
@@ -93,17 +89,6 @@ def check_method(row: Method, hyper: Mapping[str, Any]) -> None:
         )
     if missing:
         raise ValueError(f'method "{row.name}" needs a value for {missing[0]!r}: give hyper={{"{missing[0]}": ...}}.')
-
-
-def make_criterion(row: Method, arguments: Mapping[str, Any]) -> Compensated:
-    """The criterion of a method, from more arguments than it may want."""
-    wanted = inspect.signature(row.build).parameters
-    if "feature_dim" in wanted and arguments.get("feature_dim") is None:
-        raise ValueError(
-            f'method "{row.name}" reads the features before the last layer: give the module the methods features(x) and '
-            "head(z) with module(x) = head(features(x)), or wrap it in compensate.models.Staged."
-        )
-    return row.build(**{name: value for name, value in arguments.items() if name in wanted})
 
 
 def taught(hyper: Mapping[str, Any], X: Any, classes: np.ndarray, *, stream: bool) -> dict[str, Any]:

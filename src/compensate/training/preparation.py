@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -30,7 +29,7 @@ from compensate.data import (
 )
 from compensate.data.seeding import generator
 from compensate.equation import Compensated
-from compensate.errors import InputError, nearest
+from compensate.errors import InputError
 from compensate.forwards import Stages
 from compensate.inference.margins import CosineHead
 from compensate.methods.registry import Method, find
@@ -265,21 +264,14 @@ def make_criterion(prepared: Prepared, model: nn.Module, data_dir: str | Path | 
     logit · positive · regularised · sample
     """
     config, method = prepared.config, prepared.method
-    arguments: dict[str, Any] = dict(config.hyper)
-    wanted = inspect.signature(method.build).parameters
-    unknown = [name for name in arguments if name not in wanted]
-    if unknown:
-        raise InputError(f'{method.name} has no hyper-parameter "{unknown[0]}"; {nearest(unknown[0], wanted)}')
-    if "bounds" in wanted and getattr(prepared.train.x, "ndim", 0) == 4:
-        arguments.setdefault("bounds", (0.0, 1.0))  # images are pixels in [0, 1]
-    if "batch_size" in wanted:
-        arguments.setdefault("batch_size", config.batch_size)
-    if "teacher" in method.needs:
-        name = "teacher" if "teacher" in wanted else "guess"
-        arguments.setdefault(name, teacher_logits(prepared, data_dir, soften=name == "guess"))
+    known: dict[str, Any] = {**sizes(prepared, model), "batch_size": config.batch_size}
+    if getattr(prepared.train.x, "ndim", 0) == 4:
+        known["bounds"] = (0.0, 1.0)  # images are pixels in [0, 1]
+    if "teacher" in method.needs and (name := method.teacher) not in config.hyper:
+        known[name] = teacher_logits(prepared, data_dir, soften=name == "guess")
     if "clean" in method.needs and prepared.clean is None:
         raise InputError(f"{method.name} learns from clean data; keep a share of it: clean=0.02 (--clean 0.02).")
-    criterion = method.make(**sizes(prepared, model), **arguments)
+    criterion = method.make(**{**known, **config.hyper})
     for table in criterion.tables():
         if table.kept is not None:
             table.kept.store.clear()  # the file of a mapped table may hold rows of an earlier run
