@@ -35,7 +35,7 @@ from compensate.auditing.audit import audit
 from compensate.auditing.kinds import inputs
 from compensate.auditing.run import Phase, predict, train
 from compensate.data import Data, digits, load, noise
-from compensate.data.files import write_atomically
+from compensate.files import write_atomically
 
 RESULTS = Path(__file__).parent / "results" / "detect.json"
 RATE = 0.2

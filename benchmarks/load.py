@@ -138,7 +138,7 @@ COMMAND = "from compensate.cli import main; main()"
 SHORT = f"""
 import sys
 from compensate import audit
-from compensate.commands.audit import write_run
+from compensate.auditing.run_folder import write_run
 from pathlib import Path
 write_run(audit(sys.argv[2], **{BRIEF}), Path(sys.argv[4]))
 """
@@ -158,16 +158,15 @@ def audited(kind: str, path: Path, wrong: Bools, out: Path, *, brief: bool = Fal
     wall = time.perf_counter() - start
     if status:
         raise SystemExit(f"the audit of {path.name} ended with status {status}.")
-    (folder,) = out.iterdir()
-    found = pd.read_csv(folder / "suspects.csv", usecols=["index", "flagged", "p_error"])
+    found = pd.read_csv(out / "suspects.csv", usecols=["index", "flagged", "p_error"])
     flags = np.zeros(len(wrong), bool)
     flags[found["index"][found["flagged"]]] = True
     hits = int((flags & wrong).sum())
     seen = Seen(
         kind, brief, len(wrong), sum(p.stat().st_size for p in ([path] if path.is_file() else path.rglob("*.png"))),
         round(wall, 1), round(used.ru_utime + used.ru_stime, 1), used.ru_maxrss * 1024,
-        (folder / "report.html").stat().st_size, (folder / "suspects.csv").stat().st_size,
-        sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()),
+        (out / "report.html").stat().st_size, (out / "suspects.csv").stat().st_size,
+        sum(p.stat().st_size for p in out.rglob("*") if p.is_file()),
         int(flags.sum()), round(hits / max(int(flags.sum()), 1), 4), round(hits / max(int(wrong.sum()), 1), 4),
         round(float(found["p_error"].mean()), 4), round(os.getloadavg()[0], 1),
     )  # fmt: skip

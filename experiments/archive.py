@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from compensate.data.files import make_folder
 from compensate.errors import InputError
+from compensate.files import make_folder
 from compensate.training.config import Config
 
 Record = dict[str, Any]

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from compensate.data.files import make_folder, write_atomically
 from compensate.errors import InputError
+from compensate.files import make_folder, write_atomically
 from experiments.archive import Archive, Record
 from experiments.protocols import Cell
 from experiments.tables import Published

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from compensate.data.files import write_atomically
+from compensate.files import write_atomically
 from compensate.models.bilstm import BiLSTM
 from compensate.models.resnet import ResNet
 from compensate.training.config import Config

@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from compensate.data import Data, gather
-from compensate.data.files import make_folder, write_atomically
+from compensate.data import SOURCES, Data, find_vectors, gather
+from compensate.data.sources import find_source
 from compensate.errors import InputError
+from compensate.files import make_folder, write_atomically
 from compensate.training.config import Config
 from compensate.training.evaluation import BATCH
 from compensate.training.preparation import prepare
@@ -99,6 +100,7 @@ def run(
     """Brings every cell into the archive; returns the runs that could not be done, with the reason."""
     missing = {c.config.id: c for c in wanted if not _finished(archive.get(c.config.id), c.attacked)}
     jobs = [(c.config, c.attacked, place.runs, place.data_dir) for c in missing.values()]
+    _check_data([c.config for c in missing.values()], place.data_dir)
     failed = []
     for config, outcome in side_by_side(work, jobs, place.workers, backend=place.backend, lost=_lost):
         if isinstance(outcome, str):
@@ -107,6 +109,14 @@ def run(
             archive.add(outcome)
         done()
     return failed
+
+
+def _check_data(configs: Sequence[Config], data_dir: Path | None) -> None:
+    """Fetches what the runs need, or says what is missing, before the first of them is started."""
+    for name in {config.data for config in configs if config.data in SOURCES}:
+        find_source(name, data_dir)
+    for vectors in {config.vectors for config in configs if config.vectors is not None}:
+        find_vectors(vectors, data_dir)
 
 
 def _finished(record: Record | None, attacked: bool) -> bool:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from compensate.data.files import write_atomically
+from compensate.files import write_atomically
 from experiments.report import sections, table_lines
 
 _TITLES = {

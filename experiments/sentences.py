@@ -16,10 +16,10 @@ import torch
 from rich.console import Console
 
 from compensate._version import __version__
-from compensate.auditing.guard import guard
+from compensate.auditing.csv_escape import guard
 from compensate.data import Data, Splits, load
-from compensate.data.files import make_folder, write_atomically
 from compensate.errors import InputError
+from compensate.files import make_folder, write_atomically
 from compensate.training.config import Config
 from compensate.training.fitting import fit
 from experiments.protocols import PROTOCOLS

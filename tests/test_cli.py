@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from compensate.cli import main
+
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -72,3 +74,58 @@ def test_demo_runs_end_to_end(tmp_path):
     page = tmp_path / "out" / "report.html"
     assert str(page) in "".join(done.stdout.split("\n"))
     assert page.read_text("utf-8").startswith("<!doctype html>")
+
+
+ESCAPE = "\x1b[31mred\x1b]0 title\x07\u202e"
+
+
+def test_control_characters_of_names_do_not_reach_the_terminal(tmp_path, monkeypatch, capsys):
+    """Columns, classes and files may be called anything; colours of the command itself are still written."""
+    rows = [f"{i},{'ab'[i % 2]}{ESCAPE}" for i in range(40)]
+    path = tmp_path / f"d{ESCAPE}.csv"
+    path.write_text("\n".join([f"n{ESCAPE},y{ESCAPE}", *rows]))
+    for arguments in (
+        ["audit", str(path), "--label", f"y{ESCAPE}", "--epochs", "1", "--out", str(tmp_path / "run")],
+        ["audit", str(path), "--label", "none"],
+        ["audit", str(tmp_path / f"{ESCAPE}.csv")],
+    ):
+        monkeypatch.setattr(sys, "argv", ["compensate", *arguments])
+        with pytest.raises(SystemExit):
+            main()
+        said = "".join(capsys.readouterr())
+        assert "red" in said
+        assert not set(said) & {"\x1b", "\x07", "\u202e"}, said
+
+
+def test_the_colours_of_the_command_itself_are_written(capsys):
+    from rich.text import Text
+
+    from compensate.commands.terminal import Terminal
+
+    Terminal(force_terminal=True, color_system="standard").print(Text("a\x1b[2Jb", style="red"))
+    assert capsys.readouterr().out == "\x1b[31ma\ufffd[2Jb\x1b[0m\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["audit", "missing.csv"],
+        ["apply", "missing.csv", "corrections.csv"],
+        ["train", "missing.csv"],
+        ["train"],
+        ["audit", "table.csv", "--label", "none"],
+        ["audit", "table.csv", "--label", "y", "--out", "table.csv/run"],
+    ],
+    ids=" ".join,
+)
+def test_a_plain_error_does_not_import_pytorch(tmp_path, arguments):
+    """The import takes two seconds; a slip of the pen should cost less."""
+    (tmp_path / "table.csv").write_text("x,y\n" + "".join(f"{i},{i % 2}\n" for i in range(40)))
+    code = (
+        "import sys\nfrom compensate.cli import main\n"
+        f"sys.argv = {['compensate', *arguments]!r}\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    print(end.code, 'torch' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["2", "False"], done.stderr
+    assert "error:" in done.stderr

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from compensate import L1, L2, Ball, Category, Compensated, Corpus, GroupL2, Pull, Sample, Where
 from compensate.gates import above
+from compensate.granularity import pool_
 from compensate.inference.statistics import Evidence
 from compensate.methods import METHODS, logcomp, mixcomp, mixcomp_adaptive
-from compensate.pooling import pool_
 
 N, DTYPES = 40, [torch.float64, torch.float32]
 
@@ -24,7 +24,7 @@ N, DTYPES = 40, [torch.float64, torch.float32]
 def long_way(criterion: Compensated) -> Compensated:
     """The same criterion, by the definition alone."""
     criterion = copy.deepcopy(criterion)
-    criterion.short_way = None
+    criterion.fast = False
     return criterion
 
 
@@ -85,7 +85,7 @@ shapes = st.fixed_dictionaries(
 def test_tables_by_the_short_way_take_the_steps_of_the_long_one(name: str, shape: dict[str, Any]) -> None:
     classes, dtype, seed = shape["classes"], shape["dtype"], shape.pop("seed")
     short = Compensated(logit=tables(classes)[name], record=Evidence(N)).to(dtype)
-    assert short.way == "tables"
+    assert short.only_tables
     assert_alike(short, long_way(short), [drawn(seed=seed + k, **shape) for k in range(3)])
 
 
@@ -100,7 +100,6 @@ def test_pulled_logits_by_the_short_way_are_those_of_the_long_one(build: Any, sh
     seed, dtype = shape.pop("seed"), shape["dtype"]
     shape["twice"] = False  # of a sample that comes twice, the vote of either visit may be the last
     short = build().to(dtype)
-    assert short.way == "pull"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the epoch is not ended
         assert_alike(short, long_way(short), [drawn(seed=seed + k, **shape) for k in range(3)])

@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from compensate.commands import options as o
-
-console = Console(highlight=False)
+from compensate.commands.terminal import console
 
 
 def figure(
@@ -45,7 +43,7 @@ def figure(
 
     **Example:** `python -m experiments figure samples`, or `python -m experiments figure distribution --data cifar10 --data-dir data -o cifar.pdf`
     """
-    from compensate.data.files import write_atomically
+    from compensate.files import write_atomically
     from experiments.figures import FIGURES, Request, draw
     from experiments.figures.pages import figures_page
 

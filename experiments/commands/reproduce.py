@@ -6,16 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from compensate.commands import options as o
+from compensate.commands.terminal import console
 from compensate.errors import InputError, nearest
 
 if TYPE_CHECKING:
     from compensate.training.config import Config
-
-console = Console(highlight=False)
 
 
 def reproduce(

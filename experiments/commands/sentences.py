@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from compensate.commands import options as o
-
-console = Console(highlight=False)
+from compensate.commands.terminal import console
 
 
 def sentences(

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compensate.data.files import make_folder, write_atomically
 from compensate.errors import InputError, nearest
+from compensate.files import make_folder, write_atomically
 from experiments.figures import curves, trained, tree
 from experiments.figures.request import Request
 

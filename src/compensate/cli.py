@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -16,6 +15,7 @@ from compensate.commands.apply import apply
 from compensate.commands.audit import audit
 from compensate.commands.compare import compare
 from compensate.commands.demo import demo
+from compensate.commands.terminal import console, errors
 from compensate.commands.train import train
 from compensate.commands.tune import tune
 from compensate.errors import InputError
@@ -28,7 +28,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-console = Console(highlight=False)
 for command in (audit, apply, train, compare, tune):
     app.command()(command)
 
@@ -43,14 +42,14 @@ def run(commands: typer.Typer) -> None:
     try:
         commands()
     except InputError as error:
-        Console(stderr=True, highlight=False).print(Text.assemble(("error: ", "bold red"), str(error)))
+        errors.print(Text.assemble(("error: ", "bold red"), str(error)))
         sys.exit(2)
     except OSError as error:
         # A disk or folder that refuses; what was being written is whole or not there.
-        Console(stderr=True, highlight=False).print(Text.assemble(("error: ", "bold red"), str(error)))
+        errors.print(Text.assemble(("error: ", "bold red"), str(error)))
         sys.exit(2)
     except KeyboardInterrupt:
-        Console(stderr=True).print("stopped")
+        errors.print("stopped")
         sys.exit(130)
 
 

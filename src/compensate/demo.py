@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from compensate.data import noise
 from compensate.data.digits import digits
-from compensate.data.files import write_atomically
 from compensate.errors import InputError
+from compensate.files import write_atomically
 from compensate.forwards import seeded
 from compensate.methods import find
 from compensate.models.small import CNN

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, cast
 
 import torch
@@ -12,14 +12,16 @@ from torch import Tensor, nn
 
 from compensate.checks import Check, check_losses
 from compensate.errors import InputError
+from compensate.fused import cross_entropy_with_slope
 from compensate.granularity import Sample, Table
 from compensate.inference.statistics import Evidence, Statistic
 from compensate.proximal import project_simplex
-from compensate.shortcut import Way, losses_with_slope, short_losses, sloping, way_of
+from compensate.rows import step_rows
 from compensate.state import Slot, State
-from compensate.stepping import step_rows
 from compensate.taxonomy import Taxonomy, taxonomy_of
-from compensate.terms import Sum, Term, Terms, in_bytes, shown, within
+
+Term = Callable[[State], Tensor]
+Terms = Term | tuple[Term, ...] | None
 
 Base = Callable[[Tensor, Tensor], Tensor]
 
@@ -67,6 +69,26 @@ _ONTO: dict[str, Callable[[Tensor], Tensor]] = {
     "normalise": normalised,
     "none": lambda q: q,
 }
+
+
+class Sum(nn.Module):
+    """The terms of one target. Those that are modules become children, so that state follows `.to()` and `state_dict`."""
+
+    def __init__(self, terms: Terms) -> None:
+        super().__init__()
+        many: Iterable[Any] = terms if isinstance(terms, tuple | list) else (terms,)
+        for number, term in enumerate(many):
+            if not callable(term):
+                raise InputError(
+                    f"A term is {term!r}; expected a callable of the state, such as a table, a function or a module."
+                )
+            setattr(self, str(number), term)
+        self.size = number + 1
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        """In order."""
+        return tuple(getattr(self, str(number)) for number in range(self.size))
 
 
 class Compensated(nn.Module):
@@ -132,7 +154,8 @@ class Compensated(nn.Module):
             raise InputError(f'reduction is "{reduction}"; expected "mean", "sum" or "none".')
         if onto not in _ONTO:
             raise InputError(f'onto is "{onto}"; expected {", ".join(_ONTO)}.')
-        self.short_way = way_of({name: self.terms_of(name) for name in self.terms})
+        self.fast = True
+        """Whether the losses may be found together with their slope, in one softmax, where that gives the same."""
         self.base, self.reduction, self.ignore_index, self.onto = base, reduction, ignore_index, onto
         self.check: Check = check
         self.record = record
@@ -148,11 +171,6 @@ class Compensated(nn.Module):
                 "loss=Table(...) adds a constant to the loss, and a constant has no gradient: nothing would be learned. "
                 "Let it enter nonlinearly, for example loss=Slack(Sample(n, ...)), which is max(0, l - xi)."
             )
-
-    @property
-    def way(self) -> Way | None:
-        """Whether one softmax serves value, gradient and rows; see :mod:`compensate.shortcut`."""
-        return self.short_way if self.base is None and self.weight is None else None
 
     # --- the two ways to call it ------------------------------------------------------------------------------
 
@@ -172,9 +190,7 @@ class Compensated(nn.Module):
                 "Feature compensation changes the input, so it needs the model and not only its logits. "
                 "Write criterion.evaluate(model, x, target, index).loss instead of criterion(model(x), target, index)."
             )
-        s = State(self, target, index, group, logits=logits, learn=self._learns())
-        s.brief = True
-        return self.settle(s).loss
+        return self.settle(State(self, target, index, group, logits=logits, learn=self._learns())).loss
 
     def evaluate(
         self,
@@ -238,17 +254,34 @@ class Compensated(nn.Module):
             raise
 
     def _losses(self, s: State) -> None:
-        short = short_losses(s)
-        if short is None:
-            for name in ("logit", "label", "prediction") if self.training else ():
-                self._infer(s, name)
-            s.l = losses_with_slope(s) if sloping(s) else self.losses_of(s, s.u, du=s.du, dp=s.dp, dy=s.dy)
-        else:
-            s.l = short
+        for name in ("logit", "label", "prediction") if self.training else ():
+            self._infer(s, name)
+        s.l = self._losses_with_slope(s) if self._slopes(s) else self.losses_of(s, s.u, du=s.du, dp=s.dp, dy=s.dy)
         if self.training:
             self._infer(s, "loss")
-        if s.masked or (short is None and (self.terms or not s.ordinary)):
+        if s.masked or self.terms or not s.ordinary:
             check_losses(s, self.check)
+
+    def _slopes(self, s: State) -> bool:
+        """True if the fast way gives the same: under cross entropy of logits with a constant added, the slope is S(u + du) - y."""
+        constant = s.du is not None and s.dp is None and s.dy is None and not s.du.requires_grad
+        return self.fast and s.learn and s.ordinary and constant
+
+    def _losses_with_slope(self, s: State) -> Tensor:
+        """As :meth:`losses_of`, by one softmax for value, gradient and the step of rows; the slope stays in the state for them."""
+        assert s.du is not None
+        valid = None if s.complete else s.valid
+        if s.du.shape == s.u.shape:
+            losses, s.slope = cross_entropy_with_slope(s.u, s.labels, s.du, valid)
+        else:
+            losses, s.slope = cross_entropy_with_slope(s.u + s.du, s.labels, None, valid)
+        return losses
+
+    @property
+    def only_tables(self) -> bool:
+        """True if compensation is tables on logits and nothing else, none of them an optimizer's: their slope is that of the losses."""
+        tables = (isinstance(term, Table) and term.update != "manual" for term in self.terms_of("logit"))
+        return [*self.terms] == ["logit"] and all(tables)
 
     def _infer(self, s: State, name: str) -> None:
         s.slot = SLOTS[name]
@@ -452,3 +485,32 @@ class Compensated(nn.Module):
         lines += [f"  {SLOTS[name]} = {' + '.join(map(shown, self.terms_of(name)))}" for name in has]
         lines += [f"  {self.taxonomy} · holds {in_bytes(self.nbytes)}"]
         return "\n".join(lines)
+
+
+def within(module: nn.Module) -> Iterator[nn.Module]:
+    """As `module.modules()`, in less time: this runs in every step."""
+    found = {module: None}
+    waiting = [module]
+    while waiting:
+        inner = [m for m in waiting.pop()._modules.values() if m is not None and m not in found]
+        found.update(dict.fromkeys(inner))
+        waiting += reversed(inner)
+    return iter(found)
+
+
+def shown(term: Any) -> str:
+    """A term on one line."""
+    text = repr(term) if isinstance(term, nn.Module) else getattr(term, "__name__", repr(term))
+    return " ".join(text.split())
+
+
+def in_bytes(count: int) -> str:
+    """A size for people.
+
+    >>> in_bytes(512), in_bytes(71_880), in_bytes(5_124_000_000)
+    ('512 bytes', '72 kB', '5.1 GB')
+    """
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.2g} {unit}" if count < 10 * size else f"{count / size:.0f} {unit}"
+    return f"{count} bytes"

@@ -105,11 +105,11 @@ def _compiled(u: Tensor, labels: Tensor, du: Tensor | None, valid: Tensor | None
     return sloped(u, losses, slope, labels), slope
 
 
-def slope_of(logp: Tensor, labels: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Losses (B,) and slopes (B, C) of log-probabilities (B, C); slopes are written to `out`, or over what was given."""
+def slope_of(logp: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Losses (B,) and slopes (B, C) of log-probabilities (B, C), which are written over."""
     given = labels[:, None]
     losses = F.nll_loss(logp, labels, reduction="none")
-    slope = logp.exp_() if out is None else torch.exp(logp, out=out)
+    slope = logp.exp_()
     return losses, slope.scatter_add_(1, given, slope.new_full(given.shape, -1.0))
 
 

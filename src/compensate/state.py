@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, final, overload
 
 import torch
 import torch.nn.functional as F
@@ -14,15 +15,95 @@ from compensate.checks import at_hand, check_batch, check_target
 from compensate.errors import InputError
 from compensate.forwards import Stages, seeded, traceless
 from compensate.fused import cross_entropy
-from compensate.once import once
-from compensate.touched import Slot, Touched, distinct_rows
-from compensate.values import Value, at, rowwise
-
-__all__ = ["Slot", "State", "Touched", "Value", "at", "rowwise"]
 
 if TYPE_CHECKING:
     from compensate.equation import Compensated
     from compensate.granularity import Table
+
+Value = Any
+"""A number, or a callable of the state: a schedule, a table, a statistic, a function."""
+
+Slot = Literal["dx", "du", "dp", "dy", "dl"]
+
+T = TypeVar("T")
+
+
+@final
+class once(Generic[T]):
+    """A property that is computed when it is first asked for, and kept; assigning to it replaces the value.
+
+    It is `functools.cached_property` without the lock that the latter takes before Python 3.12, which a compiled graph
+    cannot enter.
+
+    >>> class Circle:
+    ...     @once
+    ...     def area(self) -> float:
+    ...         print("computed")
+    ...         return 3.14
+    >>> circle = Circle()
+    >>> circle.area + circle.area
+    computed
+    6.28
+    """
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        self.compute, self.name, self.__doc__ = compute, compute.__name__, compute.__doc__
+
+    @overload
+    def __get__(self, owner: None, kind: type) -> once[T]: ...
+    @overload
+    def __get__(self, owner: object, kind: type) -> T: ...
+    def __get__(self, owner: object | None, kind: type) -> once[T] | T:
+        if owner is None:
+            return self
+        value = self.compute(owner)
+        setattr(owner, self.name, value)  # found before this descriptor from now on, which has no __set__
+        return value
+
+
+def at(value: Value, s: State) -> Any:
+    """A hyper-parameter at this moment: itself if a number, else what it says for the state."""
+    return value(s) if callable(value) else value
+
+
+def rowwise(v: Any, like: Tensor) -> Any:
+    """`v` with one value (or row) per sample, shaped to broadcast against `like`.
+
+    Axes are filled in after the first, so that one row of a text table serves all tokens of its sample.
+
+    >>> import torch
+    >>> rowwise(torch.ones(4), torch.ones(4, 7, 3)).shape
+    torch.Size([4, 1, 1])
+    >>> rowwise(torch.ones(4, 3), torch.ones(4, 7, 3)).shape
+    torch.Size([4, 1, 3])
+    """
+    if not isinstance(v, Tensor) or v.ndim == 0 or v.ndim >= like.ndim:
+        return v
+    return v.reshape(v.shape[:1] + (1,) * (like.ndim - v.ndim) + v.shape[1:])
+
+
+@dataclass
+class Touched:
+    """Rows of a table that this batch reads and may move."""
+
+    table: Table
+    keys: Tensor  # (R,) distinct rows
+    rows: Tensor  # (R, *shape) their values, a leaf of the graph
+    count: Tensor  # (R,) samples of the batch that read each row and are not gated out
+    which: Tensor | None  # (B,) the place of each sample's row among them; None if there is a place for each sample
+    slot: Slot
+    fixed: bool = False  # in compiled graphs: there is a place for each sample, even if several have one row
+
+    @property
+    def shared(self) -> bool:
+        """True if a row may serve several samples."""
+        return self.which is not None
+
+
+def distinct_rows(keys: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Distinct keys and the place of each sample's among them; None if all are distinct, as in most batches of samples."""
+    distinct, which = keys.unique(return_inverse=True)
+    return (keys, None) if len(distinct) == len(keys) else (distinct, which)
 
 
 class State:
@@ -69,7 +150,7 @@ class State:
         self.model, self.x = model, x
         self.learn, self.meta = learn, meta
         self.dx: Tensor | None = None
-        self._du: Tensor | Callable[[], Tensor] | None = None
+        self.du: Tensor | None = None
         self.dp: Tensor | None = None
         self.dy: Tensor | None = None
         self.dl: Tensor | None = None
@@ -80,8 +161,6 @@ class State:
         self.writes: list[Callable[[], None]] = []
         self.slot: Slot | None = None
         self.gate: Tensor | None = None
-        self.brief = False
-        """True if the state is not handed on, but for statistics."""
         self._seed: int | None = None
         self._checked = False
         self.masked = False  # true if some logits are minus infinity
@@ -276,7 +355,7 @@ class State:
             if torch.compiler.is_compiling():
                 u = self.u.detach()
                 losses = u.logsumexp(-1) - u.gather(1, self.labels[:, None])[:, 0]
-            elif self.criterion.way == "tables":
+            elif self.criterion.only_tables:
                 losses = cross_entropy(self.u, self.labels)
             else:  # most others look at the probabilities, too
                 losses = F.nll_loss(self.logq, self.labels, reduction="none")
@@ -343,21 +422,10 @@ class State:
         """(B,) samples that are neither ignored nor gated out."""
         return self.valid if self.gate is None else self.valid & self.gate
 
-    @property
+    @once
     def by_slope(self) -> bool:
         """True if the rows of this batch move by the slope of its cross entropy, without autograd."""
-        return self.learn and self.hard and self.criterion.way == "tables"
-
-    @property
-    def du(self) -> Tensor | None:
-        """(B, C) the logit compensation so far; written out when somebody asks."""
-        if callable(self._du):
-            self._du = self._du()
-        return self._du
-
-    @du.setter
-    def du(self, value: Tensor | Callable[[], Tensor] | None) -> None:
-        self._du = value
+        return self.learn and self.ordinary and self.criterion.fast and self.criterion.only_tables
 
     @once
     def size(self) -> Tensor:

@@ -298,3 +298,22 @@ def test_features_of_the_wrong_length_are_an_error():
     x, given, _, _ = blobs(60)
     with pytest.raises(InputError, match="59 rows"):
         audit(x, given, features=np.zeros((59, 3)))
+
+
+def test_a_misspelt_argument_is_named():
+    x, given, _, _ = blobs(60)
+    for data in (x, list(x), Data(x, given, ("a", "b", "c")), pd.DataFrame(x)):
+        with pytest.raises(InputError, match='no argument "epoch"; did you mean "epochs"'):
+            audit(data, given, epoch=3)
+    with pytest.raises(InputError, match="text is an option for files and data frames; the data is a ndarray"):
+        audit(x, given, text="a")
+
+
+def test_columns_of_a_data_frame_may_be_numbers():
+    x, given, _, _ = blobs(60)
+    frame = pd.DataFrame(np.column_stack([x, given]))
+    found = audit(frame, label=8, task="classification", epochs=1)
+    assert found.classes == ("0", "1", "2")
+    assert list(found.data.raw.columns) == [str(k) for k in range(9)]
+    with pytest.raises(InputError, match='more than one column named "1"'):
+        audit(frame.rename(columns={0: "1"}), label=8, epochs=1)

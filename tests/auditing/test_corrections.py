@@ -5,13 +5,21 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import itertools
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib import resources
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compensate.auditing.cells import Dialect, find_cells
 from compensate.auditing.corrections import (
     Correction,
     apply_corrections,
@@ -19,7 +27,9 @@ from compensate.auditing.corrections import (
     read_corrections,
     write_corrections,
 )
-from compensate.auditing.guard import guard, unguard
+from compensate.auditing.csv_edit import Dialect, find_cells
+from compensate.auditing.csv_escape import guard, unguard
+from compensate.auditing.digests import as_text, digest_frame, digest_source
 from compensate.data.tables import read_frame
 from compensate.errors import InputError
 
@@ -29,7 +39,12 @@ HARMLESS = ("cat", "-1", "+3.5e-4", "", "a=b", "'quoted'", "3-2", "’=x")
 
 @pytest.mark.parametrize("text", FORMULAS)
 def test_what_a_spreadsheet_would_evaluate_gets_an_apostrophe(text: str) -> None:
-    assert guard(text) == "'" + text
+    assert guard(text).replace("\t'", "\t").replace("\r'", "\r") == "'" + text
+
+
+def test_what_comes_after_a_semicolon_is_guarded_too() -> None:
+    assert guard("a;=1+1") == "a;'=1+1"
+    assert guard("=a; @b;c") == "'=a;' @b;c"
 
 
 @pytest.mark.parametrize("text", HARMLESS)
@@ -37,10 +52,26 @@ def test_harmless_text_and_numbers_are_left_alone(text: str) -> None:
     assert guard(text) == text
 
 
-@given(st.text(alphabet="'=+-@ \t\r\n1.ea＝", max_size=8) | st.text(max_size=20))
+@given(st.text(alphabet="'=+-@ ;\t\r\n1.ea＝", max_size=10) | st.text(max_size=20))
 def test_the_guard_can_always_be_undone(text: str) -> None:
     assert unguard(guard(text)) == text
     assert guard(text)[:1] not in "=@\t\r\n" or text == ""
+
+
+@given(st.text(alphabet="'=+-@ ;\t\n1a", max_size=10))
+def test_no_cell_is_a_formula_wherever_a_line_is_taken_apart(text: str) -> None:
+    for part in re.split(r"[;\t\r\n]", guard(text))[1:]:
+        assert part.strip(" ")[:1] not in ("=", "+", "-", "@")
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+def test_the_page_guards_as_the_package_does() -> None:
+    alphabet = "'=+-@ ;\t\n1a"
+    texts = [*FORMULAS, *HARMLESS, *("".join(t) for n in (1, 2, 3) for t in itertools.product(alphabet, repeat=n))]
+    script = (resources.files("compensate.auditing.page") / "assets" / "csv.js").read_text("utf-8")
+    asked = f"{script}\nconsole.log(JSON.stringify({json.dumps(texts)}.map(guard)));"
+    found = subprocess.run(["node", "-e", asked], capture_output=True, text=True, check=True).stdout
+    assert json.loads(found) == [guard(text) for text in texts]
 
 
 CELL = st.text(alphabet="ab\",;\t\n 'é=", max_size=6)
@@ -131,6 +162,107 @@ def test_a_row_that_changed_since_the_audit_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "pets.fixed.csv").exists()
 
 
+def decided_on(path: Path, rows: Sequence[int], label: str = "bird", column: str = "label") -> list[Correction]:
+    """Decisions as the review page exports them."""
+    frame = read_frame(path)
+    digests = digest_frame(frame, column).tolist()
+    return [
+        Correction(row, frame[column][row].strip(), "other", label, as_text(digests[row]), digest_source(path))
+        for row in rows
+    ]
+
+
+def test_another_file_is_refused_even_where_its_labels_agree(tmp_path: Path) -> None:
+    """A row inserted at the top: row 1 still holds the label that was reviewed, but it is another row."""
+    path = pets(tmp_path)
+    decided = decided_on(path, [1])
+    shifted = tmp_path / "shifted.csv"
+    shifted.write_bytes(path.read_bytes().replace(b"7,meow", b"6,purr,cat\r\n7,meow"))
+    with pytest.raises(InputError, match=r"shifted\.csv .* is not what was reviewed .*--rematch"):
+        apply_corrections(shifted, decided, tmp_path / "out.csv")
+    assert not (tmp_path / "out.csv").exists()
+    assert apply_corrections(path, decided, tmp_path / "out.csv").checked
+
+
+def test_rows_are_found_by_content_when_asked(tmp_path: Path) -> None:
+    path = pets(tmp_path)
+    decided = decided_on(path, [0, 1, 2])
+    shifted = tmp_path / "shifted.csv"
+    shifted.write_bytes(b'id,text,label\n6,purr,cat\n9,"a, b",dog\n8,woof,cat\n10,hm,\n')
+    applied = apply_corrections(shifted, decided, tmp_path / "out.csv", rematch=True)
+    assert (tmp_path / "out.csv").read_bytes() == b'id,text,label\n6,purr,cat\n9,"a, b",bird\n8,woof,bird\n10,hm,\n'
+    assert applied.matched is not None
+    assert (applied.matched.found, applied.matched.moved, applied.matched.absent) == (2, 2, (0,))
+    again = apply_corrections(tmp_path / "out.csv", decided, tmp_path / "twice.csv", rematch=True)
+    assert again.matched is not None
+    assert (again.changed, again.matched.done) == (0, 2)
+    (tmp_path / "other.csv").write_text("id,text,label\n1,a,cat\n2,b,dog\n")
+    with pytest.raises(InputError, match="none of the 3 rows"):
+        apply_corrections(tmp_path / "other.csv", decided, tmp_path / "none.csv", rematch=True)
+    bare = [replace(c, row="", source="") for c in decided]
+    with pytest.raises(InputError, match="do not say what their rows hold"):
+        apply_corrections(path, bare, tmp_path / "none.csv", rematch=True)
+
+
+def test_equal_rows_are_matched_only_if_it_is_clear_which_is_meant(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("text,label\nsame,cat\nsame,dog\nsame,cat\n")
+    changed = tmp_path / "b.csv"
+    changed.write_text("text,label\nnew,cat\nsame,cat\nsame,dog\nsame,cat\n")
+    applied = apply_corrections(changed, decided_on(path, [1]), tmp_path / "1.csv", rematch=True)
+    assert (tmp_path / "1.csv").read_text().splitlines()[3] == "same,bird", "the only one with this label"
+    applied = apply_corrections(changed, decided_on(path, [0, 2]), tmp_path / "2.csv", rematch=True)
+    assert (tmp_path / "2.csv").read_text() == "text,label\nnew,cat\nsame,bird\nsame,dog\nsame,bird\n"
+    applied = apply_corrections(changed, decided_on(path, [0, 1]), tmp_path / "3.csv", rematch=True)
+    assert applied.matched is not None
+    assert applied.matched.unclear == (0,), "two rows fit, and one was decided on"
+
+
+def test_a_folder_that_changed_is_refused_and_its_images_are_found_by_content(tmp_path: Path) -> None:
+    from PIL import Image
+
+    for k, name in enumerate(("cat/1.png", "cat/2.png", "dog/1.png")):
+        (tmp_path / "pets" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (2, 2), 50 * k).save(tmp_path / "pets" / name)
+    from compensate.auditing.source import read
+
+    info = read(tmp_path / "pets", None, None, {}).info
+    decided = [Correction(1, "cat", "accept", "dog", as_text(int(info["row_digests"][1])), info["source_digest"])]
+    assert apply_corrections(tmp_path / "pets", decided, tmp_path / "a.csv").changed == 1
+    Image.new("L", (2, 2), 222).save(tmp_path / "pets" / "cat" / "0.png")
+    with pytest.raises(InputError, match="is not what was reviewed"):
+        apply_corrections(tmp_path / "pets", decided, tmp_path / "b.csv")
+    apply_corrections(tmp_path / "pets", decided, tmp_path / "b.csv", rematch=True)
+    assert (
+        tmp_path / "b.csv"
+    ).read_text() == "file,label\ncat/0.png,cat\ncat/1.png,cat\ncat/2.png,dog\ndog/1.png,dog\n"
+
+
+def test_parquet_rows_are_found_by_content(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    frame = pd.DataFrame({"n": [1, 2, 3, 4], "t": ["a", None, "c", "d"], "label": ["x", "y", "x", "y"]})
+    frame.to_parquet(tmp_path / "a.parquet")
+    decided = decided_on(tmp_path / "a.parquet", [2], label="y")
+    frame.iloc[::-1].to_parquet(tmp_path / "b.parquet", index=False)
+    apply_corrections(tmp_path / "b.parquet", decided, tmp_path / "c.parquet", rematch=True)
+    assert list(pd.read_parquet(tmp_path / "c.parquet")["label"]) == ["y", "y", "y", "x"]
+
+
+def test_digests_survive_the_file_of_corrections(tmp_path: Path) -> None:
+    decided = tuple(decided_on(pets(tmp_path), [0, 2]))
+    write_corrections(tmp_path / "c.csv", decided)
+    assert read_corrections(tmp_path / "c.csv") == decided
+    text = (tmp_path / "c.csv").read_text()
+    (tmp_path / "c.csv").write_text(text.replace("sha256:", "1.2E+", 1))
+    with pytest.raises(InputError, match=r'digest under row is "1\.2E\+'):
+        read_corrections(tmp_path / "c.csv")
+
+
+def test_a_device_is_not_written_to_even_by_force(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="not a regular file"):
+        apply_corrections(pets(tmp_path), [Correction(0, "cat", "accept", "dog")], "/dev/null", force=True)
+
+
 def test_nothing_is_overwritten_without_force(tmp_path: Path) -> None:
     path = pets(tmp_path)
     before = path.read_bytes()
@@ -215,7 +347,7 @@ def test_corrections_survive_their_file(tmp_path: Path) -> None:
     assert read_corrections(tmp_path / "c.csv") == decided
     text = (tmp_path / "c.csv").read_bytes().decode()
     cells = [cell for row in csv.reader(io.StringIO(text, newline="")) for cell in row]
-    assert len(cells) == 4 * len(decided) + 4
+    assert len(cells) == 6 * len(decided) + 6
     assert not [cell for cell in cells if cell[:1] in ("=", "@", "\t", "\r") or cell[:2] in ("+c", "-2")]
 
 
@@ -245,3 +377,16 @@ def test_a_file_that_cannot_be_used_says_why(tmp_path: Path, text: str, message:
 def test_a_row_beyond_the_data_is_refused() -> None:
     with pytest.raises(InputError, match=r"row 2, and a\.csv has the rows 0 to 1"):
         changes(["x", "y"], [Correction(2, "x", "accept", "y")], "a.csv")
+
+
+def test_a_class_that_begins_with_a_tab_is_written_as_it_was(tmp_path: Path) -> None:
+    from compensate.data import load
+
+    path = tmp_path / "a.csv"
+    path.write_text('text,label\none,"\t=1"\ntwo,"\t=1"\nthree, cat\nfour, cat\n')
+    classes = load(path, text="").train.classes
+    decided = (Correction(2, classes[1], "accept", classes[0]), Correction(0, classes[0], "accept", classes[1]))
+    write_corrections(tmp_path / "c.csv", decided)
+    apply_corrections(path, tmp_path / "c.csv", tmp_path / "b.csv")
+    assert (tmp_path / "b.csv").read_text() == 'text,label\none,"cat"\ntwo,"\t=1"\nthree, \t=1\nfour, cat\n'
+    assert list(read_frame(tmp_path / "b.csv")["label"].str.strip(" ")) == ["cat", "\t=1", "\t=1", "cat"]

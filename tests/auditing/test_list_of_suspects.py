@@ -57,3 +57,11 @@ def test_a_list_longer_than_what_is_written_at_once_is_whole(tmp_path):
     read = pd.read_csv(audit.write_suspects(tmp_path / "suspects.csv"))
     assert read["index"].tolist() == list(range(WRITTEN + 7))
     np.testing.assert_allclose(read["p_error"], audit.p_error, rtol=1e-5)
+
+
+def test_names_of_columns_hold_no_formulas(tmp_path):
+    frame = table(40).rename(columns={"n0": "=1+1", "n1": "a;=2"})
+    text = found(frame, np.linspace(0.9, 0.02, 40)).write_suspects(tmp_path / "suspects.csv").read_text()
+    names = next(csv.reader(text.splitlines()))
+    assert "'=1+1" in names
+    assert "a;'=2" in names

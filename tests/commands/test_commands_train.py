@@ -165,7 +165,14 @@ def test_tune_prints_the_command_to_use(tmp_path):
         str(tmp_path),
     ]
     said = run(*command, "--trials", "2")
-    assert "compensate train digits --method gce --hyper q=" in said
+    (line,) = [line.partition("compensate ")[2] for line in said.splitlines() if line.startswith("use it:")]
+    assert "--method gce --noise pair:0.3 --model mlp --epochs 2 --limit 150" in line
+    assert "--hyper q=" in line
+    again = run(*shlex.split(line), "--out", str(tmp_path / "again"))
+    assert "gce on mlp, 2 epochs" in again
+    asked = json.loads((tmp_path / "again" / "config.json").read_text())["config"]
+    assert asked["noise"] == "pair:0.3"
+    assert asked["model_options"] == {"hidden": [8]}
     assert len(json.loads((tmp_path / "tuning.json").read_text())["trials"]) == 2
     run(*command, "--trials", "3")
     assert len(json.loads((tmp_path / "tuning.json").read_text())["trials"]) == 3

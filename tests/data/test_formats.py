@@ -9,6 +9,7 @@ import os
 import pickle
 import struct
 import tarfile
+import time
 import zipfile
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+from compensate import files
 from compensate.data import (
     UNLABELLED,
     from_arrays,
@@ -27,11 +29,14 @@ from compensate.data import (
     read_folder,
     read_idx,
     read_imdb,
+    read_labels,
     read_mnist,
     read_npz,
     read_sst2,
     read_table,
+    read_vectors,
 )
+from compensate.data.labels import encode_labels
 from compensate.data.unpickle import load_arrays
 from compensate.errors import InputError
 
@@ -555,7 +560,7 @@ def test_a_table_of_labels_overrides_its_rows_only(tmp_path):
         ("index,label\nx,4\n", "row numbers"),
         ("index,label\n0,owl\n", '"owl" of row 0'),
         ("id,label\n0,1\n", "no ids"),
-        ("a,b\n0,1\n", "say which"),
+        ("a,b\n0,1\n", "Say which"),
         ("label\n1\n2\n3\n", "expected one for each"),
     ],
 )
@@ -765,3 +770,68 @@ def test_splits_and_data_pass_through():
     assert load(splits.train).train is splits.train
     frame = pd.DataFrame({"a": [1.0, 2.0, 3.0], "label": ["x", "y", "x"]})
     assert load(frame).train.target.tolist() == [0, 1, 0]
+
+
+def test_a_class_keeps_the_tab_that_all_its_cells_have():
+    target, classes = encode_labels(["\t=1", " cat", "cat", "\t=1 ", "dog\n", "dog"])
+    assert classes == ("\t=1", "cat", "dog"), "blanks never count, other signs where all cells have them"
+    assert target.tolist() == [0, 1, 1, 0, 2, 2]
+    assert encode_labels(["\t=1", "cat\n"], classes)[0].tolist() == [0, 1]
+
+
+def test_a_text_of_megabytes_is_no_class():
+    with pytest.raises(InputError, match=r"label of row 1 has 10,001 characters; .* 10,000 at most"):
+        encode_labels(["a", "x" * 10_001])
+
+
+def test_labels_that_are_lists_are_refused_and_other_lists_are_left_out(tmp_path):
+    pytest.importorskip("pyarrow")
+    frame = pd.DataFrame({"size": np.arange(20.0), "tags": [["a", "b"], []] * 10, "label": [["x"], ["y"]] * 10})
+    frame.to_parquet(tmp_path / "a.parquet")
+    with pytest.raises(InputError, match=r'column "label" of .* holds lists; expected one label a row'):
+        load(tmp_path / "a.parquet")
+    with pytest.raises(InputError, match=r'column "tags" of .* holds lists'):
+        load(frame.assign(label=["x", "y"] * 10), label="tags")
+    with pytest.warns(UserWarning, match="the columns tags hold lists, which are not used"):
+        data = load(frame.assign(label=["x", "y"] * 10)).train
+    assert data.x.shape == (20, 1)
+
+
+def test_a_table_has_a_bounded_number_of_columns(tmp_path):
+    wide = [f"c{j}" for j in range(100_000)]
+    path = tmp_path / "a.csv"
+    path.write_text("\n".join([",".join(wide), *[",".join(["1"] * 100_000)] * 20]))
+    begun = time.process_time()
+    with pytest.raises(InputError, match="has 100,000 columns; a table with at most 10,000 is read"):
+        load(path)
+    with pytest.raises(InputError, match="has 100,000 columns"):
+        load(pd.DataFrame(np.zeros((2, 100_000)), columns=wide))
+    assert time.process_time() - begun < 5
+
+
+def test_a_line_without_end_is_refused_before_it_is_read(tmp_path):
+    size = 1 << 30
+    for name, read in (("a.csv", load), ("a.txt", read_labels), ("v.txt", read_vectors)):
+        with open(tmp_path / name, "wb") as out:
+            out.write(b"word 1 2\n" if name == "v.txt" else b"text,label\n")
+            out.truncate(size)  # a gigabyte of zeros, which takes no room on the disk
+        begun = time.process_time()
+        with pytest.raises(InputError, match="line of more than 16,777,216 bytes"):
+            read(tmp_path / name)
+        assert time.process_time() - begun < 5
+
+
+@pytest.mark.parametrize("repeated", ["number", "text"])
+def test_a_parquet_file_that_unpacks_without_end_is_refused(tmp_path, monkeypatch, repeated):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    rows = 2_000_000 if repeated == "number" else 20_000
+    value = pyarrow.array(["x" * 4000]) if repeated == "text" else pyarrow.array([1.5])
+    column = pyarrow.DictionaryArray.from_arrays(pyarrow.array(np.zeros(rows, np.int32)), value)
+    dense = column.cast(pyarrow.string()) if repeated == "text" else column.dictionary_decode()
+    parquet.write_table(pyarrow.table({"a": dense, "label": dense}), tmp_path / "a.parquet")
+    assert (tmp_path / "a.parquet").stat().st_size < 40_000
+    monkeypatch.setattr(files, "SMALL", 1 << 23)
+    with pytest.raises(InputError, match="which no data set does"):
+        load(tmp_path / "a.parquet")

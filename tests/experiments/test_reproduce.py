@@ -60,6 +60,20 @@ def reproduce(data, tmp_path, table, *more):
     return runner.invoke(app, arguments, env={"COLUMNS": "250"})
 
 
+def test_without_data_nothing_is_started(tmp_path, monkeypatch):
+    def started(*_, **__):
+        raise AssertionError("a run was started")
+
+    def not_found(url, *_, **__):
+        raise InputError(f"{url} could not be fetched")
+
+    monkeypatch.setattr("experiments.grid.side_by_side", started)
+    monkeypatch.setattr("compensate.data.sources.fetch", not_found)
+    done = reproduce(tmp_path / "empty", tmp_path, "table-9-sst2")
+    assert isinstance(done.exception, InputError)
+    assert "sst2 is not in" in str(done.exception)
+
+
 @pytest.mark.parametrize("table", list(every()))
 def test_every_table_runs_end_to_end_at_the_tiny_scale(data, tmp_path, table):
     out = tmp_path / "table.csv"

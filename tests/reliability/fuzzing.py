@@ -1,13 +1,16 @@
-"""Small valid files of every format that is read, and ways to damage them.
+"""Small valid files of every format that is read, ways to damage them, and inputs made to take all memory or time.
 
-`python tests/reliability/fuzzing.py 10000 results/fuzz.json` damages each format so many times and stores the counts.
+`python tests/reliability/fuzzing.py 10000 results/fuzz.json` damages each format so many times and stores the counts; then
+it reads each hostile input in a process of its own and stores what that took.
 """
 
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import json
+import os
 import pickle
 import signal
 import struct
@@ -15,6 +18,7 @@ import sys
 import tempfile
 import time
 import warnings
+import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -28,7 +32,9 @@ import torch
 from PIL import Image
 
 from compensate.auditing.corrections import read_corrections
-from compensate.data import Splits, load
+from compensate.auditing.page.model import Estimate
+from compensate.auditing.result import Audit
+from compensate.data import Splits, load, read_vectors
 from compensate.data.cifar import read_cifar
 from compensate.data.corpora import read_imdb, read_sst2
 from compensate.data.idx import read_mnist
@@ -104,8 +110,46 @@ def stored_weights() -> bytes:
         return (Path(folder) / "w").read_bytes()
 
 
+def stored_run() -> Files:
+    """The part of a run's folder that is read again."""
+    p = RNG.random(12)
+    audit = Audit(
+        "table", "pets.csv", ("cat", "dog", "fox"), np.arange(12), Y, (Y + 1) % 3, np.log(p / (1 - p)), p,
+        {"margin": RNG.normal(size=12)}, Estimate(0.1, 0.0, 0.2), ids=tuple(f"k{i}" for i in range(12)),
+        probabilities=RNG.random((12, 3)).astype(np.float32), curves={"loss": [0.5, 0.25]},
+        unlabelled={"index": np.array([12]), "suggested": np.array([1]), "probability": np.array([0.5])},
+        config={"source": "pets.csv", "label": "label"}, notes=("a note",), source_digest="sha256:0123456789abcdef",
+        row_digests=RNG.integers(1, 1 << 62, size=12).astype(np.uint64),
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        audit.save(folder)
+        return {p.name: p.read_bytes() for p in sorted(Path(folder).iterdir())}
+
+
+def read_run(folder: Path, *, trusting: bool = False) -> Any:
+    """What `apply --accept` and a report read of a run; `trusting`: as if the checksum in it were right."""
+    if trusting:
+        try:
+            texts = json.loads((folder / "audit.json").read_bytes())
+            texts["arrays"] = hashlib.sha256((folder / "audit.npz").read_bytes()).hexdigest()
+            (folder / "audit.json").write_text(json.dumps(texts))
+        except (ValueError, TypeError, RecursionError):
+            pass  # too damaged to be made right
+    try:
+        found = Audit.load(folder)
+    finally:
+        (folder / "audit.json").write_bytes(RUN["audit.json"])
+    found.write_suspects(folder / "suspects.csv")
+    found.report(folder / "report.html")
+    return found.accepted(0.5)
+
+
+RUN = stored_run()
 TOML = b'method = "logcomp"\nnoise = "pair:0.2"\nepochs = 3\nlr = 0.1\nseed = 1\n[hyper]\nlam = 0.1\n[model_options]\nhidden = [8]\n'
-CORRECTIONS = b"index,given,decision,label\n0,cat,accept,dog\n3,dog,reject,dog\n7,'=1+1,other,cat\n8,cat,skip,\n"
+CORRECTIONS = (
+    b"index,given,decision,label,row,source\n0,cat,accept,dog,sha256:0123456789abcdef,sha256:fedcba9876543210\n"
+    b"3,dog,reject,dog,,\n7,'=1+1,other,cat,,\n8,cat,skip,,,\n"
+)
 SST: Files = {
     "train.tsv": b"a fine film\t1\nawful\t0\nso so\t1\n",
     "dev.tsv": b"good\t1\nbad\t0\n",
@@ -144,6 +188,9 @@ FORMATS: dict[str, tuple[Files, Callable[[Path], Any]]] = {
         {"l.pt": saved(lambda out: torch.save({"noisy": Y}, out))},
         lambda folder: read_labels(folder / "l.pt"),
     ),
+    "vectors": ({"v.txt": b"film 1 2 3\nplot 3 4 5\nthe 0.5 -1 2e3\n"}, lambda folder: read_vectors(folder / "v.txt")),
+    "run": (RUN, read_run),
+    "run-trusted": (RUN, lambda folder: read_run(folder, trusting=True)),
     "corrections": ({"c.csv": CORRECTIONS}, lambda folder: read_corrections(folder / "c.csv")),
     "checkpoint": (stored_checkpoint(), checkpoint.latest),
     "weights": ({"w.safetensors": stored_weights()}, lambda folder: checkpoint.load_weights(folder / "w.safetensors")),
@@ -236,6 +283,97 @@ def fuzz(name: str, count: int, seed: int = 0) -> Counter[str]:
     return outcomes
 
 
+def zeros(path: Path, name: str, size: int) -> None:
+    """A zip archive with a file of zeros, which pack to a thousandth, after the header of an array of that size."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as out, out.open(name, "w", force_zip64=True) as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": (size,)})
+        for _ in range(size >> 20):
+            file.write(bytes(1 << 20))
+
+
+def packed_lines(path: Path, size: int) -> None:
+    with gzip.open(path, "wb") as out:
+        out.write(b"word,label\n")
+        for _ in range(size >> 20):
+            out.write(b"a,b\n" * (1 << 18))
+
+
+def repeated(path: Path, size: int) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    part = pyarrow.table({"size": np.ones(1 << 20), "label": pyarrow.array(np.ones(1 << 20))})
+    with parquet.ParquetWriter(path, part.schema) as out:
+        for _ in range(size >> 24):
+            out.write_table(part)
+
+
+def hostile_run(folder: Path, size: int) -> None:
+    zeros(folder / "audit.npz", "index.npy", size)
+    texts = json.loads(RUN["audit.json"])
+    texts["arrays"] = hashlib.sha256((folder / "audit.npz").read_bytes()).hexdigest()
+    (folder / "audit.json").write_text(json.dumps(texts))
+
+
+def long_line(path: Path, size: int) -> None:
+    with open(path, "wb") as out:
+        out.write(b"word,label\n")
+        out.truncate(size)  # zeros, which take no room on the disk
+
+
+def wide(path: Path, columns: int) -> None:
+    names = ",".join(f"c{j}" for j in range(columns))
+    path.write_text("\n".join([names, *[",".join("1" * columns)] * 20]))
+
+
+def promised(path: Path, size: int) -> None:
+    with open(path, "wb") as out:
+        np.lib.format.write_array_header_1_0(out, {"descr": "|u1", "fortran_order": False, "shape": (size << 10,)})
+
+
+HOSTILE: dict[str, tuple[Callable[[Path, int], None], Callable[[Path], Any]]] = {
+    "100,000 columns": (lambda at, size: wide(at / "a.csv", 100_000), lambda at: load(at / "a.csv")),
+    "a line of 1 GB": (lambda at, size: long_line(at / "a.csv", size), lambda at: load(at / "a.csv")),
+    "labels of 10 MB": (
+        lambda at, size: (at / "a.csv").write_text("n,label\n" + "".join(f"{i},{'abc'[i % 3] * 10_000_000}\n" for i in range(6))) and None,
+        lambda at: load(at / "a.csv"),
+    ),
+    ".npz of 1 GB": (lambda at, size: zeros(at / "a.npz", "x.npy", size), lambda at: load(at / "a.npz")),
+    ".npz of 1 GB, labels": (lambda at, size: zeros(at / "a.npz", "y.npy", size), lambda at: read_labels(at / "a.npz")),
+    ".npy that promises 1 TB": (lambda at, size: promised(at / "a.npy", size), lambda at: load(at / "a.npy")),
+    ".csv.gz of 1 GB": (lambda at, size: packed_lines(at / "a.csv.gz", size), lambda at: load(at / "a.csv.gz")),
+    ".parquet of 1 GB": (lambda at, size: repeated(at / "a.parquet", size), lambda at: load(at / "a.parquet")),
+    "run folder of 1 GB": (hostile_run, Audit.load),
+}  # fmt: skip
+"""What was made to take all memory or time: how it is written, given the bytes it unpacks to, and how it is read."""
+
+
+def withstand(name: str, size: int = 1 << 30) -> dict[str, Any]:
+    """Reads a hostile input in a process of its own; what came of it, and the seconds and megabytes it took."""
+    write, read = HOSTILE[name]
+    with tempfile.TemporaryDirectory() as place:
+        write(Path(place), size)
+        before = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which the child does not use
+            child = os.fork()
+        if not child:
+            code = 1
+            try:
+                with within(SECONDS):
+                    read(Path(place))
+            except InputError:
+                code = 0
+            except BaseException as error:
+                print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            finally:
+                os._exit(code)
+        _, status, used = os.wait4(child, 0)
+    grown = max(0, used.ru_maxrss * 1024 - before) >> 20
+    outcome = "refused" if status == 0 else "not refused"
+    return {"outcome": outcome, "seconds": round(used.ru_utime + used.ru_stime, 1), "megabytes": grown}
+
+
 def main(count: int, path: Path) -> None:
     """What a run before this one stored for as many mutations or more stays: delete the file to start again."""
     known = json.loads(path.read_text())["formats"] if path.is_file() else {}
@@ -247,6 +385,9 @@ def main(count: int, path: Path) -> None:
         stored["formats"][name] = {"mutations": count, **outcomes, "seconds": round(time.monotonic() - begun, 1)}
         path.write_text(json.dumps(stored, indent=1) + "\n")
         print(f"{name:14s} {dict(outcomes)}", flush=True)
+    stored["hostile"] = {name: withstand(name) for name in HOSTILE}
+    path.write_text(json.dumps(stored, indent=1) + "\n")
+    print(json.dumps(stored["hostile"], indent=1), flush=True)
 
 
 if __name__ == "__main__":

@@ -17,10 +17,9 @@ import faults
 import pytest
 import torch
 
-from compensate import InputError
+from compensate import InputError, files
 from compensate.auditing.page import Estimate, Page, write_page
 from compensate.cli import main
-from compensate.data import files
 from compensate.data.digits import digits
 from compensate.training import Config, Run, checkpoint, fit, lock, workers
 from compensate.training.lock import alone

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from fuzzing import FORMATS, fuzz
+from fuzzing import FORMATS, HOSTILE, SECONDS, fuzz, withstand
 
 COUNT = int(os.environ.get("FUZZ", "200"))
 
@@ -24,3 +24,12 @@ def test_undamaged_files_are_read(tmp_path):
             (tmp_path / name / file).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name / file).write_bytes(content)
         assert read(tmp_path / name) is not None, name
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_was_made_to_fill_the_memory_is_refused(name):
+    """Half a gigabyte each: more than a packed file may unpack to, and little enough to be made here."""
+    took = withstand(name, 1 << 29)
+    assert took["outcome"] == "refused"
+    assert took["seconds"] < SECONDS
+    assert took["megabytes"] < 1024

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -115,17 +114,3 @@ def _labels(
     if len(names) != shape[1]:
         raise InputError(f"the labels name {len(names)} classes, and the probabilities have {shape[1]} columns.")
     return target, names
-
-
-def read_array(path: str | Path) -> NDArray[Any]:
-    """An array of an .npy file, or the only one of an .npz."""
-    try:
-        loaded = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} is not a numpy file of numbers ({error}).") from error
-    if isinstance(loaded, np.ndarray):
-        return loaded
-    with loaded:
-        if len(loaded.files) != 1:
-            raise InputError(f"{path} holds {', '.join(loaded.files)}; expected one array.")
-        return loaded[loaded.files[0]]

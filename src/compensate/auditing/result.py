@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,12 +14,21 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from compensate.auditing.corrections import Applied, Correction, apply_corrections, changes, read_corrections
+from compensate.auditing import run_folder
+from compensate.auditing.corrections import (
+    Applied,
+    Correction,
+    apply_corrections,
+    changes,
+    check_source,
+    read_corrections,
+)
+from compensate.auditing.csv_escape import guard
+from compensate.auditing.digests import as_text
 from compensate.auditing.flags import flag_from
-from compensate.auditing.guard import guard
 from compensate.auditing.page.model import Estimate
-from compensate.data.files import make_folder, write_atomically
 from compensate.errors import InputError
+from compensate.files import write_atomically
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,9 +37,6 @@ if TYPE_CHECKING:
 
 LIKELY = 0.5
 """From here on a label is more likely wrong than right."""
-
-FORMAT = 1
-"""Of the files that `Audit.save` writes."""
 
 WRITTEN = 20_000
 """Rows of a list that are made into text at once."""
@@ -60,6 +65,8 @@ class Audit:
         notes: what a reader should know, such as rows that were left out.
         data: the audited data, if it is at hand; it is not saved.
         model: the trained model, if there is one; it is not saved here.
+        source_digest: of the file or folder that was audited; see `compensate.auditing.digests`.
+        row_digests: (N,) of the rows without their labels, if the source has any.
     """
 
     kind: str
@@ -81,6 +88,14 @@ class Audit:
     data: Data | None = None
     model: nn.Module | None = None
     vectors: Any = None
+    source_digest: str = ""
+    row_digests: NDArray[np.uint64] | None = None
+
+    def __post_init__(self) -> None:
+        info = {} if self.data is None else self.data.info
+        if not self.source_digest and "source_digest" in info:
+            object.__setattr__(self, "source_digest", info["source_digest"])
+            object.__setattr__(self, "row_digests", info["row_digests"][self.index])
 
     def __len__(self) -> int:
         return len(self.index)
@@ -179,11 +194,21 @@ class Audit:
         if self.regression:  # as exact as the data, or a decision would not be known to be about this row
             given = [repr(float(value)) for value in self.given[rows]]
         return tuple(
-            Correction(int(self.index[i]), g, "accept", s) for i, g, s in zip(rows, given, suggested, strict=True)
+            Correction(int(self.index[i]), g, "accept", s, self.row_digest(i), self.source_digest)
+            for i, g, s in zip(rows.tolist(), given, suggested, strict=True)
         )
 
+    def row_digest(self, row: int) -> str:
+        """The digest of an audited row as corrections carry it; nothing if there is none."""
+        return "" if self.row_digests is None or not self.row_digests[row] else as_text(int(self.row_digests[row]))
+
     def apply(
-        self, corrections: str | Path | Iterable[Correction], out: str | Path | None = None, *, force: bool = False
+        self,
+        corrections: str | Path | Iterable[Correction],
+        out: str | Path | None = None,
+        *,
+        force: bool = False,
+        rematch: bool = False,
     ) -> NDArray[Any] | Applied:
         """The corrected labels, or with `out` (for an audit of a file or folder) the corrected data written there.
 
@@ -191,6 +216,7 @@ class Audit:
             corrections: corrections.csv as the review page exports it, or `Correction` records such as `accepted` gives.
             out: the file to write.
             force: overwrite it.
+            rematch: with `out`, find each row by its content if the file has changed.
 
         Labels are returned for the audited rows in their order: class names, or quantities.
         """
@@ -199,9 +225,11 @@ class Audit:
             source = self.config.get("source")
             if not source:
                 raise InputError(
-                    "this audit is of arrays, not of a file; leave out away and take the labels it returns."
+                    "this audit is of arrays, not of a file, so there is no file to write; call `apply` without `out` and take "
+                    "the labels it returns."
                 )
-            return apply_corrections(source, decided, out, label=self.config.get("label"), force=force)
+            return apply_corrections(source, decided, out, label=self.config.get("label"), force=force, rematch=rematch)
+        check_source(decided, self.source_digest, self.title)
         rows = int(self.index.max(initial=-1)) + 1
         cells: list[Any] = [""] * rows
         for place, name in zip(self.index.tolist(), self.names(self.given), strict=True):
@@ -255,67 +283,19 @@ class Audit:
 
     def save(self, path: str | Path) -> Path:
         """Writes the audit to a folder: ``audit.json`` and ``audit.npz``, nothing pickled. `load` reads it."""
-        folder = Path(path)
-        make_folder(folder)
-        r = self.noise_rate
-        texts = {
-            "format": FORMAT,
-            "kind": self.kind,
-            "title": self.title,
-            "classes": self.classes,
-            "ids": self.ids,
-            "noise_rate": [r.value, r.low, r.high],
-            "curves": dict(self.curves),
-            "config": dict(self.config),
-            "notes": self.notes,
-        }
-        arrays: dict[str, Any] = {
-            "index": self.index, "given": self.given, "suggested": self.suggested,
-            "score": self.score, "p_error": self.p_error,
-            **{f"evidence.{k}": v for k, v in self.evidence.items()},
-            **{f"unlabelled.{k}": v for k, v in self.unlabelled.items()},
-        }  # fmt: skip
-        if self.probabilities is not None:
-            arrays["probabilities"] = self.probabilities
-        packed = io.BytesIO()
-        np.savez_compressed(packed, **arrays)
-        write_atomically(folder / "audit.npz", packed.getvalue())
-        write_atomically(folder / "audit.json", json.dumps(texts, ensure_ascii=False, indent=1).encode())
-        return folder
+        run_folder.save(self, Path(path))
+        return Path(path)
 
     @classmethod
     def load(cls, path: str | Path) -> Audit:
         """Reads what `save` wrote; data and model are not part of it."""
-        folder = Path(path)
-        try:
-            texts = json.loads((folder / "audit.json").read_text("utf-8"))
-            with np.load(folder / "audit.npz", allow_pickle=False) as found:
-                arrays = {name: found[name] for name in found.files}
-        except (OSError, ValueError) as error:
-            raise InputError(
-                f"{folder} holds no audit that can be read ({error}); expected audit.json and audit.npz."
-            ) from error
-        if texts.get("format") != FORMAT:
-            raise InputError(
-                f"{folder} was written by another version (format {texts.get('format')}); audit the data again."
-            )
-        return cls(
-            kind=texts["kind"], title=texts["title"], classes=tuple(texts["classes"]), ids=tuple(texts["ids"]),
-            noise_rate=Estimate(*texts["noise_rate"]), curves=texts["curves"], config=texts["config"],
-            notes=tuple(texts["notes"]), probabilities=arrays.get("probabilities"),
-            evidence=_under(arrays, "evidence."), unlabelled=_under(arrays, "unlabelled."),
-            **{name: arrays[name] for name in ("index", "given", "suggested", "score", "p_error")},
-        )  # fmt: skip
-
-
-def _under(arrays: Mapping[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
-    return {name.removeprefix(prefix): values for name, values in arrays.items() if name.startswith(prefix)}
+        return cls(**run_folder.load(Path(path)))
 
 
 def _write_csv(path: str | Path, frame: pd.DataFrame) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(frame.columns)
+    writer.writerow([guard(str(name)) for name in frame.columns])
     # Column by column is quicker than cell by cell; some rows at a time, or all cells would be in memory as texts.
     for first in range(0, len(frame), WRITTEN):
         part = frame.iloc[first : first + WRITTEN]

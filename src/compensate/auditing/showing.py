@@ -65,6 +65,7 @@ def page(audit: Audit) -> Page:
             flagged=bool(audit.mask[i]),
             content=content(audit.data, int(i)),
             id=audit.ids[i] if audit.ids else "",
+            digest=audit.row_digest(int(i)),
             like_given=tuple(int(audit.index[j]) for j in likes[int(i)][0]) if likes else (),
             like_suggested=tuple(int(audit.index[j]) for j in likes[int(i)][1]) if likes else (),
         )
@@ -90,6 +91,7 @@ def page(audit: Audit) -> Page:
         curves=_curves(audit),
         command=command(audit),
         notes=tuple(notes),
+        source_digest=audit.source_digest,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from compensate.auditing.kinds import is_text
+from compensate.auditing.digests import digests_of
 from compensate.data.arrays import from_arrays, not_finite
 from compensate.data.dataset import Data, Splits
 from compensate.data.labels import encode_labels, override_labels
 from compensate.data.load import load
-from compensate.errors import InputError
+from compensate.errors import InputError, nearest
 
 KINDS = {"images": "image", "text": "text", "table": "table", "features": "embedding"}
 """From what a reader says of its samples to what the review page calls them."""
@@ -23,11 +24,17 @@ KINDS = {"images": "image", "text": "text", "table": "table", "features": "embed
 
 def read(data: Any, labels: Any, features: ArrayLike | str | Path | None, options: Mapping[str, Any]) -> Data:
     """The data set to audit: the training part, with the given labels and features in place of its own."""
+    _check_options(options)
     found = _read(data, labels, options)
     info = dict(found.info)
     if isinstance(data, (str, Path)):
-        info |= {"title": Path(str(data)).name or str(data), "source": str(data) if Path(str(data)).exists() else ""}
+        path = Path(str(data)).expanduser()
+        info |= {"title": path.name or str(data), "source": str(data) if path.exists() else ""}
+        if path.exists():
+            info |= digests_of(found, path)
     if "kind" not in info:
+        from compensate.auditing.kinds import is_text  # late, for it brings PyTorch along
+
         info["kind"] = "text" if is_text(found.x) else "images" if np.ndim(found.x) == 4 else "features"
     found = replace(found, info=info)
     if features is not None:
@@ -45,10 +52,31 @@ def labelled(data: Data) -> Data:
     return data
 
 
+OPTIONS = (
+    "data_dir", "delimiter", "download", "encoding", "label", "labels_key", "phrases", "size", "task", "test", "text",
+)  # fmt: skip
+"""Of the readers of `compensate.data.load`; which of them a kind of data takes is the reader's to say."""
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Refuses a name that is neither an argument of the audit nor an option of any reader."""
+    odd = [name for name in options if name not in OPTIONS]
+    if odd:
+        from compensate.auditing.audit import audit
+
+        known = (*inspect.signature(audit).parameters, *OPTIONS)
+        raise InputError(f'audit has no argument "{odd[0]}"; {nearest(odd[0], [n for n in known if n != "options"])}')
+
+
 def _read(data: Any, labels: Any, options: Mapping[str, Any]) -> Data:
+    key = options.get("labels_key")
+    if isinstance(data, (list, tuple, Data, Splits)) or _array(data) is not None:
+        given = [name for name, value in options.items() if value is not None and name != "labels_key"]
+        if given:
+            raise InputError(f"{given[0]} is an option for files and data frames; the data is a {type(data).__name__}.")
     if isinstance(data, (Data, Splits)):
         part = data.train if isinstance(data, Splits) else data
-        return part if labels is None else override_labels(part, labels)
+        return part if labels is None else override_labels(part, labels, key)
     if isinstance(data, (list, tuple, np.ndarray)) and _texts(data):
         return _of_texts(data, labels)
     array = _array(data)
@@ -56,7 +84,7 @@ def _read(data: Any, labels: Any, options: Mapping[str, Any]) -> Data:
         if labels is None:
             raise InputError("an array has no labels of its own; pass them too: audit(x, y).")
         if isinstance(labels, (str, Path)):
-            return override_labels(from_arrays(array, None), labels)
+            return override_labels(from_arrays(array, None), labels, key)
         return from_arrays(array, _array(labels) if _array(labels) is not None else np.asarray(labels))
     if labels is not None and not isinstance(labels, (str, Path)):
         labels = np.asarray(labels)

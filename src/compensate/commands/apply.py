@@ -6,15 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from compensate.commands import options as o
+from compensate.commands.terminal import console
 from compensate.errors import InputError
 
 if TYPE_CHECKING:
-    from compensate.auditing.corrections import Correction
-
-console = Console(highlight=False)
+    from compensate.auditing.corrections import Correction, Matched
 
 
 def apply(
@@ -36,6 +34,9 @@ def apply(
     encoding: Annotated[str, typer.Option(help="Of the file.")] = "utf-8",
     delimiter: Annotated[str | None, typer.Option(help="Of the file, if not obvious.", show_default=False)] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
+    rematch: Annotated[
+        bool, typer.Option("--rematch", help="The file has changed since the audit: find each row by its content.")
+    ] = False,
 ) -> None:
     """Write the data with the corrected labels.
 
@@ -43,20 +44,43 @@ def apply(
 
     Without a browser: `compensate apply reviews.csv runs/reviews-3f2a --accept 0.9`
 
-    A corrected CSV or TSV is the same file but for the changed cells. A folder of images gets a label file.
+    A corrected CSV or TSV is the same file but for the changed cells. A folder of images gets a label file. A file that is
+    not the audited one is refused, unless its rows shall be found by their content (--rematch).
     """
+    o.check_path(data, corrections)
     from compensate.auditing.corrections import apply_corrections
 
     decided: Path | tuple[Correction, ...] = corrections
     if corrections.is_dir() or accept is not None:
         decided, label, said = _accepted(data, corrections, accept, label)
         console.print(said, markup=False)
-    done = apply_corrections(data, decided, out, label=label, encoding=encoding, delimiter=delimiter, force=force)
+    done = apply_corrections(
+        data, decided, out, label=label, encoding=encoding, delimiter=delimiter, force=force, rematch=rematch
+    )
+    if done.matched is not None:
+        console.print(_rematched(done.matched), markup=False)
+    elif not done.checked:
+        console.print(
+            "note: these corrections do not name the file they are about; only the labels of the rows were compared",
+            markup=False,
+        )
     console.print(
         f"{done.path}: {done.changed:,} of {done.rows:,} labels changed, {done.kept:,} kept as they were, "
         f"{done.skipped:,} skipped",
         markup=False,
     )
+
+
+def _rematched(matched: Matched) -> str:
+    """What was found by content, and which rows were not."""
+    said = [f"{matched.found:,} rows found by content, {matched.moved:,} of them at another place"]
+    if matched.done:
+        said.append(f"{matched.done:,} hold the decided label already")
+    for rows, why in ((matched.absent, "not in this file"), (matched.unclear, "not clear which row is meant")):
+        if rows:
+            shown = ", ".join(map(str, rows[:5])) + (", ..." if len(rows) > 5 else "")
+            said.append(f"{len(rows):,} left out, {why} (rows {shown} of the audited file)")
+    return "; ".join(said)
 
 
 def _accepted(

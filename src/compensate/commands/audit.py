@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 import warnings
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
 from compensate.commands import options as o
+from compensate.commands.terminal import console
 from compensate.errors import InputError
 
 if TYPE_CHECKING:
     from compensate.auditing.result import Audit
     from compensate.data.dataset import Data
-
-console = Console(highlight=False)
 
 PAIRS = 6
 """Lines of the summary's table."""
@@ -59,7 +56,12 @@ def audit(
     data_dir: o.DataDir = None,
     encoding: Annotated[str | None, typer.Option(help="Of the file, if not UTF-8.", show_default=False)] = None,
     delimiter: Annotated[str | None, typer.Option(help="Of the file, if not obvious.", show_default=False)] = None,
-    out: Annotated[Path, typer.Option(help="Where run folders go.")] = Path("runs"),
+    labels_key: Annotated[
+        str | None, typer.Option(help="Which label set of the file of labels, if it holds several.", show_default=False)
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The run's folder; runs/NAME if not given.", show_default=False)
+    ] = None,
 ) -> None:
     """Find the labels that look wrong, and write a page to review them on.
 
@@ -70,50 +72,76 @@ def audit(
     started = time.perf_counter()
     if data is None and probs is None:
         raise InputError("no data is given; write for example: compensate audit reviews.csv.")
+    o.check_path(data, labels, features, probs)
+    chosen: dict[str, Any] = {
+        "label": label, "text": text, "task": task, "size": size, "encoding": encoding, "delimiter": delimiter,
+        "labels_key": labels_key,
+    }  # fmt: skip
+    options = {name: value for name, value in chosen.items() if value is not None}
+    from compensate.auditing.run_folder import check_run_folder, write_run
+    from compensate.files import check_writable
+
+    check_writable(out or Path("runs"))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        source = _source(data, labels, features, data_dir, options, probs)
+        asked = {**options, "model": model, "epochs": epochs, "seed": seed or 0}
+        folder = out or Path("runs") / _name(source, asked, labels, features, probs)
+        check_run_folder(folder)
         if probs is not None:
-            found = _of_probabilities(data, probs, labels, label, seed or 0)
+            found = _of_probabilities(source, probs, labels, labels_key, seed or 0)
         else:
-            chosen = {
-                "label": label, "text": text, "task": task, "size": size, "encoding": encoding, "delimiter": delimiter,
-            }  # fmt: skip
-            found = _trained(
-                str(data), labels, features, model, epochs, seed or 0, data_dir,
-                {name: value for name, value in chosen.items() if value is not None}, started,
-            )  # fmt: skip
+            assert source is not None
+            found = _trained(source, model, epochs, seed or 0, started)
     notes = [str(w.message) for w in caught if w.category is UserWarning and "torch" not in str(w.filename)]
-    folder = write_run(found, out, extra_notes=notes)
-    for note in dict.fromkeys([*found.notes, *notes]):
+    found = replace(found, notes=tuple(dict.fromkeys([*found.notes, *notes])))
+    write_run(found, folder)
+    for note in found.notes:
         console.print(Text.assemble(("note: ", "yellow"), note))
     _summary(found, folder)
 
 
-def _trained(
-    data: str,
+def _source(
+    data: str | None,
     labels: Path | None,
     features: Path | None,
-    model: str | None,
-    epochs: int | None,
-    seed: int,
     data_dir: Path | None,
     options: dict[str, Any],
-    started: float,
-) -> Audit:
-    from dataclasses import replace
-
-    from compensate.auditing.audit import audit as run
+    probs: Path | None,
+) -> Data | None:
+    """The data to audit; nothing if there are probabilities and labels alone."""
     from compensate.auditing.source import read
     from compensate.data import load
 
-    if data_dir is not None and not Path(data).exists():
+    if probs is not None:
+        if labels is None and data is None:
+            raise InputError("--probs needs the labels too: compensate audit --probs p.npy --labels y.npy.")
+        return None if labels is not None else read(data, None, None, options)
+    if data_dir is not None and not Path(str(data)).exists():
         source = load(data, data_dir, **options).train
-        source = replace(source, info={**source.info, "title": data})
-        source = read(source, labels, features, {})
+        source = read(replace(source, info={**source.info, "title": data}), labels, features, {})
     else:
         source = read(data, labels, features, options)
     if "label" in options:
         source = replace(source, info={**source.info, "label_given": True})
+    return source
+
+
+def _name(source: Data | None, asked: dict[str, Any], *files: Path | None) -> str:
+    """The name of the run's folder: other data, features or options give another one."""
+    from compensate.auditing.digests import digest_file
+    from compensate.auditing.run_folder import run_name
+
+    info = {} if source is None else source.info
+    path = info.get("source") and str(Path(str(info["source"])).absolute())
+    given = {"data": path, "digest": info.get("source_digest"), "files": [f and digest_file(f) for f in files]}
+    title = info.get("title") or next((file.name for file in files if file is not None), "data")
+    return run_name(str(title), {**asked, **given})
+
+
+def _trained(source: Data, model: str | None, epochs: int | None, seed: int, started: float) -> Audit:
+    from compensate.auditing.audit import audit as run
+
     console.print(_opening(source), markup=False)
     bar = Progress(
         TextColumn("training "),
@@ -139,56 +167,23 @@ def _trained(
     return found
 
 
-def _of_probabilities(data: str | None, probs: Path, labels: Path | None, label: str | None, seed: int) -> Audit:
-    from compensate.auditing.probabilities import audit_probabilities, read_array
-    from compensate.data import load, read_labels
+def _of_probabilities(
+    source: Data | None, probs: Path, labels: Path | None, labels_key: str | None, seed: int
+) -> Audit:
+    from compensate.auditing.probabilities import audit_probabilities
+    from compensate.data import read_labels
+    from compensate.files import read_array
 
-    if labels is None and data is None:
-        raise InputError("--probs needs the labels too: compensate audit --probs p.npy --labels y.npy.")
-    if labels is not None:
-        cells = read_labels(labels)[0]
+    if source is None:
+        assert labels is not None
+        cells = read_labels(labels, labels_key)[0]
         return audit_probabilities(read_array(probs), cells, title=labels.name, seed=seed)
-    source = load(data, **({"label": label} if label else {})).train
-    return audit_probabilities(
-        read_array(probs),
-        source.target,
-        classes=list(source.classes),
-        title=Path(str(data)).name,
-        seed=seed,
-        data=source,
+    title = str(source.info.get("title", "the data"))
+    found = audit_probabilities(
+        read_array(probs), source.target, classes=list(source.classes), title=title, seed=seed, data=source
     )
-
-
-def write_run(found: Audit, out: Path, *, extra_notes: list[str] | None = None) -> Path:
-    """The run folder: config.json, metrics.jsonl, suspects.csv, report.html, the audit and the model's weights."""
-    from dataclasses import replace
-
-    from compensate.data.files import make_folder, write_atomically
-
-    if extra_notes:
-        found = replace(found, notes=tuple(dict.fromkeys([*found.notes, *extra_notes])))
-    stem = Path(found.title).stem.replace(" ", "-") or "data"
-    digest = hashlib.sha256(json.dumps(dict(found.config), sort_keys=True, default=str).encode())
-    digest.update(found.given.tobytes())
-    folder = out / f"{stem}-{digest.hexdigest()[:4]}"
-    make_folder(folder)
-    write_atomically(folder / "config.json", json.dumps(dict(found.config), indent=1, default=str).encode())
-    lines = [
-        json.dumps({"epoch": epoch + 1, **{name: round(values[epoch], 5) for name, values in found.curves.items()}})
-        for epoch in range(max((len(values) for values in found.curves.values()), default=0))
-    ]
-    write_atomically(folder / "metrics.jsonl", ("\n".join(lines) + "\n").encode())
-    found.write_suspects(folder / "suspects.csv")
-    if len(found.predicted):
-        found.write_predictions(folder / "predictions.csv")
-    found.save(folder / "audit")
-    if found.model is not None:
-        from safetensors.torch import save
-
-        state = {name: value.contiguous() for name, value in found.model.state_dict().items()}
-        write_atomically(folder / "model.safetensors", save(state))
-    found.report(folder / "report.html")
-    return folder
+    chosen = {name: source.info[name] for name in ("source", "label") if source.info.get(name)}
+    return replace(found, config={**chosen, **found.config})
 
 
 def _opening(source: Data) -> str:

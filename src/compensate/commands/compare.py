@@ -10,17 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from compensate.commands import options as o
+from compensate.commands.terminal import console
 from compensate.errors import InputError
 
 if TYPE_CHECKING:
     from compensate.training.comparison import Row
-
-console = Console(highlight=False)
 
 
 def compare(
@@ -64,7 +62,7 @@ def compare(
 
     Started again, it goes on where it was: finished runs are read, unfinished ones resumed.
     """
-    from compensate.data.files import make_folder
+    from compensate.files import make_folder
     from compensate.training import Run, comparison
     from compensate.training.workers import side_by_side
 

@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from compensate._version import __version__
+from compensate.commands.terminal import console
 
 if TYPE_CHECKING:
     from compensate.demo import Job, Outcome, Setting
-
-console = Console(highlight=False)
 
 
 def demo(
@@ -41,8 +39,8 @@ def demo(
 
 def _demo(out: Path, seeds: int, epochs: int) -> None:
     """Runs the demonstration, prints its table and writes `results.json`, `suspects.png` and `report.html` into `out`."""
-    from compensate.data.files import make_folder, write_atomically
     from compensate.demo import Setting, jobs, picture, review, summary
+    from compensate.files import make_folder, write_atomically
 
     setting = Setting(epochs=epochs)
     console.print(
@@ -84,8 +82,8 @@ def _demo(out: Path, seeds: int, epochs: int) -> None:
 
 def _search(out: Path, epochs: int) -> None:
     """Runs the search, prints the best settings and writes every trial to `search.json` in `out`."""
-    from compensate.data.files import make_folder, write_atomically
     from compensate.demo import Setting, chosen, search_jobs
+    from compensate.files import make_folder, write_atomically
 
     setting = Setting(epochs=epochs, held_out=0.2)
     found = chosen(_followed("searching", search_jobs(), setting), setting)

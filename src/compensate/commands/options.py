@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -39,6 +41,14 @@ Label = Annotated[str | None, _option("Column of the label, for tables.")]
 Text = Annotated[str | None, _option("Column of the text, for tables.")]
 Hyper = Annotated[list[str] | None, _option("A hyper-parameter of the method: --hyper lam=0.1; may be repeated.")]
 Set = Annotated[list[str] | None, _option("Any other option: --set weight_decay=1e-4; may be repeated.", "--set")]
+
+
+def check_path(*paths: str | Path | None) -> None:
+    """Refuses what can only be a path and is not there, before anything heavy is imported to read it."""
+    for path in (p for p in paths if p is not None):
+        named = isinstance(path, str) and not Path(path).suffix and len(Path(path).parts) == 1
+        if not named and not Path(path).expanduser().exists():
+            raise InputError(f"there is no file or folder {path}; check the path.")
 
 
 def value_of(text: str) -> Any:
@@ -86,9 +96,11 @@ def nested(found: Mapping[str, Any]) -> dict[str, Any]:
 
 def options(config: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
     """All options: those of the file, and over them those of the command line; tables are joined."""
-    from compensate.training.config import read_toml
+    merged = {}
+    if config is not None:
+        from compensate.training.config import read_toml
 
-    merged = {} if config is None else {k.replace("-", "_"): v for k, v in read_toml(config).items()}
+        merged = {k.replace("-", "_"): v for k, v in read_toml(config).items()}
     for name, value in given.items():
         if value is None or value == {}:
             continue
@@ -110,10 +122,47 @@ def shared(
     return {"data": data, **named, **others, "data_options": reader}
 
 
+def again(given: Mapping[str, Any], **more: Any) -> str:
+    """The line that trains with these options: `given` as `shared` has them, with other values for some.
+
+    >>> again({"data": "my file.csv", "noise": "pair:0.2", "lr": None, "weight_decay": 0.1, "hyper": {"lam": 0.5}})
+    "compensate train 'my file.csv' --noise pair:0.2 --set weight_decay=0.1 --hyper lam=0.5"
+    """
+    from compensate.commands.train import train
+
+    merged = {**given, **more}
+    parts = ["compensate", "train", str(merged.pop("data"))]
+    parts += _flags(merged.pop("data_options", {}), inspect.signature(train).parameters, "data_options.")
+    return shlex.join([*parts, *_flags(merged, inspect.signature(train).parameters)])
+
+
+def _flags(options: Mapping[str, Any], own: Container[str], prefix: str = "") -> list[str]:
+    """Options with a flag of their own, hyper-parameters, and any other by --set."""
+    found: list[str] = []
+    for name, value in options.items():
+        if value is None:
+            continue
+        if name == "hyper":
+            found += [part for key, one in value.items() for part in ("--hyper", f"{key}={_written(one)}")]
+        elif isinstance(value, Mapping):
+            found += _flags(value, (), f"{prefix}{name}.")
+        elif name in own:
+            found += [f"--{name.replace('_', '-')}", _written(value)]
+        else:
+            found += ["--set", f"{prefix}{name}={_written(value)}"]
+    return found
+
+
+def _written(value: Any) -> str:
+    """A value as `value_of` reads it."""
+    return f"{value:.6g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
+
+
 def build(merged: Mapping[str, Any], where: str) -> Config:
     """The configuration; a missing data set is the most common slip."""
-    from compensate.training.config import Config
-
     if not merged.get("data"):
         raise InputError("no data set is given; write for example: compensate train digits --method logcomp.")
+    check_path(str(merged["data"]))
+    from compensate.training.config import Config
+
     return Config.of(merged, where)

@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from compensate.commands import options as o
-
-console = Console(highlight=False)
+from compensate.commands.terminal import console
 
 
 def train(
@@ -60,10 +58,6 @@ def train(
 
     In several processes: `torchrun --nproc-per-node 2 -m compensate train ...`, or `accelerate launch -m compensate train ...`
     """
-    from compensate.training.distribution import Processes
-    from compensate.training.fitting import fit
-    from compensate.training.trainer import Interrupted
-
     given = o.shared(
         data, set_, label, text, method=method, noise=noise, model=model, hyper=o.pairs(hyper, "--hyper"), epochs=epochs,
         batch_size=batch_size, lr=lr, optimiser=optimiser, schedule=schedule, seed=seed, limit=limit, clean=clean,
@@ -71,6 +65,10 @@ def train(
         teacher=teacher,
     )  # fmt: skip
     asked = o.build(o.options(config, given), str(config or "the command line"))
+    from compensate.training.distribution import Processes
+    from compensate.training.fitting import fit
+    from compensate.training.trainer import Interrupted
+
     folder = out if out is not None else Path("runs") / asked.name
     try:
         result = fit(

@@ -7,17 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from compensate.commands import options as o
+from compensate.commands.terminal import console
 from compensate.errors import InputError
 
 if TYPE_CHECKING:
     from compensate.methods.search import Preset
-
-console = Console(highlight=False)
 
 
 def tune(
@@ -55,17 +53,18 @@ def tune(
     The presets paper and paper-per-sample are the search spaces of the paper, with its learning rate read in both ways.
     Started again, the study goes on.
     """
-    from compensate.data.files import write_atomically
-    from compensate.training.tuning import search
-
     given = o.shared(
         data, set_, label, text, method=method, noise=noise, model=model, hyper=o.pairs(hyper, "--hyper"), epochs=epochs,
         batch_size=batch_size, lr=lr, optimiser=optimiser, schedule=schedule, seed=seed, limit=limit, vectors=vectors,
         max_length=max_length,
     )  # fmt: skip
-    asked = o.build(o.options(config, given), str(config or "the command line"))
+    merged = o.options(config, given)
+    asked = o.build(merged, str(config or "the command line"))
     if asked.method == "base":
         raise InputError("base has nothing to tune; name a method: --method logcomp.")
+    from compensate.files import write_atomically
+    from compensate.training.tuning import search
+
     folder = out if out is not None else Path("runs") / f"tune-{asked.name}"
     with Progress(
         TextColumn("searching"), BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("trials"), TimeElapsedColumn(),
@@ -87,13 +86,9 @@ def tune(
         console.print(f"[red]{found['lost']} trials were lost:[/red] their processes were ended from outside")
     console.print(f"{len(found['trials'])} trials, the best first; accuracy is on held-out noisy labels")
     console.print(table)
-    best = " ".join(
-        f"--hyper {k}={v:.6g}" if isinstance(v, float) else f"--hyper {k}={v}"
-        for k, v in found["best"]["hyper"].items()
-    )
-    console.print(
-        f"use it:     compensate train {asked.data} --method {asked.method.replace('_', '-')} {best}", soft_wrap=True
-    )
+    hyper_best = {**asked.hyper, **found["best"]["hyper"]}
+    line = o.again(merged, method=asked.method.replace("_", "-"), hyper=hyper_best, data_dir=data_dir and str(data_dir))
+    console.print(f"use it:     {line}", soft_wrap=True, markup=False)
     console.print(f"all trials: {folder / 'tuning.json'}", soft_wrap=True)
     if found["lost"]:
         raise typer.Exit(1)

@@ -3,6 +3,10 @@
 `load` reads everything: named public sets, your own tables, image folders and arrays. `batches` gives an epoch of it.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from compensate.data import noise
 from compensate.data.arrays import from_arrays, read_npz
 from compensate.data.batches import batches, draws, gather, order
@@ -17,7 +21,6 @@ from compensate.data.hub import from_hub
 from compensate.data.idx import read_idx, read_mnist
 from compensate.data.images import CropFlip, channel_statistics
 from compensate.data.imbalance import class_sizes, long_tailed
-from compensate.data.indexed import Indexed
 from compensate.data.labels import encode_labels, override_labels, read_labels
 from compensate.data.load import load
 from compensate.data.ragged import Ragged
@@ -25,6 +28,9 @@ from compensate.data.sources import SOURCES, data_folder
 from compensate.data.tables import choose_label, choose_text, from_frame, read_frame, read_table
 from compensate.data.text import Tfidf, Vocabulary, encode, text_features, tokenise
 from compensate.data.vectors import embedding_matrix, find_vectors, read_vectors
+
+if TYPE_CHECKING:
+    from compensate.data.indexed import Indexed
 
 __all__ = [
     "SOURCES",
@@ -74,3 +80,11 @@ __all__ = [
     "text_features",
     "tokenise",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Indexed":  # a data set of PyTorch, which reading files does not need
+        from compensate.data.indexed import Indexed
+
+        return Indexed
+    raise AttributeError(f"module 'compensate.data' has no attribute {name!r}")

@@ -12,6 +12,7 @@ from compensate.data.dataset import UNLABELLED, Data, Splits
 from compensate.data.images import as_images
 from compensate.data.labels import encode_labels, read_labels
 from compensate.errors import InputError
+from compensate.files import numpy_damage, read_numpy
 
 MAPPED = 1 << 28
 """An .npy file with more bytes than this is mapped into memory and read as it is needed."""
@@ -106,22 +107,10 @@ def read_npz(path: str | Path, *, labels: str | Path | None = None) -> Splits:
 
 
 def _load(path: Path) -> Any:
-    try:
-        if path.suffix.lower() == ".npy" and path.stat().st_size > MAPPED:
+    if path.suffix.lower() == ".npy" and path.stat().st_size > MAPPED:
+        with numpy_damage(path):
             return np.load(path, mmap_mode="r", allow_pickle=False)
-        with open(path, "rb") as file:
-            loaded = np.load(file, allow_pickle=False)
-            if isinstance(loaded, np.ndarray):
-                return loaded
-            with loaded:
-                return {name: loaded[name] for name in loaded.files}
-    except InputError:
-        raise
-    except Exception as error:  # numpy hands the header to a parser of Python, which fails in many ways
-        why = "it holds pickled objects, which are not read" if "pickle" in str(error).lower() else str(error)
-        raise InputError(
-            f"{path} is damaged or not a numpy file of numbers ({why}). Write it again with numpy.save or numpy.savez."
-        ) from error
+    return read_numpy(path)
 
 
 def _one(found: dict[str, NDArray[Any]], names: tuple[str, ...], path: Path, part: str = "") -> Any:

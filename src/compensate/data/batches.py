@@ -8,20 +8,21 @@ share a batch see what one would.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from compensate.data.dataset import Data
 from compensate.data.ragged import Ragged
 from compensate.data.seeding import generator
 from compensate.errors import InputError
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 Rows = NDArray[np.int64]
-Augment = Callable[[Tensor, NDArray[np.float64]], Tensor]
+Augment = Callable[["Tensor", NDArray[np.float64]], "Tensor"]
 """Takes the batch (B, C, H, W) and draws (B, 3), uniform in [0, 1), that belong to its samples."""
 
 POOL = 50
@@ -80,6 +81,8 @@ def gather(
     >>> x.shape, index.tolist()
     (torch.Size([2, 1, 8, 8]), [5, 6])
     """
+    import torch  # late: reading data, and refusing it, takes none of it
+
     x = data.x[rows]
     if isinstance(x, Ragged):
         tensor = torch.from_numpy(x.pad())

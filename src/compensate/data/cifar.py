@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compensate.data.dataset import Data, Splits
-from compensate.data.files import decode, members
 from compensate.data.unpickle import load_arrays
 from compensate.errors import InputError
+from compensate.files import decode, members
 
 PIXELS = 3 * 32 * 32
 

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compensate.data.dataset import UNLABELLED, Data, Splits
-from compensate.data.files import decode, members
 from compensate.data.tables import is_table, read_table
 from compensate.errors import InputError
+from compensate.files import decode, members
 
 SENTIMENT = ("negative", "positive")
 

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from compensate.data.files import make_folder
 from compensate.errors import InputError
+from compensate.files import make_folder
 
 Progress = Callable[[int, int | None], None]
 """Called with the bytes there are and the bytes there will be, if the server says so."""

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compensate.data.dataset import Data, Splits
-from compensate.data.files import read_bytes
 from compensate.errors import InputError
+from compensate.files import read_bytes
 
 _TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 

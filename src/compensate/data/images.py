@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.nn import functional as F
 
 from compensate.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class CropFlip:
     Called with images (B, C, H, W) and draws (B, 3), uniform in [0, 1): shift down, shift right, mirror. One gather
     serves the whole batch.
 
+    >>> import torch
     >>> image = torch.arange(4).view(1, 1, 2, 2)
     >>> CropFlip(1)(image, np.array([[0.5, 0.5, 0.9]])).flatten().tolist()      # neither moved nor mirrored
     [0, 1, 2, 3]
@@ -36,6 +37,9 @@ class CropFlip:
     flip: bool = True
 
     def __call__(self, images: Tensor, drawn: NDArray[np.float64]) -> Tensor:
+        import torch  # late, as in `compensate.data.batches`
+        from torch.nn import functional as F
+
         if images.ndim != 4:
             raise InputError(f"CropFlip takes images (B, C, H, W), and was given shape {tuple(images.shape)}.")
         b, _, h, w = images.shape

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +11,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from compensate.data.dataset import UNLABELLED, Data
-from compensate.data.files import damage, read_bytes, read_text
 from compensate.data.unpickle import load_arrays
 from compensate.errors import InputError, nearest
+from compensate.files import members, numpy_damage, opened, read_numpy, read_text
+
+LONGEST = 10_000
+"""Characters of a class's name: texts beyond are no classes, and a page or a list would repeat them for every row."""
 
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "<na>"})
 """Cells, in lower case, that stand for a value that is not there."""
@@ -38,7 +39,8 @@ def encode_labels(
     """Class numbers and class names of label cells; a missing label is `UNLABELLED`.
 
     Names are in numeric order if all are numbers, else in alphabetical order; or as ``classes`` says: then the cells are
-    all names, or else all class numbers.
+    all names, or else all class numbers. Blanks around a name do not count; tabs and line ends do only where every cell of
+    the class has them, so that a corrected cell can be written as the others are.
 
     >>> encode_labels(["dog", "cat", "", "dog"])
     (array([ 1,  0, -1,  1]), ('cat', 'dog'))
@@ -46,6 +48,8 @@ def encode_labels(
     ('9', '10')
     """
     cells = [None if is_missing(v) else _name(v) for v in values]
+    _check_length(cells)
+    cells = _as_written(cells, classes)
     if classes is None:
         found = {c for c in cells if c is not None}
         classes = sorted(found, key=_number) if all(_is_number(c) for c in found) else sorted(found)
@@ -64,21 +68,42 @@ def encode_labels(
     return target, tuple(classes)
 
 
-def override_labels(data: Data, labels: ArrayLike | str | Path, key: str | None = None) -> Data:
+def _check_length(cells: Sequence[str | None]) -> None:
+    for row, cell in enumerate(cells):
+        if cell is not None and len(cell) > LONGEST:
+            raise InputError(
+                f"the label of row {row} has {len(cell):,} characters; the name of a class has {LONGEST:,} at most. Check "
+                "which column holds the labels."
+            )
+
+
+def _as_written(cells: Sequence[str | None], classes: Sequence[str] | None) -> list[str | None]:
+    """Each cell as all cells of its class are written; without tabs and line ends around it where they differ."""
+    forms: dict[str, set[str]] = {}
+    for cell in cells:
+        if cell is not None:
+            forms.setdefault(cell.strip(), set()).add(cell)
+    names = {bare: found.pop() if len(found) == 1 else bare for bare, found in forms.items()}
+    if classes is not None:
+        names = {bare: name if name in classes else bare for bare, name in names.items()}
+    return [None if cell is None else names[cell.strip()] for cell in cells]
+
+
+def override_labels(data: Data, labels: ArrayLike | str | Path, labels_key: str | None = None) -> Data:
     """The data with labels from elsewhere, such as real annotations with their errors.
 
     Args:
         data: the samples.
         labels: one label for each row of the source (or of ``data``), or a file that `read_labels` reads. Labels are
             class names or class numbers.
-        key: which of several label sets of the file.
+        labels_key: which of several label sets of the file.
 
     >>> data = Data(np.eye(3), np.array([0, 1, 0]), ("cat", "dog"))
     >>> override_labels(data, ["dog", "dog", "cat"]).target.tolist()
     [1, 1, 0]
     """
     if isinstance(labels, (str, Path)):
-        found, keys, by = read_labels(labels, key)
+        found, keys, by = read_labels(labels, labels_key)
         where = str(labels)
     else:
         found, keys, by = np.asarray(labels), None, ""
@@ -101,7 +126,7 @@ def override_labels(data: Data, labels: ArrayLike | str | Path, key: str | None 
     return replace(data, target=target, classes=names)
 
 
-def read_labels(path: str | Path, key: str | None = None) -> tuple[NDArray[Any], NDArray[Any] | None, str]:
+def read_labels(path: str | Path, labels_key: str | None = None) -> tuple[NDArray[Any], NDArray[Any] | None, str]:
     r"""Labels from a file: the cells, and the index or id of each if the file has them, and which of the two.
 
     - ``.npy``, ``.npz``: an array; a pickled dictionary of arrays (as CIFAR-N has it) is read without running anything.
@@ -109,7 +134,7 @@ def read_labels(path: str | Path, key: str | None = None) -> tuple[NDArray[Any],
     - ``.txt``: a label a line.
     - ``.csv``, ``.tsv``: a label column, and perhaps a column index, id or file; without one, a label for each row.
 
-    Where a file holds several label sets, ``key`` says which.
+    Where a file holds several label sets, ``labels_key`` says which.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -120,7 +145,7 @@ def read_labels(path: str | Path, key: str | None = None) -> tuple[NDArray[Any],
     path = Path(path)
     suffix = path.suffix.lower()
     if suffix in (".npy", ".npz", ".pt"):
-        return _pick(_arrays(path), key, path), None, ""
+        return _pick(_arrays(path), labels_key, path), None, ""
     if suffix in (".csv", ".tsv"):
         from compensate.data.tables import read_frame
 
@@ -129,10 +154,11 @@ def read_labels(path: str | Path, key: str | None = None) -> tuple[NDArray[Any],
         by = next((name for name in ("index", "id", "file", "path", "filename") if name in lower), "")
         others = [c for c in frame.columns if not by or c != lower[by]]
         named = [lower[name] for name in ("label", "target", "class", "y") if name in lower]
-        column = key or (others[0] if len(others) == 1 else named[0] if len(named) == 1 else None)
+        column = labels_key or (others[0] if len(others) == 1 else named[0] if len(named) == 1 else None)
         if column not in frame.columns:
             raise InputError(
-                f"{path} has the columns {', '.join(map(str, frame.columns))}; say which holds the labels."
+                f"{path} has the columns {', '.join(map(str, frame.columns))}. Say which holds the labels: labels_key=... "
+                "(--labels-key on the command line)."
             )
         return frame[column].to_numpy(object), (frame[lower[by]].to_numpy(object) if by else None), by
     if suffix in (".txt", ".labels", ""):
@@ -142,26 +168,19 @@ def read_labels(path: str | Path, key: str | None = None) -> tuple[NDArray[Any],
 
 
 def _arrays(path: Path) -> Any:
-    content = read_bytes(path)
     if path.suffix.lower() == ".pt":
-        with damage(path), zipfile.ZipFile(io.BytesIO(content)) as zipped:
-            inner = [name for name in zipped.namelist() if name.endswith("data.pkl")]
-            if len(inner) != 1:
-                raise InputError(f"{path} is not a file saved by torch.")
-            return load_arrays(zipped.read(inner[0]), str(path))
-    try:
-        if b"'descr': '|O'" in content[:200]:
-            # An object array of one dictionary: its pickle follows the header.
-            stream = io.BytesIO(content)
-            version = np.lib.format.read_magic(stream)
-            (np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0)(stream)
-            return _inner(load_arrays(stream.read(), str(path)))
-        loaded = np.load(io.BytesIO(content), allow_pickle=False)
-        return {name: loaded[name] for name in loaded.files} if hasattr(loaded, "files") else loaded
-    except InputError:
-        raise
-    except Exception as error:  # numpy hands the header to a parser of Python, which fails in many ways
-        raise InputError(f"{path} is damaged or not a numpy file ({error}).") from error
+        inner = [content for _, content in members(path, lambda name: name.endswith("data.pkl"), packed=".zip")]
+        if len(inner) != 1:
+            raise InputError(f"{path} is not a file saved by torch.")
+        return load_arrays(inner[0], str(path))
+    with opened(path) as file, numpy_damage(path):
+        # An object array of one dictionary: its pickle follows the header.
+        if b"'descr': '|O'" in file.read(200):
+            file.seek(0)
+            version = np.lib.format.read_magic(file)
+            (np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0)(file)
+            return _inner(load_arrays(file.read(), str(path)))
+    return read_numpy(path)
 
 
 def _inner(value: Any) -> Any:
@@ -177,8 +196,8 @@ def _pick(found: Any, key: str | None, path: Path) -> NDArray[Any]:
         key = key or (usable[0] if len(usable) == 1 else None)
         if key is None or key not in named:
             raise InputError(
-                f"{path} holds {', '.join(usable) or 'no labels'}; say which with key=, for example "
-                f'key="{(usable or ["labels"])[0]}".'
+                f"{path} holds {', '.join(usable) or 'no labels'}. Say which: "
+                f'labels_key="{(usable or ["y"])[0]}" (--labels-key {(usable or ["y"])[0]} on the command line).'
             )
         found = named[key]
     found = np.asarray(found)
@@ -218,7 +237,7 @@ def _name(value: Any) -> str:
         value = value.decode("utf-8", "replace")
     if isinstance(value, (float, np.floating)) and float(value).is_integer():
         value = int(value)
-    return str(value).strip()
+    return str(value).strip(" ")
 
 
 def _is_number(text: str) -> bool:

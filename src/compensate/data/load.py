@@ -14,7 +14,6 @@ from compensate.data.cifar import read_cifar
 from compensate.data.corpora import read_imdb, read_sst2
 from compensate.data.dataset import Data, Splits
 from compensate.data.digits import digits_splits
-from compensate.data.files import is_archive
 from compensate.data.folder import is_image, read_folder
 from compensate.data.hub import from_hub, is_hub
 from compensate.data.idx import read_mnist
@@ -22,6 +21,7 @@ from compensate.data.labels import override_labels
 from compensate.data.sources import SOURCES, read_source
 from compensate.data.tables import from_frame, is_table, read_table
 from compensate.errors import InputError, nearest
+from compensate.files import is_archive
 
 ALIASES = {"cifar-10": "cifar10", "cifar-100": "cifar100", "fashionmnist": "fashion-mnist", "sst-2": "sst2"}
 

@@ -147,6 +147,11 @@ def data_folder(data_dir: str | Path | None = None) -> Path:
 
 def read_source(name: str, data_dir: str | Path | None = None, *, download: bool = True, **options: Any) -> Splits:
     """A public data set from the data folder; fetched first if it is not there."""
+    return SOURCES[name].read(find_source(name, data_dir, download=download), **options)
+
+
+def find_source(name: str, data_dir: str | Path | None = None, *, download: bool = True) -> Path:
+    """Where a public data set is in the data folder; fetched first if it is not there."""
     source = SOURCES[name]
     folder = data_folder(data_dir)
     found = locate(source, folder)
@@ -155,7 +160,7 @@ def read_source(name: str, data_dir: str | Path | None = None, *, download: bool
         found = locate(source, folder)
     if found is None:
         raise InputError(f"{name} is not in {folder}. {_advice(source, folder)}")
-    return source.read(found, **options)
+    return found
 
 
 def locate(source: Source, folder: Path) -> Path | None:

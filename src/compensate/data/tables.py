@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from compensate.data.dataset import Data, Splits
 from compensate.data.features import TableEncoder
-from compensate.data.files import decode, read_bytes
 from compensate.data.labels import encode_labels, is_missing
 from compensate.errors import InputError, nearest
+from compensate.files import decode, limit, read_bytes, too_large
 
 LABELS = ("label", "target", "class", "y")
 IDS = ("id", "index", "uuid", "guid", "key", "row", "unnamed: 0", "")
@@ -32,6 +32,8 @@ PARTS = {
     "dev": "validation",
 }
 SUFFIXES = (".csv", ".tsv", ".parquet", ".pq")
+COLUMNS = 10_000
+"""Columns of a table: each is looked at on its own, so that hundreds of thousands would take hours."""
 
 
 def is_table(path: Path) -> bool:
@@ -62,12 +64,13 @@ def read_frame(path: str | Path, *, encoding: str = "utf-8", delimiter: str | No
     kind = kind_of(path)
     if kind in (".parquet", ".pq"):
         return _parquet(path)
-    text = decode(read_bytes(path), path, encoding)
+    text = decode(read_bytes(path, lines=True), path, encoding)
     header = text.lstrip("\n").split("\n", 1)[0].rstrip("\r")
     if not header:
         raise InputError(f"{path} is empty; expected a first line with the names of the columns.")
     if delimiter is None:
         delimiter = "\t" if kind == ".tsv" else max(",;\t|", key=header.count)
+    _check_width(header.count(delimiter) + 1, path)
     plain = delimiter == "\t" and '"' not in header and _even(text, header.count("\t"))
     try:
         with warnings.catch_warnings():
@@ -83,6 +86,14 @@ def read_frame(path: str | Path, *, encoding: str = "utf-8", delimiter: str | No
             )
     except (pd.errors.ParserError, pd.errors.ParserWarning, pd.errors.EmptyDataError) as error:
         raise InputError(f"{path} cannot be read as a table: {error}. Check that line's quotes and columns.") from error
+
+
+def _check_width(columns: int, where: str | Path) -> None:
+    if columns > COLUMNS:
+        raise InputError(
+            f"{where} has {columns:,} columns; a table with at most {COLUMNS:,} is read. Keep those that matter, or give numbers "
+            "as an array: an .npy or .npz file."
+        )
 
 
 def read_table(
@@ -145,15 +156,26 @@ def from_frame(
         task = "regression" if like.regression else task
     if not len(frame):
         raise InputError(f"{where} has no rows.")
-    frame = frame.reset_index(drop=True)
-    text = choose_text(frame, text, where, label)
-    label = choose_label(frame, label, where, text)
+    frame = _named(frame, where)
+    label, text = (None if name is None else str(name) for name in (label, text))
+    nested = [name for name in frame.columns if _is_nested(frame[name])]
+    for name in nested:
+        if name == label or (label is None and name.strip().lower() in LABELS):
+            raise InputError(
+                f'the column "{name}" of {where} holds lists; expected one label a row. Keep one label of each list, or '
+                "name another column: label=... (--label on the command line)."
+            )
+    flat = frame.drop(columns=nested)
+    text = choose_text(flat, text, where, label)
+    label = choose_label(flat, label, where, text)
+    if nested:
+        warnings.warn(f"{where}: the columns {', '.join(nested)} hold lists, which are not used.", stacklevel=3)
     cells = frame[label].to_numpy(object)
     target, names = _targets(cells, task, where, label) if classes is None else encode_labels(cells, classes)
     split = next((c for c in frame.columns if str(c).strip().lower() == "split" and c != label), None)
     ids = next((c for c in frame.columns if str(c).strip().lower() in IDS and c not in (label, text)), None)
     info: dict[str, Any] = {"kind": "text" if text else "table", "label": label, "text": text, "rows": len(frame)}
-    rest = [c for c in frame.columns if c not in (label, text, split, ids)]
+    rest = [c for c in flat.columns if c not in (label, text, split, ids)]
     if text:
         x: NDArray[Any] = np.array(["" if is_missing(v) else str(v) for v in frame[text]], dtype=object)
     else:
@@ -274,7 +296,28 @@ def _parts(column: pd.Series, where: str) -> pd.Series:
     return parts
 
 
+def _named(frame: pd.DataFrame, where: str) -> pd.DataFrame:
+    """The table with texts as the names of its columns, each of which must be another."""
+    _check_width(frame.shape[1], where)
+    names = pd.Index([str(name) for name in frame.columns])
+    if not names.is_unique:
+        twice = names[names.duplicated()][0]
+        raise InputError(f'{where} has more than one column named "{twice}"; rename all but one.')
+    frame = frame.reset_index(drop=True)
+    frame.columns = names
+    return frame
+
+
+def _is_nested(column: pd.Series) -> bool:
+    """Whether cells hold lists or tables instead of values."""
+    if column.dtype != object or pd.api.types.infer_dtype(column, skipna=True) != "mixed":
+        return False
+    return any(isinstance(v, (list, tuple, set, dict, np.ndarray)) for v in column)
+
+
 def _distinct(column: pd.Series, limit: int) -> int:
+    if _is_nested(column):
+        return limit
     values = column.unique()
     if len(values) > limit + 20:  # however many ways there are to write that a value is missing
         return limit
@@ -293,6 +336,33 @@ def _parquet(path: Path) -> pd.DataFrame:
     except ImportError as error:
         raise InputError('reading Parquet needs pyarrow: pip install "compensate[parquet]".') from error
     try:
+        _check_parquet(path)
         return parquet.read_table(path).to_pandas()
+    except InputError:
+        raise
     except Exception as error:  # of Arrow, of pandas, or of the JSON that they keep in the file
         raise InputError(f"{path} is damaged or not a Parquet file ({error}). Write or fetch it again.") from error
+
+
+def _check_parquet(path: Path) -> None:
+    """Refuses a file that unpacks to more than its `limit`: values that repeat take next to nothing in it."""
+    import pyarrow
+    import pyarrow.compute as compute
+    from pyarrow import parquet
+
+    head = parquet.read_metadata(path)
+    _check_width(head.num_columns, path)
+    size = max(
+        8 * head.num_rows * head.num_columns, sum(head.row_group(k).total_byte_size for k in range(head.num_row_groups))
+    )
+    if size <= limit(path):
+        kinds = (pyarrow.types.is_string, pyarrow.types.is_large_string, pyarrow.types.is_binary)
+        texts = [field.name for field in parquet.read_schema(path) if any(is_kind(field.type) for is_kind in kinds)]
+        table = parquet.read_table(path, columns=texts, read_dictionary=texts)
+        for column in table.columns:
+            for part in column.chunks:
+                if pyarrow.types.is_dictionary(part.type):  # kept once here, and written out for each row later
+                    lengths = compute.binary_length(part.dictionary).take(part.indices)
+                    size += compute.sum(lengths.cast(pyarrow.int64())).as_py() or 0
+    if size > limit(path):
+        raise InputError(too_large(path))

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compensate.data.dataset import Data, Splits
-from compensate.data.files import write_atomically
 from compensate.data.ragged import Ragged
 from compensate.errors import InputError
+from compensate.files import write_atomically
 
 PADDING, UNKNOWN = 0, 1
 """The ids of padding and of a word that is not in the vocabulary."""

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from compensate.data.files import opened
 from compensate.data.seeding import generator
 from compensate.data.sources import data_folder
 from compensate.data.text import Vocabulary
 from compensate.errors import InputError
+from compensate.files import read_lines
 
 Vectors = dict[str, NDArray[np.float32]]
 
@@ -36,31 +36,30 @@ def read_vectors(path: str | Path, wanted: Container[str] | None = None) -> Vect
     """
     found: Vectors = {}
     size = 0
-    with opened(path) as file:
-        for number, line in enumerate(file, start=1):
-            head, _, tail = line.rstrip().partition(b" ")
-            if number == 1 and head.isdigit() and tail.isdigit():
+    for number, line in enumerate(read_lines(path), start=1):
+        head, _, tail = line.rstrip().partition(b" ")
+        if number == 1 and head.isdigit() and tail.isdigit():
+            continue
+        # In the largest GloVe files a few words hold blanks themselves; so count the numbers from the right.
+        size = size or len(tail.split())
+        if size == 0:
+            raise InputError(f"line {number} of {path} has no numbers; expected a word and its vector.")
+        fields = line.split()
+        if len(fields) > size + 1:
+            head = line.rstrip().rsplit(b" ", size)[0]
+        try:
+            word = head.decode("utf-8")
+            if wanted is not None and word not in wanted:
                 continue
-            # In the largest GloVe files a few words hold blanks themselves; so count the numbers from the right.
-            size = size or len(tail.split())
-            if size == 0:
-                raise InputError(f"line {number} of {path} has no numbers; expected a word and its vector.")
-            fields = line.split()
-            if len(fields) > size + 1:
-                head = line.rstrip().rsplit(b" ", size)[0]
-            try:
-                word = head.decode("utf-8")
-                if wanted is not None and word not in wanted:
-                    continue
-                vector = np.array(fields[-size:], dtype=np.float32)
-                if len(fields) <= size or not np.isfinite(vector).all():
-                    raise ValueError(f"{len(fields) - 1} numbers")
-            except ValueError as error:
-                raise InputError(
-                    f"line {number} of {path} is not a word with {size} numbers ({error}). The file may be cut short: "
-                    "fetch it again."
-                ) from None
-            found[word] = vector
+            vector = np.array(fields[-size:], dtype=np.float32)
+            if len(fields) <= size or not np.isfinite(vector).all():
+                raise ValueError(f"{len(fields) - 1} numbers")
+        except ValueError as error:
+            raise InputError(
+                f"line {number} of {path} is not a word with {size} numbers ({error}). The file may be cut short: "
+                "fetch it again."
+            ) from None
+        found[word] = vector
     if not size:
         raise InputError(f"{path} holds no word vectors; expected a word and its numbers on each line.")
     return found

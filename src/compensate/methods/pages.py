@@ -94,7 +94,7 @@ def print_grid(console: Console) -> None:
 
 def write_pages(path: Path) -> None:
     """Writes the pages of all methods as one Markdown file."""
-    from compensate.data.files import write_atomically
+    from compensate.files import write_atomically
 
     head = [
         "# Methods",

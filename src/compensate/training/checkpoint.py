@@ -18,8 +18,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from compensate.data.files import make_folder, write_atomically
 from compensate.errors import InputError
+from compensate.files import make_folder, write_atomically
 
 _NAME = re.compile(r"step-(\d+)\.json")
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from compensate._version import __version__
-from compensate.data.files import write_atomically
 from compensate.errors import InputError
+from compensate.files import write_atomically
 from compensate.methods.registry import find
 from compensate.training.config import Config
 from compensate.training.workers import LOST, trained

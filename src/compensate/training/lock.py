@@ -15,8 +15,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from compensate.data.files import write_atomically, writing
 from compensate.errors import InputError
+from compensate.files import write_atomically, writing
 
 NAME, OWNER = ".lock", "process.json"
 

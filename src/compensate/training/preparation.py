@@ -30,6 +30,7 @@ from compensate.data import (
 from compensate.data.seeding import generator
 from compensate.equation import Compensated
 from compensate.errors import InputError
+from compensate.files import read_array
 from compensate.forwards import Stages
 from compensate.inference.margins import CosineHead
 from compensate.methods.registry import Method, find
@@ -292,7 +293,7 @@ def teacher_logits(prepared: Prepared, data_dir: str | Path | None, *, soften: b
 
         rows = predict_rows(path, prepared, data_dir)
     elif path.suffix == ".npy" and path.is_file():
-        rows = torch.from_numpy(np.load(path, allow_pickle=False)).float()
+        rows = torch.from_numpy(read_array(path)).float()
     else:
         raise InputError(f"the teacher {path} is neither the folder of a run nor a .npy file.")
     shape = (prepared.train.rows, prepared.train.num_classes)

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from compensate._version import __version__
-from compensate.data.files import make_folder, write_atomically
 from compensate.equation import Compensated
 from compensate.errors import InputError
+from compensate.files import make_folder, write_atomically
 from compensate.training import checkpoint
 from compensate.training.config import PROTOCOL, Config
 from compensate.training.evaluation import predict

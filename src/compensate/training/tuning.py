@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from compensate.data.files import make_folder
 from compensate.errors import InputError, NotFinite
+from compensate.files import make_folder
 from compensate.methods.registry import find
 from compensate.methods.search import Choice, Kind, Preset, Space
 from compensate.training.config import Config

@@ -59,6 +59,7 @@ class Item:
         id: its name in the source, such as a file name or an id column.
         like_given, like_suggested: ``index`` of the nearest certain examples of either class, nearest first. The
             page shows three.
+        digest: of the row without its label; a correction carries it.
     """
 
     index: int
@@ -71,6 +72,7 @@ class Item:
     id: str = ""
     like_given: tuple[int, ...] = ()
     like_suggested: tuple[int, ...] = ()
+    digest: str = ""
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,7 @@ class Page:
         curves: accuracy and loss over the epochs.
         command: what to type once corrections.csv is saved.
         notes: sentences a reader should know, such as which rows could not be read.
+        source_digest: of the audited file or folder; corrections carry it.
 
     >>> item = Item(7, "cat", "dog", 3.2, 0.97, True, Content(text="woof"))
     >>> page = Page("pets.csv", "text", ("cat", "dog"), 100, (item,), Estimate(0.01, 0.0, 0.03))
@@ -182,6 +185,7 @@ class Page:
     curves: tuple[Curve, ...] = ()
     command: str = ""
     notes: tuple[str, ...] = ()
+    source_digest: str = ""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

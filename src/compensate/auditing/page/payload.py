@@ -73,6 +73,7 @@ def payload(page: Page) -> dict[str, Any]:
         "threshold": _number(page.threshold),
         "command": page.command,
         "notes": list(page.notes),
+        "source": page.source_digest,
         "classes": classes,
         "items": _items(page.items, page.examples, labels, names, limit),
         "examples": {
@@ -124,6 +125,7 @@ def _items(
     return {
         "index": [item.index for item in items],
         "id": [item.id for item in items],
+        "digest": [item.digest for item in items],
         "given": [labels(item.given) for item in items],
         "suggested": [labels(item.suggested) for item in items],
         "score": [_number(item.score) for item in items],

@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from compensate.auditing.page.model import Page
 from compensate.auditing.page.payload import payload, to_json
-from compensate.data.files import make_folder, write_atomically
+from compensate.files import make_folder, write_atomically
 
 STYLES = ("base.css", "frame.css", "overview.css", "review.css", "dialogs.css")
 SCRIPTS = (

@@ -1,11 +1,15 @@
-// corrections.csv: index,given,decision,label. A text that a spreadsheet would evaluate gets a leading apostrophe, and
-// so does one that looks as if it had been given one; `compensate apply` takes it off again. Numbers are left alone.
+// corrections.csv: index,given,decision,label, and the digests of row and source, by which `compensate apply` knows that it
+// changes the row that was reviewed. A text that a spreadsheet would evaluate gets a leading apostrophe, and
+// so does one that looks as if it had been given one; `compensate apply` takes it off again. Numbers are left alone. The same is
+// done after semicolons, tabs and line ends, at which some spreadsheets take lines apart.
 
 const FORMULA = /^'*[ \t\r\n]*[=+\-@\uff1d\uff0b\uff0d\uff20]|^'*[\t\r\n]/;
+const WITHIN = /(?<=[;\t\r\n])(?='* *[=+\-@\uff1d\uff0b\uff0d\uff20])/g;
 const NUMBER = /^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$/;
 
 function guard(text) {
-  return FORMULA.test(text) && !NUMBER.test(text) ? "'" + text : text;
+  const first = FORMULA.test(text) && !NUMBER.test(text) ? "'" : "";
+  return (first + text).replace(WITHIN, "'");
 }
 
 function cell(text) {
@@ -14,10 +18,10 @@ function cell(text) {
 }
 
 function corrections() {
-  const lines = ["index,given,decision,label"];
+  const lines = ["index,given,decision,label,row,source"];
   for (let i = 0; i < size; i++) {
     const made = store.made[i];
-    if (made) lines.push([items.index[i], cell(givenOf(i)), made.decision, cell(made.label)].join(","));
+    if (made) lines.push([items.index[i], cell(givenOf(i)), made.decision, cell(made.label), items.digest[i], data.source].join(","));
   }
   return lines.join("\n") + "\n";
 }

@@ -5,8 +5,11 @@ from __future__ import annotations
 import bz2
 import errno
 import gzip
+import io
 import lzma
 import os
+import secrets
+import stat
 import struct
 import tarfile
 import tempfile
@@ -15,9 +18,12 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING, Any
 
 from compensate.errors import InputError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 DAMAGE = (
     *(EOFError, lzma.LZMAError, zlib.error, tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, struct.error),
@@ -40,6 +46,12 @@ GROWTH, SMALL = 250, 1 << 28
 files that are made to fill a memory do not."""
 
 
+LINE = 1 << 24
+"""Bytes of a line of a text file: no row of a table or text has more, and a file without line ends would fill the memory."""
+
+CHUNK = 1 << 20
+
+
 class _Counted:
     """A stream that ends in an error once more came out of it than its file can honestly hold."""
 
@@ -50,7 +62,7 @@ class _Counted:
         content = self.stream.read(count if 0 <= count <= self.left else self.left + 1)
         self.left -= len(content)
         if self.left < 0:
-            raise InputError(_too_large(self.path))
+            raise InputError(too_large(self.path))
         return content
 
 
@@ -59,7 +71,8 @@ def limit(path: Path) -> int:
     return max(SMALL, GROWTH * path.stat().st_size)
 
 
-def _too_large(path: Path) -> str:
+def too_large(path: Path) -> str:
+    """What to say of a file that unpacks to more than its `limit`."""
     return (
         f"{path} unpacks to more than {limit(path):,} bytes, {GROWTH} times its own size, which no data set does. Do not "
         "trust it; if you do, unpack it yourself and give the unpacked file or folder."
@@ -73,7 +86,9 @@ def _opener(path: Path) -> Callable[..., IO[bytes]]:
 def write_atomically(path: str | Path, content: bytes) -> None:
     """Write the whole file or nothing: readers see the old content until the new one is on disk.
 
-    A disk that is full or a folder that may not be written to is an error that says so; the old content stays.
+    A disk that is full or a folder that may not be written to is an error that says so; the old content stays. A file
+    that is replaced keeps its mode, a new one gets what the umask leaves. A link is followed. A device, a pipe or a
+    folder is refused.
 
     >>> import tempfile
     >>> target = Path(tempfile.mkdtemp()) / "a.txt"
@@ -81,19 +96,52 @@ def write_atomically(path: str | Path, content: bytes) -> None:
     >>> target.read_bytes()
     b'hello'
     """
-    path = Path(path)
     with writing(path):
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        mode = check_regular(path)
+        path = Path(os.path.realpath(path))
+        temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}")
+        # Opened by the system's own rules, and not by those of tempfile, so that the umask holds.
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            os.chmod(temporary, 0o644)
+            if mode is not None:
+                os.chmod(temporary, mode)
             os.replace(temporary, path)
         except BaseException:
-            Path(temporary).unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise
+
+
+def check_regular(path: str | Path) -> int | None:
+    """The mode of the file that is to be replaced, if there is one; anything but a regular file is refused.
+
+    >>> check_regular("no such file") is None
+    True
+    """
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISREG(found.st_mode):
+        kind = "folder" if stat.S_ISDIR(found.st_mode) else "device, pipe or socket"
+        raise InputError(f"{path} is a {kind} and not a regular file; name a file to write.")
+    return stat.S_IMODE(found.st_mode)
+
+
+def check_writable(folder: str | Path) -> None:
+    """Refuses a folder in which nothing can be written, before any work is done for it; leaves nothing behind.
+
+    >>> import tempfile
+    >>> check_writable(Path(tempfile.mkdtemp()) / "runs" / "first")
+    """
+    folder = Path(folder)
+    with writing(folder):
+        there = next(p for p in (folder, *folder.absolute().parents) if os.path.lexists(p))
+        with tempfile.TemporaryDirectory(prefix=".compensate-", dir=there):
+            pass
 
 
 @contextmanager
@@ -101,6 +149,8 @@ def writing(path: str | Path) -> Iterator[None]:
     """Turn what a disk or a folder refuses into an error that says what to do."""
     try:
         yield
+    except InputError:
+        raise
     except OSError as error:
         remedy = {
             errno.ENOSPC: "Free some space, or choose another disk",
@@ -149,10 +199,43 @@ def opened(path: str | Path) -> Iterator[IO[bytes]]:
         yield file
 
 
-def read_bytes(path: str | Path) -> bytes:
-    """All bytes of a file, unpacked if compressed."""
+def read_bytes(path: str | Path, *, lines: bool = False) -> bytes:
+    """All bytes of a file, unpacked if compressed; with `lines`, a line that is too long ends the reading (`LINE`)."""
+    path = Path(path)
     with opened(path) as file:
-        return file.read() if _opener(Path(path)) is open else _Counted(file, Path(path)).read()
+        stream: IO[bytes] | _Counted = file if _opener(path) is open else _Counted(file, path)
+        if not lines:
+            return stream.read()
+        content, since = bytearray(), 0
+        while chunk := stream.read(CHUNK):
+            content += chunk
+            last = max(chunk.rfind(b"\n"), chunk.rfind(b"\r"))
+            since = since + len(chunk) if last < 0 else len(chunk) - last - 1
+            if since > LINE:
+                raise InputError(_too_long(path))
+        return bytes(content)
+
+
+def read_lines(path: str | Path) -> Iterator[bytes]:
+    """The lines of a file one by one, unpacked if compressed; bounded as `read_bytes` is."""
+    path = Path(path)
+    left = None if _opener(path) is open else limit(path)
+    with opened(path) as file:
+        while line := file.readline(LINE + 1):
+            if len(line) > LINE:
+                raise InputError(_too_long(path))
+            if left is not None:
+                left -= len(line)
+                if left < 0:
+                    raise InputError(too_large(path))
+            yield line
+
+
+def _too_long(path: Path) -> str:
+    return (
+        f"{path} has a line of more than {LINE:,} bytes, which no row of a table or text has. Check that it is a text file, and "
+        "that its lines have ends."
+    )
 
 
 def decode(content: bytes, where: str | Path, encoding: str = "utf-8") -> str:
@@ -175,15 +258,94 @@ def decode(content: bytes, where: str | Path, encoding: str = "utf-8") -> str:
 
 def read_text(path: str | Path, encoding: str = "utf-8") -> str:
     """All text of a file, unpacked if compressed."""
-    return decode(read_bytes(path), path, encoding)
+    return decode(read_bytes(path, lines=True), path, encoding)
+
+
+def read_numpy(path: str | Path) -> NDArray[Any] | dict[str, NDArray[Any]]:
+    """The array of an .npy file, or those of an .npz by name; nothing pickled is read.
+
+    An .npz may unpack to as much as any other packed file: see `GROWTH`.
+
+    >>> import tempfile
+    >>> import numpy as np
+    >>> path = Path(tempfile.mkdtemp()) / "a.npz"
+    >>> np.savez(path, x=np.arange(3))
+    >>> read_numpy(path)
+    {'x': array([0, 1, 2])}
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"there is no file {path}; check the path.")
+    with numpy_damage(path), open(path, "rb") as file:
+        if file.read(4) == b"PK\3\4":
+            return dict(_npz(path))
+        file.seek(0)
+        return _npy(file, path.stat().st_size)
+
+
+@contextmanager
+def numpy_damage(path: str | Path) -> Iterator[None]:
+    """As `damage`, for numpy's files: numpy hands their header to a parser of Python, which fails in many ways."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        why = "it holds pickled objects, which are not read" if "pickle" in str(error).lower() else str(error)
+        raise InputError(
+            f"{path} is damaged or not a numpy file of numbers ({why or type(error).__name__}). Write it again with "
+            "numpy.save or numpy.savez."
+        ) from error
+
+
+def read_array(path: str | Path) -> NDArray[Any]:
+    """The array of an .npy file, or the only one of an .npz.
+
+    >>> import tempfile
+    >>> import numpy as np
+    >>> path = Path(tempfile.mkdtemp()) / "a.npy"
+    >>> np.save(path, np.arange(3))
+    >>> read_array(path)
+    array([0, 1, 2])
+    """
+    found = read_numpy(path)
+    if not isinstance(found, dict):
+        return found
+    if len(found) != 1:
+        raise InputError(f"{path} holds {', '.join(found) or 'nothing'}; expected one array.")
+    return next(iter(found.values()))
+
+
+def _npz(path: Path) -> Iterator[tuple[str, NDArray[Any]]]:
+    for name, content in members(path, lambda name: True, packed=".zip"):
+        yield name.removesuffix(".npy"), _npy(io.BytesIO(content), len(content))
+
+
+def _npy(file: IO[bytes], size: int) -> NDArray[Any]:
+    """An array whose header may not promise more bytes than there are: numpy would make room for them first."""
+    from numpy.lib import format as npy
+
+    version = npy.read_magic(file)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"version {version} of the format is not read")
+    shape, _, kind = (npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0)(file)
+    promised = kind.itemsize
+    for length in shape:
+        promised *= length
+    if not kind.hasobject and promised > size:
+        raise ValueError(f"its header promises {promised:,} bytes, and there are {size:,}")
+    file.seek(0)
+    return npy.read_array(file, allow_pickle=False)
 
 
 def is_archive(path: Path) -> bool:
     return path.is_file() and path.name.lower().endswith(ARCHIVES)
 
 
-def members(path: str | Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
-    """Name and content of the wanted files of a folder, a tar or a zip archive.
+def members(
+    path: str | Path, wanted: Callable[[str], bool], *, packed: str | None = None
+) -> Iterator[tuple[str, bytes]]:
+    """Name and content of the wanted files of a folder, a tar or a zip archive; `packed` says which where the name does not.
 
     Archives are read in place and never unpacked to disk, so that a name such as ``../x`` or a link in one is only a
     name. Names use ``/`` and are relative; files come in the archive's order, a folder's sorted by name.
@@ -198,31 +360,31 @@ def members(path: str | Path, wanted: Callable[[str], bool]) -> Iterator[tuple[s
     if not path.is_file():
         raise InputError(f"there is no file or folder {path}; check the path.")
     with damage(path):
-        if path.name.lower().endswith(".zip"):
+        if (packed or path.name.lower()).endswith(".zip"):
             with zipfile.ZipFile(path) as zipped:
                 left = limit(path)
                 for info in zipped.infolist():
                     if not info.is_dir() and wanted(info.filename):
                         left -= info.file_size  # what is read ends there, whatever the archive holds
                         if left < 0:
-                            raise InputError(_too_large(path))
+                            raise InputError(too_large(path))
                         yield info.filename, zipped.read(info)
             return
         # The stream mode reads once from front to back: seeking in a compressed file would unpack it again and again.
         with (
             _opener(path)(path, "rb") as stream,
-            tarfile.open(fileobj=(packed := _Counted(stream, path)), mode="r|") as tar,  # type: ignore[call-overload]
+            tarfile.open(fileobj=(counted := _Counted(stream, path)), mode="r|") as tar,  # type: ignore[call-overload]
         ):
             left = limit(path)
             for member in tar:
                 if member.isfile() and wanted(member.name):
                     left -= member.size  # the holes of a sparse file are not in the stream that is counted
                     if left < 0:
-                        raise InputError(_too_large(path))
+                        raise InputError(too_large(path))
                     stream = tar.extractfile(member)
                     content = stream.read() if stream is not None else b""
                     if len(content) != member.size:
                         raise EOFError(f"{member.name} ends early")
                     yield member.name.removeprefix("./"), content
-            while packed.read(1 << 20):  # the archive ends before its file does, and the checksum comes last
+            while counted.read(1 << 20):  # the archive ends before its file does, and the checksum comes last
                 pass

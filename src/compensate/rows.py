@@ -14,7 +14,8 @@ def step_rows(s: State) -> None:
     On logits under plain cross entropy the slope of the loss is that gradient. Elsewhere autograd finds it, between the
     losses and the rows only. Rows on features wait for the backward pass of the user.
     """
-    if s.slope is not None:
+    if s.by_slope:
+        assert s.slope is not None
         for touched in s.touched:
             touched.table.descend(touched, _by_row(s.slope, touched), s)
         return

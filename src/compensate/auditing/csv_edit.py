@@ -63,7 +63,7 @@ class Dialect:
             special = False
         if special or (raw.startswith('"') and not self.plain):
             return '"' + value.replace('"', '""') + '"'
-        core = raw.strip(" \t") if raw else ""
+        core = raw.strip(" ")  # a tab may be part of the label
         lead, _, trail = raw.partition(core) if core else ("", "", "")
         return lead + value + trail
 

@@ -6,11 +6,21 @@ import os
 import tarfile
 import zipfile
 
+import numpy as np
 import pytest
 
-from compensate.data import files
-from compensate.data.files import members, read_bytes, read_text, write_atomically
+from compensate import files
+from compensate.data import load, read_labels
 from compensate.errors import InputError
+from compensate.files import (
+    check_writable,
+    members,
+    read_array,
+    read_bytes,
+    read_numpy,
+    read_text,
+    write_atomically,
+)
 
 
 def hostile_tar(path):
@@ -145,3 +155,90 @@ def test_a_bomb_is_refused(tmp_path, monkeypatch, name):
     monkeypatch.undo()
     if name == "a.csv.gz":
         assert len(read_bytes(tmp_path / name)) == 16 << 20
+
+
+@pytest.mark.parametrize(
+    "read",
+    [load, read_labels, read_numpy, read_array],
+    ids=lambda read: read.__name__,
+)
+def test_a_numpy_archive_that_unpacks_without_end_is_refused(tmp_path, monkeypatch, read):
+    monkeypatch.setattr(files, "SMALL", 1 << 20)
+    np.savez_compressed(tmp_path / "a.npz", y=np.zeros(16 << 20, np.uint8))
+    assert (tmp_path / "a.npz").stat().st_size < 40_000
+    with pytest.raises(InputError, match="which no data set does"):
+        read(tmp_path / "a.npz")
+    monkeypatch.undo()
+    assert len(read_array(tmp_path / "a.npz")) == 16 << 20
+
+
+def test_labels_saved_by_torch_are_bounded_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "SMALL", 1 << 20)
+    with zipfile.ZipFile(tmp_path / "a.pt", "w", zipfile.ZIP_DEFLATED) as out:
+        out.writestr("a/data.pkl", bytes(16 << 20))
+    with pytest.raises(InputError, match="which no data set does"):
+        read_labels(tmp_path / "a.pt")
+
+
+def test_an_array_whose_header_promises_more_than_the_file_holds_is_refused(tmp_path):
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": "<f8", "fortran_order": False, "shape": (1 << 33,)})
+    (tmp_path / "a.npy").write_bytes(file.getvalue() + bytes(80))
+    with pytest.raises(InputError, match="promises 68,719,476,736 bytes, and there are"):
+        read_array(tmp_path / "a.npy")
+
+
+def mode(path):
+    return path.stat().st_mode & 0o777
+
+
+def test_a_new_file_gets_what_the_umask_leaves_and_a_replaced_one_keeps_its_mode(tmp_path):
+    before = os.umask(0o027)
+    try:
+        write_atomically(tmp_path / "new", b"1")
+    finally:
+        os.umask(before)
+    assert mode(tmp_path / "new") == 0o640
+    for kept in (0o600, 0o755, 0o444):
+        (tmp_path / "new").chmod(kept)
+        write_atomically(tmp_path / "new", b"2")
+        assert mode(tmp_path / "new") == kept
+
+
+def test_a_link_is_written_through(tmp_path):
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "real.csv").write_bytes(b"old")
+    (tmp_path / "near.csv").symlink_to("far/real.csv")
+    (tmp_path / "dangling.csv").symlink_to("far/new.csv")
+    for name, real in (("near.csv", "real.csv"), ("dangling.csv", "new.csv")):
+        write_atomically(tmp_path / name, b"new")
+        assert (tmp_path / name).is_symlink()
+        assert (tmp_path / "far" / real).read_bytes() == b"new"
+    assert sorted(p.name for p in (tmp_path / "far").iterdir()) == ["new.csv", "real.csv"]
+
+
+def test_what_is_no_regular_file_is_never_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "to_pipe").symlink_to("pipe")
+    for name, said in (
+        ("pipe", "not a regular file"),
+        ("folder", "is a folder"),
+        ("to_pipe", "not a regular file"),
+        ("loop", "cannot be written"),
+    ):
+        with pytest.raises(InputError, match=said):
+            write_atomically(tmp_path / name, b"x")
+    assert (tmp_path / "pipe").is_fifo()
+    with pytest.raises(InputError, match="not a regular file"):
+        write_atomically("/dev/null", b"x")
+
+
+def test_a_folder_that_cannot_be_written_to_is_known_beforehand(tmp_path):
+    check_writable(tmp_path / "a" / "b")
+    assert not list(tmp_path.iterdir()), "nothing is left behind"
+    (tmp_path / "file").write_text("x")
+    for place in (tmp_path / "file", tmp_path / "file" / "runs", "/proc/runs"):
+        with pytest.raises(InputError, match="cannot be written"):
+            check_writable(place)

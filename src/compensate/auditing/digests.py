@@ -1,0 +1,112 @@
+"""Digests of the audited source and of each of its rows, so that decisions reach the rows they were made about.
+
+A row is known by everything it says but its label: a label may be corrected in between, and the row is still the same.
+Digests are the first 64 bits of a SHA-256 sum. They tell files and rows apart; they are no protection against forgery.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from compensate.data.dataset import Data
+
+CHUNK = 1 << 20
+
+
+def as_text(digest: int) -> str:
+    """A digest as it is written: with a prefix, so that a spreadsheet does not take it for a number.
+
+    >>> as_text(255)
+    'sha256:00000000000000ff'
+    """
+    return f"sha256:{digest:016x}"
+
+
+def digest_file(path: str | Path) -> str:
+    """The digest of a file's bytes.
+
+    >>> import tempfile
+    >>> empty = Path(tempfile.mkdtemp()) / "empty"
+    >>> empty.touch()
+    >>> digest_file(empty)
+    'sha256:e3b0c44298fc1c14'
+    """
+    found = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(CHUNK):
+            found.update(chunk)
+    return as_text(_first(found.digest()))
+
+
+def digest_source(path: str | Path) -> str:
+    """The digest of a file, or of the images and the label file of a folder, by name and content."""
+    path = Path(path)
+    if not path.is_dir():
+        return digest_file(path)
+    folder, names, labels = list_images(path)
+    parts: list[tuple[str, int]] = list(zip(names, digest_images(folder, names).tolist(), strict=True))
+    return as_text(_short(repr((parts, "" if labels is None else digest_file(labels))).encode()))
+
+
+def digest_frame(frame: pd.DataFrame, label: str) -> NDArray[np.uint64]:
+    """(N,) a digest of each row of a table, without its label.
+
+    >>> import pandas as pd
+    >>> frame = pd.DataFrame({"text": ["a", "b", "a"], "label": ["x", "x", "y"]})
+    >>> first, second, third = digest_frame(frame, "label")
+    >>> bool(first == third != second)
+    True
+    """
+    columns = [map(str, frame.iloc[:, j]) for j, name in enumerate(frame.columns) if str(name) != label]
+    rows: Iterable[tuple[str, ...]] = zip(*columns, strict=True) if columns else [()] * len(frame)
+    return np.fromiter((_short(repr(row).encode("utf-8", "surrogatepass")) for row in rows), np.uint64, len(frame))
+
+
+def digest_images(folder: Path, names: Iterable[str]) -> NDArray[np.uint64]:
+    """(N,) a digest of the bytes of each image."""
+    return np.array([_short((folder / name).read_bytes()) for name in names], dtype=np.uint64)
+
+
+def list_images(path: Path) -> tuple[Path, list[str], Path | None]:
+    """The folder that is audited (`path`, or its training part), its images in order, and its label file, if any."""
+    from compensate.data.folder import is_image
+    from compensate.data.tables import PARTS
+
+    labels: Path | None = path / "labels.csv"
+    if labels is not None and not labels.is_file():
+        labels = None
+        parts = [p for p in sorted(path.iterdir()) if p.is_dir() and PARTS.get(p.name.lower()) == "train"]
+        path = parts[0] if parts else path
+    return path, [p.relative_to(path).as_posix() for p in sorted(p for p in path.rglob("*") if is_image(p))], labels
+
+
+def digests_of(data: Data, path: Path) -> dict[str, Any]:
+    """What `info` says of data that was read from a path: the digest of the source, and (rows,) those of its rows.
+
+    Rows that are not in this part of the data, and data whose rows have no digests, have zeros.
+    """
+    rows = np.zeros(data.rows, dtype=np.uint64)
+    if path.is_dir():
+        folder, names, _ = list_images(path)
+        if data.ids is not None and len(names) == data.rows and [names[i] for i in data.index] == list(data.ids):
+            rows[data.index] = digest_images(folder, data.ids)
+    elif hasattr(data.raw, "iloc"):
+        rows[data.index] = digest_frame(data.raw, str(data.info.get("label")))
+    return {"source_digest": digest_source(path), "row_digests": rows}
+
+
+def _short(content: bytes) -> int:
+    return _first(hashlib.sha256(content).digest())
+
+
+def _first(digest: bytes) -> int:
+    return int.from_bytes(digest[:8], "big")

@@ -1,0 +1,38 @@
+"""The terminal, as commands write to it: names from the data are shown, and never obeyed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+# Signs that move the cursor, change colours, or turn the direction of writing; a line end and a tab are harmless.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def visible(text: str) -> str:
+    r"""The text with a mark in place of every sign that a terminal would obey.
+
+    >>> visible("a\x1b[31mb") == "a\ufffd[31mb"
+    True
+    """
+    return _CONTROL.sub("\ufffd", text)
+
+
+class Terminal(Console):
+    """A console that shows control characters of what it prints as marks; its own colours and bars are unchanged."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else visible(text), style, control)
+
+
+def _terminal(**options: Any) -> Terminal:
+    return Terminal(highlight=False, **options)
+
+
+console = _terminal()
+errors = _terminal(stderr=True)
