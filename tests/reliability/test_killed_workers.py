@@ -104,6 +104,7 @@ def test_a_candidate_that_is_lost_is_reported_and_no_bad_candidate(tmp_path, mon
         yield lost(*last)
 
     monkeypatch.setattr(grid, "side_by_side", but_the_last)
+    monkeypatch.setattr(grid, "_check_data", lambda *_: None)  # nothing is read
     monkeypatch.setattr(grid, "_score", lambda record: record["score"])
     told: list[tuple[Config, str]] = []
     place = grid.Place(tmp_path / "results", tmp_path / "runs", None, 2, "local")
