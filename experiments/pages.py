@@ -64,7 +64,7 @@ def _comparison(path: Path) -> list[str]:
     seeds = len({run["seed"] for run in runs})
     what = _words(common["noise"], common["imbalance"])
     setting = (
-        f"{seeds} seeds, {common['epochs']} epochs, {common['optimiser']}, learning rate {common['lr']:g} ({common['schedule']}), "
+        f"{seeds} seeds, {common['epochs']} epochs, {common['optimizer']}, learning rate {common['lr']:g} ({common['schedule']}), "
         f"batch {common['batch_size']}. Hyper-parameters are the defaults unless named; the named "
         "ones were searched on other seeds at 20 % noise (`results/demo/search.json`), the others not at all. The best epoch is the one with the highest "
         "accuracy on a held-out part of the training data, wrong labels, skew and all."

@@ -69,12 +69,12 @@ def _spaces(kind: Kind) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-_RESNET = {"epochs": 300, "batch_size": 128, "optimiser": "sgd", "lr": 0.1, "schedule": "step", "augment": "crop-flip"}
+_RESNET = {"epochs": 300, "batch_size": 128, "optimizer": "sgd", "lr": 0.1, "schedule": "step", "augment": "crop-flip"}
 _IMAGES = {"size": 16}
 _SMALL_CIFAR = Protocol(
     {
         "data_options": _IMAGES, "limit": 5000, "limit_test": 4000, "model": "resnet8", "augment": "none", "epochs": 16,
-        "batch_size": 64, "optimiser": "sgd", "lr": 0.1, "weight_decay": 5e-4, "schedule": "cosine", "validation": 0.1,
+        "batch_size": 64, "optimizer": "sgd", "lr": 0.1, "weight_decay": 5e-4, "schedule": "cosine", "validation": 0.1,
     },
     columns=(("none", 0), ("random", 0.2), ("random", 0.3), ("pair", 0.2), ("pair", 0.3)),
     models={"resnet20": "resnet8", "resnet32": "resnet14", "resnet44": "resnet20", "resnet56": "resnet26", "resnet110": "resnet32"},
@@ -88,14 +88,14 @@ PROTOCOLS: dict[Scale, dict[str, Protocol]] = {
         "cifar100": Protocol(_RESNET, steps=7, eps2=8 / 255, candidates=_spaces("image")),
         "imdb": Protocol(
             {
-                "model": "bilstm", "vectors": "glove.6B.300d", "epochs": 6, "batch_size": 64, "optimiser": "adam", "lr": 1e-3,
+                "model": "bilstm", "vectors": "glove.6B.300d", "epochs": 6, "batch_size": 64, "optimizer": "adam", "lr": 1e-3,
                 "validation": 0.2, "model_options": {"hidden": 100, "dropout": 0.5},
             },
             eps2=0.01, tuned_at="first:0.2", candidates=_spaces("imdb"),
         ),
         "sst2": Protocol(
             {
-                "model": "bilstm", "vectors": "glove.6B.300d", "epochs": 50, "batch_size": 32, "optimiser": "adam", "lr": 1e-4,
+                "model": "bilstm", "vectors": "glove.6B.300d", "epochs": 50, "batch_size": 32, "optimizer": "adam", "lr": 1e-4,
                 "model_options": {"hidden": 256, "dropout": 0.7},
             },
             eps2=0.01, tuned_at="first:0.2", candidates=_spaces("sst2"),
@@ -107,7 +107,7 @@ PROTOCOLS: dict[Scale, dict[str, Protocol]] = {
         "imdb": Protocol(
             {
                 "limit": 2000, "limit_test": 2000, "max_length": 200, "model": "bilstm", "vectors": "glove.6B.100d", "epochs": 6,
-                "batch_size": 64, "optimiser": "adam", "lr": 5e-3, "validation": 0.2,
+                "batch_size": 64, "optimizer": "adam", "lr": 5e-3, "validation": 0.2,
                 "model_options": {"hidden": 32, "dropout": 0.2},
             },
             columns=(("none", 0), ("symmetric", 0.1), ("symmetric", 0.2)),
@@ -117,7 +117,7 @@ PROTOCOLS: dict[Scale, dict[str, Protocol]] = {
         ),
         "sst2": Protocol(
             {
-                "model": "bilstm", "vectors": "glove.6B.100d", "epochs": 8, "batch_size": 128, "optimiser": "adam", "lr": 5e-3,
+                "model": "bilstm", "vectors": "glove.6B.100d", "epochs": 8, "batch_size": 128, "optimizer": "adam", "lr": 5e-3,
                 "model_options": {"hidden": 50, "dropout": 0.3},
             },
             eps2=0.05, tuned_at="first:0.2", tuned_on={"seed": 100}, candidates=_candidates("text"),

@@ -16,7 +16,7 @@ from compensate.training.run import Result
 
 _CIFAR = {
     "data_options": {"size": 16}, "limit": 5000, "limit_test": 1000, "model": "resnet8", "augment": "none", "epochs": 12,
-    "batch_size": 64, "optimiser": "sgd", "lr": 0.1, "weight_decay": 5e-4, "schedule": "cosine",
+    "batch_size": 64, "optimizer": "sgd", "lr": 0.1, "weight_decay": 5e-4, "schedule": "cosine",
 }  # fmt: skip
 SETTINGS: dict[str, dict[str, Any]] = {"digits": {"epochs": 30}, "cifar10": _CIFAR, "cifar100": _CIFAR}
 """How data sets are trained on for a figure; others by the recipe of their model."""

@@ -74,7 +74,7 @@ def test_options_of_a_file_give_way_to_the_command_line(tmp_path):
     stored = json.loads((tmp_path / "run" / "config.json").read_text())
     assert stored["config"]["hyper"] == {"lam": 0.3, "lr": 0.5}
     assert (stored["config"]["seed"], stored["config"]["batch_size"], stored["config"]["epochs"]) == (4, 50, 1)
-    assert stored["effective"]["optimiser"] == "adam"
+    assert stored["effective"]["optimizer"] == "adam"
 
 
 @pytest.mark.parametrize(

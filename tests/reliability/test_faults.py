@@ -305,7 +305,7 @@ def test_no_duration_is_taken_from_the_clock_on_the_wall():
 
 
 def test_a_training_that_diverges_says_where_and_why_and_leaves_the_last_good_checkpoint(tmp_path):
-    config = faults.TINY.but(lr=1e9, optimiser="sgd", schedule="constant", weight_decay=1.0, epochs=3)
+    config = faults.TINY.but(lr=1e9, optimizer="sgd", schedule="constant", weight_decay=1.0, epochs=3)
     with pytest.raises(
         InputError, match=r"diverged at step \d+ \(epoch \d, batch \d of \d, learning rate 1e\+09\).*lower"
     ) as said:

@@ -22,34 +22,39 @@ def train(
     epochs: o.Epochs = None,
     batch_size: o.BatchSize = None,
     lr: o.Rate = None,
-    optimiser: o.Optimiser = None,
+    optimizer: o.Optimizer = None,
     schedule: o.Schedule = None,
     seed: o.Seed = None,
     limit: o.Limit = None,
-    clean: Annotated[float | None, typer.Option(help="Share of trusted samples.", show_default=False)] = None,
+    clean: Annotated[
+        float | None,
+        typer.Option(help="Share of samples kept clean, for methods that learn from clean data.", show_default=False),
+    ] = None,
     patience: Annotated[
-        int | None, typer.Option(help="Stop after so many epochs without gain.", show_default=False)
+        int | None, typer.Option(help="Early-stopping patience, in epochs.", show_default=False)
     ] = None,
-    precision: Annotated[str | None, typer.Option(help="no, bf16 or fp16.", show_default=False)] = None,
-    accumulate: Annotated[
-        int | None, typer.Option(help="Batches to a step of the optimiser.", show_default=False)
+    precision: Annotated[
+        str | None, typer.Option(help="Mixed precision: no, bf16 or fp16.", show_default=False)
     ] = None,
+    accumulate: Annotated[int | None, typer.Option(help="Gradient accumulation steps.", show_default=False)] = None,
     vectors: o.Vectors = None,
     max_length: o.MaxLength = None,
     label: o.Label = None,
     text: o.Text = None,
     teacher: Annotated[
-        str | None, typer.Option(help="A finished run's folder, or .npy logits.", show_default=False)
+        str | None,
+        typer.Option(help="Teacher: the folder of a finished run, or a .npy file of logits.", show_default=False),
     ] = None,
     set_: o.Set = None,
     config: o.ConfigFile = None,
     data_dir: o.DataDir = None,
-    out: Annotated[
-        Path | None, typer.Option(help="The run's folder; runs/NAME if not given.", show_default=False)
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Run folder [default: runs/NAME].", show_default=False)] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume from the last checkpoint.")] = False,
     every: Annotated[int | None, typer.Option(help="Steps between checkpoints.", show_default=False)] = None,
-    tracker: Annotated[list[str] | None, typer.Option(help="Such as tensorboard.", show_default=False)] = None,
+    tracker: Annotated[
+        list[str] | None,
+        typer.Option(help="Experiment tracker, e.g. tensorboard; may be repeated.", show_default=False),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
 ) -> None:
     """Train a model with any method; the run can be interrupted and resumed exactly.
@@ -60,7 +65,7 @@ def train(
     """
     given = o.shared(
         data, set_, label, text, method=method, noise=noise, model=model, hyper=o.pairs(hyper, "--hyper"), epochs=epochs,
-        batch_size=batch_size, lr=lr, optimiser=optimiser, schedule=schedule, seed=seed, limit=limit, clean=clean,
+        batch_size=batch_size, lr=lr, optimizer=optimizer, schedule=schedule, seed=seed, limit=limit, clean=clean,
         patience=patience, precision=precision, accumulate=accumulate, vectors=vectors, max_length=max_length,
         teacher=teacher,
     )  # fmt: skip

@@ -308,7 +308,7 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     def _start(
         self, X: Any, codes: np.ndarray, weight: np.ndarray, used: np.ndarray, num_samples: int, *, stream: bool
     ) -> None:
-        """A new module, criterion and optimiser."""
+        """A new module, criterion and optimizer."""
         row, device, features = find(self.method), torch.device(self.device), X.shape[1]
         self._random = np.random.default_rng(check_random_state(self.random_state).randint(2**31 - 1))
         self._dtype = torch.float32 if X.dtype == np.float32 else torch.float64

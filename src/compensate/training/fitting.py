@@ -110,7 +110,7 @@ def _trainer(
     assert config.batch_size is not None
     assert config.lr is not None
     decay = config.weight_decay or 0.0
-    make = partial(make_optimizer, str(config.optimiser), lr=config.lr, momentum=config.momentum, weight_decay=decay)
+    make = partial(make_optimizer, str(config.optimizer), lr=config.lr, momentum=config.momentum, weight_decay=decay)
     parts = {"val": prepared.validation, "test": prepared.test}
     trainer = Trainer(
         Learner(model, criterion, make, needs=prepared.method.needs, clip=config.clip, hardware=hardware),
