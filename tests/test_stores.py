@@ -163,16 +163,16 @@ def trained(table: Sample, steps: int = 30, seed: int = 0, record=None) -> tuple
     x, y = torch.randn(n, 5), torch.randint(c, (n,))
     model = nn.Linear(5, c)
     criterion = Compensated(logit=table)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.3)
     losses = []
     for _ in range(steps):
         i = torch.randint(n, (16,))
         target = y[i].clone()
         target[0] = -100
         loss = criterion(model(x[i]), target, i)
-        optimizer.zero_grad()
+        optimiser.zero_grad()
         loss.backward()
-        optimizer.step()
+        optimiser.step()
         losses.append(loss.item())
     return losses, criterion
 
@@ -380,7 +380,7 @@ def test_free_memory_is_what_the_system_says():
     ("settings", "message"),
     [
         ({"store": "tiny"}, 'store is "tiny"; expected one of auto, dense, sparse, mapped'),
-        ({"store": "sparse", "update": "meta"}, "not by an optimizer or a meta step"),
+        ({"store": "sparse", "update": "meta"}, "not by an optimiser or a meta step"),
         ({"store": "sparse", "init": 1.0}, "rows that start at zero"),
         ({"store": "sparse", "path": "x"}, 'path="x" is for store="mapped"'),
         ({"store": "mapped"}, "say which: path="),

@@ -241,8 +241,8 @@ class Evidence(Statistic):
     def mean(self, name: Kept) -> Tensor:
         """(N,) the mean over the visits of each sample; NaN for a sample that has not been seen."""
         if name not in self.kept:
-            remedy = "predictions=True" if name == "agreement" else "lean=False"
-            raise InputError(f'this record keeps {" and ".join(self.kept)}, not "{name}"; build it with {remedy}.')
+            kind, remedy = ("lean ", "lean=False") if self.lean else ("", "predictions=True")
+            raise InputError(f'a {kind}record keeps {" and ".join(self.kept)}, not "{name}"; build it with {remedy}.')
         if self.lean:
             return torch.where(self.visits > 0, getattr(self, f"mean_{name}"), torch.nan).float()
         return getattr(self, f"total_{name}") / self.visits
