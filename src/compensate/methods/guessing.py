@@ -15,7 +15,7 @@ from compensate.inference.prior import Toward
 from compensate.inference.prototypes import Prototypes
 from compensate.inference.statistics import Evidence, recorded
 from compensate.inference.teachers import guess_of, logits_of
-from compensate.inference.tuning import Steps
+from compensate.inference.tuning import StepSchedule
 from compensate.methods.registry import method
 from compensate.methods.search import Real, Space
 from compensate.state import Value
@@ -170,4 +170,6 @@ def deep_self_learning(
     if start < 1:
         raise InputError(f"start is {start}; prototypes are known after the first epoch, so expected at least 1.")
     q = Prototypes(num_samples, num_classes, feature_dim, count=count, sampled=sampled, rank=rank, limit=limit)
-    return Compensated(label=Toward(q, Steps({0: 0.0, start: alpha})), record=Evidence(num_samples), weight=weight)
+    return Compensated(
+        label=Toward(q, StepSchedule({0: 0.0, start: alpha})), record=Evidence(num_samples), weight=weight
+    )
