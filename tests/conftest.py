@@ -15,6 +15,12 @@ def _deterministic() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def _cached_embeddings(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in the user's own cache; shared by the tests of a session, which encode the same few texts."""
+    monkeypatch.setenv("COMPENSATE_CACHE", str(tmp_path_factory.getbasetemp() / "embeddings"))
+
+
 @pytest.fixture
 def tiny() -> TinyNet:
     return TinyNet().double()

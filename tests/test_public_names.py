@@ -17,7 +17,7 @@ from compensate.methods import METHODS
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("compensate", "compensate.data", "compensate.models", "compensate.training", "compensate.estimators",
-            "compensate.integrations")  # fmt: skip
+            "compensate.integrations", "compensate.encoders")  # fmt: skip
 NAMES = [
     pytest.param(package, name, id=f"{package}.{name}")
     for package in PACKAGES

@@ -10,6 +10,7 @@ The drop-in form changes one line of a training loop::
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from compensate._version import __version__
@@ -109,10 +110,10 @@ has answers that need none of it."""
 
 
 def __getattr__(name: str) -> Any:
-    if name in _PACKAGES:
-        return importlib.import_module(f"compensate.{name}")
     if name in _HOMES:
         return getattr(importlib.import_module(f"compensate.{_HOMES[name]}"), name)
+    if importlib.util.find_spec(f"compensate.{name}") is not None:
+        return importlib.import_module(f"compensate.{name}")
     raise AttributeError(f"module 'compensate' has no attribute {name!r}")
 
 

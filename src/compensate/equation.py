@@ -447,7 +447,7 @@ class Compensated(nn.Module):
 
     def statistics(self) -> Iterator[Statistic]:
         """All statistics, those inside terms included."""
-        return (m for m in within(self) if isinstance(m, Statistic))
+        return (m for m in inner_modules(self) if isinstance(m, Statistic))
 
     def suspects(self, top: int | None = None) -> Any:
         """The samples whose labels look wrong, most suspect first; see :meth:`Evidence.suspects`."""
@@ -487,7 +487,7 @@ class Compensated(nn.Module):
         return "\n".join(lines)
 
 
-def within(module: nn.Module) -> Iterator[nn.Module]:
+def inner_modules(module: nn.Module) -> Iterator[nn.Module]:
     """As `module.modules()`, in less time: this runs in every step."""
     found = {module: None}
     waiting = [module]

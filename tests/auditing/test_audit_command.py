@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -295,9 +296,12 @@ def test_apply_knows_the_audited_file_and_finds_rows_by_content_when_asked(score
     assert {30 - i for i in np.flatnonzero(again["label"] != shifted["label"].to_numpy())} == changed
 
 
-def test_a_set_of_labels_is_named_by_an_option(scored, tmp_path):
-    np.savez(tmp_path / "y.npz", good=np.arange(60) % 2, other=np.zeros(60, int))
+@pytest.mark.parametrize("name", ["y.npz", "y.pt"])
+def test_a_set_of_labels_is_named_by_an_option(scored, tmp_path, name):
+    sets = {"good": np.arange(60) % 2, "other": np.zeros(60, int)}
+    np.savez(tmp_path / name, **sets) if name == "y.npz" else torch.save(sets, tmp_path / name)
     with pytest.raises(InputError, match=r'labels_key="good" \(--labels-key good'):
-        run("audit", "--probs", "a/p.npy", "--labels", "y.npz")
-    run("audit", "--probs", "a/p.npy", "--labels", "y.npz", "--labels-key", "good", "--out", "run")
-    assert (tmp_path / "run" / "suspects.csv").is_file()
+        run("audit", "--probs", "a/p.npy", "--labels", name)
+    run("audit", "--probs", "a/p.npy", "--labels", name, "--labels-key", "good", "--out", "run")
+    given = pd.read_csv(tmp_path / "run" / "suspects.csv").set_index("index")["given"].sort_index()
+    assert list(given) == list(sets["good"])

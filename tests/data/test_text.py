@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import gzip
 import lzma
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.feature_extraction.text import TfidfVectorizer
 
 from compensate.data import (
     Data,
@@ -175,15 +175,17 @@ TEXTS = [
 ]
 
 
-def test_tfidf_weights_equal_sklearns():
-    ours = Tfidf.fit(TEXTS, dims=3, min_count=1)
-    theirs = TfidfVectorizer(
-        tokenizer=tokenise, token_pattern=None, ngram_range=(1, 2), sublinear_tf=True, lowercase=False
-    )
-    expected = theirs.fit_transform(TEXTS).toarray()
-    columns = [theirs.vocabulary_[word] for word in ours.words]
-    assert len(columns) == expected.shape[1]
-    assert np.allclose(ours.matrix(TEXTS).toarray(), expected[:, columns], atol=1e-6)
+def test_tfidf_weights_are_those_of_its_formula():
+    weights = Tfidf.fit(TEXTS, dims=3, min_count=1).matrix(TEXTS).toarray()
+    terms = [[*words, *(f"{a} {b}" for a, b in pairwise(words))] for words in map(tokenise, TEXTS)]
+    known = sorted({term for text in terms for term in text})
+    naive = np.zeros((len(TEXTS), len(known)))
+    for t, text in enumerate(terms):
+        for w, term in enumerate(known):
+            if term in text:
+                holders = sum(term in other for other in terms)
+                naive[t, w] = (1 + np.log(text.count(term))) * (1 + np.log((1 + len(TEXTS)) / (1 + holders)))
+    assert np.allclose(weights, naive / np.linalg.norm(naive, axis=1, keepdims=True), atol=1e-6)
 
 
 def test_tfidf_features_are_the_singular_directions():
@@ -199,5 +201,8 @@ def test_tfidf_features_are_the_singular_directions():
     assert not ours(["zzz", ""]).any()
     data = Data(np.array(TEXTS, dtype=object), np.zeros(5, int), ("a",))
     assert np.array_equal(text_features(data, ours).x, z)
-    with pytest.raises(InputError, match="min_count"):
-        Tfidf.fit(["a b", "c d"], min_count=2)
+    for texts, least in ((["a b", "c d"], 2), (["a"], 2), (["", ""], 1)):
+        with pytest.raises(InputError, match="min_count"):
+            Tfidf.fit(texts, min_count=least)
+    with pytest.raises(InputError, match="no texts"):
+        Tfidf.fit([])

@@ -53,7 +53,11 @@ def digest_source(path: str | Path) -> str:
     if not path.is_dir():
         return digest_file(path)
     folder, names, labels = list_images(path)
-    parts: list[tuple[str, int]] = list(zip(names, digest_images(folder, names).tolist(), strict=True))
+    return _digest_folder(names, digest_images(folder, names), labels)
+
+
+def _digest_folder(names: list[str], rows: NDArray[np.uint64], labels: Path | None) -> str:
+    parts = list(zip(names, rows.tolist(), strict=True))
     return as_text(_short(repr((parts, "" if labels is None else digest_file(labels))).encode()))
 
 
@@ -66,9 +70,10 @@ def digest_frame(frame: pd.DataFrame, label: str) -> NDArray[np.uint64]:
     >>> bool(first == third != second)
     True
     """
-    columns = [map(str, frame.iloc[:, j]) for j, name in enumerate(frame.columns) if str(name) != label]
+    columns = [map(str, frame.iloc[:, j].tolist()) for j, name in enumerate(frame.columns) if str(name) != label]
     rows: Iterable[tuple[str, ...]] = zip(*columns, strict=True) if columns else [()] * len(frame)
-    return np.fromiter((_short(repr(row).encode("utf-8", "surrogatepass")) for row in rows), np.uint64, len(frame))
+    texts = ("\x1f".join(row).encode("utf-8", "surrogatepass") for row in rows)
+    return np.fromiter(map(_short, texts), np.uint64, len(frame))
 
 
 def digest_images(folder: Path, names: Iterable[str]) -> NDArray[np.uint64]:
@@ -96,12 +101,14 @@ def digests_of(data: Data, path: Path) -> dict[str, Any]:
     """
     rows = np.zeros(data.rows, dtype=np.uint64)
     if path.is_dir():
-        folder, names, _ = list_images(path)
+        folder, names, labels = list_images(path)
+        images = digest_images(folder, names)
         if data.ids is not None and len(names) == data.rows and [names[i] for i in data.index] == list(data.ids):
-            rows[data.index] = digest_images(folder, data.ids)
-    elif hasattr(data.raw, "iloc"):
+            rows[data.index] = images[data.index]
+        return {"source_digest": _digest_folder(names, images, labels), "row_digests": rows}
+    if hasattr(data.raw, "iloc"):
         rows[data.index] = digest_frame(data.raw, str(data.info.get("label")))
-    return {"source_digest": digest_source(path), "row_digests": rows}
+    return {"source_digest": digest_file(path), "row_digests": rows}
 
 
 def _short(content: bytes) -> int:

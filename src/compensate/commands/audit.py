@@ -38,6 +38,8 @@ def audit(
     ] = None,
     label: o.Label = None,
     text: o.Text = None,
+    ignore: o.Ignore = None,
+    columns: o.Columns = None,
     labels: Annotated[
         Path | None, typer.Option(help="A file of labels, for an array or a folder.", show_default=False)
     ] = None,
@@ -67,15 +69,16 @@ def audit(
 
     **Example:** `compensate audit reviews.csv`
 
-    No flag is needed: the label column is the one named label, target, class or y, or the only one with few values.
+    No flag is needed: the label column is the one named label, target, class, sentiment or the like, or the only one with
+    few values that the others can predict.
     """
     started = time.perf_counter()
     if data is None and probs is None:
         raise InputError("no data is given; write for example: compensate audit reviews.csv.")
     o.check_path(data, labels, features, probs)
     chosen: dict[str, Any] = {
-        "label": label, "text": text, "task": task, "size": size, "encoding": encoding, "delimiter": delimiter,
-        "labels_key": labels_key,
+        "label": label, "text": text, "ignore": ignore, "columns": columns, "task": task, "size": size,
+        "encoding": encoding, "delimiter": delimiter, "labels_key": labels_key,
     }  # fmt: skip
     options = {name: value for name, value in chosen.items() if value is not None}
     from compensate.auditing.run_folder import check_run_folder, write_run
@@ -85,7 +88,13 @@ def audit(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         source = _source(data, labels, features, data_dir, options, probs)
-        asked = {**options, "model": model, "epochs": epochs, "seed": seed or 0}
+        asked = {
+            **options,
+            "model": model,
+            "epochs": epochs,
+            "seed": seed or 0,
+            "data_dir": data_dir and data_dir.absolute(),
+        }
         folder = out or Path("runs") / _name(source, asked, labels, features, probs)
         check_run_folder(folder)
         if probs is not None:
@@ -111,7 +120,7 @@ def _source(
 ) -> Data | None:
     """The data to audit; nothing if there are probabilities and labels alone."""
     from compensate.auditing.source import read
-    from compensate.data import load
+    from compensate.data import UnclearLabel, load
 
     if probs is not None:
         if labels is None and data is None:
@@ -119,9 +128,14 @@ def _source(
         return None if labels is not None else read(data, None, None, options)
     if data_dir is not None and not Path(str(data)).exists():
         source = load(data, data_dir, **options).train
-        source = read(replace(source, info={**source.info, "title": data}), labels, features, {})
+        chosen = {name: options[name] for name in ("labels_key",) if name in options}
+        source = read(replace(source, info={**source.info, "title": data}), labels, features, chosen)
     else:
-        source = read(data, labels, features, options)
+        try:
+            source = read(data, labels, features, options)
+        except UnclearLabel as error:
+            options = {**options, "label": o.ask_label(error)}
+            source = read(data, labels, features, options)
     if "label" in options:
         source = replace(source, info={**source.info, "label_given": True})
     return source
@@ -204,6 +218,9 @@ def _opening(source: Data) -> str:
     lost = int((~source.labelled).sum())
     if lost:
         parts.append(f"{lost:,} without a label, which are predicted")
+    unused = [_short(c.name) for c in info.get("columns", ()) if c.role in ("identifier", "constant", "ignored")]
+    if unused:
+        parts.append(f"not used: {', '.join(unused[:8])}{', …' if len(unused) > 8 else ''}")
     return ", ".join(parts)
 
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import inspect
 import json
 import shlex
+import sys
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.prompt import Prompt
 
 from compensate.errors import InputError
 
 if TYPE_CHECKING:
+    from compensate.data import UnclearLabel
     from compensate.training.config import Config
 
 
@@ -24,23 +27,33 @@ def _option(text: str, *names: str) -> Any:
 Data = Annotated[
     str | None, typer.Argument(help="A name (cifar10, sst2, imdb, digits, ...) or a path.", show_default=False)
 ]
-DataDir = Annotated[Path | None, _option("Data folder [env: COMPENSATE_DATA].")]
-ConfigFile = Annotated[Path | None, _option("Options in a TOML file; those on the command line win.", "--config")]
-Noise = Annotated[str | None, _option("Inject label noise, e.g. pair:0.2 or random:0.4.")]
-Model = Annotated[str | None, _option("Model: resnet20, bilstm, cnn, mlp, ...; by default chosen by the kind of data.")]
-Epochs = Annotated[int | None, _option("Number of epochs.")]
+DataDir = Annotated[Path | None, _option("Data folder, for named data sets; by default COMPENSATE_DATA.")]
+ConfigFile = Annotated[Path | None, _option("TOML file of options; the command line takes precedence.", "--config")]
+Noise = Annotated[str | None, _option("Inject label noise, for example pair:0.2 or random:0.4.")]
+Model = Annotated[str | None, _option("Such as resnet20, bilstm, cnn, mlp; chosen by the data if not given.")]
+Epochs = Annotated[int | None, _option("Training epochs.")]
 BatchSize = Annotated[int | None, _option("Batch size, over all processes.")]
 Rate = Annotated[float | None, _option("Learning rate.", "--lr")]
 Optimizer = Annotated[str | None, _option("Optimizer: sgd, adam or adamw.")]
 Schedule = Annotated[str | None, _option("Learning rate schedule: constant, cosine, linear or step.")]
 Seed = Annotated[int | None, _option("Random seed.")]
-Limit = Annotated[int | None, _option("Largest number of training samples.")]
+Limit = Annotated[int | None, _option("Limit the number of training samples.")]
 Vectors = Annotated[str | None, _option("Word vectors: glove.6B.100d in the data folder, or a file.")]
-MaxLength = Annotated[int | None, _option("Cut texts after this number of words.")]
+MaxLength = Annotated[int | None, _option("Maximum number of words of a text.")]
 Label = Annotated[str | None, _option("Column of the label, for tables.")]
 Text = Annotated[str | None, _option("Column of the text, for tables.")]
+Ignore = Annotated[str | None, _option("Columns to leave out, such as id,url.")]
+Columns = Annotated[str | None, _option("The only columns to use as features, such as age,town.")]
 Hyper = Annotated[list[str] | None, _option("A hyper-parameter of the method: --hyper lam=0.1; may be repeated.")]
 Set = Annotated[list[str] | None, _option("Any other option: --set weight_decay=1e-4; may be repeated.", "--set")]
+
+
+def ask_label(error: UnclearLabel) -> str:
+    """The label column as a person at the terminal chooses it; without a terminal the error stands."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise error
+    typer.echo(str(error))
+    return Prompt.ask("label column", choices=list(error.candidates), default=error.candidates[0])
 
 
 def check_path(*paths: str | Path | None) -> None:
@@ -111,13 +124,23 @@ def options(config: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shared(
-    data: str | None, set_: Sequence[str] | None, label: str | None, text: str | None, **named: Any
+    data: str | None,
+    set_: Sequence[str] | None,
+    label: str | None,
+    text: str | None,
+    ignore: str | None = None,
+    columns: str | None = None,
+    **named: Any,
 ) -> dict[str, Any]:
     """The options of a command line by their names in `Config`."""
     others = nested(pairs(set_, "--set"))
     reader = {
         **others.pop("data_options", {}),
-        **{k: v for k, v in (("label", label), ("text", text)) if v is not None},
+        **{
+            k: v
+            for k, v in (("label", label), ("text", text), ("ignore", ignore), ("columns", columns))
+            if v is not None
+        },
     }
     return {"data": data, **named, **others, "data_options": reader}
 

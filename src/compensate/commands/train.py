@@ -41,6 +41,8 @@ def train(
     max_length: o.MaxLength = None,
     label: o.Label = None,
     text: o.Text = None,
+    ignore: o.Ignore = None,
+    columns: o.Columns = None,
     teacher: Annotated[
         str | None,
         typer.Option(help="Teacher: the folder of a finished run, or a .npy file of logits.", show_default=False),
@@ -67,7 +69,7 @@ def train(
         data, set_, label, text, method=method, noise=noise, model=model, hyper=o.pairs(hyper, "--hyper"), epochs=epochs,
         batch_size=batch_size, lr=lr, optimizer=optimizer, schedule=schedule, seed=seed, limit=limit, clean=clean,
         patience=patience, precision=precision, accumulate=accumulate, vectors=vectors, max_length=max_length,
-        teacher=teacher,
+        teacher=teacher, ignore=ignore, columns=columns,
     )  # fmt: skip
     asked = o.build(o.options(config, given), str(config or "the command line"))
     from compensate.training.distribution import Processes

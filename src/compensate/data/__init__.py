@@ -11,21 +11,23 @@ from compensate.data import noise
 from compensate.data.arrays import from_arrays, read_npz
 from compensate.data.batches import batches, draws, gather, order
 from compensate.data.cifar import read_cifar
+from compensate.data.columns import Column, analyze
 from compensate.data.corpora import read_imdb, read_sst2
 from compensate.data.dataset import UNLABELLED, Data, Splits
 from compensate.data.digits import digits, digits_splits
 from compensate.data.download import fetch
-from compensate.data.features import TableEncoder
+from compensate.data.features import TableEncoder, TableViews, table_views
 from compensate.data.folder import read_folder
 from compensate.data.hub import from_hub
 from compensate.data.idx import read_idx, read_mnist
 from compensate.data.images import CropFlip, channel_statistics
 from compensate.data.imbalance import class_sizes, long_tailed
+from compensate.data.label_column import UnclearLabel, choose_label
 from compensate.data.labels import encode_labels, override_labels, read_labels
 from compensate.data.load import load
 from compensate.data.ragged import Ragged
 from compensate.data.sources import SOURCES, data_folder
-from compensate.data.tables import choose_label, choose_text, from_frame, read_frame, read_table
+from compensate.data.tables import choose_text, from_frame, read_frame, read_table
 from compensate.data.text import Tfidf, Vocabulary, encode, text_features, tokenise
 from compensate.data.vectors import embedding_matrix, find_vectors, read_vectors
 
@@ -35,14 +37,18 @@ if TYPE_CHECKING:
 __all__ = [
     "SOURCES",
     "UNLABELLED",
+    "Column",
     "CropFlip",
     "Data",
     "Indexed",
     "Ragged",
     "Splits",
     "TableEncoder",
+    "TableViews",
     "Tfidf",
+    "UnclearLabel",
     "Vocabulary",
+    "analyze",
     "batches",
     "channel_statistics",
     "choose_label",
@@ -77,6 +83,7 @@ __all__ = [
     "read_sst2",
     "read_table",
     "read_vectors",
+    "table_views",
     "text_features",
     "tokenise",
 ]

@@ -1,161 +1,277 @@
-"""Features from a table's columns: numbers, categories, and what is missing."""
+"""Features from a table's columns, for trees and for models that measure distances. Labels play no part in them.
+
+scikit-learn does the work once `compensate.data.columns` has said what each column is. (skrub's TableVectorizer was tried in
+its place: it takes whole numbers such as 1000 for years, one "unknown" cell makes a column of numbers a text of 30 features,
+infinities stay, and importing it takes seconds.)
+"""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from compensate.data.columns import Column, analyze, dates, numbers
+from compensate.data.dataset import Data
 from compensate.data.labels import is_missing
 from compensate.errors import InputError
 
-MOST_CATEGORIES = 50
-"""One-hot columns of a category column; rarer values share one column."""
+MOST_CATEGORIES = 30
+"""Values of a category column that are one-hot; a column of more values is described by the letters of its values."""
+
+LETTERS = 10
+"""Features of a column of many values: leading directions of the letter groups in its values."""
 
 FAR = 10.0
-"""Standardised values are cut at so many deviations: one slip of the decimal point must not rule a network."""
+"""Standardized values are cut at this many deviations: one slip of the decimal point must not rule a model."""
+
+LARGEST = 1e18
+"""Numbers are cut here, so that their squares are still finite in 32 bits."""
+
+ABSENT = "(missing)"
+"""The value of an empty cell in a category column."""
+
+Matrix = NDArray[np.float32]
 
 
-@dataclass(frozen=True)
-class Numeric:
-    """A column of numbers: missing ones become the median, and an indicator says so."""
+@dataclass(frozen=True, eq=False)
+class TableViews:
+    """A table as numbers, twice.
 
-    name: str
-    median: float
-    mean: float
-    std: float
-    missing: bool
+    Attributes:
+        trees: (N, F) for trees: numbers as they are, a column per category, by its frequency.
+        linear: (N, G) for linear models, neighbours and networks: standardized; one-hot categories.
+        tree_names, linear_names: what each feature is.
+        columns: the role of every column of the table.
+
+    >>> TableViews(np.zeros((2, 1)), np.zeros((2, 3)), ("town",), ("town=a", "town=b", "town=c"), ()).linear.shape
+    (2, 3)
+    """
+
+    trees: Matrix
+    linear: Matrix
+    tree_names: tuple[str, ...]
+    linear_names: tuple[str, ...]
+    columns: tuple[Column, ...]
 
 
-@dataclass(frozen=True)
-class Category:
-    """A column of categories, one-hot; ``other`` takes values that are rare or new, missing ones included."""
-
-    name: str
-    values: tuple[str, ...]
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TableEncoder:
     r"""Turns table rows into features.
 
     .. math:: z = \frac{\operatorname{clip}(x - \mu, \pm 10 \sigma)}{\sigma} \text{ of a number,} \qquad
-              z_k = [x = k] \text{ of a category}
+              z_k = \frac{[x = k]}{s} \text{ of a category}
 
     where :math:`\mu` and :math:`\sigma` are the mean and standard deviation of the column after missing values were
-    replaced by its median. A column that had missing values when fitted gets a second feature, 1 where it is missing.
-    Columns with one value only, and texts that differ in nearly every row, say nothing and are dropped.
+    replaced by its median, and :math:`s^2` is the sum of the variances of the indicators: a category weighs as much as a
+    number in distances. A column that had missing values when fitted gets a feature that is 1 where it is missing;
+    a missing category is a category. A date becomes year, month, day, weekday, hour and seconds, each a number.
 
     >>> frame = pd.DataFrame({"age": ["30", "", "50"], "town": ["rome", "oslo", "rome"]})
     >>> encoder = TableEncoder.fit(frame)
     >>> encoder.names
-    ['age', 'age is missing', 'town=rome', 'town=oslo', 'town=other']
-    >>> encoder(frame)[1].tolist()
-    [0.0, 1.0, 0.0, 1.0, 0.0]
+    ('age', 'age is missing', 'town=oslo', 'town=rome')
+    >>> encoder(frame).shape, encoder.trees(frame).shape
+    ((3, 4), (3, 3))
     """
 
-    columns: tuple[Numeric | Category, ...]
-    dropped: tuple[str, ...]
+    columns: tuple[Column, ...]
+    parts: tuple[Any, ...]
 
     @classmethod
-    def fit(cls, frame: pd.DataFrame) -> TableEncoder:
-        """Learn medians, deviations and categories from these rows."""
-        columns: list[Numeric | Category] = []
-        dropped: list[str] = []
-        for name in frame.columns:
-            column = _column(frame[name])
-            if column is None:
-                dropped.append(str(name))
-            else:
-                columns.append(column)
-        return cls(tuple(columns), tuple(dropped))
+    def fit(cls, frame: pd.DataFrame, columns: Sequence[Column] | None = None) -> TableEncoder:
+        """Learn medians, deviations and categories from these rows; ``columns`` as `analyze` gives them."""
+        columns = analyze(frame) if columns is None else tuple(columns)
+        parts = [part for column in columns if column.used for part in _parts(frame[column.name], column)]
+        return cls(columns, tuple(part for part in parts if len(part.names)))
 
     @property
-    def names(self) -> list[str]:
+    def names(self) -> tuple[str, ...]:
         """What each feature is."""
-        names: list[str] = []
-        for c in self.columns:
-            if isinstance(c, Numeric):
-                names += [c.name, f"{c.name} is missing"] if c.missing else [c.name]
-            else:
-                names += [f"{c.name}={value}" for value in (*c.values, "other")]
-        return names
+        return tuple(name for part in self.parts for name in part.names)
 
-    def __call__(self, frame: pd.DataFrame) -> NDArray[np.float32]:
-        """(N, features) of these rows."""
-        lost = [c.name for c in self.columns if c.name not in frame.columns]
+    @property
+    def tree_names(self) -> tuple[str, ...]:
+        """What each feature for trees is."""
+        return tuple(name for part in self.parts for name in part.tree_names)
+
+    def __call__(self, frame: pd.DataFrame) -> Matrix:
+        """(N, features) of these rows, standardized."""
+        return self._encode(frame, "linear")
+
+    def trees(self, frame: pd.DataFrame) -> Matrix:
+        """(N, features) of these rows, for trees."""
+        return self._encode(frame, "trees")
+
+    def _encode(self, frame: pd.DataFrame, way: str) -> Matrix:
+        lost = [c.name for c in self.columns if c.used and c.name not in frame.columns]
         if lost:
             raise InputError(f"the table lacks the columns {', '.join(lost)}, which the features were made from.")
-        blocks = [_encode(frame[c.name], c) for c in self.columns]
+        blocks = [getattr(part, way)(frame[part.column.name]) for part in self.parts]
         return np.concatenate(blocks, axis=1) if blocks else np.empty((len(frame), 0), np.float32)
 
-    def to_json(self) -> str:
-        """Everything it learned, as JSON; `from_json` reads it."""
-        columns = [{"kind": type(c).__name__, **asdict(c)} for c in self.columns]
-        return json.dumps({"columns": columns, "dropped": self.dropped}, ensure_ascii=False)
 
-    @classmethod
-    def from_json(cls, text: str) -> TableEncoder:
-        content = json.loads(text)
-        columns: list[Numeric | Category] = []
-        for entry in content["columns"]:
-            kind = entry.pop("kind")
-            columns.append(Numeric(**entry) if kind == "Numeric" else Category(entry["name"], tuple(entry["values"])))
-        return cls(tuple(columns), tuple(content["dropped"]))
+def table_views(data: Data) -> TableViews:
+    """The columns of a data set that was read from a table, as numbers; the text and the label are not among them.
 
-
-def _numbers(column: pd.Series) -> NDArray[np.float64]:
-    # What cannot be read as a number, an empty cell or "NA" for one, becomes NaN here.
-    return pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+    >>> from compensate.data import from_frame
+    >>> frame = pd.DataFrame({"size": [1.0, 2.5, 3.0], "town": ["rome", "oslo", "rome"], "label": ["a", "b", "a"]})
+    >>> views = table_views(from_frame(frame, "the table").train)
+    >>> views.tree_names, views.linear_names
+    (('size', 'town'), ('size', 'town=oslo', 'town=rome'))
+    """
+    if not isinstance(data.raw, pd.DataFrame) or "columns" not in data.info:
+        raise InputError("this data set was not read from a table; it has no columns to look at.")
+    encoder = TableEncoder.fit(data.raw, data.info["columns"])
+    return TableViews(
+        encoder.trees(data.raw), encoder(data.raw), encoder.tree_names, encoder.names, data.info["columns"]
+    )
 
 
-def _texts(column: pd.Series) -> NDArray[Any]:
-    """(N,) the cells as texts, None where missing; each distinct value is looked at once."""
-    codes, values = pd.factorize(column)
-    texts = [None if is_missing(v) else str(v).strip() for v in values]
-    return np.array([*texts, None], dtype=object)[codes]
+class _Numbers:
+    """Numbers that belong together: a column of them, or the parts of a date."""
+
+    def __init__(self, column: Column, cells: pd.Series) -> None:
+        from sklearn.impute import SimpleImputer
+        from sklearn.preprocessing import StandardScaler
+
+        self.column = column
+        values = self._values(cells)
+        with np.errstate(invalid="ignore"):
+            self.kept = np.array([len(np.unique(v[np.isfinite(v)])) > 1 for v in values.T])
+            known = np.isfinite(values).any(0)
+        self.missing = bool(np.isnan(values[:, known]).any()) and bool(known.any())
+        self.imputer = SimpleImputer(strategy="median").fit(values[:, self.kept]) if self.kept.any() else None
+        self.scaler = (
+            None if self.imputer is None else StandardScaler().fit(self.imputer.transform(values[:, self.kept]))
+        )
+        names = [name for name, kept in zip(_value_names(column), self.kept, strict=True) if kept]
+        self.names = tuple(names + [f"{column.name} is missing"] * self.missing)
+        self.tree_names = self.names
+
+    def trees(self, cells: pd.Series) -> Matrix:
+        return self._blocks(cells, scaled=False)
+
+    def linear(self, cells: pd.Series) -> Matrix:
+        return self._blocks(cells, scaled=True)
+
+    def _blocks(self, cells: pd.Series, *, scaled: bool) -> Matrix:
+        values = self._values(cells)
+        blocks = []
+        if self.imputer is not None and self.scaler is not None:
+            filled = self.imputer.transform(values[:, self.kept])
+            # A date is one column of the table: its parts together weigh as much as a number.
+            weight = np.sqrt(self.kept.sum())
+            z = np.clip(self.scaler.transform(filled), -FAR, FAR) / weight if scaled else filled
+            blocks.append(z)
+        if self.missing:
+            blocks.append(np.isnan(values).all(1, keepdims=True))
+        return np.concatenate(blocks, axis=1).astype(np.float32)
+
+    def _values(self, cells: pd.Series) -> NDArray[np.float64]:
+        values = numbers(cells)[:, None] if self.column.role == "number" else _date_parts(cells, self.column)
+        return np.clip(values, -LARGEST, LARGEST)
 
 
-def _column(column: pd.Series) -> Numeric | Category | None:
-    name = str(column.name)
-    numbers = _numbers(column)
-    there = ~np.isnan(numbers)
-    if not there.all():  # only what is no number needs a look at its text
-        there[~there] = [text is not None for text in _texts(column[~there])]
-    if not there.any():
-        return None
-    # One odd cell such as "unknown" in a column of numbers is a missing number, not a reason to call all categories.
-    if (~np.isnan(numbers[there])).mean() >= 0.95:
-        known = numbers[np.isfinite(numbers)]
-        if not len(known):
-            return None
-        median = float(np.median(known))
-        filled = np.where(np.isfinite(numbers), numbers, median)
-        missing = len(known) < len(numbers)
-        mean, std = float(filled.mean()), float(filled.std())
-        if not np.isfinite([mean, std]).all():
-            return None
-        if std <= 1e-12 * max(1.0, abs(mean)) and not missing:
-            return None
-        return Numeric(name, median, mean, std if std > 1e-12 * max(1.0, abs(mean)) else 1.0, missing)
-    counts = pd.Series(_texts(column)[there]).value_counts()
+class _Few:
+    """A category of few values: one-hot for distances, one column for trees."""
+
+    def __init__(self, column: Column, cells: pd.Series) -> None:
+        from sklearn.preprocessing import OneHotEncoder
+
+        self.column = column
+        texts = _categories(cells)
+        self.order = _by_frequency(texts)
+        self.encoder = OneHotEncoder(sparse_output=False, handle_unknown="ignore").fit(texts[:, None])
+        spread = np.sqrt(self.encoder.transform(texts[:, None]).var(0).sum())
+        self.scale = 1.0 / spread if spread > 0 else 1.0
+        self.names = tuple(f"{column.name}={value}" for value in self.encoder.categories_[0])
+        self.tree_names = (column.name,)
+
+    def trees(self, cells: pd.Series) -> Matrix:
+        return _places(_categories(cells), self.order)
+
+    def linear(self, cells: pd.Series) -> Matrix:
+        return (self.encoder.transform(_categories(cells)[:, None]) * self.scale).astype(np.float32)
+
+
+class _Many:
+    """A category of many values, described by their letters; two towns in one valley then look alike."""
+
+    def __init__(self, column: Column, cells: pd.Series) -> None:
+        from sklearn.decomposition import TruncatedSVD
+        from sklearn.feature_extraction.text import TfidfVectorizer
+
+        self.column = column
+        texts = _categories(cells)
+        self.order = _by_frequency(texts)
+        # Every value once: how often it occurs is another feature.
+        values = np.array(list(self.order), dtype=object)
+        self.letters = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 4), sublinear_tf=True, max_features=20_000)
+        weights = self.letters.fit_transform(values)
+        dims = max(1, min(LETTERS, *(size - 1 for size in weights.shape)))
+        self.directions = TruncatedSVD(dims, random_state=0).fit(weights)
+        self.places = {value: i for i, value in enumerate(values)}
+        self.known = self.directions.transform(weights)
+        found = self.known[[self.places[t] for t in texts]]
+        self.mean = found.mean(0)
+        self.scale = 1.0 / max(float(np.sqrt(found.var(0).sum())), 1e-12)
+        self.names = tuple(f"{column.name} letters {i}" for i in range(dims))
+        self.tree_names = (column.name, *self.names)
+
+    def trees(self, cells: pd.Series) -> Matrix:
+        texts = _categories(cells)
+        return np.concatenate([_places(texts, self.order), self._letters(texts)], axis=1).astype(np.float32)
+
+    def linear(self, cells: pd.Series) -> Matrix:
+        return ((self._letters(_categories(cells)) - self.mean) * self.scale).astype(np.float32)
+
+    def _letters(self, texts: NDArray[Any]) -> NDArray[np.float64]:
+        new = list(dict.fromkeys(t for t in texts if t not in self.places))
+        places = {**self.places, **{value: len(self.known) + i for i, value in enumerate(new)}}
+        fresh = self.directions.transform(self.letters.transform(new)) if new else self.known[:0]
+        return np.concatenate([self.known, fresh])[[places[t] for t in texts]]
+
+
+def _parts(cells: pd.Series, column: Column) -> list[Any]:
+    if column.role != "category":
+        return [_Numbers(column, cells)]
+    distinct = len(set(_categories(cells)))
+    return [_Few(column, cells) if distinct <= MOST_CATEGORIES else _Many(column, cells)]
+
+
+def _value_names(column: Column) -> list[str]:
+    if column.role == "number":
+        return [column.name]
+    return [f"{column.name} {part}" for part in ("seconds", "year", "month", "day", "weekday", "hour")]
+
+
+def _date_parts(cells: pd.Series, column: Column) -> NDArray[np.float64]:
+    """(N, 6) what a date consists of; NaN where there is none."""
+    when = pd.Series(dates(cells, column.dates or "ISO8601"))
+    seconds = (when - pd.Timestamp("1970-01-01")).dt.total_seconds()
+    parts = [seconds, when.dt.year, when.dt.month, when.dt.day, when.dt.day_of_week, when.dt.hour]
+    return np.stack([part.to_numpy(dtype=np.float64, na_value=np.nan) for part in parts], axis=1)
+
+
+def _categories(cells: pd.Series) -> NDArray[Any]:
+    """(N,) the cells as texts, `ABSENT` where missing; each distinct value is looked at once."""
+    codes, values = pd.factorize(cells)
+    texts = [ABSENT if is_missing(v) else str(v).strip() for v in np.asarray(values, dtype=object)]
+    return np.array([*texts, ABSENT], dtype=object)[codes]
+
+
+def _by_frequency(texts: NDArray[Any]) -> dict[Any, int]:
+    """Values and their places, the most frequent first: a tree parts frequent from rare values by one cut."""
+    counts = pd.Series(texts).value_counts()
     ranked = sorted(counts.items(), key=lambda item: (-item[1], str(item[0])))
-    if (len(ranked) == 1 and there.all()) or (len(ranked) > 0.9 * there.sum() and len(ranked) > MOST_CATEGORIES):
-        return None
-    return Category(name, tuple(str(value) for value, _ in ranked[:MOST_CATEGORIES]))
+    return {value: place for place, (value, _) in enumerate(ranked)}
 
 
-def _encode(column: pd.Series, how: Numeric | Category) -> NDArray[np.float32]:
-    if isinstance(how, Numeric):
-        numbers = _numbers(column)
-        known = np.isfinite(numbers)
-        z = np.clip((np.where(known, numbers, how.median) - how.mean) / how.std, -FAR, FAR)
-        return np.stack([z, ~known] if how.missing else [z], axis=1).astype(np.float32)
-    place: dict[Any, int] = {value: i for i, value in enumerate(how.values)}
-    block = np.zeros((len(column), len(how.values) + 1), dtype=np.float32)
-    block[np.arange(len(column)), [place.get(v, len(how.values)) for v in _texts(column)]] = 1
-    return block
+def _places(texts: NDArray[Any], order: dict[Any, int]) -> Matrix:
+    """(N, 1) the place of each value; new ones come last."""
+    return np.array([[order.get(text, len(order))] for text in texts], dtype=np.float32)

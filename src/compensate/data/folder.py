@@ -94,9 +94,8 @@ def _part(
         raise InputError(f"{folder} has the one class {', '.join(found) or '(none)'}; expected two or more.")
     images, kept = _read(files, size, channels)
     rows = np.flatnonzero(kept)
-    return Data(
-        images, target[rows], found, rows, ids=names[rows], raw=names[rows], rows=len(files), info={"kind": "images"}
-    )
+    info = {"kind": "images", "folder": str(folder)}
+    return Data(images, target[rows], found, rows, ids=names[rows], raw=names[rows], rows=len(files), info=info)
 
 
 def _labels(names: NDArray[Any], labels: str | Path) -> list[Any]:

@@ -10,8 +10,9 @@ import pandas as pd
 
 from compensate.data.dataset import Data, Splits
 from compensate.data.images import as_images
+from compensate.data.label_column import choose_label
 from compensate.data.labels import encode_labels
-from compensate.data.tables import PARTS, choose_label, choose_text, from_frame
+from compensate.data.tables import PARTS, choose_text, from_frame
 from compensate.errors import InputError
 
 
@@ -22,11 +23,13 @@ def is_hub(data: Any) -> bool:
     return hasattr(data, "column_names") and hasattr(data, "features") and hasattr(type(data), "__getitem__")
 
 
-def from_hub(data: Any, *, label: str | None = None, text: str | None = None, task: str | None = None) -> Splits:
+def from_hub(
+    data: Any, *, label: str | None = None, text: str | None = None, task: str | None = None, **columns: Any
+) -> Splits:
     """Splits from a `datasets.Dataset` or `DatasetDict`: texts, images, or columns of a table.
 
     The names of the classes are the label feature's own, and the order of the rows is the data set's, so that ``index``
-    is the row number there.
+    is the row number there. ``ignore`` and ``columns`` choose columns, as for `read_table`.
 
     >>> import pytest
     >>> datasets = pytest.importorskip("datasets")      # or: import datasets
@@ -35,15 +38,22 @@ def from_hub(data: Any, *, label: str | None = None, text: str | None = None, ta
     2
     """
     if not isinstance(data, Mapping):
-        return Splits(_part(data, label, text, task))
+        return Splits(_part(data, label, text, task, columns))
     parts = {PARTS[name.lower()]: part for name, part in data.items() if name.lower() in PARTS}
     if "train" not in parts:
         raise InputError(f"the data set has the parts {', '.join(data)}; expected one named train.")
-    train = _part(parts.pop("train"), label, text, task)
-    return Splits(train, **{name: _part(part, label, text, task, train) for name, part in parts.items()})
+    train = _part(parts.pop("train"), label, text, task, columns)
+    return Splits(train, **{name: _part(part, label, text, task, columns, train) for name, part in parts.items()})
 
 
-def _part(data: Any, label: str | None, text: str | None, task: str | None, like: Data | None = None) -> Data:
+def _part(
+    data: Any,
+    label: str | None,
+    text: str | None,
+    task: str | None,
+    options: Mapping[str, Any],
+    like: Data | None = None,
+) -> Data:
     columns = list(data.column_names)
     pictures = [c for c in columns if type(data.features[c]).__name__ == "Image"]
     frame = pd.DataFrame({c: list(data[c]) for c in columns if c not in pictures})
@@ -58,7 +68,9 @@ def _part(data: Any, label: str | None, text: str | None, task: str | None, like
     if names is not None:
         frame[label] = pd.Series(_cells(frame[label]), dtype=object)
     if not pictures:
-        return from_frame(frame, "the data set", label=label, text=text, task=task, classes=names, like=like).train
+        return from_frame(
+            frame, "the data set", label=label, text=text, task=task, classes=names, like=like, **options
+        ).train
     known = names if like is None else like.classes
     target, classes = encode_labels(frame[label].to_numpy(object), known)
     return Data(_images(list(data[pictures[0]])), target, classes, info={"kind": "images", "label": label})

@@ -43,7 +43,7 @@ def load(
         labels: labels of the training part from elsewhere, an array or a file (see `read_labels`); for a folder of
             images a table of file and label.
         labels_key: which of several label sets of that file.
-        options: of the reader: ``label``, ``text``, ``task``, ``encoding``, ``delimiter`` for tables, ``size`` for
+        options: of the reader: ``label``, ``text``, ``task``, ``ignore``, ``columns``, ``encoding``, ``delimiter`` for tables, ``size`` for
             images, ``phrases`` for SST-2, ``seed`` and ``test`` for the digits, ``download=False``.
 
     >>> len(load("digits").train)

@@ -13,14 +13,15 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from compensate.data.columns import IDS, analyze, is_nested
 from compensate.data.dataset import Data, Splits
 from compensate.data.features import TableEncoder
+from compensate.data.label_column import LABELS, targets
+from compensate.data.label_column import choose_label as choose_label
 from compensate.data.labels import encode_labels, is_missing
 from compensate.errors import InputError, nearest
 from compensate.files import decode, limit, read_bytes, too_large
 
-LABELS = ("label", "target", "class", "y")
-IDS = ("id", "index", "uuid", "guid", "key", "row", "unnamed: 0", "")
 PARTS = {
     "train": "train",
     "training": "train",
@@ -102,6 +103,8 @@ def read_table(
     label: str | None = None,
     text: str | None = None,
     task: str | None = None,
+    ignore: str | Sequence[str] = (),
+    columns: str | Sequence[str] | None = None,
     encoding: str = "utf-8",
     delimiter: str | None = None,
 ) -> Splits:
@@ -109,9 +112,12 @@ def read_table(
 
     Args:
         path: a .csv, .tsv or .parquet file, the first two perhaps compressed.
-        label: the label's column; by default the one named label, target, class or y, else the only one with few values.
+        label: the label's column; by default chosen by its name (label, target, class, sentiment, ...), else the only one
+            with few values that can be predicted.
         text: the text's column; by default the one with the longest texts, if any has sentences. ``""``: none.
         task: ``"classification"`` or ``"regression"``; by default a numeric label with many values is a quantity.
+        ignore: columns to leave out, a list or a text with commas.
+        columns: the only columns to use, likewise. By default all but identifiers and columns with one value.
         encoding, delimiter: of the file, if they are not UTF-8 and the obvious sign.
 
     A column ``split`` that says train, test or validation parts the data. Rows without a label stay, `UNLABELLED`.
@@ -124,9 +130,8 @@ def read_table(
     >>> data.classes, len(data)
     (('a', 'b'), 3)
     """
-    return from_frame(
-        read_frame(path, encoding=encoding, delimiter=delimiter), str(path), label=label, text=text, task=task
-    )
+    frame = read_frame(path, encoding=encoding, delimiter=delimiter)
+    return from_frame(frame, str(path), label=label, text=text, task=task, ignore=ignore, columns=columns)
 
 
 def from_frame(
@@ -136,13 +141,15 @@ def from_frame(
     label: str | None = None,
     text: str | None = None,
     task: str | None = None,
+    ignore: str | Sequence[str] = (),
+    columns: str | Sequence[str] | None = None,
     classes: Sequence[str] | None = None,
     like: Data | None = None,
 ) -> Splits:
     """As `read_table`, from a data frame.
 
     Args:
-        frame, label, text, task: as there.
+        frame, label, text, task, ignore, columns: as there.
         where: what to call it in errors.
         classes: the names of the classes, if the label column does not hold them all.
         like: another part of the same data, read before: its columns, classes and features are used.
@@ -158,36 +165,46 @@ def from_frame(
         raise InputError(f"{where} has no rows.")
     frame = _named(frame, where)
     label, text = (None if name is None else str(name) for name in (label, text))
-    nested = [name for name in frame.columns if _is_nested(frame[name])]
+    ignored, wanted = _names(ignore), None if columns is None else _names(columns)
+    nested = [name for name in frame.columns if name not in ignored and is_nested(frame[name])]
     for name in nested:
         if name == label or (label is None and name.strip().lower() in LABELS):
             raise InputError(
-                f'the column "{name}" of {where} holds lists; expected one label a row. Keep one label of each list, or '
-                "name another column: label=... (--label on the command line)."
+                f'the column "{name}" of {where} holds lists; expected one label a row, not several. Keep one label '
+                "of each list, or name another column: label=... (--label on the command line)."
             )
-    flat = frame.drop(columns=nested)
-    text = choose_text(flat, text, where, label)
-    label = choose_label(flat, label, where, text)
     if nested:
         warnings.warn(f"{where}: the columns {', '.join(nested)} hold lists, which are not used.", stacklevel=3)
+    flat = frame.drop(columns=[*nested, *(c for c in ignored if c in frame.columns)])
+    readable = flat if wanted is None else flat[[c for c in flat.columns if c in (*wanted, label, text)]]
+    text = choose_text(readable, text, where, label)
+    label = choose_label(flat, label, where, text)
     cells = frame[label].to_numpy(object)
-    target, names = _targets(cells, task, where, label) if classes is None else encode_labels(cells, classes)
-    split = next((c for c in frame.columns if str(c).strip().lower() == "split" and c != label), None)
-    ids = next((c for c in frame.columns if str(c).strip().lower() in IDS and c not in (label, text)), None)
-    info: dict[str, Any] = {"kind": "text" if text else "table", "label": label, "text": text, "rows": len(frame)}
-    rest = [c for c in flat.columns if c not in (label, text, split, ids)]
-    if text:
-        x: NDArray[Any] = np.array(["" if is_missing(v) else str(v) for v in frame[text]], dtype=object)
+    if classes is None:
+        target, names, reason = targets(cells, task, where, label)
     else:
-        if not rest:
-            raise InputError(f'{where} has nothing but the label column "{label}"; a sample needs a text or features.')
-        parts = _parts(frame[split], where) if split is not None else None
-        fitted = frame if parts is None else frame[parts == "train"]
-        encoder = like.info["encoder"] if like is not None else TableEncoder.fit(fitted[rest])
-        x = encoder(frame[rest])
-        info |= {"encoder": encoder, "dropped": encoder.dropped}
-        if not x.shape[1]:
-            raise InputError(f"{where}: no column of {', '.join(map(str, rest))} says anything about the label.")
+        target, names = encode_labels(cells, classes)
+        reason = f"{len(names)} classes"
+    split = next((c for c in frame.columns if c.strip().lower() == "split" and c not in (label, *ignored)), None)
+    info: dict[str, Any] = {
+        "kind": "text" if text else "table", "label": label, "text": text, "rows": len(frame), "target": reason
+    }  # fmt: skip
+    parts = None if split is None else _parts(frame[split], where)
+    fitted = frame if parts is None else frame[parts == "train"]
+    if like is not None:
+        info["columns"] = like.info["columns"]
+    else:
+        info["columns"] = analyze(fitted, label=label, text=text, split=split, ignore=ignored, columns=wanted)
+    x: NDArray[Any]
+    if text:
+        x = np.array(["" if is_missing(v) else str(v) for v in frame[text]], dtype=object)
+    else:
+        encoder = like.info["encoder"] if like is not None else _encoder(fitted, info, where)
+        info["encoder"] = encoder
+        x = encoder(frame)
+    ids = min(
+        (c.name for c in info["columns"] if c.role == "identifier"), key=lambda n: n.lower() not in IDS, default=None
+    )
     data = Data(
         x,
         target,
@@ -197,43 +214,38 @@ def from_frame(
         rows=len(frame),
         info=info,
     )
-    if split is None:
+    if parts is None:
         return Splits(data)
-    found = _parts(frame[split], where)
-    return Splits(**{str(name): data.subset((found == name).to_numpy()) for name in found.unique()})
+    return Splits(**{str(name): data.subset((parts == name).to_numpy()) for name in parts.unique()})
 
 
-def choose_label(frame: pd.DataFrame, label: str | None, where: str, text: str | None = None) -> str:
-    """The label's column: as given, or as `read_table` describes; an error lists what it could be.
-
-    >>> frame = pd.DataFrame({"size": ["1", "2", "3"], "Label": ["a", "b", "a"]})
-    >>> choose_label(frame, None, "the table")
-    'Label'
-    """
-    names = [str(c) for c in frame.columns]
-    if label is not None:
-        if label not in names:
-            raise InputError(f'{where} has no column "{label}"; {nearest(label, names)}')
-        return label
-    named = [c for c in names if c.strip().lower() in LABELS]
-    if len(named) == 1:
-        return named[0]
-    few = max(5, min(100, len(frame) // 10))
-    skip = (*IDS, "split", "index")
-    candidates = named or [
-        c for c in names if c != text and c.strip().lower() not in skip and 2 <= _distinct(frame[c], few + 1) <= few
-    ]
-    if len(candidates) == 1:
-        return candidates[0]
-    if not candidates:
+def _encoder(frame: pd.DataFrame, info: dict[str, Any], where: str) -> TableEncoder:
+    encoder = TableEncoder.fit(frame, info["columns"])
+    if encoder.names:
+        return encoder
+    # Better a column that looks like an identifier or a copy of the label than none at all; the roles say so.
+    rest = [c.name for c in info["columns"] if c.role not in ("ignored", "split") and c.name != info["label"]]
+    if not rest:
         raise InputError(
-            f"{where} has no column named {', '.join(LABELS)} and none with few values; its columns are "
-            f"{', '.join(names)}. Say which holds the label: label=... (--label on the command line)."
+            f'{where} has nothing but the label column "{info["label"]}"; a sample needs a text or features.'
         )
-    raise InputError(
-        f"the label of {where} could be any of the columns {', '.join(candidates)}. Say which: "
-        f'label="{candidates[0]}" (--label {candidates[0]} on the command line).'
+    info["columns"] = tuple(
+        again if first.name in rest else first
+        for first, again in zip(info["columns"], analyze(frame, label=info["label"], columns=rest), strict=True)
     )
+    encoder = TableEncoder.fit(frame, info["columns"])
+    if not encoder.names:
+        raise InputError(f"{where}: no column of {', '.join(rest)} says anything about the label.")
+    return encoder
+
+
+def _names(given: str | Sequence[str]) -> list[str]:
+    """Column names from a list, or from a text with commas.
+
+    >>> _names("id, url"), _names(["a,b"])
+    (['id', 'url'], ['a,b'])
+    """
+    return [name.strip() for name in given.split(",")] if isinstance(given, str) else list(given)
 
 
 def choose_text(frame: pd.DataFrame, text: str | None, where: str, label: str | None = None) -> str | None:
@@ -261,31 +273,6 @@ def choose_text(frame: pd.DataFrame, text: str | None, where: str, label: str | 
     return best
 
 
-def _targets(cells: NDArray[Any], task: str | None, where: str, label: str) -> tuple[NDArray[Any], tuple[str, ...]]:
-    if task not in (None, "classification", "regression"):
-        raise InputError(f'task is "{task}"; choose classification or regression.')
-    there = np.array([not is_missing(v) for v in cells])
-    if not there.any():
-        raise InputError(f'the label column "{label}" of {where} is empty.')
-    numbers = pd.to_numeric(pd.Series(cells[there].astype(str)), errors="coerce").to_numpy(float)
-    numeric = bool(np.isfinite(numbers).all())
-    if task == "regression" and not numeric:
-        bad = cells[there][~np.isfinite(numbers)][0]
-        raise InputError(f'the label column "{label}" of {where} holds "{str(bad)[:80]}", which is not a number.')
-    if task is None and numeric:
-        whole = bool((numbers == np.round(numbers)).all())
-        distinct = len(np.unique(numbers))
-        task = "regression" if distinct > (max(20, len(numbers) // 10) if whole else 10) else None
-    if task == "regression":
-        target = np.full(len(cells), np.nan)
-        target[there] = numbers
-        return target, ()
-    target, classes = encode_labels(cells)
-    if len(classes) < 2:
-        raise InputError(f'the label column "{label}" of {where} has the one value "{classes[0]}"; expected 2 or more.')
-    return target, classes
-
-
 def _parts(column: pd.Series, where: str) -> pd.Series:
     parts = column.astype(str).str.strip().str.lower().map(PARTS)
     if parts.isna().any():
@@ -306,22 +293,6 @@ def _named(frame: pd.DataFrame, where: str) -> pd.DataFrame:
     frame = frame.reset_index(drop=True)
     frame.columns = names
     return frame
-
-
-def _is_nested(column: pd.Series) -> bool:
-    """Whether cells hold lists or tables instead of values."""
-    if column.dtype != object or pd.api.types.infer_dtype(column, skipna=True) != "mixed":
-        return False
-    return any(isinstance(v, (list, tuple, set, dict, np.ndarray)) for v in column)
-
-
-def _distinct(column: pd.Series, limit: int) -> int:
-    if _is_nested(column):
-        return limit
-    values = column.unique()
-    if len(values) > limit + 20:  # however many ways there are to write that a value is missing
-        return limit
-    return min(len({str(v) for v in values if not is_missing(v)}), limit)
 
 
 def _even(text: str, tabs: int) -> bool:

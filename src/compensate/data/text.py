@@ -7,7 +7,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -138,22 +137,22 @@ def encode(
 
 @dataclass(frozen=True, eq=False)
 class Tfidf:
-    r"""Texts as vectors of their words' weights, reduced to a few dimensions that a small network can take.
+    r"""Texts as vectors of their words' weights, and reduced to a few dimensions that a small network can take.
 
     .. math:: x_{tw} = (1 + \ln n_{tw}) \left(1 + \ln\frac{1 + N}{1 + N_w}\right), \qquad z_t = V^\top x_t / \|x_t\|
 
     where :math:`n_{tw}` counts word or word pair :math:`w` in text :math:`t`, :math:`N_w` of :math:`N` texts hold it,
     and :math:`V`, (words, dims), holds the leading right singular vectors of the fitted matrix. Each column of
-    :math:`z` is scaled to unit variance over the fitted texts.
+    :math:`z` is scaled to unit variance over the fitted texts. scikit-learn's TfidfVectorizer and TruncatedSVD, with
+    the words of `tokenise`.
 
     >>> texts = ["a good film", "a bad film", "good fun", "bad fun"]
     >>> Tfidf.fit(texts, dims=2, min_count=1)(texts).shape
     (4, 2)
     """
 
-    words: tuple[str, ...]
-    idf: NDArray[np.float32]
-    basis: NDArray[np.float32]
+    vectorizer: Any
+    svd: Any
     scale: NDArray[np.float32]
 
     @classmethod
@@ -161,59 +160,43 @@ class Tfidf:
         cls, texts: Iterable[str], *, dims: int = 256, max_words: int = 30_000, min_count: int = 2, seed: int = 0
     ) -> Tfidf:
         """Learn words, weights and directions from these texts."""
-        from sklearn.utils.extmath import randomized_svd
+        from sklearn.decomposition import TruncatedSVD
+        from sklearn.feature_extraction.text import TfidfVectorizer
 
-        docs = [_terms(text) for text in texts]
+        docs = [str(text) for text in texts]
         if not docs:
             raise InputError("Tfidf.fit was given no texts.")
-        seen: Counter[str] = Counter()
-        for doc in docs:
-            seen.update(set(doc))
-        words = [w for n, w in sorted((-n, w) for w, n in seen.items() if n >= min_count)[:max_words]]
-        if not words:
-            raise InputError(f"no word occurs in at least {min_count} of the {len(docs)} texts; lower min_count.")
-        idf = np.array([1 + np.log((1 + len(docs)) / (1 + seen[w])) for w in words], dtype=np.float32)
-        x = _weigh(docs, words, idf)
-        dims = min(dims, min(x.shape))
-        _, _, vt = randomized_svd(x, dims, random_state=seed)
-        basis = np.ascontiguousarray(vt.T, dtype=np.float32)
-        spread = np.asarray(x @ basis).std(0)
+        vectorizer = TfidfVectorizer(
+            tokenizer=tokenise,
+            token_pattern=None,
+            lowercase=False,
+            ngram_range=(1, 2),
+            sublinear_tf=True,
+            min_df=min_count,
+            max_features=max_words,
+            dtype=np.float32,
+        )
+        try:
+            x = vectorizer.fit_transform(docs)
+        except ValueError as error:
+            if min_count <= len(docs) and "no terms remain" not in str(error) and "empty vocabulary" not in str(error):
+                raise
+            raise InputError(
+                f"no word occurs in at least {min_count} of the {len(docs)} texts; lower min_count."
+            ) from None
+        svd = TruncatedSVD(min(dims, *x.shape), random_state=seed).fit(x)
+        spread = svd.transform(x).std(0)
         # A direction that no text moves along stays at zero instead of being blown up.
         scale = np.where(spread > 1e-6, 1 / np.maximum(spread, 1e-6), 0).astype(np.float32)
-        return cls(tuple(words), idf, basis, scale)
+        return cls(vectorizer, svd, scale)
 
     def __call__(self, texts: Iterable[str]) -> NDArray[np.float32]:
         """(N, dims) features of these texts; a text without a known word is all zero."""
-        x = _weigh([_terms(text) for text in texts], self.words, self.idf)
-        return (np.asarray(x @ self.basis) * self.scale).astype(np.float32)
+        return (self.svd.transform(self.matrix(texts)) * self.scale).astype(np.float32)
 
     def matrix(self, texts: Iterable[str]) -> Any:
         """(N, words) the weights themselves, a sparse matrix with rows of unit length."""
-        return _weigh([_terms(text) for text in texts], self.words, self.idf)
-
-
-def _terms(text: str) -> list[str]:
-    words = tokenise(str(text))
-    return words + [f"{a} {b}" for a, b in pairwise(words)]
-
-
-def _weigh(docs: list[list[str]], words: Sequence[str], idf: NDArray[np.float32]) -> Any:
-    from scipy.sparse import csr_matrix
-
-    column = {w: j for j, w in enumerate(words)}
-    indices: list[int] = []
-    counts: list[int] = []
-    ends = [0]
-    for doc in docs:
-        found = Counter(j for w in doc if (j := column.get(w)) is not None)
-        indices.extend(found.keys())
-        counts.extend(found.values())
-        ends.append(len(indices))
-    values = (1 + np.log(np.asarray(counts, dtype=np.float32))) * idf[np.asarray(indices, dtype=np.int64)]
-    rows = np.repeat(np.arange(len(docs)), np.diff(ends))
-    norms = np.sqrt(np.bincount(rows, values.astype(np.float64) ** 2, minlength=len(docs)))
-    values = (values / norms[rows]).astype(np.float32) if len(values) else np.empty(0, np.float32)
-    return csr_matrix((values, indices, ends), shape=(len(docs), len(words)))
+        return self.vectorizer.transform([str(text) for text in texts])
 
 
 def text_features(data: Data, tfidf: Tfidf) -> Data:

@@ -186,7 +186,13 @@ class Pull(nn.Module):
 
     def forward(self, s: State) -> Tensor:
         """(B, C) the logit compensation."""
-        return rowwise(at(self.eta, s), s.u) * (s.y - s.logq.exp())
+        eta = rowwise(at(self.eta, s), s.u)
+        if not s.hard or torch.compiler.is_compiling() or (isinstance(eta, Tensor) and eta.requires_grad):
+            return eta * (s.y - s.logq.exp())
+        # The same without an array of labels, and in one place: many classes are many numbers.
+        v = s.logq.exp().mul_(-eta)
+        given = torch.as_tensor(eta).to(v).expand(len(v), 1) * s.valid[:, None]
+        return v.scatter_add_(1, s.labels[:, None], given)
 
     def extra_repr(self) -> str:
         """The step."""

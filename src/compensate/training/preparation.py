@@ -109,7 +109,7 @@ def prepare(config: Config, data: Splits | Data | None = None, data_dir: str | P
     needs = find(config.method).needs
     if data is None:
         where = None if data_dir is None else str(data_dir)
-        options = tuple(sorted(config.data_options.items()))
+        options = tuple(sorted((k, tuple(v) if isinstance(v, list) else v) for k, v in config.data_options.items()))
         splits = _loaded(
             config.data, where, config.labels, config.labels_key, options, _changed(config.data, config.labels)
         )

@@ -1,4 +1,4 @@
-"""The short way through the equation against the long one, and compiled graphs against plain calls."""
+"""The fast way through the equation against its definition, and compiled graphs against plain calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from compensate.methods import METHODS, logcomp, mixcomp, mixcomp_adaptive
 N, DTYPES = 40, [torch.float64, torch.float32]
 
 
-def long_way(criterion: Compensated) -> Compensated:
+def by_definition(criterion: Compensated) -> Compensated:
     """The same criterion, by the definition alone."""
     criterion = copy.deepcopy(criterion)
     criterion.fast = False
@@ -48,6 +48,7 @@ def assert_alike(short: Compensated, long: Compensated, batches: list[tuple[Tens
         for criterion in (short, long):
             v = u.clone().requires_grad_()
             s = criterion.evaluate(torch.nn.Identity(), v, y, i)
+            assert (s.slope is not None) == (criterion is short)
             (slope,) = torch.autograd.grad(s.losses.square().sum(), v, create_graph=True)
             (curve,) = torch.autograd.grad(slope.square().sum(), v)
             found.append((s.losses, s.loss, s.du, slope, curve))
@@ -82,11 +83,11 @@ shapes = st.fixed_dictionaries(
 @pytest.mark.parametrize("name", [*tables(2)])
 @settings(max_examples=8, deadline=None)
 @given(shape=shapes)
-def test_tables_by_the_short_way_take_the_steps_of_the_long_one(name: str, shape: dict[str, Any]) -> None:
+def test_tables_by_the_fast_way_take_the_steps_of_the_definition(name: str, shape: dict[str, Any]) -> None:
     classes, dtype, seed = shape["classes"], shape["dtype"], shape.pop("seed")
     short = Compensated(logit=tables(classes)[name], record=Evidence(N)).to(dtype)
     assert short.only_tables
-    assert_alike(short, long_way(short), [drawn(seed=seed + k, **shape) for k in range(3)])
+    assert_alike(short, by_definition(short), [drawn(seed=seed + k, **shape) for k in range(3)])
 
 
 @pytest.mark.parametrize("build", [
@@ -96,18 +97,18 @@ def test_tables_by_the_short_way_take_the_steps_of_the_long_one(name: str, shape
 ])  # fmt: skip
 @settings(max_examples=8, deadline=None)
 @given(shape=shapes)
-def test_pulled_logits_by_the_short_way_are_those_of_the_long_one(build: Any, shape: dict[str, Any]) -> None:
+def test_pulled_logits_by_the_fast_way_are_those_of_the_definition(build: Any, shape: dict[str, Any]) -> None:
     seed, dtype = shape.pop("seed"), shape["dtype"]
     shape["twice"] = False  # of a sample that comes twice, the vote of either visit may be the last
     short = build().to(dtype)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the epoch is not ended
-        assert_alike(short, long_way(short), [drawn(seed=seed + k, **shape) for k in range(3)])
+        assert_alike(short, by_definition(short), [drawn(seed=seed + k, **shape) for k in range(3)])
 
 
 def test_a_batch_in_portions_is_the_batch_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     short = logcomp(num_samples=N, num_classes=5)
-    long = long_way(short)
+    long = by_definition(short)
     monkeypatch.setattr("compensate.fused.BLOCK", 12)  # two rows
     assert_alike(short, long, [drawn(11, 5, torch.float32, seed) for seed in range(3)])
     for seed in range(3):  # the drop-in call, which need not keep the compensation
@@ -117,7 +118,7 @@ def test_a_batch_in_portions_is_the_batch_at_once(monkeypatch: pytest.MonkeyPatc
         torch.testing.assert_close(kept, long.state_dict()[name], rtol=1e-4, atol=1e-5)
 
 
-def test_a_row_that_would_not_be_finite_is_not_written_by_the_short_way() -> None:
+def test_a_row_that_would_not_be_finite_is_not_written_by_the_fast_way() -> None:
     criterion = logcomp(num_samples=3, num_classes=2)
     criterion.check = "off"
     criterion(
@@ -131,14 +132,14 @@ def test_a_row_that_would_not_be_finite_is_not_written_by_the_short_way() -> Non
 def test_a_table_that_an_optimiser_moves_gets_its_gradient() -> None:
     table = Sample(N, 3, update="manual", penalty=L2(0.1))
     short = Compensated(logit=table)
-    long = long_way(short)
+    long = by_definition(short)
     u, y, i = drawn(6, 3, torch.float32, 0)
     for criterion in (short, long):
         criterion(u.requires_grad_(), y, i).backward()
     torch.testing.assert_close(table.weight.grad, next(long.tables()).weight.grad)
 
 
-def test_a_step_that_is_learned_takes_the_long_way() -> None:
+def test_a_step_that_is_learned_is_differentiated() -> None:
     eta = torch.tensor(1.0, requires_grad=True)
     criterion = Compensated(logit=Where(above(0.0), Pull(lambda s: eta)))
     criterion(*drawn(6, 3, torch.float32, 0)[:2]).backward()

@@ -1,0 +1,166 @@
+"""`encode`: texts or images to embeddings, each distinct item once."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from compensate.data.dataset import Data
+from compensate.encoders.cache import Cache, cache_folder
+from compensate.encoders.catalogue import Encoder, find_encoder
+from compensate.encoders.image import image_bytes
+from compensate.errors import InputError
+
+Progress = Callable[[int, int], None]
+"""Called with the items that are encoded and the number of all items."""
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """Embeddings and where they come from.
+
+    Attributes:
+        values: (N, D) a row for each item.
+        name, license, source: of the encoder, for the report.
+        reused: how many items were in the cache.
+
+    >>> Encoded(np.zeros((2, 3), np.float32), "tiny", "MIT", "a folder").values.shape
+    (2, 3)
+    """
+
+    values: NDArray[np.float32]
+    name: str
+    license: str
+    source: str
+    reused: int = 0
+
+
+def encode(
+    items: Sequence[Any] | NDArray[Any],
+    encoder: str | Path = "auto",
+    kind: str = "text",
+    *,
+    cache: str | Path | bool | None = None,
+    progress: Progress | None = None,
+    device: str | torch.device | None = None,
+    batch_size: int | None = None,
+) -> Encoded | None:
+    """Embeddings of texts or images from a pretrained model.
+
+    Args:
+        items: texts; or images: (N, C, H, W) or (N, H, W), uint8 or float in [0, 1], or paths of image files.
+        encoder: ``"auto"``, the installed one for this kind; ``"none"``; all-MiniLM-L6-v2 or efficientnet-lite0; the
+            name of a model on the Hugging Face hub; or the folder of a saved model.
+        kind: ``"text"`` or ``"image"``.
+        cache: the folder of cached embeddings; by default the environment variable COMPENSATE_CACHE or the user's cache
+            folder; ``False`` for none. `clear_cache` empties it.
+        progress: called with the items that are done and the number of all.
+        device: by default a GPU if there is one.
+        batch_size: by default as many items as suit the device.
+
+    Returns:
+        The embeddings, or none if the encoder is ``"none"``, or ``"auto"`` and none is installed (`hint` says what to
+        install).
+
+    >>> encode(["a text"], "none") is None
+    True
+    """
+    found = find_encoder(encoder, kind)
+    if found is None:
+        return None
+    if not len(items):
+        raise InputError("there are no items to encode; expected at least one text or image.")
+    if batch_size is not None and batch_size < 1:
+        raise InputError(f"batch_size is {batch_size}; expected 1 or more.")
+    items = [str(item) for item in items] if kind == "text" else items
+    keys = [_key(item, kind) for item in items]
+    first = {key: row for row, key in reversed(list(enumerate(keys)))}  # equal items are encoded once
+    with Cache(
+        cache_folder(None if isinstance(cache, bool) else cache), found.identity, on=cache is not False
+    ) as store:
+        known = store.get(list(first))
+        reused = sum(key in known for key in keys)
+        todo = sorted(row for key, row in first.items() if key not in known)
+        done, repeats = reused, Counter(keys)
+        if progress is not None:
+            progress(done, len(items))
+        for rows, values in _encoded(found, items, todo, device, batch_size):
+            fresh = [keys[row] for row in rows]
+            known.update(zip(fresh, values, strict=True))
+            store.put(fresh, values)
+            done += sum(repeats[key] for key in fresh)
+            if progress is not None:
+                progress(done, len(items))
+    return Encoded(np.stack([known[key] for key in keys]), found.name, found.license, found.source, reused)
+
+
+def encode_data(data: Data, encoder: str | Path = "auto", **options: Any) -> Encoded | None:
+    """Embeddings of a data set of texts or images; none if its samples are neither, or as `encode` says.
+
+    Args:
+        data: the samples. Images that were read from a folder are read again at the size that the encoder wants.
+        encoder, options: as for `encode`.
+
+    >>> texts = Data(np.array(["a film", "a play"], dtype=object), np.array([0, 1]), ("x", "y"))
+    >>> encode_data(texts, "none") is None
+    True
+    """
+    kind = sample_kind(data)
+    if kind is None:
+        return None
+    return encode(_files(data) or data.x, encoder, kind, **options)
+
+
+def sample_kind(data: Data) -> str | None:
+    """``"text"`` or ``"image"``, or none for features.
+
+    >>> sample_kind(Data(np.zeros((2, 3)), np.array([0, 1]), ("x", "y")))
+    """
+    dtype = getattr(data.x, "dtype", None)
+    if dtype is not None and dtype.kind in "OU" and np.ndim(data.x) == 1:
+        return "text"
+    return "image" if np.ndim(data.x) == 4 else None
+
+
+def _files(data: Data) -> list[Path] | None:
+    if np.ndim(data.x) != 4 or "folder" not in data.info or data.ids is None:
+        return None
+    files = [Path(data.info["folder"]) / str(name) for name in data.ids]
+    return files if all(file.is_file() for file in files) else None
+
+
+def _encoded(
+    encoder: Encoder, items: Any, todo: list[int], device: str | torch.device | None, batch_size: int | None
+) -> Iterator[tuple[list[int], NDArray[np.float32]]]:
+    """Rows of the items and their embeddings; the weights are loaded only if there is something to do."""
+    if not todo:
+        return
+    run = encoder.load(_device(device))
+    for places, values in run([items[row] for row in todo], batch_size):
+        if not np.isfinite(values).all():
+            raise InputError(f"{encoder.name} gives numbers that are not finite; choose another encoder or device.")
+        yield [todo[place] for place in places], values
+
+
+def _key(item: Any, kind: str) -> bytes:
+    content = item.encode("utf-8", "surrogatepass") if kind == "text" else image_bytes(item)
+    return hashlib.blake2b(content, digest_size=16).digest()
+
+
+def _device(given: str | torch.device | None) -> torch.device:
+    if given is not None:
+        try:
+            return torch.device(given)
+        except RuntimeError as error:
+            raise InputError(f'device is "{given}"; expected cpu, cuda or mps.') from error
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")

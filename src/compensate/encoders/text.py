@@ -1,0 +1,132 @@
+"""Texts to embeddings with a transformer: long texts in chunks, batches of like length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+MOST_CHUNKS = 8
+"""Of longer texts this many chunks are read, spread evenly: about 2,000 words of a book say what it is about."""
+
+MOST_CHARACTERS = 100_000
+"""Longer texts are thinned to this length before their words are counted, in `MOST_CHUNKS` pieces."""
+
+SECTION = 4096
+"""Texts that are sorted by length at a time: memory for their word pieces stays small whatever the data set."""
+
+TOKENS = {"cpu": 2048, "cuda": 65536}
+"""Word pieces of a batch, padding included. On a CPU larger batches leave the cache and are slower."""
+
+Batch = tuple[NDArray[np.int64], NDArray[np.float32]]
+"""Positions of items, and their embeddings."""
+
+
+class TextEncoder:
+    """A tokenizer and a model of its word pieces.
+
+    Args:
+        tokenizer: of the `transformers` library.
+        forward: from input_ids and attention_mask, both (B, T), to embeddings (B, D).
+        max_length: the word pieces that the model takes, its own marks included.
+        device: where the model is.
+    """
+
+    def __init__(
+        self, tokenizer: Any, forward: Callable[[Tensor, Tensor], Tensor], max_length: int, device: torch.device
+    ) -> None:
+        self.tokenizer, self.forward, self.device = tokenizer, forward, device
+        self.before, self.after = _marks(tokenizer)
+        self.room = max(1, max_length - len(self.before) - len(self.after))
+        self.padding = tokenizer.pad_token_id or 0
+
+    def __call__(self, texts: Sequence[str], batch_size: int | None = None) -> Iterator[Batch]:
+        """Embeddings of unit length, some texts at a time, not in order."""
+        for start in range(0, len(texts), SECTION):
+            section = [_thin(text) for text in texts[start : start + SECTION]]
+            for rows, values in self._section(section, batch_size):
+                yield rows + start, values
+
+    def _section(self, texts: list[str], batch_size: int | None) -> Iterator[Batch]:
+        pieces = self.tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)[
+            "input_ids"
+        ]
+        pieces_of = [chunks(ids, self.room) for ids in pieces]
+        order = sorted(range(len(texts)), key=lambda row: len(pieces_of[row][0]))
+        budget = TOKENS.get(self.device.type, TOKENS["cpu"])
+        batch: list[int] = []
+        size = 0
+        for row in order:
+            size += len(pieces_of[row])
+            # Sorted by length, so the last one is the widest.
+            if batch and (size * len(pieces_of[row][0]) > budget or len(batch) == batch_size):
+                yield np.array(batch), self._batch([pieces_of[r] for r in batch])
+                batch, size = [], len(pieces_of[row])
+            batch.append(row)
+        if batch:
+            yield np.array(batch), self._batch([pieces_of[r] for r in batch])
+
+    @torch.inference_mode()
+    def _batch(self, texts: list[list[list[int]]]) -> NDArray[np.float32]:
+        rows = [[*self.before, *chunk, *self.after] for text in texts for chunk in text]
+        width = max(len(row) for row in rows)
+        ids = torch.full((len(rows), max(width, 1)), self.padding, dtype=torch.int64)
+        mask = torch.zeros_like(ids)
+        for i, row in enumerate(rows):
+            ids[i, : len(row)] = torch.tensor(row, dtype=torch.int64)
+            mask[i, : len(row)] = 1
+        embedded = F.normalize(self.forward(ids.to(self.device), mask.to(self.device)).float(), dim=1)
+        owner = torch.repeat_interleave(torch.tensor([len(text) for text in texts], device=embedded.device))
+        summed = torch.zeros(len(texts), embedded.shape[1], device=embedded.device).index_add_(0, owner, embedded)
+        return F.normalize(summed, dim=1).cpu().numpy()
+
+
+def mean_pooling(hidden: Tensor, mask: Tensor) -> Tensor:
+    """(B, D) the mean of (B, T, D) over the word pieces that are there.
+
+    >>> mean_pooling(torch.tensor([[[1.0], [3.0], [99.0]]]), torch.tensor([[1, 1, 0]])).item()
+    2.0
+    """
+    weights = mask.unsqueeze(2).to(hidden.dtype)
+    return (hidden * weights).sum(1) / weights.sum(1).clamp_min(1)
+
+
+def chunks(ids: Sequence[int], room: int, most: int = MOST_CHUNKS) -> list[list[int]]:
+    """Pieces of at most ``room`` word pieces and nearly equal length; of more than ``most``, those spread evenly.
+
+    >>> chunks([1, 2, 3, 4, 5], 2)
+    [[1, 2], [3, 4], [5]]
+    >>> chunks(range(100), 1, most=3)
+    [[0], [50], [99]]
+    >>> chunks([], 2)
+    [[]]
+    """
+    count = max(1, -(-len(ids) // room))
+    width = max(1, -(-len(ids) // count))
+    starts = range(0, max(len(ids), 1), width)
+    if len(starts) > most:
+        starts = [starts[round(i * (len(starts) - 1) / (most - 1))] for i in range(most)]  # type: ignore[assignment]
+    return [list(ids[start : start + width]) for start in starts]
+
+
+def _thin(text: str) -> str:
+    """A text of bearable length: pieces from all over a longer one."""
+    if len(text) <= MOST_CHARACTERS:
+        return text
+    width = MOST_CHARACTERS // MOST_CHUNKS
+    starts = np.linspace(0, len(text) - width, MOST_CHUNKS).astype(int)
+    return " ".join(text[start : start + width] for start in starts)
+
+
+def _marks(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """What the tokenizer puts before and after a text, such as [CLS] and [SEP]."""
+    full, bare = tokenizer("a")["input_ids"], tokenizer("a", add_special_tokens=False)["input_ids"]
+    for start in range(len(full) - len(bare) + 1):
+        if full[start : start + len(bare)] == bare:
+            return full[:start], full[start + len(bare) :]
+    return [], []

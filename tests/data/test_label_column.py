@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from compensate.data import UnclearLabel, choose_label, from_frame, load
+from compensate.data.label_column import joined_labels, targets
+from compensate.errors import InputError
+
+N = 200
+RNG = np.random.default_rng(0)
+
+
+def table(**columns) -> pd.DataFrame:
+    return pd.DataFrame({"size": RNG.normal(size=N), "weight": RNG.normal(size=N), **columns})
+
+
+def classes(*values):
+    return RNG.choice(values, N)
+
+
+@pytest.mark.parametrize(
+    ("columns", "label"),
+    [
+        ({"label": classes(0, 1), "kind": classes(0, 1)}, "label"),
+        ({"Class ": classes(0, 1), "kind": classes(0, 1)}, "Class "),
+        ({"label_text": classes("a", "b"), "kind": classes(0, 1)}, "label_text"),
+        ({"targetClass": classes("a", "b"), "kind": classes(0, 1)}, "targetClass"),
+        ({"label": classes(0, 1), "label_text": classes("a", "b")}, "label"),
+        ({"sentiment": classes("pos", "neg"), "kind": classes(0, 1)}, "sentiment"),
+        ({"Survived": classes(0, 1), "kind": classes(0, 1), "deck": classes("a", "b")}, "Survived"),
+        ({"label_id": range(N), "category": classes(0, 1), "kind": classes(0, 1)}, "category"),
+        ({"sentiment": ["same"] * N, "kind": classes(0, 1)}, "kind"),
+        ({"kind": classes("x", "y", "z")}, "kind"),
+    ],
+)
+def test_a_name_that_says_it_wins_else_the_only_column_of_few_values(columns, label):
+    assert choose_label(table(**columns), None, "t") == label
+
+
+def test_of_several_columns_of_few_values_the_predictable_one_is_the_label():
+    frame = table(fold=RNG.integers(0, 5, N), batch=classes("a", "b"))
+    frame["kind"] = np.where(frame["size"] > 0, "large", "small")
+    assert choose_label(frame, None, "t") == "kind"
+    texts = ["a good and fine film", "a bad and dull film"]
+    frame = pd.DataFrame({"fold": RNG.integers(0, 5, N), "mood": RNG.integers(0, 2, N)})
+    frame["words"] = [f"{texts[m]} of {i % 50}" for i, m in enumerate(frame["mood"])]
+    assert choose_label(frame, None, "t", "words") == "mood"
+
+
+def test_in_doubt_the_candidates_are_shown_the_last_column_first():
+    frame = table(one=classes("a", "b"), two=classes("x", "y", "z"))
+    with pytest.raises(UnclearLabel, match=r"two \(3 values: .*one \(2 values: .*--label two") as caught:
+        choose_label(frame, None, "t")
+    assert caught.value.candidates == ("two", "one")
+    with pytest.raises(UnclearLabel, match=r"none with few values") as caught:
+        choose_label(table(), None, "t")
+    assert caught.value.candidates == ("size", "weight")
+    with pytest.raises(InputError, match='did you mean "size"'):
+        choose_label(frame, "sise", "t")
+
+
+@pytest.mark.parametrize(
+    ("values", "quantity"),
+    [
+        (RNG.normal(size=N).round(2), True),
+        (RNG.integers(17, 90, N), True),
+        (RNG.integers(0, 100_000, N), True),
+        (RNG.integers(0, 20, N), False),
+        (RNG.choice([0, 0.5, 1], N), False),
+        (RNG.integers(1, 6, N), False),
+        (RNG.choice(["low", "high"], N), False),
+    ],
+)
+def test_a_quantity_is_told_from_classes(values, quantity):
+    cells = np.array([str(v) for v in values], dtype=object)
+    target, names, reason = targets(cells, None, "t", "y")
+    assert (target.dtype.kind == "f") == quantity == (not names)
+    assert reason.startswith("a quantity") == quantity
+    forced, names, _ = targets(cells, "classification", "t", "y")
+    assert forced.dtype.kind == "i"
+    assert len(names) == len(set(cells))
+
+
+def test_a_hundred_classes_by_number_are_classes():
+    target, names, _ = targets(np.arange(3000) % 100, None, "t", "y")
+    assert len(names) == 100
+    assert target.dtype.kind == "i"
+
+
+@pytest.mark.parametrize(
+    ("cells", "sign"),
+    [
+        (["a;b", "b;c", "a", "c"] * 5, ";"),
+        (["action|comedy", "comedy|drama", "drama|action"] * 5, "|"),
+        (["cat, dog", "dog, bird", "bird", "cat"] * 5, ","),
+        ([["a", "b"], ["b"], ["a"]] * 5, "list"),
+        (['["a", "b"]', '["b"]'] * 5, "list"),
+        (["Paris, France", "Lima, Peru", "Rome, Italy"] * 5, None),
+        (["sports/football", "sports/tennis", "news/local"] * 5, None),
+        (["C++", "C", "C#"] * 5, None),
+        (["black|white", "green"] * 5, None),
+        (["<=50K", ">50K"] * 5, None),
+    ],
+)
+def test_several_labels_in_a_cell_are_told_from_names_with_signs(cells, sign):
+    assert joined_labels(cells) == sign
+
+
+def test_joined_labels_are_refused_with_what_to_do(tmp_path):
+    frame = table(tags=RNG.choice(["a;b", "b;c", "a", "c;a"], N))
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    with pytest.raises(InputError, match=r'several labels joined by ";", such as .*get_dummies\(";"\).*--label'):
+        load(tmp_path / "t.csv", label="tags")
+    assert load(tmp_path / "t.csv", label="tags", task="classification").train.num_classes == 4
+
+
+def test_columns_of_lists_are_no_features_and_no_label():
+    frame = table(tags=[["a", "b"], ["b"]] * (N // 2), label=classes(0, 1))
+    with pytest.warns(UserWarning, match="tags hold lists"):
+        found = from_frame(frame, "t").train
+    assert {c.name: c.role for c in found.info["columns"]}["tags"] == "ignored"
+    with pytest.raises(InputError, match="one label a row, not several"):
+        from_frame(frame, "t", label="tags")
+
+
+def test_the_reason_is_kept_for_telling():
+    assert from_frame(table(target=RNG.normal(size=N)), "t").train.info["target"].startswith("a quantity")
+    assert from_frame(table(target=classes("a", "b")), "t").train.info["target"] == "2 classes"
+
+
+def test_a_person_at_a_terminal_is_asked_for_the_label(monkeypatch, capsys):
+    import builtins
+    import sys
+
+    from compensate.commands.options import ask_label
+
+    error = UnclearLabel("which of them?", ("two", "one"))
+    with pytest.raises(UnclearLabel):
+        ask_label(error)
+    answers = iter(["three", "one", ""])
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(builtins, "input", lambda *_: next(answers))
+    assert ask_label(error) == "one", "three is not among the columns and is asked again"
+    assert ask_label(error) == "two", "the likeliest one by default"
+    assert "which of them?" in capsys.readouterr().out
