@@ -29,8 +29,12 @@ ERRORS = 0.1
 ROUNDS = 5
 """Of expectation and maximization for the transitions."""
 
-NEIGHBORS, COMPONENTS, REFERENCE = 40, 128, 20_000
-"""Neighbors that vote, the principal components in which they are found, and the rows among which they are looked for."""
+NEIGHBORS, COMPONENTS, REFERENCE, COMPARED = 40, 128, 20_000, 2_000_000_000
+"""Neighbors that vote, the principal components in which they are found, the rows among which they are looked for, and the
+comparisons that are made in all: of many rows each is compared with fewer."""
+
+TREES, GROWN_ON = 200, 50_000
+"""Extra trees, and the rows that each is grown on; of many rows there are fewer trees."""
 
 SMALLEST = 1e-6
 
@@ -67,9 +71,7 @@ class Judged:
     decay: float = 0.0
 
 
-def judge_view(
-    view: View, labels: Ints, folds: Ints, num_folds: int, num_classes: int, *, seed: int = 0
-) -> Judged:
+def judge_view(view: View, labels: Ints, folds: Ints, num_folds: int, num_classes: int, *, seed: int = 0) -> Judged:
     """Out-of-fold predictions of all learners that suit the view.
 
     Args:
@@ -158,7 +160,7 @@ def _posterior_counts(fitted: LinearFolds, labels: Ints, a: Floats, w: Floats) -
         given = np.maximum(labels[rows], 0)
         r = softmax(fitted.logits(w, rows))[0] * columns[given]
         r *= (fitted.train[rows] / np.maximum(r.sum(2), 1e-12))[..., None]
-        np.add.at(counts, given, r) if classes > 256 else _add_by_class(counts, given, r)
+        _add_by_class(counts, given, r)
     return counts.transpose(1, 2, 0)
 
 
@@ -181,8 +183,9 @@ def _neighbors(fitted: LinearFolds, labels: Ints, seed: int) -> Floats:
     found = np.empty((n, classes), np.float32)
     for fold in range(fitted.num_folds):
         pool = np.flatnonzero((fitted.folds != fold) & (labels >= 0))
-        if len(pool) > REFERENCE:
-            pool = np.sort(rng.choice(pool, REFERENCE, replace=False))
+        reference = min(REFERENCE, max(1000, COMPARED // n))
+        if len(pool) > reference:
+            pool = np.sort(rng.choice(pool, reference, replace=False))
         held = np.flatnonzero(fitted.folds == fold)
         k = min(NEIGHBORS, len(pool))
         for start in range(0, len(held), 1000):
@@ -196,6 +199,20 @@ def _neighbors(fitted: LinearFolds, labels: Ints, seed: int) -> Floats:
             counts *= 0.5 * k / vote.sum(1, keepdims=True)
             found[rows] = np.log(np.maximum((counts + prior) / (0.5 * k + 1), SMALLEST))
     return found
+
+
+def forest_size(rows: int) -> dict[str, Any]:
+    """The options of a forest for so many rows.
+
+    >>> forest_size(1000)
+    {'n_estimators': 200, 'min_samples_leaf': 3}
+    >>> forest_size(1_000_000)["n_estimators"]
+    30
+    """
+    if rows <= GROWN_ON:
+        return {"n_estimators": TREES, "min_samples_leaf": 3}
+    trees = max(30, TREES * GROWN_ON // rows)
+    return {"n_estimators": trees, "min_samples_leaf": 3, "bootstrap": True, "max_samples": GROWN_ON}
 
 
 def _naive_bayes(x: Any, labels: Ints, folds: Ints, num_folds: int, num_classes: int) -> Floats:
@@ -217,7 +234,7 @@ def _trees(x: Floats, labels: Ints, folds: Ints, num_folds: int, num_classes: in
     found = np.empty((len(labels), num_classes), np.float32)
     for fold in range(num_folds):
         held, rest = folds == fold, (folds != fold) & (labels >= 0)
-        forest = ExtraTreesClassifier(200, min_samples_leaf=3, random_state=seed, n_jobs=1).fit(x[rest], labels[rest])
+        forest = ExtraTreesClassifier(**forest_size(int(rest.sum())), random_state=seed).fit(x[rest], labels[rest])
         p = np.full((int(held.sum()), num_classes), 0.0)
         p[:, forest.classes_] = forest.predict_proba(x[held])
         found[held] = np.log((50 * p + 1 / num_classes) / 51)

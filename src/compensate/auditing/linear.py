@@ -208,4 +208,9 @@ def _coordinates(x: Any) -> tuple[Floats, Floats, Floats | None, Floats]:
     scale = np.maximum(deviation, least) * np.sqrt(d)
     spread, axes = np.linalg.eigh(gram / np.outer(scale, scale))
     kept = spread > 1e-9 * spread.max(initial=0)
-    return center.astype(np.float32), scale.astype(np.float32), axes[:, kept].astype(np.float32), spread[kept].astype(np.float32)
+    return (
+        center.astype(np.float32),
+        scale.astype(np.float32),
+        axes[:, kept].astype(np.float32),
+        spread[kept].astype(np.float32),
+    )

@@ -182,7 +182,13 @@ def _contradictions(log_q: Floats, labels: Ints, transition: Floats) -> tuple[Fl
             likelihood, sharpness = _profile(part, given, d)
             k = int(likelihood.argmax())
             if likelihood[k] > best + 0.5:  # of two that fit alike, the simpler one
-                best, share, t, directions, profile = float(likelihood[k]), float(SHARES[k]), sharpness[k], d, likelihood
+                best, share, t, directions, profile = (
+                    float(likelihood[k]),
+                    float(SHARES[k]),
+                    sharpness[k],
+                    d,
+                    likelihood,
+                )
             if SHARES[k] < 0.005:
                 break
             d = _directions(part, given, d, SHARES[k], sharpness[k])

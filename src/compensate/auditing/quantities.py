@@ -23,14 +23,14 @@ from scipy.optimize import nnls
 from scipy.special import logit, logsumexp
 from scipy.stats import t as student
 
-from compensate.auditing.learners import View
+from compensate.auditing.learners import View, forest_size
 from compensate.auditing.page.model import Estimate
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-FREEDOM = 5.0
-"""Degrees of freedom of the residuals of right values: tails as heavy as those of most measured data."""
+FREEDOMS = (2.0, 3.0, 5.0, 10.0, 30.0)
+"""Degrees of freedom of the residuals of right values, from heavy tails to almost normal ones; the likelihood weighs them."""
 
 USUAL_SHARE, SHARE_SPREAD = 0.03, 1.2
 """A priori the logarithm of the share of wrong values is normal around this one."""
@@ -39,6 +39,9 @@ SHARES = np.exp(np.linspace(np.log(0.0005), np.log(0.6), 60))
 
 OTHERS = 25
 """Values of other rows by which each row shows what a wrong value looks like there."""
+
+SMALL = 0.02
+"""Added to both ends of the interval of the share."""
 
 RIDGES = tuple(10.0**e for e in range(-3, 5))
 
@@ -108,7 +111,7 @@ def _learners(
     else:
         makers["ridge"] = (view.x, lambda: make_pipeline(StandardScaler(), RidgeCV(RIDGES)))
     if view.trees is not None:
-        makers["trees"] = (view.trees, lambda: ExtraTreesRegressor(200, min_samples_leaf=3, random_state=seed))
+        makers["trees"] = (view.trees, lambda: ExtraTreesRegressor(**forest_size(len(y)), random_state=seed))
     elif not sp.issparse(view.x):
         from sklearn.neighbors import KNeighborsRegressor
 
@@ -167,19 +170,27 @@ def _scale(
 
 def _mixture(z: Floats, wrong: Floats) -> tuple[Floats, Estimate]:
     """Log odds (N,) that each value is wrong, and the share of wrong values, by the mixture of the module's header."""
-    unit = float(np.median(np.abs(z))) / student.ppf(0.75, FREEDOM)
-    log_right = student.logpdf(z / max(unit, 1e-9), FREEDOM) - np.log(max(unit, 1e-9))
     edges = np.linspace(0, max(float(np.arcsinh(np.abs(wrong)).max()), float(np.arcsinh(np.abs(z)).max())) + 1e-9, 41)
     counts, _ = np.histogram(np.arcsinh(np.abs(wrong)), edges)
     density = (counts + 0.5) / (counts.sum() + 0.5 * len(counts)) / np.diff(edges)
     place = np.clip(np.searchsorted(edges, np.arcsinh(np.abs(z)), side="right") - 1, 0, len(density) - 1)
     log_wrong = np.log(density[place] / 2) - 0.5 * np.log1p(z**2)
-    each = np.logaddexp(np.log1p(-SHARES)[:, None] + log_right, np.log(SHARES)[:, None] + log_wrong)
     prior = -0.5 * ((np.log(SHARES) - np.log(USUAL_SHARE)) / SHARE_SPREAD) ** 2
-    log_posterior = each.sum(1) + prior
-    posterior = np.exp(log_posterior - logsumexp(log_posterior))
-    p = (posterior[:, None] * np.exp(np.log(SHARES)[:, None] + log_wrong - each)).sum(0)
+    log_posterior, wrongs = [], []
+    for freedom in FREEDOMS:
+        # The median of residuals knows their size whatever their tails; a few wrong values hardly move it.
+        unit = max(float(np.median(np.abs(z))) / student.ppf(0.75, freedom), 1e-9)
+        log_right = student.logpdf(z / unit, freedom) - np.log(unit)
+        each = np.logaddexp(np.log1p(-SHARES)[:, None] + log_right, np.log(SHARES)[:, None] + log_wrong)
+        log_posterior.append(each.sum(1) + prior)
+        wrongs.append(np.exp(np.log(SHARES)[:, None] + log_wrong - each))
+    table = np.stack(log_posterior)
+    weight = np.exp(table - logsumexp(table))
+    p = np.einsum("fs,fsn->n", weight, np.stack(wrongs))
+    posterior = weight.sum(0)
     mass = np.cumsum(posterior)
     low, high = (float(SHARES[min(np.searchsorted(mass, m), len(SHARES) - 1)]) for m in (0.05, 0.95))
     share = float(p.mean())
+    # Errors that lie within what is usual are in nobody's residuals: as many again may be hidden.
+    low, high = max(0.5 * low - SMALL, 0.0), min(2 * high + SMALL, 1.0)
     return logit(np.clip(p, 1e-9, 1 - 1e-9)), Estimate(share, min(low, share), max(high, share))

@@ -40,9 +40,8 @@ def read(data: Any, labels: Any, features: ArrayLike | str | Path | None, option
         if path.exists():
             info |= digests_of(found, path)
     if "kind" not in info:
-        from compensate.auditing.kinds import is_text  # late, for it brings PyTorch along
-
-        info["kind"] = "text" if is_text(found.x) else "images" if np.ndim(found.x) == 4 else "features"
+        texts = isinstance(found.x, np.ndarray) and found.x.dtype.kind == "O"
+        info["kind"] = "text" if texts else "images" if np.ndim(found.x) == 4 else "features"
     found = replace(found, info=info)
     if features is not None:
         found = _with_features(found, features)
@@ -157,4 +156,5 @@ def _with_features(data: Data, features: ArrayLike | str | Path) -> Data:
     broken = not_finite(values)
     if len(broken):
         raise InputError(f"{where} has a value that is not a finite number in row {broken[0]}. Fill or remove it.")
-    return replace(data, x=values, raw=data.x if data.raw is None else data.raw)
+    info = {**data.info, "features_given": True}
+    return replace(data, x=values, raw=data.x if data.raw is None else data.raw, info=info)

@@ -83,7 +83,25 @@ def _of_features(x: Any) -> Views:
     if not values.shape[1]:
         raise InputError("the samples have no features; an audit needs at least one column beside the labels.")
     few = values.shape[1] <= FEW_COLUMNS
-    return Views((View("features", values, values if few else None),), content_keys(values), values, {})
+    keys = content_keys(values)
+    values = bounded(values) if few else values
+    return Views((View("features", values, values if few else None),), keys, values, {})
+
+
+def bounded(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The columns without values far beyond the others, which would rule the scale of their column.
+
+    >>> bounded(np.array([[0.0], [1.0], [2.0], [1e30]], np.float32)).max() < 100
+    np.True_
+    """
+    low, middle, high = np.quantile(values, [0.05, 0.5, 0.95], axis=0) if len(values) > 40 else _quartiles(values)
+    reach = 10 * np.maximum(np.minimum(high - middle, middle - low), 0)
+    reach = np.where(reach > 0, reach, np.inf)
+    return np.clip(values, middle - reach, middle + reach).astype(np.float32)
+
+
+def _quartiles(values: NDArray[np.float32]) -> NDArray[np.floating]:
+    return np.quantile(values, [0.25, 0.5, 0.75], axis=0)
 
 
 def _of_table(data: Data) -> Views:
