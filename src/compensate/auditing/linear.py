@@ -64,9 +64,9 @@ class LinearFolds:
     def __init__(
         self, x: Any, folds: Ints, num_folds: int, num_classes: int, learn: NDArray[np.bool_] | None = None
     ) -> None:
-        self.x = x.tocsr().astype(np.float32) if sp.issparse(x) else np.asarray(x)
+        self.x: Any = sp.csr_matrix(x, dtype=np.float32) if sp.issparse(x) else np.asarray(x)
         self.folds, self.num_folds, self.num_classes = folds, num_folds, num_classes
-        n, d = self.x.shape
+        n = self.x.shape[0]
         learn = np.ones(n, bool) if learn is None else learn
         train = (folds[:, None] != np.arange(num_folds)) & learn[:, None]
         self.train: Floats = (train / np.maximum(train.sum(0), 1)).astype(np.float32)
@@ -112,7 +112,9 @@ class LinearFolds:
         def value(z: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
             w = z.reshape(self.shape).astype(np.float32) * step
             inner, intercept = self._raw(w)
-            total, gradient, shift = 0.0, np.zeros_like(inner), np.zeros_like(intercept)
+            total = 0.0
+            gradient: Any = np.zeros_like(inner)
+            shift: Any = np.zeros_like(intercept)
             for rows in self.blocks():
                 p, log_p = softmax(self._logits(inner, intercept, rows))
                 loss, r = slope(p, log_p, rows)
@@ -190,7 +192,7 @@ def _coordinates(x: Any) -> tuple[Floats, Floats, Floats | None, Floats]:
     """Center, scale, principal axes (none for sparse data) and the variance along each axis."""
     n, d = x.shape
     if sp.issparse(x):
-        square = np.asarray(x.multiply(x).sum(0)).ravel() / n
+        square = np.asarray(sp.csr_matrix(x).power(2).sum(0)).ravel() / n
         scale = np.full(d, np.sqrt(max(square.sum(), 1e-12)), np.float32)
         return np.zeros(d, np.float32), scale, None, (4 * SPARSE_FLOOR * square / scale**2).astype(np.float32)
     center, gram = np.zeros(d), np.zeros((d, d))
