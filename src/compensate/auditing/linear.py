@@ -64,7 +64,7 @@ class LinearFolds:
     def __init__(
         self, x: Any, folds: Ints, num_folds: int, num_classes: int, learn: NDArray[np.bool_] | None = None
     ) -> None:
-        self.x: Any = sp.csr_matrix(x, dtype=np.float32) if sp.issparse(x) else np.asarray(x)
+        self.x: Any = x.tocsr().astype(np.float32) if is_sparse(x) else np.asarray(x)
         self.folds, self.num_folds, self.num_classes = folds, num_folds, num_classes
         n = self.x.shape[0]
         learn = np.ones(n, bool) if learn is None else learn
@@ -151,6 +151,11 @@ class LinearFolds:
         return inner.reshape(shape).mean(1), intercept.reshape(shape[1:]).mean(0)
 
 
+def is_sparse(x: Any) -> bool:
+    """Whether it is a sparse matrix of scipy."""
+    return bool(sp.issparse(x))
+
+
 def softmax(u: Floats) -> tuple[Floats, Floats]:
     """Probabilities and their logarithms along the last axis."""
     u = u - u.max(-1, keepdims=True)
@@ -191,8 +196,8 @@ def transferred(labels: Ints, transition: Floats) -> Slope:
 def _coordinates(x: Any) -> tuple[Floats, Floats, Floats | None, Floats]:
     """Center, scale, principal axes (none for sparse data) and the variance along each axis."""
     n, d = x.shape
-    if sp.issparse(x):
-        square = np.asarray(sp.csr_matrix(x).power(2).sum(0)).ravel() / n
+    if is_sparse(x):
+        square = np.asarray(x.power(2).sum(0)).ravel() / n
         scale = np.full(d, np.sqrt(max(square.sum(), 1e-12)), np.float32)
         return np.zeros(d, np.float32), scale, None, (4 * SPARSE_FLOOR * square / scale**2).astype(np.float32)
     center, gram = np.zeros(d), np.zeros((d, d))
