@@ -11,7 +11,7 @@ import pytest
 from review_pages import texts_page
 
 from compensate.auditing.corrections import apply_corrections, read_corrections
-from compensate.auditing.page import Content, Estimate, Item, Page
+from compensate.auditing.page import Content, Estimate, Example, Item, Page
 from compensate.auditing.page.model import Histogram
 
 CLASSES = ("bird", "cat", "dog", "fox")
@@ -196,6 +196,50 @@ def test_another_class_is_found_by_name(open_page: Callable[..., Any], tmp_path:
     tab.keyboard.press("Enter")
     assert place(tab) == "row 1"
     assert [c.label for c in read_corrections(export(tab, tmp_path))] == ["class 123"]
+
+
+@pytest.mark.parametrize("size", [10, 100, 300])
+def test_keys_stand_for_the_likeliest_classes_of_the_item(
+    open_page: Callable[..., Any], tmp_path: Path, size: int
+) -> None:
+    names = tuple(f"class {i:03}" for i in range(size))
+    likely = [tuple(names[(7 * row + k + 2) % size] for k in range(8)) for row in range(3)]
+    page = texts_page([names[7 * row % size] for row in range(3)], classes=names)
+    items = tuple(replace(item, likely=likely[row]) for row, item in enumerate(page.items))
+    tab = open_page(replace(page, items=items))
+    for row, place in enumerate((0, 4, 7)):
+        shown = tab.locator(".chip bdi").all_inner_texts()
+        assert shown[:8] == list(likely[row])
+        assert len(set(shown)) == (8 if size == 10 else 9)
+        assert not {items[row].given, items[row].suggested} & set(shown)
+        tab.keyboard.press(str(place + 1))
+    assert tab.locator(".find").count() == (0 if size == 10 else 1)
+    found = [c.label for c in read_corrections(export(tab, tmp_path))]
+    assert found == [likely[0][0], likely[1][4], likely[2][7]]
+
+
+def test_all_classes_are_found_by_name_the_likeliest_first(open_page: Callable[..., Any], tmp_path: Path) -> None:
+    names = tuple(f"class {i:03}" for i in range(300))
+    page = texts_page([names[7]], classes=names)
+    tab = open_page(replace(page, items=(replace(page.items[0], likely=names[50:59]),)))
+    tab.click("text=all 300")
+    listed = tab.locator("dialog .class-list bdi").all_inner_texts()
+    assert listed[:9] == list(names[50:59])
+    assert sorted(listed) == list(names)
+    tab.keyboard.type("299")
+    tab.keyboard.press("Enter")
+    assert [c.label for c in read_corrections(export(tab, tmp_path))] == ["class 299"]
+
+
+@pytest.mark.parametrize(
+    ("p", "said"), [(0.001, "certain examples of cat"), (0.06, "likely examples of cat (wrong with up to 0.06)")]
+)
+def test_examples_are_called_certain_only_if_they_are(open_page: Callable[..., Any], p: float, said: str) -> None:
+    page = texts_page(["cat"], classes=CLASSES)
+    items = (replace(page.items[0], like_given=(90, 91)),)
+    examples = tuple(Example(row, "cat", Content(text="purr"), p_error=p) for row in (90, 91))
+    tab = open_page(replace(page, items=items, examples=examples))
+    assert tab.inner_text(".like-name") == said
 
 
 def test_a_value_is_typed_where_labels_are_numbers(open_page: Callable[..., Any], tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ class Judged:
     """
 
     log_p: dict[str, Floats] = field(default_factory=dict)
-    transition: NDArray[np.float64] | None = None
+    transition: NDArray[np.float64] = field(default_factory=lambda: np.eye(1))
     linear: dict[str, tuple[Floats, Floats]] = field(default_factory=dict)
     decay: float = 0.0
 
@@ -189,15 +189,15 @@ def _neighbors(fitted: LinearFolds, labels: Ints, seed: int) -> Floats:
         held = np.flatnonzero(fitted.folds == fold)
         k = min(NEIGHBORS, len(pool))
         for start in range(0, len(held), 1000):
-            rows = held[start : start + 1000]
-            near = z[rows] @ z[pool].T
+            here = held[start : start + 1000]
+            near = z[here] @ z[pool].T
             who = np.argpartition(-near, k - 1, axis=1)[:, :k]
             close = np.take_along_axis(near, who, 1)
             vote = np.exp((close - close.max(1, keepdims=True)) / max(float(close.std()), 1e-9))
-            place = np.repeat(np.arange(len(rows)), k) * classes + labels[pool[who]].ravel()
-            counts = np.bincount(place, vote.ravel(), len(rows) * classes).reshape(len(rows), classes)
+            place = np.repeat(np.arange(len(here)), k) * classes + labels[pool[who]].ravel()
+            counts = np.bincount(place, vote.ravel(), len(here) * classes).reshape(len(here), classes)
             counts *= 0.5 * k / vote.sum(1, keepdims=True)
-            found[rows] = np.log(np.maximum((counts + prior) / (0.5 * k + 1), SMALLEST))
+            found[here] = np.log(np.maximum((counts + prior) / (0.5 * k + 1), SMALLEST))
     return found
 
 

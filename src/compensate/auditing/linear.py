@@ -64,9 +64,9 @@ class LinearFolds:
     def __init__(
         self, x: Any, folds: Ints, num_folds: int, num_classes: int, learn: NDArray[np.bool_] | None = None
     ) -> None:
-        self.x = x.tocsr().astype(np.float32) if sp.issparse(x) else np.asarray(x)
+        self.x: Any = x.tocsr().astype(np.float32) if is_sparse(x) else np.asarray(x)
         self.folds, self.num_folds, self.num_classes = folds, num_folds, num_classes
-        n, d = self.x.shape
+        n = self.x.shape[0]
         learn = np.ones(n, bool) if learn is None else learn
         train = (folds[:, None] != np.arange(num_folds)) & learn[:, None]
         self.train: Floats = (train / np.maximum(train.sum(0), 1)).astype(np.float32)
@@ -112,7 +112,9 @@ class LinearFolds:
         def value(z: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
             w = z.reshape(self.shape).astype(np.float32) * step
             inner, intercept = self._raw(w)
-            total, gradient, shift = 0.0, np.zeros_like(inner), np.zeros_like(intercept)
+            total = 0.0
+            gradient: Any = np.zeros_like(inner)
+            shift: Any = np.zeros_like(intercept)
             for rows in self.blocks():
                 p, log_p = softmax(self._logits(inner, intercept, rows))
                 loss, r = slope(p, log_p, rows)
@@ -147,6 +149,11 @@ class LinearFolds:
         inner, intercept = self._raw(w)
         shape = (-1, self.num_folds, self.num_classes)
         return inner.reshape(shape).mean(1), intercept.reshape(shape[1:]).mean(0)
+
+
+def is_sparse(x: Any) -> bool:
+    """Whether it is a sparse matrix of scipy."""
+    return bool(sp.issparse(x))
 
 
 def softmax(u: Floats) -> tuple[Floats, Floats]:
@@ -189,8 +196,8 @@ def transferred(labels: Ints, transition: Floats) -> Slope:
 def _coordinates(x: Any) -> tuple[Floats, Floats, Floats | None, Floats]:
     """Center, scale, principal axes (none for sparse data) and the variance along each axis."""
     n, d = x.shape
-    if sp.issparse(x):
-        square = np.asarray(x.multiply(x).sum(0)).ravel() / n
+    if is_sparse(x):
+        square = np.asarray(x.power(2).sum(0)).ravel() / n
         scale = np.full(d, np.sqrt(max(square.sum(), 1e-12)), np.float32)
         return np.zeros(d, np.float32), scale, None, (4 * SPARSE_FLOOR * square / scale**2).astype(np.float32)
     center, gram = np.zeros(d), np.zeros((d, d))

@@ -189,7 +189,7 @@ def _mixture(z: Floats, wrong: Floats) -> tuple[Floats, Estimate]:
     p = np.einsum("fs,fsn->n", weight, np.stack(wrongs))
     posterior = weight.sum(0)
     mass = np.cumsum(posterior)
-    low, high = (float(SHARES[min(np.searchsorted(mass, m), len(SHARES) - 1)]) for m in (0.05, 0.95))
+    low, high = (float(SHARES[min(int(np.searchsorted(mass, m)), len(SHARES) - 1)]) for m in (0.05, 0.95))
     share = float(p.mean())
     # Errors that lie within what is usual are in nobody's residuals: as many again may be hidden.
     low, high = max(0.5 * low - SMALL, 0.0), min(2 * high + SMALL, 1.0)

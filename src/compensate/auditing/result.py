@@ -182,7 +182,7 @@ class Audit:
     def report(self, path: str | Path, *, data: Data | None = None) -> Path:
         """Writes the review page; `data` shows the samples of an audit that was loaded from disk."""
         from compensate.auditing.page import write_page
-        from compensate.auditing.showing import page
+        from compensate.auditing.page.fill import page
 
         write_page(page(self if data is None else replace(self, data=data)), path)
         return Path(path)
@@ -266,7 +266,7 @@ class Audit:
 
         Flagged rows carry what their samples say, if the data is at hand: the text, or the cells of the table.
         """
-        from compensate.auditing.showing import cells
+        from compensate.auditing.page.fill import cells
 
         frame = self.suspects
         flagged = np.argsort(-self.score, kind="stable")[: int(self.mask.sum())]

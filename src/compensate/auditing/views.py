@@ -166,7 +166,9 @@ def _pixels(images: NDArray[Any]) -> NDArray[np.float32]:
         part = x[start : start + 1000, :, :h, :w].astype(np.float32)
         part = part.reshape(*part.shape[:2], h // side, side, w // side, side).mean((3, 5))
         small[start : start + 1000] = part.reshape(len(part), -1)
-    return small / 255 if x.dtype == np.uint8 else small
+    if x.dtype == np.uint8:
+        small /= 255
+    return small
 
 
 def _encoded(

@@ -267,7 +267,7 @@ def _summary(found: Audit, folder: Path) -> None:
     console.print(
         f"review them:  {folder / 'report.html'}      list:  {folder / 'suspects.csv'}", markup=False, soft_wrap=True
     )
-    from compensate.auditing.showing import command
+    from compensate.auditing.page.fill import command
 
     if len(found.predicted):
         console.print(f"predicted:    {folder / 'predictions.csv'}", markup=False, soft_wrap=True)
@@ -303,7 +303,7 @@ def _worst(found: Audit) -> Table:
 
 
 def _sample(found: Audit, index: int) -> str:
-    from compensate.auditing.showing import content
+    from compensate.auditing.page.fill import content
 
     row = int((found.index == index).argmax())
     if found.ids and found.kind == "image":

@@ -36,12 +36,16 @@ class Content:
 
 @dataclass(frozen=True)
 class Example:
-    """A sample whose label is certain, for comparison; items refer to it by its ``index``."""
+    """A sample whose label is certain, for comparison; items refer to it by its ``index``.
+
+    ``p_error`` is the probability that its label is wrong: the page calls it certain only if that is small.
+    """
 
     index: int
     label: str
     content: Content
     id: str = ""
+    p_error: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,9 @@ class Item:
         like_given, like_suggested: ``index`` of the nearest certain examples of either class, nearest first. The
             page shows three.
         digest: of the row without its label; a correction carries it.
+        likely: the classes it most probably belongs to besides these two, most probable first; the page gives the first
+            nine of them keys.
+        usual_error: by how much a right value usually differs from the suggested one; None for classes.
     """
 
     index: int
@@ -73,6 +80,8 @@ class Item:
     like_given: tuple[int, ...] = ()
     like_suggested: tuple[int, ...] = ()
     digest: str = ""
+    likely: tuple[str, ...] = ()
+    usual_error: float | None = None
 
 
 @dataclass(frozen=True)
@@ -95,11 +104,12 @@ class Pair:
 
 @dataclass(frozen=True)
 class ClassCount:
-    """How many rows carry this label, and how many of them are flagged."""
+    """How many rows carry this label, how many of them are flagged, and how many are expected to be wrong, if known."""
 
     label: str
     rows: int
     flagged: int
+    wrong: float | None = None
 
 
 @dataclass(frozen=True)
@@ -142,6 +152,33 @@ class Curve:
 
 
 @dataclass(frozen=True)
+class Values:
+    """Given and predicted quantities of some rows, for a picture; equally long."""
+
+    given: tuple[float, ...]
+    predicted: tuple[float, ...]
+    flagged: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Where the probabilities come from.
+
+    Attributes:
+        views: by name ("view: learner"), the weight of each model that judged labels it had not seen.
+        agreement: the share of labels these models agree with, if known.
+        encoder, license: the pretrained model that made the features, and under which terms it may be used.
+        hint: what would make the evidence better.
+    """
+
+    views: tuple[tuple[str, float], ...] = ()
+    agreement: float | None = None
+    encoder: str = ""
+    license: str = ""
+    hint: str = ""
+
+
+@dataclass(frozen=True)
 class Page:
     """Everything on the page.
 
@@ -162,6 +199,10 @@ class Page:
         command: what to type once corrections.csv is saved.
         notes: sentences a reader should know, such as which rows could not be read.
         source_digest: of the audited file or folder; corrections carry it.
+        all_flagged: the number of flagged rows of the data, if more are flagged than are on the page.
+        predictable: whether labels can be predicted from the samples better than by chance; if not, no label can be judged.
+        evidence: where the probabilities come from.
+        values: for regression, given and predicted values.
 
     >>> item = Item(7, "cat", "dog", 3.2, 0.97, True, Content(text="woof"))
     >>> page = Page("pets.csv", "text", ("cat", "dog"), 100, (item,), Estimate(0.01, 0.0, 0.03))
@@ -186,6 +227,10 @@ class Page:
     command: str = ""
     notes: tuple[str, ...] = ()
     source_digest: str = ""
+    all_flagged: int | None = None
+    predictable: bool = True
+    evidence: Evidence = Evidence()
+    values: Values | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

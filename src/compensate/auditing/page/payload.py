@@ -16,7 +16,8 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from compensate.auditing.page.model import Content, Example, Histogram, Item, Page
+from compensate.auditing.page.claims import lopsided, unreliable
+from compensate.auditing.page.model import Content, Evidence, Example, Histogram, Item, Page, Pair, Values
 
 TEXT_BUDGET = 32_000_000
 """About how many characters of sample text a page may hold in all."""
@@ -61,6 +62,7 @@ def payload(page: Page) -> dict[str, Any]:
     ([4], [1], ['x', 'y'])
     """
     labels, names = _Table(), _Table()
+    standing_out = unreliable(page.per_class, page.noise_rate)
     classes = [labels(name) for name in page.classes]
     limit = _text_limit(page.items)
     found = {
@@ -68,6 +70,8 @@ def payload(page: Page) -> dict[str, Any]:
         "kind": page.kind,
         "rows": page.rows,
         "flagged": page.flagged,
+        "allFlagged": page.flagged if page.all_flagged is None else page.all_flagged,
+        "predictable": page.predictable,
         "noise": [_number(v) for v in (page.noise_rate.value, page.noise_rate.low, page.noise_rate.high)],
         "precision": _number(page.expected_precision),
         "threshold": _number(page.threshold),
@@ -81,9 +85,18 @@ def payload(page: Page) -> dict[str, Any]:
             "id": [example.id for example in page.examples],
             "label": [labels(example.label) for example in page.examples],
             "content": [_content(example.content, names, EXAMPLE_LIMIT) for example in page.examples],
+            "p": [_number(example.p_error) for example in page.examples],
         },
         "pairs": [[labels(pair.given), labels(pair.suggested), pair.count] for pair in page.pairs],
+        "oneWay": _one_way(page.pairs),
         "perClass": [[labels(count.label), count.rows, count.flagged] for count in page.per_class],
+        "unreliable": {
+            "classes": [labels(label) for label in standing_out.classes],
+            "worst": standing_out.worst,
+            "wrong": standing_out.wrong,
+        },
+        "evidence": _evidence(page.evidence),
+        "values": _values(page.values),
         "scores": _histogram(page.scores),
         "compensations": _histogram(page.compensations),
         "curves": [
@@ -132,6 +145,8 @@ def _items(
         "p": [_number(item.p_error) for item in items],
         "flagged": [int(item.flagged) for item in items],
         "content": [_content(item.content, names, limit) for item in items],
+        "likely": [[labels(name) for name in item.likely[:9]] for item in items],
+        "usual": [_number(item.usual_error) for item in items],
         "likeGiven": [[place[i] for i in item.like_given[:3]] for item in items],
         "likeSuggested": [[place[i] for i in item.like_suggested[:3]] for item in items],
     }
@@ -163,6 +178,34 @@ def _content(content: Content, names: _Table, limit: int) -> dict[str, Any]:
 def _cut(text: str, limit: int) -> list[Any]:
     """The text, and its full length if it had to be cut."""
     return [text] if len(text) <= limit else [text[:limit], len(text)]
+
+
+def _one_way(pairs: tuple[Pair, ...]) -> bool:
+    """Whether the most frequent pair is more frequent than the same pair the other way round."""
+    if not pairs:
+        return False
+    back = (pairs[0].suggested, pairs[0].given)
+    return lopsided(pairs[0].count, next((p.count for p in pairs if (p.given, p.suggested) == back), 0))
+
+
+def _evidence(evidence: Evidence) -> dict[str, Any]:
+    return {
+        "views": [[name, _number(weight)] for name, weight in evidence.views],
+        "agreement": _number(evidence.agreement),
+        "encoder": evidence.encoder,
+        "license": evidence.license,
+        "hint": evidence.hint,
+    }
+
+
+def _values(values: Values | None) -> dict[str, Any] | None:
+    if values is None:
+        return None
+    return {
+        "given": _numbers(values.given),
+        "predicted": _numbers(values.predicted),
+        "flagged": [int(flag) for flag in values.flagged],
+    }
 
 
 def _histogram(histogram: Histogram | None) -> dict[str, Any] | None:

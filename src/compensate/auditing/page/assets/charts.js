@@ -32,7 +32,7 @@ function pairNames(given, suggested) {
 
 function pairList(pairs, open) {
   const most = pairs[0][2];
-  return el(
+  const list = el(
     "ol",
     { class: "pairs" },
     pairs.slice(0, TOP_PAIRS).map(([given, suggested, n]) =>
@@ -49,6 +49,7 @@ function pairList(pairs, open) {
       ),
     ),
   );
+  return pairs.length > TOP_PAIRS ? [list, el("p", { class: "hint" }, `The ${TOP_PAIRS} most frequent of ${count(pairs.length)} pairs.`)] : list;
 }
 
 function heatMap(pairs, open) {
@@ -85,9 +86,15 @@ function heatMap(pairs, open) {
   );
 }
 
+const CELL = 24; // pixels that a cell of the grid needs, and the names of its rows
+const NAMES = 84;
+
+const classesOf = (pairs) => new Set(pairs.flatMap(([given, suggested]) => [given, suggested])).size;
+
 function confusionPicture(pairs, open) {
-  const used = new Set(pairs.flatMap(([given, suggested]) => [given, suggested]));
-  return used.size <= 2 || used.size > GRID ? pairList(pairs, open) : heatMap(pairs, open);
+  const used = classesOf(pairs);
+  if (used <= 2 || used > GRID) return pairList(pairs, open);
+  return responsive((width) => (width < used * CELL + NAMES ? pairList(pairs, open) : heatMap(pairs, open)));
 }
 
 // The share of each class that is flagged.
@@ -133,7 +140,7 @@ function histogramPicture(histogram, axis, about) {
       const from = x(edges[k]) + 0.5;
       const wide = Math.max(x(edges[k + 1]) - x(edges[k]) - 1, 0.5);
       const hot = flagged[k] || 0;
-      const title = `${number(edges[k])} to ${number(edges[k + 1])}: ${count(n, "sample")}` + (flagged.length ? `, ${count(hot)} flagged` : "");
+      const title = `${number(edges[k])} to ${number(edges[k + 1])}: ${count(n, "row")}` + (flagged.length ? `, ${count(hot)} flagged` : "");
       return draw(
         "g",
         null,
@@ -153,7 +160,7 @@ function histogramPicture(histogram, axis, about) {
       bars,
       ticks(low, high, width / 90).map((v) => draw("text", { class: "tick", x: x(v), y: base + 17, "text-anchor": "middle" }, number(v))),
       draw("text", { class: "axis", x: width - right, y: height - 4, "text-anchor": "end" }, axis),
-      draw("text", { class: "axis", x: left - 8, y: 12, "text-anchor": "start" }, "samples, square-root scale"),
+      draw("text", { class: "axis", x: left - 8, y: 12, "text-anchor": "start" }, "rows, square-root scale"),
       mark !== null && [
         draw("line", { class: "threshold", x1: mark, x2: mark, y1: top - 6, y2: base }),
         draw("text", { class: "threshold-name", x: mark + (late ? -7 : 7), y: top + 6, "text-anchor": late ? "end" : "start" }, `flagged from ${number(threshold)}`),
@@ -173,6 +180,40 @@ function roundCounts(most, rise) {
 
 function short(n) {
   return n >= 10000 ? number(Math.round(n / 100) / 10) + "k" : count(n);
+}
+
+// Given against predicted values: a flagged one is a diamond as well as coloured.
+
+function valuesPicture({ given, predicted, flagged }, about) {
+  return responsive((width) => {
+    const height = Math.min(360, Math.max(260, width * 0.6));
+    const [left, right, top, bottom] = [56, 12, 24, 40];
+    const all = [...given, ...predicted].filter((v) => v !== null);
+    const spread = Math.max(...all) - Math.min(...all) || 1;
+    const low = Math.min(...all) - spread * 0.03;
+    const high = Math.max(...all) + spread * 0.03;
+    const x = (v) => left + ((v - low) / (high - low)) * (width - left - right);
+    const y = (v) => height - bottom - ((v - low) / (high - low)) * (height - top - bottom);
+    const dots = given.map((v, k) => {
+      const [cx, cy] = [x(predicted[k]), y(v)];
+      if (flagged[k]) return draw("path", { class: "dot-hot", d: `M${cx} ${cy - 5}l5 5l-5 5l-5-5z` }, draw("title", null, `given ${number(v)}, predicted ${number(predicted[k])}, flagged`));
+      return draw("circle", { class: "dot", cx, cy, r: 2.5 });
+    });
+    return draw(
+      "svg",
+      { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": about },
+      ticks(low, high, 5).map((v) => [draw("line", { class: "grid", x1: left, x2: width - right, y1: y(v), y2: y(v) }), draw("text", { class: "tick", x: left - 8, y: y(v) + 4, "text-anchor": "end" }, brief(v))]),
+      ticks(low, high, width / 90).map((v) => draw("text", { class: "tick", x: x(v), y: height - bottom + 17, "text-anchor": "middle" }, brief(v))),
+      draw("line", { class: "threshold", x1: x(low), y1: y(low), x2: x(high), y2: y(high) }),
+      dots,
+      draw("text", { class: "axis", x: width - right, y: height - 4, "text-anchor": "end" }, "predicted value"),
+      draw("text", { class: "axis", x: 4, y: 12, "text-anchor": "start" }, "given value"),
+    );
+  });
+}
+
+function brief(v) {
+  return Math.abs(v) >= 1e5 || (v !== 0 && Math.abs(v) < 1e-3) ? v.toExponential(0) : number(v);
 }
 
 // A measure over the epochs; plain training is dashed.

@@ -16,21 +16,31 @@ const mixed = data.flagged > 0 && data.flagged < size;
 const counted = (i) => data.flagged === 0 || items.flagged[i] === 1;
 const goal = data.flagged || size;
 
-// Keys 1-9 stand for the same classes on every item. Where the classes are digits themselves, a key is its digit.
-const digitClasses = classes.length > 0 && classes.every((c) => /^[0-9]$/.test(labelOf(c)));
-const quickClasses = chooseQuick();
+const noun = regression ? "value" : "label";
 
-function chooseQuick() {
-  if (digitClasses) return classes.map((c) => [labelOf(c), c]);
-  let chosen = classes;
-  if (classes.length > 9) {
-    const often = new Map(classes.map((c) => [c, 0]));
-    for (const [given, suggested, n] of data.pairs) {
-      if (often.has(suggested)) often.set(suggested, often.get(suggested) + n);
-      if (often.has(given)) often.set(given, often.get(given) + n / 2);
-    }
-    const top = new Set([...classes].sort((a, b) => often.get(b) - often.get(a)).slice(0, 9));
-    chosen = classes.filter((c) => top.has(c));
+// Up to nine classes have the same key on every item; digits are their own keys. Of more classes, the keys stand for those that
+// the item most probably belongs to besides the given and the suggested one, which have keys already.
+const digitClasses = classes.length > 0 && classes.every((c) => /^[0-9]$/.test(labelOf(c)));
+const KEYS = 9;
+const fixedKeys = digitClasses ? classes.map((c) => [labelOf(c), c]) : classes.length <= KEYS ? classes.map((c, k) => [String(k + 1), c]) : null;
+const frequent = fixedKeys ? [] : byFrequency();
+
+function byFrequency() {
+  const often = new Map(classes.map((c) => [c, 0]));
+  for (const [given, suggested, n] of data.pairs) {
+    if (often.has(suggested)) often.set(suggested, often.get(suggested) + n);
+    if (often.has(given)) often.set(given, often.get(given) + n / 2);
   }
-  return chosen.map((c, i) => [String(i + 1), c]);
+  return [...classes].sort((a, b) => often.get(b) - often.get(a));
 }
+
+function likelyClasses(i) {
+  // Where no probabilities were kept, classes that are often flagged stand in.
+  const others = new Set([...items.likely[i], ...frequent].filter((c) => c !== items.given[i] && c !== items.suggested[i]));
+  return [...others].slice(0, KEYS);
+}
+
+const keysOf = (i) => fixedKeys || likelyClasses(i).map((c, k) => [String(k + 1), c]);
+
+// Whether every class can be chosen by a key, so that none has to be looked for by name.
+const everyClassHasAKey = !regression && classes.length <= (fixedKeys ? classes.length : KEYS + 2);

@@ -52,14 +52,15 @@ function classDialog(i, choose) {
   const input = el("input", { type: "search", placeholder: "Type a part of the name", "aria-label": "Find a class", "aria-controls": "class-list", autocomplete: "off", spellcheck: "false" });
   const list = el("ul", { class: "class-list", id: "class-list" });
   const note = el("p", { class: "muted", role: "status" });
-  const MOST = 60;
+  const MOST = 500;
+  const order = [...new Set([...items.likely[i], ...classes])]; // the likeliest first
   const take = (c) => {
     box.close();
     choose(labelOf(c));
   };
   const show = () => {
     const wanted = input.value.trim().toLowerCase();
-    const found = classes.filter((c) => labelOf(c).slice(0, 1000).toLowerCase().includes(wanted));
+    const found = order.filter((c) => labelOf(c).slice(0, 1000).toLowerCase().includes(wanted));
     fill(list, found.slice(0, MOST).map((c) => el("li", null, el("button", { type: "button", onclick: () => take(c) }, label(labelOf(c), 90), c === items.given[i] && el("small", null, "given"), c === items.suggested[i] && el("small", null, "suggested")))));
     note.textContent = found.length === 0 ? "No class has this in its name." : found.length > MOST ? `${count(found.length)} classes; the first ${MOST} are shown.` : "";
     return found;
@@ -118,7 +119,7 @@ function bulkDialog(done) {
     const doubt = right < 0.5 ? "expected: hardly any of them wrongly" : `expected: about ${count(Math.round(right))} of them wrongly`;
     fill(
       preview,
-      el("p", null, el("b", null, count(chosen.length, "row")), " of this list would take the suggested label, ", doubt, "."),
+      el("p", null, el("b", null, count(chosen.length, "row")), " of this list would take the suggested ", noun, ", ", doubt, "."),
       !regression && el("p", { class: "muted pair-line" }, top.slice(0, 4).map(([pair, n], k) => {
         const [given, suggested] = pair.split(">");
         return [k > 0 && ", ", label(labelOf(given), 24), " → ", label(labelOf(suggested), 24), ` (${count(n)})`];

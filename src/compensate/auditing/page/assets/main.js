@@ -12,7 +12,7 @@ function makeFrame() {
   frame.export = el("button", { type: "button", class: "export", onclick: exportDialog }, "Export", el("span", { class: "wide-only" }, " corrections"));
   fill(
     byId("bar"),
-    el("div", { class: "data-name" }, el("b", null, label(data.title, 80)), el("span", { class: "flag-count" }, `${count(data.flagged)} flagged`)),
+    el("div", { class: "data-name" }, el("b", null, label(data.title, 80)), el("span", { class: "flag-count" }, data.predictable && `${count(data.allFlagged)} flagged`)),
     el("nav", { "aria-label": "Views" }, frame.tabs.overview, frame.tabs.review),
     el("div", { class: "progress" }, frame.progress, el("span", { class: "meter", "aria-hidden": "true" }, frame.fill)),
     frame.export,
@@ -78,7 +78,7 @@ function onKey(event) {
   if (event.key === "?") return act(event, helpDialog);
   if (view() !== "review") return;
   if (/^[0-9]$/.test(event.key) && !regression) {
-    const found = quickClasses.find(([digit]) => digit === event.key);
+    const found = current() !== null && keysOf(current()).find(([digit]) => digit === event.key);
     if (found) act(event, () => choose(labelOf(found[1])));
     return;
   }

@@ -4,12 +4,12 @@ const name = (number) => label(labelOf(number), 48);
 
 function overview(open) {
   const page = byId("view-overview");
-  fill(page, hero(open), data.notes.length > 0 && notes(), el("div", { class: "cards" }, cards(open)), size > 0 && data.command !== "" && whatNext());
+  fill(page, hero(open), data.notes.length > 0 && notes(), el("div", { class: "cards" }, cards(open)), howFound(), size > 0 && data.predictable && data.command !== "" && whatNext());
 }
 
 function hero(open) {
+  if (!data.predictable) return heroOfChance(open);
   const [value, low, high] = data.noise;
-  const what = regression ? "of values look wrong" : "of labels look wrong";
   const known = value !== null;
   return el(
     "div",
@@ -17,9 +17,9 @@ function hero(open) {
     el(
       "div",
       { class: "hero-number" },
-      el("h1", null, el("span", { class: "big" }, known ? percent(value) : "?"), " ", el("span", { class: "big-what" }, what)),
+      el("h1", null, el("span", { class: "big" }, known ? percent(value) : "?"), " ", el("span", { class: "big-what" }, `of ${noun}s look wrong`)),
       known && low !== null && high !== null && [
-        el("p", { class: "between" }, "between ", el("b", null, percent(low)), " and ", el("b", null, percent(high)), `, out of ${count(data.rows, "row")}`),
+        el("p", { class: "between" }, "between ", el("b", null, percent(low)), " and ", el("b", null, percent(high)), isOpen(low, high) ? `: the features cannot tell more (${count(data.rows, "row")})` : `, out of ${count(data.rows, "row")}`),
         intervalPicture([value, low, high]),
       ],
     ),
@@ -27,26 +27,94 @@ function hero(open) {
   );
 }
 
+// An interval whose ends say different things about the data.
+const isOpen = (low, high) => high - low > 0.02 && high > 3 * Math.max(low, 0.005);
+
+function heroOfChance(open) {
+  return el(
+    "div",
+    { class: "hero" },
+    el(
+      "div",
+      { class: "hero-number" },
+      el("h1", { class: "finding" }, `The ${noun}s cannot be predicted from the samples better than by chance`),
+      el("p", { class: "between" }, `So right and wrong ${noun}s cannot be told apart: ${count(data.rows, "row")} were looked at, and no number of errors is given.`),
+    ),
+    el(
+      "div",
+      { class: "hero-next" },
+      el("p", { class: "fact" }, "What to check"),
+      el(
+        "ol",
+        { class: "checks" },
+        el("li", null, `Is this the right ${noun} column, and are ${noun}s and samples in the same order?`),
+        el("li", null, `Do the samples show what the ${noun} is about? If not, give other features.`),
+      ),
+      size > 0 && el("button", { type: "button", onclick: () => open(null, null) }, "Look at some rows"),
+    ),
+  );
+}
+
+const ALL = 0.9; // from this share on, flags are no list of exceptions
+
 function somethingFlagged(open) {
   const wrong = data.precision === null ? null : Math.round(data.precision * 100);
+  const n = data.allFlagged;
+  const nearlyAll = n >= ALL * data.rows && n > 1;
   return [
-    el("p", { class: "fact" }, el("b", null, count(data.flagged)), data.flagged === 1 ? " row is flagged" : " rows are flagged"),
-    wrong !== null && el("p", { class: "muted" }, wrong >= 100 ? "and nearly every one of them is expected to be wrong." : `About ${wrong} in 100 of them are expected to be really wrong, the others right after all.`),
-    el("button", { type: "button", class: "primary", onclick: () => open(null, null) }, "Review them"),
-    el("p", { class: "hint" }, "One at a time; a decision moves on by itself."),
+    nearlyAll ? el("p", { class: "fact" }, n >= data.rows ? `Every ${noun} is flagged` : `Nearly every ${noun} is flagged: `, n < data.rows && el("b", null, count(n))) : el("p", { class: "fact" }, el("b", null, count(n)), n === 1 ? ` ${noun} is flagged` : ` ${noun}s are flagged`),
+    nearlyAll && el("p", { class: "muted" }, `Before you review them one by one, check that ${noun}s and samples belong together: the right column, the same order.`),
+    !nearlyAll && wrong !== null && el("p", { class: "muted" }, expectedWrong(n, wrong)),
+    el("button", { type: "button", class: nearlyAll ? null : "primary", onclick: () => open(null, null) }, nearlyAll ? "Look at them" : "Review them"),
+    !nearlyAll && el("p", { class: "hint" }, "One at a time; a decision moves on by itself."),
   ];
+}
+
+function expectedWrong(n, wrong) {
+  if (n === 1) return `It is wrong with a probability of ${probability(data.precision)}.`;
+  if (wrong >= 100) return "Nearly every one of them is expected to be wrong.";
+  return `About ${wrong} in 100 of them are expected to be really wrong, the others right after all.`;
 }
 
 function nothingFlagged(open) {
   return [
-    el("p", { class: "fact" }, "No label stands out"),
+    el("p", { class: "fact" }, `No ${noun} stands out`),
     el("p", { class: "muted" }, `Nothing is suspect enough to be flagged. The ${count(size)} least certain rows are here, if you want to look.`),
     el("button", { type: "button", onclick: () => open(null, null) }, "Look at them"),
   ];
 }
 
 function nothingAtAll() {
-  return [el("p", { class: "fact" }, "Nothing to review"), el("p", { class: "muted" }, "No label stands out, and there is no row to look at.")];
+  return [el("p", { class: "fact" }, "Nothing to review"), el("p", { class: "muted" }, `No ${noun} stands out, and there is no row to look at.`)];
+}
+
+// Which models the probabilities come from, in a sentence, and what may be done with their encoder.
+
+const LEARNERS = { logcomp: "LogComp", transitions: "class transitions", neighbors: "nearest neighbors", trees: "extra trees", ridge: "ridge regression" };
+
+function howFound() {
+  const { views, agreement, encoder, license, hint } = data.evidence;
+  const told = views.filter(([, weight]) => weight >= 0.005).sort((a, b) => b[1] - a[1]);
+  const says = [];
+  if (told.length > 0) says.push([`Each ${noun} was judged by models that had not seen it: `, listed(byView(told)), "."]);
+  if (agreement !== null) says.push([` They agree with ${percent(agreement)} of the ${noun}s.`]);
+  if (encoder) says.push([" Encoder: ", prose(clip(encoder, 120)), license && [", license ", prose(clip(license, 120))], "."]);
+  if (says.length === 0 && !hint) return null;
+  return el("div", { class: "how" }, el("h2", null, "Where this comes from"), says.length > 0 && el("p", { class: "muted" }, says), hint && el("p", { class: "hint" }, prose(clip(hint, 300))));
+}
+
+function byView(told) {
+  const views = new Map();
+  for (const [name, weight] of told) {
+    const [, view, learner] = name.match(/^(.*?)(?:: ([^:]*))?$/s);
+    if (!views.has(view)) views.set(view, []);
+    views.get(view).push(learner ? `${LEARNERS[learner] || plainText(learner, 40)} (${percent(weight)})` : `(${percent(weight)})`);
+  }
+  return [...views].map(([view, learners]) => [prose(clip(view, 60)), learners[0].startsWith("(") ? " " : " with ", listed(learners)]);
+}
+
+function listed(parts) {
+  return parts.map((part, k) => [k === 0 ? "" : k < parts.length - 1 ? ", " : " and ", part]);
 }
 
 function whatNext() {
@@ -62,15 +130,21 @@ function card(title, picture, conclusion, wide) {
 }
 
 function cards(open) {
+  if (!data.predictable) return [];
   const found = [];
   if (data.pairs.length > 0 && !regression) {
-    found.push(card("Which labels are mistaken for which", confusionPicture(data.pairs, open), concludePairs()));
+    const used = classesOf(data.pairs);
+    found.push(card("Which labels are mistaken for which", confusionPicture(data.pairs, open), concludePairs(), used > 10 && used <= GRID));
   }
   const shares = data.perClass.filter(([, rows]) => rows > 0).sort((a, b) => b[2] / b[1] - a[2] / a[1]);
-  if (shares.length > 0) found.push(card("Flagged share of each class", classBars(shares), concludeClasses(shares)));
+  if (shares.some(([, , flagged]) => flagged > 0)) found.push(card("Flagged share of each class", classBars(shares), concludeClasses(shares)));
+  if (data.values && data.values.given.length > 0) {
+    const conclusion = concludeValues(data.values);
+    found.push(card("Given and predicted values", valuesPicture(data.values, "Given against predicted values. " + said(conclusion)), conclusion));
+  }
   if (data.scores) {
     const conclusion = concludeScores(data.scores);
-    found.push(card("How suspect each row is", histogramPicture(data.scores, "probability of being wrong", "Histogram of probabilities. " + said(conclusion)), conclusion));
+    found.push(card(`How suspect each ${noun} is`, histogramPicture(data.scores, "probability of being wrong", "Histogram of probabilities. " + said(conclusion)), conclusion));
   }
   if (data.compensations) {
     const conclusion = concludeCompensations(data.compensations);
@@ -89,37 +163,55 @@ function said(parts) {
   return parts.map((part) => (part instanceof Node ? part.textContent : part)).join("");
 }
 
+// Conclusions. Whether a difference is more than chance was decided when the page was made; here it is put into words.
+
 function concludePairs() {
-  const [given, suggested, n] = data.pairs[0];
+  const [[given, suggested, n], second] = data.pairs;
   const all = data.pairs.reduce((sum, pair) => sum + pair[2], 0);
-  const hint = data.pairs.length > TOP_PAIRS && new Set(data.pairs.flatMap((p) => [p[0], p[1]])).size > GRID ? ` The ${TOP_PAIRS} most frequent of ${count(data.pairs.length)} pairs are shown.` : "";
-  if (data.pairs.length === 1) return ["Every flagged row is labelled ", name(given), " and looks like ", name(suggested), ": one rule of labelling explains them all."];
+  const pair = [name(given), " that looks like ", name(suggested)];
+  if (!second) return [all === 1 ? "The flagged row is " : "Every flagged row is ", ...pair, "."];
+  const back = second[0] === suggested && second[1] === given;
+  if (data.pairs.length === 2 && back && data.oneWay) return [...pair, ` is flagged more often than the other way round: ${count(n)} against ${count(second[2])}. Choose a pair to review it.`];
+  if (data.pairs.length === 2 && back) return [name(given), " and ", name(suggested), ` are mixed up either way, ${count(n)} and ${count(second[2])} times: a difference that chance makes too. Choose a pair to review it.`];
   const share = n / all;
-  if (data.pairs.length === 2 && share < 0.6 && data.pairs[1][0] === suggested) return ["Both mistakes are about as frequent: ", name(given), " and ", name(suggested), " are mixed up either way. Choose a pair to review it."];
-  if (share >= 0.25) return ["Begin with ", name(given), " that looks like ", name(suggested), `: ${percent(share)} of all flags. Choose a pair to review it.`, hint];
-  return ["The errors are spread over many pairs; the most frequent, ", name(given), " that looks like ", name(suggested), `, has ${count(n)} of ${count(all)}. Choose a pair to review it.`, hint];
+  if (second[2] === n) return [`The flags are spread over ${count(data.pairs.length)} pairs, of which the most frequent have ${count(n, "row")} each. Choose a pair to review it.`];
+  if (share >= 0.25) return ["Begin with ", ...pair, `: ${percent(share)} of all flags. Choose a pair to review it.`];
+  return [`The flags are spread over ${count(data.pairs.length)} pairs; the most frequent, `, ...pair, `, has ${count(n)} of ${count(all)}. Choose a pair to review it.`];
 }
 
 function concludeClasses(shares) {
-  const [c, rows, flagged] = shares[0];
-  const [last, lastRows, lastFlagged] = shares[shares.length - 1];
-  const worst = flagged / rows;
-  const best = lastFlagged / lastRows;
-  if (flagged === 0) return ["No class has a flagged row."];
-  if (shares.length === 1) return [`${percent(worst)} of `, name(c), " are flagged."];
-  if (worst < best * 1.5) return ["All classes are about equally reliable: no single class is to blame."];
-  return [name(c), ` is the least reliable: ${percent(worst)} of its ${count(rows, "row")} are flagged, against ${percent(best)} of `, name(last), "."];
+  const sum = (rows, k) => rows.reduce((total, row) => total + row[k], 0);
+  const rate = (rows) => percent(sum(rows, 2) / (sum(rows, 1) || 1));
+  if (shares.length === 1) return [`${rate(shares)} of `, name(shares[0][0]), " are flagged."];
+  const { classes: found, worst, wrong } = data.unreliable;
+  const more = shares.filter(([c]) => found.includes(c));
+  const rest = shares.filter(([c]) => !found.includes(c));
+  if (more.length === 0) return [`${rate(shares)} of all rows are flagged. The classes differ by no more than chance makes them differ.`];
+  const most = 4;
+  const names = listed([...more.slice(0, most).map(([c]) => name(c)), ...(more.length > most ? [`${count(more.length - most)} more`] : [])]);
+  const against = ` ${rate(more)} of ${more.length === 1 ? "its" : "their"} ${count(sum(more, 1), "row")} are flagged` + (rest.length > 0 ? `, against ${rate(rest)} of the others.` : ".");
+  if (!wrong) return [names, more.length === 1 ? " stands out:" : " stand out:", against, more.length === 1 ? " It may only be harder to predict: whether more of its labels are wrong, the evidence cannot tell." : " They may only be harder to predict: whether more of their labels are wrong, the evidence cannot tell."].flat(Infinity);
+  const said = more.length > 1 ? " are less reliable than the others:" : worst ? " is the least reliable:" : " is less reliable than the others together:";
+  return [names, said, against].flat(Infinity);
 }
 
-function concludeScores({ edges, counts, threshold }) {
-  if (threshold === null) return ["Rows far to the right are the ones to look at first."];
-  const all = counts.reduce((a, b) => a + b, 0) || 1;
+function concludeValues({ given, predicted, flagged }) {
+  const side = (above) => flagged.reduce((n, flag, k) => n + (flag && given[k] > predicted[k] === above ? 1 : 0), 0);
+  const usual = items.usual.filter((u) => u !== null).sort((a, b) => a - b);
+  const within = usual.length > 0 ? ` The usual error is ${number(usual[usual.length >> 1])}.` : "";
+  const line = "On the line, given and predicted value are equal.";
+  if (!flagged.some(Boolean)) return [`${line} No value is flagged.${within}`];
+  return [`${line} Of the flagged values ${count(side(true))} lie above it and ${count(side(false))} below.${within}`];
+}
+
+function concludeScores({ edges, counts, flagged, threshold }) {
+  const hot = flagged.reduce((a, b) => a + b, 0);
+  if (threshold === null || hot === 0) return ["Rows far to the right are the ones to look at first."];
   const reach = (edges[edges.length - 1] - edges[0]) * 0.05;
   const near = counts.reduce((sum, n, k) => sum + (edges[k + 1] > threshold - reach && edges[k] < threshold + reach ? n : 0), 0);
-  const share = near / all;
-  if (near === 0) return ["No row lies near the threshold: the flags would be the same with another one."];
-  if (share < 0.02) return [`Few rows lie near the threshold (${percent(share)}): the flags would be much the same with another one.`];
-  return [`${percent(share)} of the rows lie near the threshold: another one would flag more or fewer, so review from the most certain down.`];
+  if (near === 0) return ["No row lies near the threshold: a slightly different one would flag the same rows."];
+  if (near < 0.1 * hot) return [`Few rows lie near the threshold (${count(near)}, and ${count(hot)} are flagged): a slightly different one would flag nearly the same.`];
+  return [`${count(near, "row")} ${near === 1 ? "lies" : "lie"} near the threshold, and ${count(hot)} ${hot === 1 ? "is" : "are"} flagged: a slightly different one would flag more or fewer, so review from the most certain down.`];
 }
 
 function concludeCompensations({ edges, counts, flagged }) {
@@ -143,16 +235,17 @@ function concludeCurves(measure, curves) {
   const ends = (c) => number(lastOf(c.values));
   if (!robust || !plain) {
     const only = robust || plain;
-    if (measure === "loss") return [`The run ends at ${ends(only)}. It may rise: a robust run does not learn doubtful labels by heart.`];
-    return [`The model ends by agreeing with ${percent(lastOf(only.values))} of the labels it was trained on, some of which the audit had made wrong itself, to measure how it finds them.`];
+    if (measure === "loss") return [`The run ends at ${ends(only)}. A robust run does not learn doubtful labels by heart, so it need not fall to zero.`];
+    return [`The model ends by agreeing with ${percent(lastOf(only.values))} of the labels it was trained on.`];
   }
-  if (measure === "loss") return [`Plain training ends at ${ends(plain)} and robust training at ${ends(robust)}: a loss near zero on doubtful labels means that they were learned by heart.`];
+  if (measure === "loss") return [`Plain training ends at ${ends(plain)} and robust training at ${ends(robust)}.`];
   const gain = lastOf(robust.values) - lastOf(plain.values);
   const best = Math.max(...plain.values.filter((v) => v !== null));
   const epoch = plain.values.indexOf(best) + 1;
   if (gain > 0.005) {
-    const fell = best - lastOf(plain.values) > 0.01 ? `, below its best of ${number(best)} in epoch ${epoch}: it learned the wrong labels` : "";
+    const fell = best - lastOf(plain.values) > 0.01 ? `, below its best of ${number(best)} in epoch ${epoch}` : "";
     return [`Robust training ends at ${ends(robust)}, plain training at ${ends(plain)}${fell}.`];
   }
-  return [`Both end alike (robust ${ends(robust)}, plain ${ends(plain)}): the wrong labels hardly hurt this model.`];
+  if (gain < -0.005) return [`Plain training ends at ${ends(plain)}, robust training at ${ends(robust)}: it gained nothing here.`];
+  return [`Both end alike (robust ${ends(robust)}, plain ${ends(plain)}).`];
 }

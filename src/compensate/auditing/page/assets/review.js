@@ -17,7 +17,7 @@ function makeReview() {
   r.next = el("button", { type: "button", class: "tool", onclick: () => move(queue.at + 1), "aria-label": "Next item" }, "→");
   r.skip = el("button", { type: "button", class: "tool", onclick: skip }, "Skip ", key("S"));
   r.undo = el("button", { type: "button", class: "tool", onclick: undo }, "Undo ", key("U"));
-  r.more = el("button", { type: "button", class: "tool", onclick: other }, regression ? "Other value " : "Other class ", key("O"));
+  r.more = el("button", { type: "button", class: "tool", onclick: other }, "Other value ", key("O"));
   r.help = el("button", { type: "button", class: "tool", onclick: helpDialog, "aria-label": "Help and keys" }, "Help ", key("?"));
   r.strip = strip.make((at) => move(at));
   r.position = el("p", { class: "position" });
@@ -27,24 +27,23 @@ function makeReview() {
     el("div", { class: "side given" }, r.keep, el("div", { class: "examples" }, r.givenLike)),
     el("div", { class: "middle" }, el("div", { class: "about" }, r.verdict, r.place), r.stage),
     el("div", { class: "side suggested" }, r.accept, el("div", { class: "examples" }, r.suggestedLike)),
-    el("div", { class: "below" }, r.others, el("div", { class: "tools" }, r.back, r.next, r.skip, r.undo, !quickAll() && r.more, r.help)),
+    el("div", { class: "below" }, r.others, el("div", { class: "tools" }, r.back, r.next, r.skip, r.undo, regression && r.more, r.help)),
   );
   r.end = el("div", { class: "end-state", hidden: true });
   fill(byId("view-review"), el("h1", { class: "hidden-text" }, "Review"), r.filters, r.desk, r.end, el("div", { class: "strip-box" }, r.position, r.strip));
   if (classes.length > 2) makeOthers();
 }
 
-// Whether every class has a key of its own, so that none has to be looked for by name.
-const quickAll = () => !regression && quickClasses.length === classes.length;
-
 function choice(kind, letter, act) {
   const names = { keep: ["given", "Keep"], accept: ["suggested", "Accept"] }[kind];
   const text = el("span", { class: "choice-label" });
-  const node = el("button", { type: "button", class: "choice " + kind, onclick: act, "aria-keyshortcuts": letter }, el("span", { class: "choice-role" }, el("span", null, el("b", null, names[1]), " ", names[0]), el("span", { class: "chosen", hidden: true }, "✓ chosen"), key(letter)), text);
-  node.set = (value, chosen) => {
+  const note = el("span", { class: "choice-note" });
+  const node = el("button", { type: "button", class: "choice " + kind, onclick: act, "aria-keyshortcuts": letter }, el("span", { class: "choice-role" }, el("span", null, el("b", null, names[1]), " ", names[0]), el("span", { class: "chosen", hidden: true }, "✓ chosen"), key(letter)), text, regression && note);
+  node.set = (value, chosen, about) => {
     fill(text, label(value, 90));
+    fill(note, about);
     text.classList.toggle("long", value.length > 22);
-    node.setAttribute("aria-label", `${names[1]} ${names[0]} label: ${spoken(value)}${chosen ? " (chosen)" : ""}`);
+    node.setAttribute("aria-label", `${names[1]} ${names[0]} ${noun}: ${spoken(value)}${chosen ? " (chosen)" : ""}`);
     node.classList.toggle("is-chosen", chosen);
     node.querySelector(".chosen").hidden = !chosen;
   };
@@ -52,12 +51,19 @@ function choice(kind, letter, act) {
 }
 
 function makeOthers() {
-  review.chips = quickClasses.map(([digit, c]) => {
-    const chip = el("button", { type: "button", class: "chip", onclick: () => choose(labelOf(c)), "aria-keyshortcuts": digit, "aria-label": `Other class: ${spoken(labelOf(c))}` }, digitClasses ? null : key(digit), label(labelOf(c), 22));
-    chip.dataset.of = String(c);
-    return chip;
+  review.chips = el("span", { class: "chips" + (fixedKeys ? "" : " likely"), role: "group", "aria-labelledby": "others-name" });
+  review.find = el("button", { type: "button", class: "find", onclick: other, "aria-keyshortcuts": "O" }, key("O"), `all ${count(classes.length)} …`);
+  fill(review.others, el("span", { class: "others-name", id: "others-name" }, fixedKeys ? "or another" : "or likely"), review.chips);
+}
+
+function showOthers(i, made) {
+  if (!review.chips) return;
+  const chips = keysOf(i).map(([digit, c]) => {
+    const isChosen = made !== null && made.decision === "other" && made.label === labelOf(c);
+    const taken = c === items.given[i] || c === items.suggested[i];
+    return el("button", { type: "button", class: "chip" + (taken ? " taken" : "") + (isChosen ? " is-chosen" : ""), onclick: () => choose(labelOf(c)), "aria-keyshortcuts": digit, "aria-pressed": String(isChosen), "aria-label": `Other class: ${spoken(labelOf(c))}` }, digitClasses ? null : key(digit), label(labelOf(c), 30));
   });
-  fill(review.others, el("span", { class: "others-name", id: "others-name" }, "or another"), el("span", { class: "chips", role: "group", "aria-labelledby": "others-name" }, review.chips));
+  fill(review.chips, chips, !everyClassHasAKey && review.find);
 }
 
 // Filters
@@ -105,7 +111,7 @@ function makeFilters() {
     el("label", null, el("span", null, "Order"), f.order),
     mixed && el("label", { class: "check" }, f.flagged, " flagged only"),
     f.clear,
-    el("span", { class: "push" }, f.bulk),
+    data.predictable && el("span", { class: "push" }, f.bulk),
   );
   const box = el("details", { class: "filter-box" }, f.summary, fields);
   // A wide window has room for them; a phone folds them away.
@@ -202,6 +208,7 @@ function other() {
 }
 
 function bulk() {
+  if (!data.predictable) return; // nothing is certain
   bulkDialog((n) => {
     queue.at = nextOpen(-1);
     strip.show();
@@ -226,27 +233,56 @@ function showItem(said = "") {
   const made = store.made[i];
   const name = nameOf(items.index[i], items.id[i]);
   fill(r.place, prose(name), made && el("span", { class: "made" }, " · " + describe(made)));
-  const p = items.p[i];
-  fill(r.verdict, el("span", { class: "verdict-words" }, givenOf(i) === "" ? "has no label" : certainty(p)), el("span", { class: "verdict-number" }, probability(p)), el("span", { class: "meter", "aria-hidden": "true" }, el("span", { style: { width: p * 100 + "%" } })));
+  showVerdict(i);
   fill(r.stage, large(items.content[i], "The item, " + name));
   r.stage.scrollTop = 0;
-  r.keep.set(givenOf(i), made !== null && made.decision === "reject");
-  r.accept.set(suggestedOf(i), made !== null && made.decision === "accept");
+  r.keep.set(givenOf(i), made !== null && made.decision === "reject", distance(i));
+  r.accept.set(suggestedOf(i), made !== null && made.decision === "accept", usualError(i));
   showLike(r.givenLike, items.likeGiven[i], givenOf(i));
   showLike(r.suggestedLike, items.likeSuggested[i], suggestedOf(i));
-  for (const chip of r.chips || []) {
-    const c = Number(chip.dataset.of);
-    const isChosen = made !== null && made.decision === "other" && made.label === labelOf(c);
-    chip.classList.toggle("taken", c === items.given[i] || c === items.suggested[i]);
-    chip.classList.toggle("is-chosen", isChosen);
-    chip.setAttribute("aria-pressed", String(isChosen));
-  }
+  showOthers(i, made);
   r.back.disabled = queue.at === 0;
-  announce(`${said}${queue.at + 1} of ${queue.list.length}. ${name}. Given ${spoken(givenOf(i))}, suggested ${spoken(suggestedOf(i))}. ${certainty(p)}, ${probability(p)}.`);
+  announce(`${said}${queue.at + 1} of ${queue.list.length}. ${name}. Given ${spoken(givenOf(i))}, suggested ${spoken(suggestedOf(i))}. ${judgement(i)}${data.predictable ? ", " + probability(items.p[i]) : ""}.`);
+}
+
+function showVerdict(i) {
+  const p = items.p[i];
+  const judged = data.predictable && givenOf(i) !== "";
+  const words = el("span", { class: "verdict-words" }, judgement(i));
+  fill(review.verdict, words, judged && [el("span", { class: "verdict-number" }, probability(p)), el("span", { class: "meter", "aria-hidden": "true" }, el("span", { style: { width: p * 100 + "%" } }))]);
+}
+
+function judgement(i) {
+  if (givenOf(i) === "") return `has no ${noun}`;
+  return data.predictable ? certainty(items.p[i]) : "cannot be judged";
 }
 
 function describe(made) {
   return { accept: "✓ accepted", reject: "= kept", other: "≠ " + plainText(made.label, 30), skip: "↷ skipped" }[made.decision];
+}
+
+// Of a value: how far it is from the suggested one, in units of the usual error.
+
+function usualError(i) {
+  const usual = items.usual[i];
+  return usual === null ? "" : `usual error ± ${number(usual)}`;
+}
+
+function distance(i) {
+  const usual = items.usual[i];
+  const off = Math.abs(Number(givenOf(i)) - Number(suggestedOf(i)));
+  if (!(usual > 0) || !Number.isFinite(off)) return "";
+  const times = off / usual;
+  return `off by ${number(off)}, ${times < 9.95 ? times.toFixed(1) : count(Math.round(times))} × the usual error`;
+}
+
+const CERTAIN = 0.02; // an example with a greater probability of error is likely, not certain
+
+function likeName(places, of) {
+  const p = Math.max(...places.map((e) => data.examples.p[e]));
+  const sure = p < CERTAIN ? "certain" : "likely";
+  const doubt = p < CERTAIN ? "" : ` (wrong with up to ${probability(p)})`;
+  return regression ? [`${sure} rows with a value near `, label(of, 24), doubt] : [`${sure} examples of `, label(of, 24), doubt];
 }
 
 function showLike(box, places, of) {
@@ -254,12 +290,12 @@ function showLike(box, places, of) {
     fill(box);
     return;
   }
-  const name = el("p", { class: "like-name" }, regression ? "certain rows near this value" : ["certain examples of ", label(of, 24)]);
+  const name = el("p", { class: "like-name" }, likeName(places, of));
   if (places.every((e) => isRow(data.examples.content[e]))) {
     fill(box, name, likeTable(places));
     return;
   }
-  const shown = places.map((e) => el("li", null, small(data.examples.content[e], nameOf(data.examples.index[e], data.examples.id[e]), 150)));
+  const shown = places.map((e) => el("li", null, regression && el("b", null, label(labelOf(data.examples.label[e]), 24)), small(data.examples.content[e], nameOf(data.examples.index[e], data.examples.id[e]), 150)));
   fill(box, name, el("ul", { class: "like-items" }, shown));
 }
 
@@ -273,7 +309,8 @@ function likeTable(places) {
     "table",
     { class: "like-table" },
     el("colgroup", null, el("col"), places.map(() => el("col", { class: "like-value" }))),
-    el("thead", { class: "hidden-text" }, el("tr", null, el("th", { scope: "col" }, "column"), places.map((e) => el("th", { scope: "col" }, nameOf(data.examples.index[e], data.examples.id[e]))))),
+    regression && el("thead", null, el("tr", null, el("th", { scope: "row" }, "value"), places.map((e) => el("td", null, el("b", null, label(labelOf(data.examples.label[e]), 24)))))),
+    !regression && el("thead", { class: "hidden-text" }, el("tr", null, el("th", { scope: "col" }, "column"), places.map((e) => el("th", { scope: "col" }, nameOf(data.examples.index[e], data.examples.id[e]))))),
     el("tbody", null, contents[0].fields.slice(0, 100).map(([name]) => el("tr", null, el("th", { scope: "row" }, label(data.names[name], 40)), contents.map((content) => el("td", null, label(value(content, name) || "–", 24)))))),
   );
 }
@@ -295,7 +332,7 @@ function showEnd() {
   fill(
     review.end,
     el("h2", null, size === 0 ? "Nothing to review" : none ? "No row fits these filters" : left > 0 ? "The end of the list" : "This list is done"),
-    el("p", { class: "muted" }, size === 0 ? "No label stands out." : none ? "Widen the range or clear the filters." : `${count(tally.decided)} of ${count(goal)} decided` + (skipped ? `, ${count(skipped)} of this list skipped.` : ".")),
+    el("p", { class: "muted" }, size === 0 ? `No ${noun} stands out.` : none ? "Widen the range or clear the filters." : `${count(tally.decided)} of ${count(goal)} decided` + (skipped ? `, ${count(skipped)} of this list skipped.` : ".")),
     el(
       "div",
       { class: "actions" },

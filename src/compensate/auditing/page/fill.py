@@ -1,8 +1,7 @@
-"""The review page of an audit, filled: what each suspect looks like, and certain samples beside it."""
+"""From an audit to its review page: what each suspect looks like, what is beside it, and what is said of all."""
 
 from __future__ import annotations
 
-import io
 import shlex
 from collections.abc import Collection
 from pathlib import Path
@@ -11,18 +10,22 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from compensate.auditing.page.examples import beside
 from compensate.auditing.page.model import (
     KINDS,
     ClassCount,
     Content,
     Curve,
+    Evidence,
     Example,
     Histogram,
     Item,
     Kind,
     Page,
     Pair,
+    Values,
 )
+from compensate.auditing.page.thumbnails import thumbnail
 from compensate.auditing.result import Audit
 from compensate.data.dataset import Data
 
@@ -32,10 +35,14 @@ MOST_ITEMS = 5000
 LEAST_CERTAIN = 20
 """Shown if nothing is flagged."""
 
-POOL = 150
-"""Certain samples of each class among which the nearest are looked for."""
+KEYS = 9
+"""Other classes of an item that have a key."""
 
-BESIDE = 3
+DOTS = 1500
+"""Rows in the picture of given and predicted values."""
+
+SURE = 2.0
+"""Standard errors by which predictions are better than chance, or it is said that they are not."""
 
 
 def page(audit: Audit) -> Page:
@@ -47,13 +54,15 @@ def page(audit: Audit) -> Page:
     notes = list(audit.notes)
     if len(flagged) > MOST_ITEMS:
         notes.append(
-            f"{len(flagged):,} labels are flagged; the {MOST_ITEMS:,} most suspect are here, all are in suspects.csv."
+            f"{len(flagged):,} {'values' if audit.regression else 'labels'} are flagged; the {MOST_ITEMS:,} most suspect are here, all are in suspects.csv."
         )
     given, suggested = audit.names(audit.given), audit.names(audit.suggested)
+    likely, usual = _likely(audit, shown), _usual_errors(audit, shown)
     if audit.regression:
         given = _as_written(audit, given)
-    certain = _certain(audit)
-    likes = {int(i): _nearest(audit, int(i), certain) for i in shown} if certain else {}
+        for i, error in zip(shown, usual, strict=True):
+            suggested[i] = _rounded(float(audit.suggested[i]), error or 0.0)
+    likes = beside(audit, shown)
     used = sorted({j for pair in likes.values() for side in pair for j in side})
     items = tuple(
         Item(
@@ -68,11 +77,20 @@ def page(audit: Audit) -> Page:
             digest=audit.row_digest(int(i)),
             like_given=tuple(int(audit.index[j]) for j in likes[int(i)][0]) if likes else (),
             like_suggested=tuple(int(audit.index[j]) for j in likes[int(i)][1]) if likes else (),
+            likely=likely[k],
+            usual_error=usual[k],
         )
-        for i in shown
+        for k, i in enumerate(shown)
     )
     examples = tuple(
-        Example(int(audit.index[j]), given[j], content(audit.data, j), audit.ids[j] if audit.ids else "") for j in used
+        Example(
+            int(audit.index[j]),
+            given[j],
+            content(audit.data, j),
+            audit.ids[j] if audit.ids else "",
+            float(audit.p_error[j]),
+        )
+        for j in used
     )
     return Page(
         title=audit.title,
@@ -92,6 +110,10 @@ def page(audit: Audit) -> Page:
         command=command(audit),
         notes=tuple(notes),
         source_digest=audit.source_digest,
+        all_flagged=len(flagged),
+        predictable=predictable(audit),
+        evidence=_evidence(audit),
+        values=_values(audit, flagged),
     )
 
 
@@ -125,9 +147,13 @@ def _pairs(audit: Audit, flagged: NDArray[np.int64]) -> tuple[Pair, ...]:
 def _per_class(audit: Audit) -> tuple[ClassCount, ...]:
     if audit.regression:
         return ()
-    rows = np.bincount(audit.given, minlength=len(audit.classes))
-    bad = np.bincount(audit.given, audit.mask, minlength=len(audit.classes))
-    return tuple(ClassCount(name, int(n), int(b)) for name, n, b in zip(audit.classes, rows, bad, strict=True))
+    rows, flagged, wrong = (
+        np.bincount(audit.given, weights, minlength=len(audit.classes)) for weights in (None, audit.mask, audit.p_error)
+    )
+    return tuple(
+        ClassCount(name, int(n), int(f), float(w))
+        for name, n, f, w in zip(audit.classes, rows, flagged, wrong, strict=True)
+    )
 
 
 def _histogram(
@@ -154,6 +180,87 @@ def _curves(audit: Audit) -> tuple[Curve, ...]:
     return tuple(found)
 
 
+def _evidence(audit: Audit) -> Evidence:
+    config = audit.config
+    agreement = config.get("agreement")
+    return Evidence(
+        views=tuple((str(name), float(weight)) for name, weight in (config.get("views") or {}).items()),
+        agreement=None if agreement is None else float(agreement),
+        encoder=str(config.get("encoder") or ""),
+        license=str(config.get("license") or ""),
+        hint=str(config.get("hint") or ""),
+    )
+
+
+def predictable(audit: Audit) -> bool:
+    """Whether the given labels can be predicted from the samples better than by chance.
+
+    Classes: by the out-of-fold log loss beside that of the class frequencies, or by the share of labels that are predicted beside
+    the largest class. Quantities: by the absolute error beside that of the median. Better means by `SURE` standard errors.
+    """
+    if audit.regression:
+        median = np.median(audit.given)
+        # Bounded by how far the prediction is from the median, however wrong a value is.
+        return _above_zero(np.abs(audit.given - median) - np.abs(audit.given - audit.suggested))
+    if audit.probabilities is None:
+        return True
+    shares = np.bincount(audit.given, minlength=len(audit.classes)) / len(audit)
+    own = np.asarray(audit.probabilities, dtype=np.float64)[np.arange(len(audit)), audit.given]
+    hits = audit.probabilities.argmax(1) == audit.given
+    return _above_zero(np.log(np.maximum(own, 1e-12) / shares[audit.given])) or _above_zero(hits - shares.max())
+
+
+def _above_zero(gains: NDArray[np.float64]) -> bool:
+    return bool(gains.mean() > SURE * gains.std() / np.sqrt(max(len(gains), 1)))
+
+
+def _likely(audit: Audit, rows: NDArray[np.int64]) -> list[tuple[str, ...]]:
+    """For each row, the most probable classes besides the given and the suggested one."""
+    if audit.regression or audit.probabilities is None:
+        return [()] * len(rows)
+    p = np.array(audit.probabilities[rows], dtype=np.float64)
+    place = np.arange(len(rows))
+    p[place, audit.given[rows]] = p[place, audit.suggested[rows]] = -1
+    others = min(KEYS, len(audit.classes) - 2)
+    order = np.argsort(-p, axis=1, kind="stable")[:, : max(others, 0)]
+    return [tuple(audit.classes[c] for c in found) for found in order]
+
+
+def _usual_errors(audit: Audit, rows: NDArray[np.int64]) -> list[float | None]:
+    """For each row, by how much right values differ from what is predicted there: one standard deviation, robustly."""
+    if not audit.regression:
+        return [None] * len(rows)
+    scale = audit.evidence.get("scale")
+    if scale is None:
+        scale = np.full(len(audit), 1.4826 * np.median(np.abs(audit.given - audit.suggested)))
+    return [float(value) for value in scale[rows]]
+
+
+def _rounded(value: float, usual_error: float) -> str:
+    """A prediction with no more digits than its usual error deserves: to a tenth of it, six digits at most.
+
+    >>> _rounded(116.943, 12.8), _rounded(0.123456, 0.002), _rounded(1234567.0, 5e4)
+    ('117', '0.1235', '1235000')
+    """
+    if not (usual_error > 0 and np.isfinite(value)):
+        return f"{value:.6g}"
+    decimals = -int(np.floor(np.log10(usual_error / 10)))
+    text = f"{round(value, decimals):.{max(decimals, 0)}f}"
+    return text if len(text) < 16 else f"{value:.6g}"
+
+
+def _values(audit: Audit, flagged: NDArray[np.int64]) -> Values | None:
+    """Flagged rows and as many others as fit, evenly spread over the data."""
+    if not audit.regression:
+        return None
+    rest = np.flatnonzero(~audit.mask)
+    rest = rest[:: max(1, -(-len(rest) // DOTS))]
+    rows = np.concatenate([rest, flagged[:DOTS]])
+    return Values(
+        tuple(audit.given[rows].tolist()), tuple(audit.suggested[rows].tolist()), tuple(audit.mask[rows].tolist())
+    )
+
+
 # --- what a sample looks like ---------------------------------------------------------------------------------
 
 
@@ -164,7 +271,7 @@ def content(data: Data | None, row: int) -> Content:
     kind = data.info.get("kind")
     raw = data.raw
     if kind == "images" and np.ndim(data.x) == 4:
-        return Content(image=_png(data.x[row]))
+        return Content(image=_picture(data.x[row]))
     if raw is None:
         return Content(text=str(data.x[row])) if kind == "text" else Content(missing="An embedding has no picture.")
     if hasattr(raw, "iloc"):
@@ -215,45 +322,8 @@ def _in_a_cell(value: str) -> str:
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 
-def _png(image: NDArray[Any]) -> bytes:
-    from PIL import Image
-
-    pixels = image if image.dtype == np.uint8 else (np.clip(image, 0, 1) * 255).round().astype(np.uint8)
-    pixels = pixels[0] if len(pixels) == 1 else pixels[:3].transpose(1, 2, 0)
-    picture = Image.fromarray(np.ascontiguousarray(pixels))
-    picture.thumbnail((96, 96))
-    file = io.BytesIO()
-    picture.save(file, format="PNG")
-    return file.getvalue()
-
-
-# --- certain samples beside it --------------------------------------------------------------------------------
-
-
-def _certain(audit: Audit) -> dict[int, NDArray[np.int64]]:
-    """By class, the rows whose labels are most certain."""
-    if audit.regression or audit.vectors is None or audit.data is None:
-        return {}
-    found = {}
-    for c in range(len(audit.classes)):
-        rows = np.flatnonzero((audit.given == c) & (audit.p_error < 0.1))
-        found[c] = rows[np.argsort(audit.score[rows], kind="stable")][: 4 * POOL][:: max(1, min(4, len(rows) // POOL))]
-    return found
-
-
-def _nearest(audit: Audit, row: int, certain: dict[int, NDArray[np.int64]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    sides: list[tuple[int, ...]] = []
-    for c in (int(audit.given[row]), int(audit.suggested[row])):
-        pool = certain[c]
-        pool = pool[pool != row]
-        if not len(pool):
-            sides.append(())
-            continue
-        vectors = audit.vectors
-        if hasattr(vectors, "tocsr"):  # rows of unit length: the largest product is the nearest
-            distance = -np.asarray((vectors[pool] @ vectors[row].T).todense()).ravel()
-        else:
-            gap = np.asarray(vectors[pool], dtype=np.float32) - np.asarray(vectors[row], dtype=np.float32)
-            distance = (gap**2).sum(1)
-        sides.append(tuple(int(j) for j in pool[np.argsort(distance, kind="stable")[:BESIDE]]))
-    return sides[0], sides[1]
+def _picture(image: NDArray[Any]) -> bytes:
+    """Arrays of a user may have any number of channels and floats beyond [0, 1]."""
+    channels = len(image) if len(image) in (1, 3, 4) else 3 if len(image) > 4 else 1
+    pixels = image[:channels]
+    return thumbnail(pixels if pixels.dtype == np.uint8 else np.clip(pixels, 0, 1))

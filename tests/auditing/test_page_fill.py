@@ -1,0 +1,97 @@
+"""From an audit to the records of its page."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from review_pages import planted_audit, planted_regression
+
+from compensate.auditing.page import fill
+from compensate.auditing.page.fill import page, predictable
+
+
+def test_labels_that_have_nothing_to_do_with_the_samples_cannot_be_predicted() -> None:
+    for seed in range(10):
+        audit, _ = planted_audit(4, rows=400, spread=0.0, rate=0.3, seed=seed)
+        assert not page(audit).predictable
+
+
+def test_labels_with_many_errors_can_still_be_predicted() -> None:
+    for seed in range(5):
+        audit, _ = planted_audit(4, rows=400, spread=1.0, rate=0.4, seed=seed)
+        assert predictable(audit)
+
+
+def test_a_rare_class_that_is_never_the_top_one_can_still_be_predicted() -> None:
+    rng = np.random.default_rng(0)
+    audit, _ = planted_audit(2, rows=1000)
+    given = (rng.random(1000) < 0.1).astype(int)
+    p = np.where(given == 1, 0.3, 0.08) + rng.normal(0, 0.02, 1000)
+    assert predictable(replace(audit, given=given, probabilities=np.stack([1 - p, p], 1)))
+
+
+def test_probabilities_that_are_too_sure_do_not_make_labels_unpredictable() -> None:
+    audit, _ = planted_audit(2, rate=0.2)
+    sure = np.eye(2)[audit.probabilities.argmax(1)]
+    assert predictable(replace(audit, probabilities=sure))
+
+
+def test_values_are_predictable_if_predictions_beat_the_median() -> None:
+    audit, _ = planted_regression()
+    assert predictable(audit)
+    shuffled = np.random.default_rng(0).permutation(audit.given)
+    assert not predictable(replace(audit, given=shuffled))
+    wild = audit.given.copy()
+    wild[:5] = 1e9
+    assert predictable(replace(audit, given=wild))
+
+
+def test_the_likeliest_other_classes_of_an_item_are_those_of_its_probabilities() -> None:
+    audit, _ = planted_audit(20)
+    found = page(audit)
+    for item in found.items[:20]:
+        p = dict(zip(audit.classes, audit.probabilities[item.index], strict=True))
+        others = sorted((name for name in p if name not in (item.given, item.suggested)), key=lambda name: -p[name])
+        assert list(item.likely) == others[:9]
+    assert all(item.likely == () for item in page(replace(audit, probabilities=None)).items)
+    assert all(item.likely == () for item in page(planted_audit(2)[0]).items)
+
+
+def test_the_usual_error_of_a_value_is_that_of_its_place_or_of_all() -> None:
+    audit, _ = planted_regression()
+    expected = 1.4826 * np.median(np.abs(audit.given - audit.suggested))
+    assert all(item.usual_error == expected for item in page(audit).items)
+    scale = np.linspace(1, 2, len(audit))
+    assert all(item.usual_error == scale[item.index] for item in page(replace(audit, evidence={"scale": scale})).items)
+
+
+def test_a_suggested_value_has_no_more_digits_than_its_usual_error_allows() -> None:
+    audit, _ = planted_regression()
+    for item in page(audit).items:
+        assert item.usual_error is not None
+        assert abs(float(item.suggested) - audit.suggested[item.index]) <= item.usual_error / 10
+        assert len(item.suggested) <= 6
+
+
+def test_all_flags_are_counted_though_few_are_shown(monkeypatch) -> None:
+    audit, _ = planted_audit(2, rate=0.2)
+    monkeypatch.setattr(fill, "MOST_ITEMS", 10)
+    found = page(audit)
+    assert (found.flagged, found.all_flagged) == (10, audit.mask.sum())
+    assert "the 10 most suspect are here" in found.notes[-1]
+
+
+def test_the_picture_of_values_has_all_flags_and_a_sample_of_the_rest(monkeypatch) -> None:
+    audit, _ = planted_regression()
+    monkeypatch.setattr(fill, "DOTS", 200)
+    values = page(audit).values
+    assert values is not None
+    assert sum(values.flagged) == audit.mask.sum()
+    assert 150 < len(values.flagged) - sum(values.flagged) <= 200
+
+
+def test_images_of_any_channels_and_range_are_shown() -> None:
+    rng = np.random.default_rng(0)
+    for channels in (1, 2, 3, 4, 5):
+        assert fill._picture(rng.normal(size=(channels, 9, 9)))[:4] == b"\x89PNG"
