@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy.special import expit
-
 from compensate.auditing.calibration import RATES, SLOPES, Known, Sums, calibrate, likely, posteriors, shifts
 from compensate.auditing.flags import LEAST, flag_from
 from compensate.auditing.planting import Plants, amount, confident_joint, likely_pairs, plant
 from compensate.auditing.verdict import judge, own_scores
+from scipy.special import expit
 
 
 def mixture(rate: float, apart: float = 6.0, size: int = 4000, planted: int = 250, seed: int = 0):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from compensate.errors import InputError
+from compensate.extras import require
 from compensate.training.distribution import Processes
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -109,16 +110,13 @@ class Trackers:
         self._accelerator: Any = None
         if not asked:
             return
+        accelerate = require("accelerate", "tracking", "accelerate")
         try:
-            from accelerate import Accelerator
-
-            made = Accelerator(
+            made = accelerate.Accelerator(
                 cpu=not torch.cuda.is_available(),
                 log_with=list(asked),
                 project_dir=None if folder is None else str(folder),
             )
-        except ImportError as error:
-            raise InputError('trackers need accelerate: pip install "compensate[accelerate]".') from error
         except ValueError as error:
             raise InputError(f"{error} Leave out the tracker that is not installed.") from error
         if len(made.log_with) < len(asked):
