@@ -78,7 +78,7 @@ def tune():
 def track():
     from compensate.training.hardware import Trackers
 
-    Trackers(["tensorboard"], None, {})
+    Trackers(["tensorboard"], None)
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,8 @@ def read_frame(path: str | Path, *, encoding: str = "utf-8", delimiter: str | No
     """
     path = Path(path)
     kind = kind_of(path)
+    if delimiter is not None and len(delimiter) != 1:
+        raise InputError(f'delimiter is "{delimiter}"; expected one character, such as ";".')
     if kind in (".parquet", ".pq"):
         return _parquet(path)
     text = decode(read_bytes(path, lines=True), path, encoding)

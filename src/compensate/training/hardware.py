@@ -103,10 +103,9 @@ class Trackers:
     Args:
         asked: names such as "tensorboard", or `GeneralTracker` objects.
         folder: where they write.
-        settings: of the run.
     """
 
-    def __init__(self, asked: Sequence[Any], folder: str | Path | None, settings: dict[str, Any]) -> None:
+    def __init__(self, asked: Sequence[Any], folder: str | Path | None) -> None:
         self._accelerator: Any = None
         if not asked:
             return
@@ -123,8 +122,12 @@ class Trackers:
             raise InputError(
                 f"of the trackers {', '.join(map(str, asked))} not all are installed; pip install the missing."
             )
-        made.init_trackers("compensate", config=settings)
         self._accelerator = made
+
+    def begin(self, settings: dict[str, Any]) -> None:
+        """The start of the run, with its settings. Nothing is written before."""
+        if self._accelerator is not None:
+            self._accelerator.init_trackers("compensate", config=settings)
 
     def log(self, row: dict[str, float], step: int) -> None:
         """The metrics of an epoch."""
