@@ -38,9 +38,9 @@ bench: $(VENV)/.test
 
 docs: $(VENV)/.base
 	$(BIN)/compensate methods --markdown docs/methods.md
-	$(BIN)/python -m compensate.experiments.pages results docs/results.md
+	$(BIN)/python -m experiments.pages results docs/results.md
 	$(BIN)/python -m benchmarks.pages docs/performance.md
-	$(BIN)/compensate figure --markdown docs/figures.md
+	$(BIN)/python -m experiments figure --markdown docs/figures.md
 
 site: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build

@@ -36,7 +36,7 @@ def main() -> None:
         tuple("0123456789"),
     )
     model = ResNet(20, 10)
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
     augment = CropFlip()
 
     start = time.perf_counter()
@@ -49,9 +49,9 @@ def main() -> None:
         x, target, _ = gather(data, rows[k], augment=augment, drawn=drawn)
         middle = time.perf_counter()
         loss = F.cross_entropy(model(x), target)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         end = time.perf_counter()
         if k >= 2:  # the first steps warm up
             loads.append(middle - start + epoch / len(rows))

@@ -46,7 +46,7 @@ def cycles(minutes: float) -> list[Cycle]:
     centres = torch.randn(CLASSES, FEATURES)
     true = torch.randint(CLASSES, (SAMPLES,))
     model = nn.Linear(FEATURES, CLASSES)
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
     criterion = logcomp(num_samples=SAMPLES, num_classes=CLASSES, store="sparse", lam=0.3, lr=4.0)
     kept = next(criterion.tables()).kept
     assert kept is not None
@@ -59,9 +59,9 @@ def cycles(minutes: float) -> list[Cycle]:
             for i in torch.randperm(SAMPLES).split(BATCH):
                 x = centres[true[i]] + 0.3 * torch.randn(len(i), FEATURES)
                 loss = criterion(model(x), given[i], i)
-                optimiser.zero_grad()
+                optimizer.zero_grad()
                 loss.backward()
-                optimiser.step()
+                optimizer.step()
                 if i[0] % 20 == 0:
                     seen.resident_bytes = max(seen.resident_bytes, resident())
                     seen.most_store_bytes = max(seen.most_store_bytes, kept.nbytes)

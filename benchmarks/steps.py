@@ -31,28 +31,28 @@ take during a step. ArcFace has 512 features and 1,000 classes, forward and back
 
 
 def setting(depth: int, classes: int = 10, batch: int = BATCH) -> tuple[ResNet, torch.optim.Optimizer, Tensor, Tensor]:
-    """A network, its optimiser and a batch."""
+    """A network, its optimizer and a batch."""
     torch.manual_seed(0)
     model = ResNet(depth, classes)
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
-    return model, optimiser, torch.rand(batch, 3, 32, 32), torch.randint(classes, (batch,))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
+    return model, optimizer, torch.rand(batch, 3, 32, 32), torch.randint(classes, (batch,))
 
 
-def stepper(optimiser: torch.optim.Optimizer, loss: Callable[[], Tensor]) -> Callable[[], None]:
+def stepper(optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor]) -> Callable[[], None]:
     """A training step."""
 
     def step() -> None:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss().backward()
-        optimiser.step()
+        optimizer.step()
 
     return step
 
 
 def plain_step(depth: int, classes: int = 10, batch: int = BATCH) -> Callable[[], None]:
     """A step with cross entropy."""
-    model, optimiser, x, y = setting(depth, classes, batch)
-    return stepper(optimiser, lambda: F.cross_entropy(model(x), y))
+    model, optimizer, x, y = setting(depth, classes, batch)
+    return stepper(optimizer, lambda: F.cross_entropy(model(x), y))
 
 
 def foolbox_attack(model: nn.Module, x: Tensor, y: Tensor, *, steps: int = STEPS, random_start: bool = True) -> Tensor:
@@ -72,10 +72,10 @@ def foolbox_attack(model: nn.Module, x: Tensor, y: Tensor, *, steps: int = STEPS
 
 def adversarial(depth: int, repeats: int, batch: int = BATCH) -> list[Ratio]:
     """Adversarial training beside plain steps and beside foolbox."""
-    model, optimiser, x, y = setting(depth, batch=batch)
+    model, optimizer, x, y = setting(depth, batch=batch)
     criterion = pgd_at(eps=EPS, steps=STEPS, bounds=(0, 1))
-    ours = stepper(optimiser, lambda: criterion.evaluate(model, x, y).loss)
-    theirs = stepper(optimiser, lambda: F.cross_entropy(model(foolbox_attack(model, x, y)), y))
+    ours = stepper(optimizer, lambda: criterion.evaluate(model, x, y).loss)
+    theirs = stepper(optimizer, lambda: F.cross_entropy(model(foolbox_attack(model, x, y)), y))
     name = f"adversarial training, {STEPS} steps"
     return [
         Ratio(name, f"a plain step of ResNet-{depth}", *alternate(ours, plain_step(depth, batch=batch), repeats=repeats, warm_up=1), 1.1 * (STEPS + 1)),
@@ -107,9 +107,9 @@ def peak(call: Callable[[], object]) -> float:
 
 def augmented(depth: int, repeats: int, batch: int = BATCH) -> list[Ratio]:
     """ISDA beside a plain step, in time and in memory."""
-    model, optimiser, x, y = setting(depth, 100, batch)
+    model, optimizer, x, y = setting(depth, 100, batch)
     criterion = isda(num_classes=100, feature_dim=64).start(10**6)
-    ours = stepper(optimiser, lambda: criterion.evaluate(model, x, y).loss)
+    ours = stepper(optimizer, lambda: criterion.evaluate(model, x, y).loss)
     plain = plain_step(depth, 100, batch)
     reference = f"a plain step of ResNet-{depth}"
     ratios = [Ratio("ISDA, C=100, D=64", reference, *alternate(ours, plain, repeats=repeats, warm_up=1), 1.2)]

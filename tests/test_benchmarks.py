@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+
 from benchmarks import criterion, load, measure, pages, processes, steps
 from benchmarks.__main__ import names
-
 from compensate import Adversarial, Compensated
 
 

@@ -39,7 +39,7 @@ def test_the_page_of_methods_is_made_from_the_table(tmp_path):
 
 
 def test_the_page_of_results_is_made_from_the_stored_runs():
-    from compensate.experiments.pages import results_page
+    from experiments.pages import results_page
 
     assert results_page(ROOT / "results") == (ROOT / "docs" / "results.md").read_text(), "run `make docs`"
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from compensate.inference.prior import Slack, Toward, prediction, uniform
     from compensate.inference.regularised import L1, L2, AtLeast, Ball, GroupL2
     from compensate.inference.statistics import ClassMean, Evidence, Statistic
-    from compensate.inference.tuning import Ramp, Steps, Top
+    from compensate.inference.tuning import Ramp, StepSchedule, Top
     from compensate.methods import METHODS
     from compensate.state import State
 
@@ -53,7 +53,7 @@ __all__ = [
     "Slack",
     "State",
     "Statistic",
-    "Steps",
+    "StepSchedule",
     "Top",
     "Toward",
     "Where",
@@ -92,7 +92,7 @@ _HOMES = {
     "Slack": "inference.prior",
     "State": "state",
     "Statistic": "inference.statistics",
-    "Steps": "inference.tuning",
+    "StepSchedule": "inference.tuning",
     "Top": "inference.tuning",
     "Toward": "inference.prior",
     "Where": "gates",

@@ -14,9 +14,7 @@ from compensate._version import __version__
 from compensate.commands.apply import apply
 from compensate.commands.audit import audit
 from compensate.commands.compare import compare
-from compensate.commands.figure import figure
-from compensate.commands.reproduce import reproduce
-from compensate.commands.sentences import sentences
+from compensate.commands.demo import demo
 from compensate.commands.terminal import console, errors
 from compensate.commands.train import train
 from compensate.commands.tune import tune
@@ -30,14 +28,19 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for command in (audit, apply, train, compare, tune, reproduce, figure, sentences):
+for command in (audit, apply, train, compare, tune):
     app.command()(command)
 
 
 def main() -> None:
-    """Runs the command line; a mistake in the input ends in one paragraph, not in a stack trace."""
+    """Runs the command line."""
+    run(app)
+
+
+def run(commands: typer.Typer) -> None:
+    """Runs commands; a mistake in the input ends in one paragraph, not in a stack trace."""
     try:
-        app()
+        commands()
     except InputError as error:
         errors.print(Text.assemble(("error: ", "bold red"), str(error)))
         sys.exit(2)
@@ -96,22 +99,4 @@ def methods(
         console.print("\nthe page of one:  compensate methods NAME      the whole taxonomy:  compensate methods --grid")
 
 
-@app.command()
-def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the results and the picture.")] = Path("runs/demo"),
-    seeds: Annotated[int, typer.Option(help="How many repetitions.", min=1, max=20)] = 3,
-    epochs: Annotated[int, typer.Option(help="How long to train.", min=1)] = 60,
-    search: Annotated[
-        bool, typer.Option("--search", help="Choose the hyper-parameters again, on held-out noisy labels.")
-    ] = False,
-) -> None:
-    """Find wrong labels in a real data set: digits, 20 % of them mislabelled on purpose.
-
-    **Example:** `compensate demo`
-    """
-    from compensate.experiments import show
-
-    if search:
-        show.search(console, out, epochs)
-    else:
-        show.demo(console, out, seeds, epochs)
+app.command()(demo)

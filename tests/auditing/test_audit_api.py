@@ -309,6 +309,14 @@ def test_a_misspelt_argument_is_named():
         audit(x, given, text="a")
 
 
+def test_options_of_a_reader_reach_it(tmp_path):
+    x, given, _, _ = blobs(60)
+    frame = pd.DataFrame(x, columns=list("abcdefgh")).assign(label=given)
+    frame.to_csv(tmp_path / "d.csv", index=False)
+    found = audit(tmp_path / "d.csv", task="classification", ignore=["a", "b"], epochs=1)
+    assert found.data.x.shape[1] == 6
+
+
 def test_columns_of_a_data_frame_may_be_numbers():
     x, given, _, _ = blobs(60)
     frame = pd.DataFrame(np.column_stack([x, given]))

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 from typer.testing import CliRunner
@@ -35,6 +40,30 @@ def test_train_stores_a_run_and_resumes_it(tmp_path):
     assert "2 epochs" in run(*command, "--resume")
 
 
+def test_ctrl_c_stores_a_checkpoint_and_prints_the_command_that_resumes_exactly(tmp_path):
+    options = ["--limit", "150", "--epochs", "150", "--batch-size", "16", "--model", "mlp", "--quiet"]
+    whole, broken = tmp_path / "whole", tmp_path / "my broken"
+    run("train", "digits", *options, "--out", str(whole))
+    command = [sys.executable, "-m", "compensate", "train", "digits", *options, "--out", str(broken)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        deadline = time.monotonic() + 60
+        while not (broken / "metrics.jsonl").exists() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    first, resume = said.strip().splitlines()
+    assert re.match(r"stopped after step \d+; the checkpoint is in .*my broken. Resume with:", first)
+    assert "Traceback" not in said
+    begun = len((broken / "metrics.jsonl").read_text().splitlines())
+    assert 1 <= begun < 150
+    python, *rest = shlex.split(resume)
+    assert python == "python"
+    done = subprocess.run([sys.executable, *rest], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (broken / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
+
+
 def test_options_of_a_file_give_way_to_the_command_line(tmp_path):
     file = tmp_path / "run.toml"
     file.write_text(
@@ -45,7 +74,7 @@ def test_options_of_a_file_give_way_to_the_command_line(tmp_path):
     stored = json.loads((tmp_path / "run" / "config.json").read_text())
     assert stored["config"]["hyper"] == {"lam": 0.3, "lr": 0.5}
     assert (stored["config"]["seed"], stored["config"]["batch_size"], stored["config"]["epochs"]) == (4, 50, 1)
-    assert stored["effective"]["optimiser"] == "adam"
+    assert stored["effective"]["optimizer"] == "adam"
 
 
 @pytest.mark.parametrize(

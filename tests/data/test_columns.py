@@ -19,6 +19,8 @@ COLUMNS = {
     "shuffled numbers": (RNG.permutation(N) + 1000, "identifier"),
     "numbers with gaps": (np.cumsum(RNG.integers(1, 4, N)), "identifier"),
     "customer_id": ([f"c{v}" for v in RNG.permutation(N)], "identifier"),
+    "id": (np.repeat(np.arange(N // 2), 2) * 7, "identifier"),
+    "key": (RNG.choice(list("CDEFGAB"), N), "category"),
     "uuids": ([str(uuid.UUID(int=int(v))) for v in RNG.integers(1, 2**62, N)], "identifier"),
     "hashes": ([RNG.bytes(16).hex() for _ in range(N)], "identifier"),
     "web addresses": ([f"https://example.org/{i}" for i in range(N)], "identifier"),
@@ -74,8 +76,8 @@ def test_what_is_said_of_the_columns():
     )
     found = analyze(frame, label="y", ignore=["mail"])
     assert describe(found) == (
-        "used: age (number); not used: id (named like an identifier, and different in each of 300 rows), url (has one "
-        "value only), mail (left out by choice)"
+        "used: age (number); not used: id (named like an identifier, with 300 values in 300 rows), url (has one value "
+        "only), mail (left out by choice)"
     )
 
 

@@ -166,6 +166,15 @@ def test_columns_are_chosen_by_name(tmp_path):
         load(tmp_path / "t.csv", columns=["agee"])
 
 
+def test_names_of_people_do_not_make_a_table_a_text():
+    table = frame().assign(who=[f"Smith, Mr. John {i}" for i in range(200)], label=["yes", "no"] * 100)
+    data = from_frame(table, "t").train
+    assert data.info["kind"] == "table"
+    assert {c.name: c.role for c in data.info["columns"]}["who"] == "text"
+    assert from_frame(table, "t", text="who").train.info["kind"] == "text"
+    assert from_frame(table[["who", "pay", "label"]], "t").train.info["kind"] == "text"
+
+
 def test_a_lonely_identifier_is_better_than_nothing():
     table = pd.DataFrame({"n": range(100), "label": ["a"] * 50 + ["b"] * 50})
     data = from_frame(table, "t").train

@@ -24,8 +24,8 @@ def test_a_hub_name_is_fetched_to_a_folder_and_cached_by_revision(tmp_path, monk
     folder = save_bert(tmp_path / "snapshots" / "0123456789abcdef")
     asked = []
 
-    def download(name, *, allow_patterns):
-        asked.append((name, allow_patterns))
+    def download(name, *, revision, allow_patterns):
+        asked.append((name, allow_patterns, revision))
         return str(folder)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
@@ -36,6 +36,8 @@ def test_a_hub_name_is_fetched_to_a_folder_and_cached_by_revision(tmp_path, monk
     assert asked[0][0] == "someone/tiny"
     assert not any(pattern.endswith((".bin", ".py", ".pt", ".pkl", "*")) for pattern in asked[0][1])
     assert encode(["w1 w2"], "someone/tiny", cache=tmp_path / "cache").reused == 1
+    assert encode(["w1 w2"], "someone/tiny@v2", cache=False).name == "someone/tiny@v2"
+    assert (asked[-1][0], asked[-1][2]) == ("someone/tiny", "v2")
 
 
 def test_without_a_network_an_unknown_name_says_which_encoders_there_are(monkeypatch):

@@ -13,14 +13,14 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from compensate.cli import app
 from compensate.data import Data
 from compensate.errors import InputError
-from compensate.experiments.figures import FIGURES, Request, curves, draw, find_figure, trained, tree
-from compensate.experiments.figures.pages import figures_page, figures_section
 from compensate.granularity import Sample
 from compensate.methods import METHODS, logit_adjustment
 from compensate.taxonomy import TARGETS
+from experiments.__main__ import app
+from experiments.figures import FIGURES, Request, curves, draw, find_figure, trained, tree
+from experiments.figures.pages import figures_page, figures_section
 
 ROOT = Path(__file__).parents[2]
 
@@ -187,7 +187,9 @@ def test_validation_shows_the_mean_of_the_first_six_epochs_of_the_chosen_runs(tm
 
 
 def test_validation_without_runs_says_which_command_makes_them(tmp_path):
-    with pytest.raises(InputError, match="compensate reproduce table-8-imdb --scale small --only base,logcomp"):
+    with pytest.raises(
+        InputError, match="python -m experiments reproduce table-8-imdb --scale small --only base,logcomp"
+    ):
         curves.validation(Request("imdb", results=tmp_path))
     store(tmp_path, [record(1, "base", "none", 0, [0.5]), record(2, "logcomp", "first:0.2", 0, [0.5])])
     with pytest.raises(InputError, match="both base and logcomp"):
@@ -254,7 +256,7 @@ def test_command_lists_and_draws(tmp_path, monkeypatch):
         (["taxonomy", "--data", "digits"], "leave out --data"),
         (["distribution", "--set", "epoch=3"], 'did you mean "epochs"'),
         (["samples", "--data", "nowhere"], "no data set has the name"),
-        (["validation", "--results", "nowhere"], "compensate reproduce table-8-imdb"),
+        (["validation", "--results", "nowhere"], "python -m experiments reproduce table-8-imdb"),
     ],
 )
 def test_mistakes_say_what_to_do(arguments, said, tmp_path, monkeypatch):
@@ -268,10 +270,10 @@ def test_page_has_a_picture_and_a_command_for_each_figure(tmp_path):
     (tmp_path / "figure-samples-cifar10.png").touch()
     (tmp_path / "figure-distribution-cifar10-none.png").touch()
     text = "\n".join(figures_section(tmp_path))
-    assert all(f"`compensate figure {name}`" in text for name in FIGURES)
+    assert all(f"`python -m experiments figure {name}`" in text for name in FIGURES)
     assert text.count("![") == 3
-    assert "compensate figure distribution --data cifar10 --noise none" in text
-    assert "compensate figure samples --data cifar10" in text
+    assert "python -m experiments figure distribution --data cifar10 --noise none" in text
+    assert "python -m experiments figure samples --data cifar10" in text
 
 
 def test_stored_page_and_pictures_are_up_to_date():

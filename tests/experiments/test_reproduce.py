@@ -12,15 +12,15 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from compensate.cli import app
 from compensate.data import Data
 from compensate.errors import InputError
-from compensate.experiments import claims, comparing, report
-from compensate.experiments.archive import Archive
-from compensate.experiments.comparing import Comparison, Value
-from compensate.experiments.grid import adversarial_accuracy
-from compensate.experiments.protocols import PROTOCOLS, SCALES, cells, trials
-from compensate.experiments.tables import BEYOND, every, find_table, published
+from experiments import claims, comparing, report
+from experiments.__main__ import app
+from experiments.archive import Archive
+from experiments.comparing import Comparison, Value
+from experiments.grid import adversarial_accuracy
+from experiments.protocols import PROTOCOLS, SCALES, cells, trials
+from experiments.tables import BEYOND, every, find_table, published
 
 runner = CliRunner()
 
@@ -67,7 +67,7 @@ def test_without_data_nothing_is_started(tmp_path, monkeypatch):
     def not_found(url, *_, **__):
         raise InputError(f"{url} could not be fetched")
 
-    monkeypatch.setattr("compensate.experiments.grid.side_by_side", started)
+    monkeypatch.setattr("experiments.grid.side_by_side", started)
     monkeypatch.setattr("compensate.data.sources.fetch", not_found)
     done = reproduce(tmp_path / "empty", tmp_path, "table-9-sst2")
     assert isinstance(done.exception, InputError)

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from compensate.cli import app
 from compensate.data import Data, Splits
 from compensate.errors import InputError
-from compensate.experiments import sentences as s
 from compensate.training.config import Config
-from compensate.training.loop import fit
+from compensate.training.fitting import fit
+from experiments import sentences as s
+from experiments.__main__ import app
 
 PLANTED = (5, 40, 77, 101)
 GOOD, BAD = ["good", "fine", "lovely", "bright", "warm"], ["bad", "poor", "awful", "dull", "cold"]

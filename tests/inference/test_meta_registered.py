@@ -1,4 +1,4 @@
-"""A meta step looks the same whether or not the model holds its criterion."""
+"""A meta step looks the same whether or not the model holds its criterion, and its outer loss is the plain one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import copy
 import pytest
 import torch
 
-from compensate import meta_step, methods
+from compensate import METHODS, meta_step, methods
+from compensate.inference.meta import meta_gradient
 from tiny import TinyNet
 
 
@@ -45,3 +46,23 @@ def test_a_layer_under_two_names_and_a_parameter_in_two_layers(batch):
     assert second.weight is kept
     net.again(x).sum().backward()
     net.again(x).sum().backward()  # no graph of the look-ahead has stayed in the model
+
+
+CLEAN = [name for name, row in METHODS.items() if "clean" in row.needs]
+
+
+def test_some_methods_learn_on_clean_data():
+    assert len(CLEAN) >= 6
+
+
+@pytest.mark.parametrize("name", CLEAN)
+def test_the_outer_loss_is_the_plain_loss_whatever_the_class_weights(name):
+    """A step of length 0 leaves the model as it is, so that its loss on clean data is what torch says."""
+    sizes = {"num_samples": 9, "num_classes": 3, "class_counts": [20, 12, 2], "feature_dim": 6, "feature_shape": (4,)}
+    criterion, model = METHODS[name].make(**sizes).start(10), TinyNet()
+    clean = torch.randn(6, 4), torch.arange(6) % 3
+    batch = torch.randn(5, 4), torch.arange(5) % 3, torch.arange(5)
+    expected = torch.nn.functional.cross_entropy(model(clean[0]), clean[1]).detach()
+    for weight in (criterion.weight, torch.tensor([0.1, 1.0, 5.0])):
+        criterion.weight = weight
+        torch.testing.assert_close(meta_gradient(criterion, model, batch, clean, lr=0.0)[0], expected)

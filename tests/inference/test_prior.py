@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from compensate import Compensated, InputError, Ramp, Slack, Steps, Toward, prediction
+from compensate import Compensated, InputError, Ramp, Slack, StepSchedule, Toward, prediction
 from compensate.direction import measured
 
 
@@ -64,7 +64,7 @@ def test_ramps_follow_the_progress(ramp, expected):
 
 
 def test_steps_follow_the_epochs():
-    seen, schedule = [], Steps({0: 0.0, 2: 0.5, 3: 1.0})
+    seen, schedule = [], StepSchedule({0: 0.0, 2: 0.5, 3: 1.0})
     criterion = Compensated(logit=lambda s: seen.append(float(schedule(s))) or torch.zeros(1, 3))
     for _ in range(5):
         criterion(torch.zeros(1, 3), torch.tensor([0]))
@@ -82,7 +82,7 @@ def test_a_schedule_without_a_known_end_says_what_to_call():
     [
         lambda: Ramp(0, 1, begin=0.5, finish=0.5),
         lambda: Ramp(0, 1, shape="exponential"),
-        lambda: Steps({1: 0.5}),
+        lambda: StepSchedule({1: 0.5}),
         lambda: Slack(-1.0),
         lambda: Compensated().start(0),
     ],

@@ -29,8 +29,28 @@ def dies(number: int, folder: str, deaths: int) -> tuple[int, int]:
     return number, before + 1
 
 
-def lost(number: int, folder: str, deaths: int) -> tuple[int, int]:
+def lost(number: int, *_: object) -> tuple[int, int]:
     return number, -1
+
+
+def who(number: int) -> tuple[int, int]:
+    """The process that does the work."""
+    return number, os.getpid()
+
+
+def wait_until_gone(pid: int, seconds: float = 30.0) -> None:
+    """Returns once the process has ended; an ended one whose parent does not ask for it counts."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            os.kill(pid, 0)
+            stat = Path(f"/proc/{pid}/stat")
+            if stat.exists() and stat.read_text().rpartition(")")[2].split()[0] == "Z":
+                return
+        except (ProcessLookupError, FileNotFoundError):
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"process {pid} still runs")
 
 
 def hold(folder: str, ready: str, seconds: float) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import faults
@@ -19,9 +22,9 @@ TUNE = ["tune", "digits", "--method", "logcomp", "--trials", "3", "--epochs", "1
         "--set", "model=mlp"]  # fmt: skip
 
 
-def command(arguments: list[str], environment: dict[str, str]) -> tuple[int, str]:
+def command(arguments: list[str], environment: dict[str, str], module: str = "compensate") -> tuple[int, str]:
     done = subprocess.run(
-        [sys.executable, "-m", "compensate", *arguments],
+        [sys.executable, "-m", module, *arguments], cwd=Path(__file__).parents[2],
         capture_output=True, text=True, timeout=540, check=False, env={**environment, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     return done.returncode, re.sub(r"\s+", " ", done.stdout + done.stderr)
@@ -76,7 +79,7 @@ def test_reproduce_gives_up_a_run_that_always_dies_and_finishes_the_others(tmp_p
     arguments = ["reproduce", "table-9-sst2", "--scale", "tiny", "--seeds", "1", "--workers", "2", "--defaults"]
     arguments += ["--only", "base,label-smoothing", "--data-dir", str(sentences)]
     arguments += ["--results", str(tmp_path / "results"), "--runs", str(tmp_path / "runs")]
-    code, said = command(arguments, faults.deadly(tmp_path / "deadly", 99))
+    code, said = command(arguments, faults.deadly(tmp_path / "deadly", 99), "experiments")
     assert code == 1, said
     assert deaths(tmp_path / "deadly") == RETRIES + 1
     assert LOST in said
@@ -84,7 +87,7 @@ def test_reproduce_gives_up_a_run_that_always_dies_and_finishes_the_others(tmp_p
     kept = archive.read_text().splitlines()
     assert len(kept) == 3  # two rows, two columns, less one
     # Started again, nothing that is finished is trained again, and the lost run is.
-    code, said = command(arguments, faults.deadly(tmp_path / "healthy", 0))
+    code, said = command(arguments, faults.deadly(tmp_path / "healthy", 0), "experiments")
     assert code == 0, said
     again = archive.read_text().splitlines()
     assert again[:3] == kept
@@ -93,7 +96,7 @@ def test_reproduce_gives_up_a_run_that_always_dies_and_finishes_the_others(tmp_p
 
 
 def test_a_candidate_that_is_lost_is_reported_and_no_bad_candidate(tmp_path, monkeypatch):
-    from compensate.experiments import grid
+    from experiments import grid
 
     def but_the_last(work, jobs, count, *, backend, lost):
         *rest, last = jobs
@@ -101,9 +104,10 @@ def test_a_candidate_that_is_lost_is_reported_and_no_bad_candidate(tmp_path, mon
         yield lost(*last)
 
     monkeypatch.setattr(grid, "side_by_side", but_the_last)
+    monkeypatch.setattr(grid, "_check_data", lambda *_: None)  # nothing is read
     monkeypatch.setattr(grid, "_score", lambda record: record["score"])
     told: list[tuple[Config, str]] = []
-    place = grid.Place(tmp_path / "results", tmp_path / "runs", None, 2, "joblib")
+    place = grid.Place(tmp_path / "results", tmp_path / "runs", None, 2, "local")
     candidates = grid.trials("sst2", "small", "label_smoothing")
     assert len(candidates) > 1
     chosen = grid.choose("sst2", "small", ["label_smoothing"], place, lost=lambda *one: told.append(one))
@@ -112,22 +116,37 @@ def test_a_candidate_that_is_lost_is_reported_and_no_bad_candidate(tmp_path, mon
 
 
 def test_a_worker_that_dies_while_idle_costs_no_job(tmp_path, monkeypatch):
-    """Its pool is broken when the next job comes; another one is made."""
-    from joblib.externals.loky.process_executor import BrokenProcessPool, ProcessPoolExecutor
+    monkeypatch.setattr(workers, "RETRIES", 0)
+    jobs = [(number,) for number in range(2)]
+    answers = workers._here(faults.who, jobs, 1, faults.lost)
+    number, pid = next(answers)
+    os.kill(pid, signal.SIGKILL)
+    faults.wait_until_gone(pid)
+    (rest,) = answers
+    assert {number, rest[0]} == {0, 1}
+    assert rest[1] not in (pid, -1)
 
-    broken = []
 
-    def submit(self, *arguments):
-        if not broken:
-            broken.append(self)
-            raise BrokenProcessPool("it died")
-        return whole(self, *arguments)
-
-    whole = ProcessPoolExecutor.submit
-    monkeypatch.setattr(ProcessPoolExecutor, "submit", submit)
-    jobs = [(number, str(tmp_path), 0) for number in range(2)]
-    assert sorted(workers._here(faults.dies, jobs, 1, faults.lost)) == [(0, 1), (1, 1)]
-    assert broken
+def test_workers_end_when_their_parent_is_killed_and_leave_a_checkpoint(tmp_path):
+    out = tmp_path / "out"
+    arguments = ["compare", "digits", "--methods", "base,logcomp", "--seeds", "1", "--epochs", "500", "--workers", "2"]
+    parent = subprocess.Popen(
+        [sys.executable, "-m", "compensate", *arguments, "--set", "model=mlp", "--out", str(out)],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 120
+        while len(list(out.glob("runs/*/metrics.jsonl"))) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        pids = [json.loads(owner.read_text())["pid"] for owner in out.glob("runs/*/process.json")]
+    finally:
+        parent.kill()
+        parent.wait()
+    assert len(pids) == 2
+    assert parent.pid not in pids
+    for pid in pids:
+        faults.wait_until_gone(pid)
+    assert len(list(out.glob("runs/*/checkpoint/step-*.json"))) == 2
 
 
 def test_on_a_cluster_too(tmp_path, monkeypatch):

@@ -7,9 +7,11 @@ import sys
 import pytest
 import typer.main
 
-from compensate.cli import app, main
+from compensate import cli
+from experiments import __main__ as experiments
 
-COMMANDS = typer.main.get_command(app).commands
+OURS, PAPER = (typer.main.get_command(m.app).commands for m in (cli, experiments))
+COMMANDS = OURS | PAPER
 NONSENSE = "no/such/\u202ething"
 
 
@@ -46,7 +48,7 @@ def test_wrong_arguments_end_in_a_message(arguments, monkeypatch, tmp_path, caps
     monkeypatch.setenv("COMPENSATE_DATA", str(tmp_path))
     monkeypatch.setattr(sys, "argv", ["compensate", *arguments])
     with pytest.raises(SystemExit) as end:
-        main()
+        (experiments if arguments[0] in PAPER else cli).main()
     said = capsys.readouterr()
     assert end.value.code not in (0, None)
     assert said.err.strip()

@@ -13,7 +13,7 @@ def config(method: str, epochs: int) -> Config:
     """A few seconds of training with a network that has dropout, so that random numbers matter."""
     return Config(
         data="digits", noise="pair:0.3", method=method, epochs=epochs, batch_size=32, limit=500, model="mlp",
-        model_options={"hidden": [32], "dropout": 0.3}, optimiser="adam", lr=0.003,
+        model_options={"hidden": [32], "dropout": 0.3}, optimizer="adam", lr=0.003,
     )  # fmt: skip
 
 

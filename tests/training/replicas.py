@@ -47,7 +47,7 @@ def _first(data: Data, n: int) -> Data:
 def config(method: str, **changes) -> Config:
     """A short run with a network that has neither batch normalisation nor dropout."""
     base = {
-        "noise": "pair:0.3", "epochs": 2, "batch_size": 24, "model": "mlp", "optimiser": "sgd", "lr": 0.1,
+        "noise": "pair:0.3", "epochs": 2, "batch_size": 24, "model": "mlp", "optimizer": "sgd", "lr": 0.1,
         "model_options": {"hidden": [16]}, "validation": 0.0, "clean": 0.15 if "clean" in METHODS[method].needs else 0.0,
     }  # fmt: skip
     return Config(**{**base, "method": method, **changes})
@@ -101,7 +101,7 @@ def train_texts() -> dict[str, torch.Tensor]:
     losses: list[float] = []
     config = Config(
         data="texts", method="pgd_at", hyper={"eps": 0.1, "steps": 2}, epochs=2, batch_size=12, lr=0.1,
-        model_options={"hidden": 4, "size": 6, "dropout": 0.0}, optimiser="sgd", validation=0.0,
+        model_options={"hidden": 4, "size": 6, "dropout": 0.0}, optimizer="sgd", validation=0.0,
     )  # fmt: skip
     return tensors(
         losses, fit(config, data=Splits(data, data), on_step=lambda s: losses.append(float(s.loss.detach())))
@@ -117,15 +117,15 @@ def own_loop() -> dict[str, torch.Tensor]:
     criterion = METHODS["logcomp"].make(num_samples=data.rows, num_classes=10)
     several = torch.distributed.is_initialized()
     wrapped = torch.nn.parallel.DistributedDataParallel(model) if several else model
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     for step in range(8):
         rows = torch.arange(16 * step, 16 * step + 16)
         mine = rows.chunk(2)[torch.distributed.get_rank()] if several else rows
         index = torch.from_numpy(data.index)[mine]
         loss = criterion(*together(wrapped(x[mine]), y[mine], index))
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     return {"weight": model.weight.detach().clone(), "table": next(criterion.tables()).weight.clone()}
 
 
@@ -138,16 +138,16 @@ def exchanging_loop(method: str = "online_label_smoothing", **hyper) -> dict[str
     criterion = METHODS[method].make(num_samples=data.rows, num_classes=10, **hyper)
     several = torch.distributed.is_initialized()
     wrapped = torch.nn.parallel.DistributedDataParallel(model) if several else model
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     exchange = Exchange(criterion)
     for _ in range(2):
         for step in range(8):
             rows = torch.arange(16 * step, 16 * step + 16)
             mine = rows.chunk(2)[torch.distributed.get_rank()] if several else rows
             loss = criterion(wrapped(x[mine]), y[mine], index[mine])
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
-            optimiser.step()
+            optimizer.step()
             if step == 3:
                 exchange()  # as before a checkpoint
         exchange.end_epoch()

@@ -42,26 +42,26 @@ def test_any_tree_comes_back_as_it_was(tree):
     assert same(checkpoint.unpack(packed, tensors), tree)
 
 
-def test_an_optimiser_comes_back_and_steps_alike(tmp_path):
+def test_an_optimizer_comes_back_and_steps_alike(tmp_path):
     def made():
         torch.manual_seed(1)
         model = torch.nn.Linear(3, 2)
         return model, torch.optim.Adam(model.parameters(), lr=0.1)
 
-    def step(model, optimiser):
-        optimiser.zero_grad()
+    def step(model, optimizer):
+        optimizer.zero_grad()
         model(torch.ones(4, 3)).square().mean().backward()
-        optimiser.step()
+        optimizer.step()
 
-    model, optimiser = made()
-    step(model, optimiser)
-    checkpoint.save(tmp_path, 1, {"model": model.state_dict(), "optimiser": optimiser.state_dict()})
+    model, optimizer = made()
+    step(model, optimizer)
+    checkpoint.save(tmp_path, 1, {"model": model.state_dict(), "optimizer": optimizer.state_dict()})
     found = checkpoint.latest(tmp_path)
-    other, other_optimiser = made()
+    other, other_optimizer = made()
     other.load_state_dict(found["model"])
-    other_optimiser.load_state_dict(found["optimiser"])
-    step(model, optimiser)
-    step(other, other_optimiser)
+    other_optimizer.load_state_dict(found["optimizer"])
+    step(model, optimizer)
+    step(other, other_optimizer)
     assert torch.equal(model.weight, other.weight)
 
 

@@ -19,7 +19,7 @@ from compensate import METHODS, InputError
 from compensate.data import Data, Splits, batches, digits, noise
 from compensate.methods import logcomp
 from compensate.training import Config, evaluate, fit, load_config, load_model, make_model, predict, prepare
-from compensate.training.schedule import rate
+from compensate.training.optimization import rate
 
 sys.path.insert(0, str(Path(__file__).parent))
 import replicas
@@ -39,19 +39,19 @@ def small(**changes) -> Config:
 
 
 def test_fit_is_the_plain_loop():
-    config = small(method="logcomp", noise="pair:0.3", optimiser="adam", lr=0.01, schedule="cosine")
+    config = small(method="logcomp", noise="pair:0.3", optimizer="adam", lr=0.01, schedule="cosine")
     result = fit(config)
     parts = prepare(config)
     model = make_model(parts)
     criterion = logcomp(num_samples=parts.train.rows, num_classes=10)
-    optimiser = torch.optim.Adam(model.parameters(), lr=0.01)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     total, step = 2 * -(-len(parts.train) // 32), 0
     for epoch in range(2):
         for x, y, i in batches(parts.train, 32, seed=0, epoch=epoch):
-            optimiser.param_groups[0]["lr"] = rate(result.config, step, total)
-            optimiser.zero_grad()
+            optimizer.param_groups[0]["lr"] = rate(0.01, step, total, schedule="cosine")
+            optimizer.zero_grad()
             criterion(model(x), y, i).backward()
-            optimiser.step()
+            optimizer.step()
             step += 1
         criterion.end_epoch()
     for ours, theirs in zip(result.model.parameters(), model.parameters(), strict=True):
@@ -125,7 +125,7 @@ def test_every_method_trains_and_resumes_exactly(method, tmp_path):
 
 def test_accumulated_batches_are_one_large_batch():
     data = Splits(digits().subset(np.arange(100)), digits().subset(np.arange(100, 200)))
-    common = small(limit=None, validation=0.0, optimiser="sgd", lr=0.1, epochs=1, schedule="constant")
+    common = small(limit=None, validation=0.0, optimizer="sgd", lr=0.1, epochs=1, schedule="constant")
     # 100 samples: batches of 50 and 50 against two each of 25; a plain mean has the same gradient either way.
     one = fit(common.but(batch_size=50), data=data)
     two = fit(common.but(batch_size=25, accumulate=2), data=data)
@@ -139,7 +139,7 @@ def test_accumulated_batches_are_one_large_batch():
 
 def test_clipping_bounds_the_step():
     start = list(make_model(prepare(small())).parameters())
-    done = fit(small(optimiser="sgd", lr=1.0, momentum=0.0, weight_decay=0.0, clip=0.01, epochs=1, batch_size=10**6))
+    done = fit(small(optimizer="sgd", lr=1.0, momentum=0.0, weight_decay=0.0, clip=0.01, epochs=1, batch_size=10**6))
     moved = torch.cat([(a - b).flatten() for a, b in zip(start, done.model.parameters(), strict=True)])
     assert float(moved.norm().detach()) == pytest.approx(0.01, rel=1e-3)
 

@@ -10,13 +10,14 @@ import pytest
 
 from compensate.errors import InputError
 from compensate.training import PROTOCOL, RECIPES, Config, read_toml, settled
-from compensate.training.schedule import SCHEDULES, rate
+from compensate.training.optimization import SCHEDULES, rate
 
 
 def test_the_id_is_the_hash_of_canonical_json_and_protocol():
     config = Config(data="digits", noise="pair:0.2", method="logcomp", hyper={"lr": 1.0, "lam": 0.1})
     # A field that came later counts only where it is used: runs from before keep their names.
     plain = {name: value for name, value in config.json.items() if name != "limit_test"}
+    plain["optimiser"] = plain.pop("optimizer")  # as it was spelt when the first runs got their names
     text = json.dumps([PROTOCOL, plain], sort_keys=True, separators=(",", ":"))
     assert config.id == hashlib.sha256(text.encode()).hexdigest()
     assert config.id != config.but(limit_test=10).id
@@ -63,7 +64,7 @@ def test_a_run_of_something_else_than_plain_values_has_no_id():
 
 def test_open_values_come_from_the_recipe_and_given_ones_stay():
     done = settled(Config(lr=0.5), "resnet20", needs_clean=True)
-    assert (done.lr, done.optimiser, done.batch_size, done.model) == (0.5, "sgd", 128, "resnet20")
+    assert (done.lr, done.optimizer, done.batch_size, done.model) == (0.5, "sgd", 128, "resnet20")
     assert done.clean == 0.02
     assert settled(Config(), "bilstm", needs_clean=False).clean == 0.0
     assert None not in [getattr(settled(Config(), "cnn", needs_clean=False), name) for name in RECIPES["cnn"]]
@@ -84,16 +85,16 @@ def test_schedules_meet_torch():
     import torch
 
     parameter = torch.nn.Parameter(torch.zeros(1))
-    optimiser = torch.optim.SGD([parameter], lr=0.3)
-    theirs = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, 50)
+    optimizer = torch.optim.SGD([parameter], lr=0.3)
+    theirs = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 50)
     for step in range(50):
-        assert rate(Config(lr=0.3, schedule="cosine"), step, 50) == pytest.approx(optimiser.param_groups[0]["lr"])
-        optimiser.step()
+        assert rate(0.3, step, 50, schedule="cosine") == pytest.approx(optimizer.param_groups[0]["lr"])
+        optimizer.step()
         theirs.step()
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_schedules_start_at_the_top_and_never_rise(name):
-    values = [rate(Config(lr=1.0, schedule=name), step, 40) for step in range(40)]
+    values = [rate(1.0, step, 40, schedule=name) for step in range(40)]
     assert values[0] == 1.0
     assert all(a >= b >= 0 for a, b in pairwise(values))

@@ -7,11 +7,27 @@ import inspect
 import pytest
 
 from compensate import METHODS, InputError
+from compensate.methods.search import Choice, Real
 from compensate.training import Config
-from compensate.training.spaces import DEFAULT, PAPER, Choice, Real, space_of
 from compensate.training.tuning import kind_of, open_study, search
 
-SPACES = [(m, "default", s) for m, s in DEFAULT.items()] + [(m, k, s) for m, by in PAPER.items() for k, s in by.items()]
+SPACES = [(m, "default", row.search) for m, row in METHODS.items() if row.search is not None]
+SPACES += [(m, k, s) for m, row in METHODS.items() for k, s in row.paper_search.items()]
+
+
+def test_no_space_was_lost():
+    assert len(SPACES) == 31 + 9
+    assert sum(bool(row.candidates) for row in METHODS.values()) == 12
+
+
+@pytest.mark.parametrize("name", [m for m, row in METHODS.items() if row.candidates])
+def test_candidates_are_five_settings_that_build(name):
+    row = METHODS[name]
+    sizes = {"num_samples": 9, "num_classes": 3, "class_counts": [5, 3, 1], "feature_dim": 4, "feature_shape": (4,)}
+    for kind in ("image", "text"):
+        assert len(row.candidates[kind]) == 5
+        for hyper in row.candidates[kind]:
+            row.make(**sizes, **hyper)
 
 
 @pytest.mark.parametrize(("method", "kind", "space"), SPACES, ids=[f"{m}-{k}" for m, k, _ in SPACES])
@@ -29,12 +45,12 @@ def test_every_name_is_a_hyper_parameter_and_every_corner_builds(method, kind, s
 
 
 def test_the_two_readings_of_the_papers_learning_rate():
-    space = space_of("logcomp", "paper", "image")
+    space = METHODS["logcomp"].space("paper", "image")
     assert space.ranges["lr"] == Choice((1.5, 3, 4.5, 6))
     values = {"lam": 0.35, "lr": 6.0}
     assert space.hyper(values, "paper", 128)["lr"] == pytest.approx(0.047, abs=2e-4)
     assert space.hyper(values, "paper-per-sample", 128)["lr"] == 6.0
-    assert isinstance(space_of("logcomp", "default", "image").ranges["lr"], Real)
+    assert isinstance(METHODS["logcomp"].space("default", "image").ranges["lr"], Real)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +59,7 @@ def test_the_two_readings_of_the_papers_learning_rate():
 )
 def test_what_has_no_space_says_so(method, preset, said):
     with pytest.raises(InputError, match=said):
-        space_of(method, preset, "image")
+        METHODS[method].space(preset, "image")
 
 
 CONFIG = Config(method="logcomp", noise="pair:0.3", limit=120, epochs=1, model="mlp", model_options={"hidden": [8]})

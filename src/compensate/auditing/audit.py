@@ -1,28 +1,29 @@
-"""The audit: one training run that finds wrong labels and says how sure it is."""
+"""The audit: which labels look wrong, and how sure that is."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 
-from compensate.auditing.evidence import best_other, over
-from compensate.auditing.kinds import Inputs, Recipe, inputs
-from compensate.auditing.page.model import Estimate
-from compensate.auditing.planting import Plants, confident_joint, plant
+from compensate.auditing.folds import FOLDS, assign_folds
+from compensate.auditing.learners import judge_view
+from compensate.auditing.noise_model import Verdict, judge, pool
 from compensate.auditing.result import Audit
-from compensate.auditing.run import Outcome, Phase, Progress, predict, train
-from compensate.auditing.scaling import subset
 from compensate.auditing.source import KINDS, labelled, read
-from compensate.auditing.verdict import Verdict, judge, own_scores
+from compensate.auditing.views import Views, make_views
 from compensate.data.dataset import UNLABELLED, Data
 from compensate.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+
+Progress = Callable[[str, int, int], None]
+"""Called with the stage ("encoding", "fitting" or "training"), the steps that are done and the number of all."""
 
 FEWEST = 20
 """Rows without which there is nothing to learn from."""
@@ -36,38 +37,43 @@ def audit(
     model: torch.nn.Module | Callable[[], torch.nn.Module] | str | None = None,
     *,
     features: ArrayLike | str | Path | None = None,
-    method: str | None = None,
+    encoder: str | Path = "auto",
+    crossfit: bool = False,
+    method: str = "logcomp",
     hyper: Mapping[str, Any] | None = None,
     epochs: int | None = None,
     batch_size: int | None = None,
     lr: float | None = None,
+    device: str | None = None,
+    precision: str = "no",
+    run_folder: str | Path | None = None,
+    resume: bool = False,
     seed: int = 0,
     progress: Progress | None = None,
     **options: Any,
 ) -> Audit:
-    r"""Finds the labels that look wrong, by one training run.
+    r"""Finds the labels that look wrong.
 
-    A model is trained by a method that keeps wrong labels from being learned. Each visit of a sample tells how far the
-    model contradicts its label,
-
-    .. math:: m_i = u_{i,y_i} - \max_{c \ne y_i} u_{i,c}
-
-    and the mean of :math:`-m_i` over the run is the evidence. A few labels are made wrong on purpose; how their evidence
-    differs from that of the others gives the probability that a label is wrong, and the share of wrong labels. A short
-    first look at the data decides which wrong labels to plant. Of planted rows, the audit knows their own labels by what
-    the model predicts for them.
+    Every label is judged by models that did not learn from it. The samples are brought to one or more views (embeddings of a
+    pretrained encoder, words, the columns of a table, pixels); on each view linear models with LogComp and with transitions
+    between classes, neighbors or naive Bayes, and for tables trees are cross-fitted; they are pooled by their log loss on
+    held-out labels; and a noise model turns what they say into probabilities. See `compensate.auditing.noise_model`.
 
     Args:
         data: features (N, D) or images (N, C, H, W) as an array; texts, a list; a data frame; a file, folder or name; or a
             data set of `compensate.data`. Of parts, the training part is audited.
         labels: (N,) class names or numbers, or quantities; a file of labels; by default those of the data.
-        model: a torch module, a function that makes one, a name in `compensate.models.MODELS`, or the default of the kind.
-        features: embeddings (N, D), or an .npy file, to train on in place of the samples themselves.
-        method, hyper: a row of `compensate.METHODS` and its hyper-parameters.
-        epochs, batch_size, lr: of the training; the first look takes a part of the epochs.
-        seed: of everything random.
-        progress: called after each epoch with the epochs done, their number, accuracy, and the share of samples
-            whose label holds only by compensation.
+        model: a torch module, a function that makes one, or a name in `compensate.models.MODELS`, trained on the samples by
+            the engine of `compensate train`. What it said of each sample before it learned from it is the evidence.
+        features: embeddings (N, D), or an .npy file, in place of the samples themselves.
+        encoder: for texts and images: "auto" (what is installed), "none", a name, or the folder of a saved model.
+        crossfit: train the model once for each fold, and pool it with the other learners.
+        method, hyper: a row of `compensate.METHODS` and its hyper-parameters, for the model.
+        epochs, batch_size, lr, precision: of the model's training.
+        device: for the encoder and the model; a graphics card if there is one.
+        run_folder, resume: where the model's training keeps checkpoints, and whether to go on from them.
+        seed: of folds and everything random.
+        progress: told about the stages.
         options: of the reader: ``label`` and ``text``, the columns of a table, ``task``, ``size`` of images, and so on.
 
     Rows without a label are predicted: see `Audit.predicted`.
@@ -75,67 +81,169 @@ def audit(
     >>> from compensate.data import digits, noise
     >>> data = digits()
     >>> wrong = noise.symmetric(data.target, 10, 0.2)
-    >>> found = audit(data.relabel(wrong.labels), epochs=12)
+    >>> found = audit(data.relabel(wrong.labels), encoder="none")
     >>> rows = found.flagged["index"]
-    >>> bool(wrong.changed[rows].mean() > 0.8)
+    >>> bool(wrong.changed[rows].mean() > 0.9)
     True
 
-    Reference: Yao and Wu, Compensation Learning, 2021, for the methods; Pleiss et al., Identifying Mislabeled Data using
-    the Area Under the Margin Ranking, 2020, for margins over a run.
+    Reference: Yao and Wu, Compensation Learning, 2021, for LogComp; Northcutt, Jiang and Chuang, Confident Learning, 2021, for
+    out-of-fold evidence.
     """
-    if epochs is not None and epochs < 1:
-        raise InputError(f"epochs is {epochs}; expected 1 or more, or nothing for as many as suit the data.")
+    training: dict[str, Any] = {
+        "method": method, "hyper": hyper, "epochs": epochs, "batch_size": batch_size, "lr": lr, "precision": precision,
+    }  # fmt: skip
+    if model is None:
+        given = [name for name in ("epochs", "batch_size", "lr", "hyper") if training[name] is not None]
+        if given or crossfit:
+            name = given[0] if given else "crossfit"
+            raise InputError(
+                f'{name} is for the training of a model, and none is given; add model=, for example model="mlp".'
+            )
     source = read(data, labels, features, options)
     known = labelled(source)
     if known.regression:
-        from compensate.auditing.regression import audit_regression
-
-        return audit_regression(
-            source, known, model, epochs=epochs, batch_size=batch_size, lr=lr, seed=seed, progress=progress
-        )
-    found = inputs(source, model, seed=seed)
-    changed: dict[str, Any] = {"method": method, "hyper": hyper, "epochs": epochs, "batch_size": batch_size, "lr": lr}
-    if method is not None and hyper is None:
-        changed["hyper"] = {}
-    recipe = replace(found.recipe, **{name: value for name, value in changed.items() if value is not None})
-    given, notes = _audited(known)
-    rows = np.flatnonzero(given != UNLABELLED)
+        if model is not None:
+            raise InputError("quantities are judged without a model of your own; give its embeddings as features=.")
+        return _quantities(known, encoder, device, seed, progress)
+    given_labels, notes = _audited(known)
+    rows = np.flatnonzero(given_labels != UNLABELLED)
     if len(rows) < FEWEST:
         raise InputError(f"{len(rows)} rows have a label that can be checked; an audit needs {FEWEST} or more.")
     classes = known.num_classes
-    first = max(2, round(recipe.epochs * recipe.scout))
-    plants, trust, scout = _scout(found, given, rows, classes, recipe, first, seed)
-    # The first look counts: an audit costs as many epochs as one training run.
-    epochs = max(2, recipe.epochs - first)
-    sown = plants.sow(given)
-    halves = [Phase(epochs // 2, sown), Phase(epochs - epochs // 2, sown)]
-    run = train(found, halves, classes, recipe, seed=seed, progress=progress)
-    verdict, suggested = _judge(run, scout, plants, trust, given, rows, classes)
-    (look,) = scout.traces
-    columns = {"margin": "margin", "loss": "loss", "size": "compensation", "agreement": "agreement"}
-    evidence = {column: _own(over(run.traces, name), look.mean(name), plants)[rows] for name, column in columns.items()}
-    probabilities = run.traces[-1].mean_probabilities
+    views: Views | None = None
+    if model is None or crossfit:
+        views = make_views(known, encoder, device=device, progress=progress)
+    folds = assign_folds(given_labels, None if views is None else views.keys, folds=FOLDS, seed=seed)
+    log_p: dict[str, Any] = {}
+    transitions: list[NDArray[np.float64]] = []
+    for k, view in enumerate(() if views is None else views.views):
+        if progress is not None:
+            progress("fitting", k, len(views.views) if views is not None else 0)
+        judged = judge_view(view, given_labels, folds, FOLDS, classes, seed=seed)
+        log_p |= {f"{view.name}: {name}": values for name, values in judged.log_p.items()}
+        transitions.append(judged.transition)
+    config: dict[str, Any] = {"seed": seed, "folds": FOLDS}
+    if views is not None:
+        config |= {**views.encoder, **({"hint": views.hint} if views.hint else {})}
+        if progress is not None:
+            progress("fitting", len(views.views), len(views.views))
+    trained = None
+    if model is not None:
+        from compensate.auditing.deep import judge_by_model
+
+        trained = judge_by_model(
+            known, given_labels, model, folds if crossfit else None, device=device, seed=seed, run_folder=run_folder,
+            resume=resume, progress=progress, **training,
+        )  # fmt: skip
+        log_p["model"] = trained.log_p
+        config |= {"method": method, "hyper": dict(hyper or {}), "epochs": trained.epochs}
+    log_q, weights = pool(log_p, given_labels)
+    verdict = judge(log_q[rows], given_labels[rows], np.mean(transitions, 0) if transitions else None)
+    if verdict.by_chance:
+        notes = (
+            *notes,
+            "The labels cannot be predicted from the samples better than by chance, so none is flagged. Check the label column.",
+        )
+    return _result(known, rows, given_labels, log_q, verdict, weights, config, notes, views, trained)
+
+
+def _result(
+    data: Data,
+    rows: NDArray[np.int64],
+    given: NDArray[np.int64],
+    log_q: NDArray[np.float64],
+    verdict: Verdict,
+    weights: dict[str, float],
+    config: dict[str, Any],
+    notes: tuple[str, ...],
+    views: Views | None,
+    trained: Any,
+) -> Audit:
+    config |= {"agreement": float((verdict.log_q.argmax(1) == given[rows]).mean()), "views": weights}
+    own = verdict.log_q[np.arange(len(rows)), given[rows]]
+    others = verdict.log_q.copy()
+    others[np.arange(len(rows)), given[rows]] = -np.inf
+    p = np.minimum(verdict.p_error, 0.5) if verdict.by_chance else verdict.p_error
     return Audit(
-        kind=KINDS.get(str(source.info.get("kind")), "embedding"),
-        title=str(source.info.get("title", "the data")),
-        classes=known.classes,
-        index=known.index[rows],
+        **_described(data, rows, config, notes, None if views is None else views.shown),
+        classes=data.classes,
         given=given[rows],
-        suggested=suggested[rows],
+        suggested=verdict.suggested,
         score=verdict.log_odds,
-        p_error=verdict.p_error,
-        evidence=evidence,
-        noise_rate=Estimate(verdict.rate, verdict.low, verdict.high),
-        ids=() if known.ids is None else tuple(str(i) for i in known.ids[rows]),
-        probabilities=None if probabilities is None else probabilities[rows],
-        unlabelled=_predicted(run, found, known, given),
-        curves={"accuracy": run.accuracy, "loss": run.loss, "compensated": run.compensated},
-        config=_config(source, found, recipe, seed, plants, run, scout),
-        notes=notes,
-        data=known if len(rows) == len(known) else known.subset(rows),
-        model=run.model,
-        vectors=subset(found.vectors, rows),
+        p_error=p,
+        evidence={"margin": own - others.max(1), "loss": -own},
+        noise_rate=verdict.share,
+        probabilities=np.exp(verdict.log_q).astype(np.float32),
+        unlabelled=_predicted(data, given, log_q),
+        curves={} if trained is None else trained.curves,
+        model=None if trained is None else trained.model,
     )
+
+
+def _described(
+    data: Data, rows: NDArray[np.int64], config: dict[str, Any], notes: tuple[str, ...], shown: Any
+) -> dict[str, Any]:
+    """What an audit says of its data, whether labels are classes or quantities."""
+    chosen = {name: data.info[name] for name in ("source", "label", "text", "label_given") if data.info.get(name)}
+    whole = len(rows) == len(data)
+    return {
+        "kind": KINDS.get(str(data.info.get("kind")), "embedding"),
+        "title": str(data.info.get("title", "the data")),
+        "index": data.index[rows],
+        "ids": () if data.ids is None else tuple(str(i) for i in data.ids[rows]),
+        "config": {**chosen, **config},
+        "notes": notes,
+        "data": data if whole else data.subset(rows),
+        "vectors": shown if whole or shown is None else shown[rows],
+    }
+
+
+def _quantities(data: Data, encoder: str | Path, device: str | None, seed: int, progress: Progress | None) -> Audit:
+    """The audit of quantities: see `compensate.auditing.quantities`."""
+    from compensate.auditing.quantities import judge_quantities
+
+    rows = np.flatnonzero(data.labelled)
+    if len(rows) < FEWEST:
+        raise InputError(f"{len(rows)} rows have a value; an audit needs {FEWEST} or more.")
+    values = np.full(len(data), np.nan)
+    values[rows] = data.target[rows]
+    if np.ptp(values[rows]) == 0:
+        raise InputError(f"all values are {values[rows][0]:g}; there is nothing to compare. Check the label column.")
+    views = make_views(data, encoder, device=device, progress=progress)
+    folds = assign_folds(np.where(np.isfinite(values), 0, UNLABELLED), views.keys, folds=FOLDS, seed=seed)
+    if progress is not None:
+        progress("fitting", 0, 1)
+    found = judge_quantities(views.views, values, folds, FOLDS, seed=seed)
+    if progress is not None:
+        progress("fitting", 1, 1)
+    lost = np.flatnonzero(~data.labelled)
+    unlabelled = {} if not len(lost) else {
+        "index": data.index[lost], "suggested": found.predicted[lost], "probability": np.full(len(lost), np.nan),
+    }  # fmt: skip
+    config = {
+        "seed": seed, "folds": FOLDS, **views.encoder, "agreement": max(found.explained, 0.0), "views": found.weights,
+    }  # fmt: skip
+    described = _described(data, rows, config, (), views.shown)
+    described["config"]["shown"] = described["kind"]
+    return Audit(
+        **{**described, "kind": "regression"},
+        classes=(),
+        given=values[rows],
+        suggested=found.predicted[rows],
+        score=found.log_odds[rows],
+        p_error=found.p_error[rows],
+        evidence={"residual": np.abs(values - found.predicted)[rows], "usual residual": found.scale[rows]},
+        noise_rate=found.share,
+        unlabelled=unlabelled,
+    )
+
+
+def _predicted(data: Data, given: NDArray[np.int64], log_q: NDArray[np.float64]) -> dict[str, NDArray[Any]]:
+    rows = np.flatnonzero((given == UNLABELLED) & ~data.labelled)
+    if not len(rows):
+        return {}
+    p = np.exp(log_q[rows])
+    return {"index": data.index[rows], "suggested": p.argmax(1), "probability": p.max(1)}
 
 
 def _audited(data: Data) -> tuple[NDArray[np.int64], tuple[str, ...]]:
@@ -156,7 +264,10 @@ def _audited(data: Data) -> tuple[NDArray[np.int64], tuple[str, ...]]:
         notes.append(f"The only sample of its class cannot be checked and is left out: {shown}{more}.")
         given[lone] = UNLABELLED
     if data.ids is not None:
-        ids, where, times = np.unique(data.ids.astype(str), return_index=True, return_counts=True)
+        # As objects: an array of texts gives each as much room as the longest.
+        ids, where, times = np.unique(
+            np.array([str(i) for i in data.ids], dtype=object), return_index=True, return_counts=True
+        )
         twice = np.flatnonzero(times > 1)
         if len(twice):
             shown = ", ".join(
@@ -167,80 +278,3 @@ def _audited(data: Data) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     for note in notes:
         warnings.warn(note, stacklevel=3)
     return given, tuple(notes)
-
-
-def _scout(
-    found: Inputs,
-    given: NDArray[np.int64],
-    rows: NDArray[np.int64],
-    classes: int,
-    recipe: Recipe,
-    epochs: int,
-    seed: int,
-) -> tuple[Plants, NDArray[np.float64], Outcome]:
-    """A short first run on the labels as they are: which classes are mistaken for which, and where to plant."""
-    look = replace(recipe, method=recipe.look, hyper={})
-    outcome = train(found, [Phase(epochs, given)], classes, look, seed=seed + 1)
-    p = predict(outcome.model, found, rows)
-    trust = np.zeros(len(given))
-    trust[rows] = p[np.arange(len(rows)), given[rows]] / p.max(1)
-    return plant(given, confident_joint(p, given[rows]), trust, seed=seed), trust, outcome
-
-
-def _judge(
-    run: Outcome,
-    scout: Outcome,
-    plants: Plants,
-    trust: NDArray[np.float64],
-    given: NDArray[np.int64],
-    rows: NDArray[np.int64],
-    classes: int,
-) -> tuple[Verdict, NDArray[np.int64]]:
-    # Margins are worth most over the whole run, before anything is learned by heart; predictions once they are good.
-    late, (look,) = run.traces[-1], scout.traces
-    suggested = late.suggested(given)
-    place = np.full(len(given), -1)
-    place[rows] = np.arange(len(rows))
-    here = Plants(place[plants.rows], plants.labels)
-    score = -over(run.traces, "margin")[rows]
-    contradicts = late.contradiction(given)
-    other = -look.mean("margin") if contradicts is None else contradicts
-    own = own_scores(score, [other[rows]], given[rows], here, trust[rows])
-    verdict = judge(score, own, given[rows], suggested[rows], here, trust[rows], classes)
-    return verdict, suggested
-
-
-def _own(run: NDArray[np.float64], look: NDArray[np.float64], plants: Plants) -> NDArray[np.float64]:
-    """What the run saw, and of planted rows what the first look saw: there they had their own labels."""
-    values = run.copy()
-    values[plants.rows] = look[plants.rows]
-    return values
-
-
-def _predicted(run: Outcome, found: Inputs, data: Data, given: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-    rows = np.flatnonzero((given == UNLABELLED) & ~data.labelled)
-    if not len(rows):
-        return {}
-    p = predict(run.model, found, rows)
-    suggested = best_other(p, np.full(len(rows), -1))
-    return {"index": data.index[rows], "suggested": suggested, "probability": p.max(1).astype(np.float64)}
-
-
-def _config(
-    source: Data, found: Inputs, recipe: Recipe, seed: int, plants: Plants, run: Outcome, scout: Outcome
-) -> dict[str, Any]:
-    chosen = {
-        name: source.info.get(name) for name in ("source", "label", "text", "label_given") if source.info.get(name)
-    }
-    return {
-        **chosen,
-        "kind": found.kind,
-        "method": recipe.method,
-        "hyper": dict(recipe.hyper),
-        "epochs": recipe.epochs,
-        "batch_size": recipe.batch_size,
-        "lr": recipe.lr,
-        "seed": seed,
-        "planted": len(plants.rows),
-        "visits": run.visits + scout.visits,
-    }

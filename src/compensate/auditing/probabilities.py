@@ -6,12 +6,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.special import logsumexp
 
-from compensate.auditing.evidence import best_other
-from compensate.auditing.page.model import Estimate
-from compensate.auditing.planting import confident_joint, plant
+from compensate.auditing.noise_model import judge
 from compensate.auditing.result import Audit
-from compensate.auditing.verdict import judge
 from compensate.data.dataset import UNLABELLED, Data
 from compensate.data.labels import encode_labels
 from compensate.errors import InputError
@@ -25,21 +23,17 @@ def audit_probabilities(
     *,
     classes: list[str] | None = None,
     title: str = "the labels",
-    seed: int = 0,
     data: Data | None = None,
 ) -> Audit:
-    r"""Finds the labels that look wrong, given what a model says of samples it was not trained on.
+    """Finds the labels that look wrong, given what a model says of samples it was not trained on.
 
-    .. math:: s_i = \max_{c \ne y_i} \ln p_{ic} - \ln p_{i y_i}
-
-    What a wrong label looks like is known without training: give a row another label, and read off its score.
+    The probabilities go through the same noise model as those of an audit's own learners.
 
     Args:
         probabilities: (N, C), rows that sum to one, each by a model that has not seen the sample.
         labels: (N,) class numbers 0 to C - 1, or names; -1 or empty where there is none.
         classes: names of the columns, needed if labels are names.
         title: what to call it.
-        seed: of the planted labels.
         data: the samples, for the review page.
 
     >>> rng = np.random.default_rng(0)
@@ -64,12 +58,10 @@ def audit_probabilities(
     if len(rows) < 20:
         raise InputError(f"{len(rows)} rows have a label; an audit needs 20 or more.")
     q, y = np.log(np.maximum(p[rows], SMALLEST)), given[rows]
-    trust = p[rows, y] / p[rows].max(1)
-    plants = plant(y, confident_joint(p[rows], y), trust, seed=seed)
-    sown = plants.sow(y)
-    score, own = _score(q, sown), _score(q, y)
-    # A planted row's own score is known exactly; nothing was trained with the planted label.
-    verdict = judge(score, own, y, best_other(q, y), plants, trust, p.shape[1])
+    verdict = judge(q - logsumexp(q, axis=1, keepdims=True), y)
+    own = q[np.arange(len(y)), y]
+    others = q.copy()
+    others[np.arange(len(y)), y] = -np.inf
     lost = np.flatnonzero(given == UNLABELLED)
     unlabelled: dict[str, NDArray[Any]] = {}
     if len(lost):
@@ -80,23 +72,16 @@ def audit_probabilities(
         classes=names,
         index=rows,
         given=y,
-        suggested=best_other(p[rows], y),
+        suggested=verdict.suggested,
         score=verdict.log_odds,
         p_error=verdict.p_error,
-        evidence={"margin": -own, "loss": -q[np.arange(len(y)), y]},
-        noise_rate=Estimate(verdict.rate, verdict.low, verdict.high),
+        evidence={"margin": own - others.max(1), "loss": -own},
+        noise_rate=verdict.share,
         probabilities=p[rows].astype(np.float32),
         unlabelled=unlabelled,
-        config={"kind": "probabilities", "seed": seed, "planted": len(plants.rows)},
+        config={"views": {"probabilities": 1.0}, "agreement": float((q.argmax(1) == y).mean())},
         data=data,
     )
-
-
-def _score(q: NDArray[np.float64], labels: NDArray[np.int64]) -> NDArray[np.float64]:
-    rows = np.arange(len(labels))
-    others = q.copy()
-    others[rows, labels] = -np.inf
-    return others.max(1) - q[rows, labels]
 
 
 def _labels(

@@ -25,7 +25,6 @@ from compensate.auditing.corrections import (
 )
 from compensate.auditing.csv_escape import guard
 from compensate.auditing.digests import as_text
-from compensate.auditing.flags import flag_from
 from compensate.auditing.page.model import Estimate
 from compensate.errors import InputError
 from compensate.files import write_atomically
@@ -34,6 +33,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from compensate.data.dataset import Data
+
+FLAGGED = 2 / 3
+"""A label is flagged where an error is twice as likely as not."""
 
 LIKELY = 0.5
 """From here on a label is more likely wrong than right."""
@@ -58,7 +60,7 @@ class Audit:
         evidence: (N,) each: what the run observed, by name.
         noise_rate: the estimated share of wrong labels, with a 90 % interval.
         ids: (N,) names of the rows, if the source has any.
-        probabilities: (N, C) the mean prediction over the second half of the run, if it was kept.
+        probabilities: (N, C) the pooled out-of-fold prediction, if there is one.
         unlabelled: rows without a label: ``index``, ``suggested`` and its ``probability``.
         curves: accuracy and loss after each epoch.
         config: how the audit was made.
@@ -113,10 +115,10 @@ class Audit:
     def regression(self) -> bool:
         return not self.classes
 
-    @cached_property
+    @property
     def threshold(self) -> float:
-        """The probability of error from which on labels are flagged: see `compensate.auditing.flags.flag_from`."""
-        return flag_from(self.p_error)
+        """The probability of error from which on labels are flagged."""
+        return FLAGGED
 
     @property
     def mask(self) -> NDArray[np.bool_]:
@@ -242,7 +244,7 @@ class Audit:
         """`pred_probs` (N, C), `labels` (N,) and `issues`, a frame as cleanlab's Datalab has it for label issues.
 
         The frame has is_label_issue, label_score (1 - p_error, smaller is worse), given_label and predicted_label. Rows
-        are those of `index`. The probabilities come from the run itself, without cross-validation.
+        are those of `index`. The probabilities are out of fold.
         """
         if self.regression or self.probabilities is None:
             raise InputError("cleanlab's form needs class probabilities, which this audit has not kept.")

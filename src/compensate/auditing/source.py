@@ -12,10 +12,17 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from compensate.auditing.digests import digests_of
-from compensate.data.arrays import from_arrays, not_finite
+from compensate.data.arrays import from_arrays, not_finite, read_npz
+from compensate.data.cifar import read_cifar
+from compensate.data.corpora import read_imdb, read_sst2
 from compensate.data.dataset import Data, Splits
+from compensate.data.digits import digits_splits
+from compensate.data.folder import read_folder
+from compensate.data.idx import read_mnist
 from compensate.data.labels import encode_labels, override_labels
 from compensate.data.load import load
+from compensate.data.sources import read_source
+from compensate.data.tables import read_table
 from compensate.errors import InputError, nearest
 
 KINDS = {"images": "image", "text": "text", "table": "table", "features": "embedding"}
@@ -33,9 +40,8 @@ def read(data: Any, labels: Any, features: ArrayLike | str | Path | None, option
         if path.exists():
             info |= digests_of(found, path)
     if "kind" not in info:
-        from compensate.auditing.kinds import is_text  # late, for it brings PyTorch along
-
-        info["kind"] = "text" if is_text(found.x) else "images" if np.ndim(found.x) == 4 else "features"
+        texts = isinstance(found.x, np.ndarray) and found.x.dtype.kind == "O"
+        info["kind"] = "text" if texts else "images" if np.ndim(found.x) == 4 else "features"
     found = replace(found, info=info)
     if features is not None:
         found = _with_features(found, features)
@@ -52,19 +58,31 @@ def labelled(data: Data) -> Data:
     return data
 
 
-OPTIONS = (
-    "data_dir", "delimiter", "download", "encoding", "label", "labels_key", "phrases", "size", "task", "test", "text",
-)  # fmt: skip
-"""Of the readers of `compensate.data.load`; which of them a kind of data takes is the reader's to say."""
+READERS = (
+    load,
+    read_source,
+    digits_splits,
+    read_cifar,
+    read_folder,
+    read_imdb,
+    read_mnist,
+    read_npz,
+    read_sst2,
+    read_table,
+)
 
 
 def _check_options(options: Mapping[str, Any]) -> None:
-    """Refuses a name that is neither an argument of the audit nor an option of any reader."""
-    odd = [name for name in options if name not in OPTIONS]
+    """Refuses a name that is neither an argument of the audit nor an option of any reader.
+
+    Which options a kind of data takes is its reader's to say.
+    """
+    readers = {name for reader in READERS for name in inspect.signature(reader).parameters}
+    odd = [name for name in options if name not in readers]
     if odd:
         from compensate.auditing.audit import audit
 
-        known = (*inspect.signature(audit).parameters, *OPTIONS)
+        known = [*inspect.signature(audit).parameters, *sorted(readers)]
         raise InputError(f'audit has no argument "{odd[0]}"; {nearest(odd[0], [n for n in known if n != "options"])}')
 
 
@@ -138,4 +156,5 @@ def _with_features(data: Data, features: ArrayLike | str | Path) -> Data:
     broken = not_finite(values)
     if len(broken):
         raise InputError(f"{where} has a value that is not a finite number in row {broken[0]}. Fill or remove it.")
-    return replace(data, x=values, raw=data.x if data.raw is None else data.raw)
+    info = {**data.info, "features_given": True}
+    return replace(data, x=values, raw=data.x if data.raw is None else data.raw, info=info)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 import warnings
 from collections import Counter
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 PAIRS = 6
 """Lines of the summary's table."""
 
-UNSURE = 0.5
-"""Where less of the flags is expected to be wrong, the summary says why there are so many."""
+OPEN = 10
+"""Where the upper end of the interval is so many times the estimate, the summary says that the share cannot be known."""
 
 
 def audit(
@@ -50,8 +51,14 @@ def audit(
         Path | None,
         typer.Option(help="Out-of-sample probabilities, an .npy (N, C): nothing is trained.", show_default=False),
     ] = None,
+    encoder: Annotated[
+        str, typer.Option(help="Pretrained encoder for texts and images: auto, none, a name, or a folder.")
+    ] = "auto",
     task: Annotated[str | None, typer.Option(help="classification or regression.", show_default=False)] = None,
     model: o.Model = None,
+    crossfit: Annotated[
+        bool, typer.Option("--crossfit", help="Train the model once per fold, and pool it with the other learners.")
+    ] = False,
     epochs: o.Epochs = None,
     size: Annotated[int | None, typer.Option(help="Bring images to this size.", show_default=False)] = None,
     seed: o.Seed = None,
@@ -90,7 +97,9 @@ def audit(
         source = _source(data, labels, features, data_dir, options, probs)
         asked = {
             **options,
+            "encoder": encoder,
             "model": model,
+            "crossfit": crossfit,
             "epochs": epochs,
             "seed": seed or 0,
             "data_dir": data_dir and data_dir.absolute(),
@@ -98,13 +107,18 @@ def audit(
         folder = out or Path("runs") / _name(source, asked, labels, features, probs)
         check_run_folder(folder)
         if probs is not None:
-            found = _of_probabilities(source, probs, labels, labels_key, seed or 0)
+            found = _of_probabilities(source, probs, labels, labels_key)
         else:
             assert source is not None
-            found = _trained(source, model, epochs, seed or 0, started)
+            # Checkpoints of a model's training lie beside the run's folder until the run is written.
+            training = folder.with_name(f".{folder.name}.training")
+            chosen = {"encoder": encoder, "model": model, "crossfit": crossfit, "epochs": epochs, "seed": seed or 0}
+            found = _judged(source, started, run_folder=None if model is None else training, **chosen)
     notes = [str(w.message) for w in caught if w.category is UserWarning and "torch" not in str(w.filename)]
     found = replace(found, notes=tuple(dict.fromkeys([*found.notes, *notes])))
     write_run(found, folder)
+    if model is not None:
+        shutil.rmtree(training, ignore_errors=True)
     for note in found.notes:
         console.print(Text.assemble(("note: ", "yellow"), note))
     _summary(found, folder)
@@ -153,37 +167,46 @@ def _name(source: Data | None, asked: dict[str, Any], *files: Path | None) -> st
     return run_name(str(title), {**asked, **given})
 
 
-def _trained(source: Data, model: str | None, epochs: int | None, seed: int, started: float) -> Audit:
+def _judged(source: Data, started: float, **chosen: Any) -> Audit:
+    """The audit, with a line for each stage."""
     from compensate.auditing.audit import audit as run
 
     console.print(_opening(source), markup=False)
-    bar = Progress(
-        TextColumn("training "),
-        BarColumn(bar_width=20),
-        TextColumn("{task.fields[said]}"),
-        console=console,
-        transient=True,
-    )
-    with bar:
-        task = bar.add_task("", total=None, said="first look")
+    bars = Progress(
+        TextColumn("{task.description:<9}"), BarColumn(bar_width=20), TextColumn("{task.fields[said]}"),
+        console=console, transient=True,
+    )  # fmt: skip
+    tasks: dict[str, Any] = {}
+    with bars:
 
-        def progress(done: int, total: int, accuracy: float, compensated: float) -> None:
-            said = f"{done}/{total} epochs" + (
-                f" · agrees with {accuracy:.0%} of labels" if accuracy == accuracy else ""
-            )
-            said += f" · compensated {compensated:.1%} · {_clock(time.perf_counter() - started)}"
-            bar.update(task, total=total, completed=done, said=said)
-            last[0] = said
+        def progress(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(stage, total=total, said="")
+            said = f"{done:,}/{total:,} · {_clock(time.perf_counter() - started)}"
+            bars.update(tasks[stage], total=total, completed=done, said=said)
 
-        last = [""]
-        found = run(source, model=model, epochs=epochs, seed=seed, progress=progress)
-    console.print(f"training  {last[0]}", markup=False)
+        found = run(source, progress=progress, resume=True, **chosen)
+    config = found.config
+    if config.get("encoder"):
+        console.print(f"encoded   {config['encoder']} ({config.get('license', 'license unknown')})", markup=False)
+    console.print(f"fitted    {_learners(found)} · {_clock(time.perf_counter() - started)}", markup=False)
+    if config.get("hint"):
+        console.print(f"better features: {config['hint']}", markup=False, soft_wrap=True)
     return found
 
 
-def _of_probabilities(
-    source: Data | None, probs: Path, labels: Path | None, labels_key: str | None, seed: int
-) -> Audit:
+def _learners(found: Audit) -> str:
+    """Folds, the weight of each view, and how far the pooled model agrees with the labels."""
+    weights: Counter[str] = Counter()
+    for name, weight in found.config.get("views", {}).items():
+        weights[name.split(": ")[0]] += weight
+    views = ", ".join(f"{_short(name)} {weight:.1f}" for name, weight in weights.most_common(4) if weight >= 0.05)
+    agrees = found.config.get("agreement", 0.0)
+    fits = f"explains {agrees:.2f} of the spread" if found.regression else f"agrees with {agrees:.2f} of labels"
+    return f"{found.config.get('folds', 1)} folds · {views} · {fits}"
+
+
+def _of_probabilities(source: Data | None, probs: Path, labels: Path | None, labels_key: str | None) -> Audit:
     from compensate.auditing.probabilities import audit_probabilities
     from compensate.data import read_labels
     from compensate.files import read_array
@@ -191,10 +214,10 @@ def _of_probabilities(
     if source is None:
         assert labels is not None
         cells = read_labels(labels, labels_key)[0]
-        return audit_probabilities(read_array(probs), cells, title=labels.name, seed=seed)
+        return audit_probabilities(read_array(probs), cells, title=labels.name)
     title = str(source.info.get("title", "the data"))
     found = audit_probabilities(
-        read_array(probs), source.target, classes=list(source.classes), title=title, seed=seed, data=source
+        read_array(probs), source.target, classes=list(source.classes), title=title, data=source
     )
     chosen = {name: source.info[name] for name in ("source", "label") if source.info.get(name)}
     return replace(found, config={**chosen, **found.config})
@@ -227,16 +250,17 @@ def _opening(source: Data) -> str:
 def _summary(found: Audit, folder: Path) -> None:
     rate = found.noise_rate
     flagged = found.flagged
+    what = "values" if found.regression else "labels"
     precision = f" — {len(flagged):,} flagged, at {found.expected_precision:.2f} expected precision"
     if not len(flagged):
-        precision = " — no label stands out; the least certain are on the page"
+        precision = f" — none of the {what} stands out; the least certain are on the page"
     console.print(
-        f"about {rate.value:.1%} of labels look wrong ({rate.low:.1%} to {rate.high:.1%}){precision}", markup=False
+        f"about {rate.value:.1%} of {what} look wrong ({rate.low:.1%} to {rate.high:.1%}){precision}", markup=False
     )
-    if len(flagged) and found.expected_precision < UNSURE:
+    if rate.low <= 0 and rate.high > max(OPEN / 100, 2 * rate.value):
         console.print(
-            "the model is unsure on this data: so as not to miss errors, many right labels are flagged too; review from "
-            "the top. Better features help: --features emb.npy"
+            "the interval is wide: these features cannot tell errors that a model learns from samples that are hard",
+            style="dim",
         )
     if len(flagged):
         console.print(_worst(found) if found.regression else _pairs(found))

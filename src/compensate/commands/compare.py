@@ -24,23 +24,22 @@ if TYPE_CHECKING:
 def compare(
     data: o.Data = None,
     methods: Annotated[
-        str | None, typer.Option(help="Names with commas between.", show_default="base,logcomp,mixcomp")
+        str | None, typer.Option(help="Methods, separated by commas.", show_default="base,logcomp,mixcomp")
     ] = None,
-    seeds: Annotated[
-        int | None, typer.Option(help="Repetitions of each; 3 if not given.", min=1, show_default=False)
-    ] = None,
+    seeds: Annotated[int | None, typer.Option(help="Number of seeds [default: 3].", min=1, show_default=False)] = None,
     baseline: Annotated[
-        str | None, typer.Option(help="Differences are to it; the first if not given.", show_default=False)
+        str | None, typer.Option(help="Baseline of the differences [default: the first method].", show_default=False)
     ] = None,
     noise: o.Noise = None,
     model: o.Model = None,
     hyper: Annotated[
-        list[str] | None, typer.Option(help="Such as logcomp.lam=0.1; may be repeated.", show_default=False)
+        list[str] | None,
+        typer.Option(help="Hyper-parameter of a method, e.g. logcomp.lam=0.1; may be repeated.", show_default=False),
     ] = None,
     epochs: o.Epochs = None,
     batch_size: o.BatchSize = None,
     lr: o.Rate = None,
-    optimiser: o.Optimiser = None,
+    optimizer: o.Optimizer = None,
     schedule: o.Schedule = None,
     seed: o.Seed = None,
     limit: o.Limit = None,
@@ -52,9 +51,11 @@ def compare(
     config: o.ConfigFile = None,
     data_dir: o.DataDir = None,
     workers: Annotated[
-        int | None, typer.Option(help="Processes; as many as cores if not given.", min=1, show_default=False)
+        int | None, typer.Option(help="Worker processes [default: number of cores].", min=1, show_default=False)
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the comparison.", show_default=False)] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the comparison [default: runs/compare-ID].", show_default=False)
+    ] = None,
 ) -> None:
     """Compare methods over several seeds, in worker processes with one thread each.
 
@@ -68,7 +69,7 @@ def compare(
 
     given = o.shared(
         data, set_, label, text, noise=noise, model=model, epochs=epochs, batch_size=batch_size, lr=lr,
-        optimiser=optimiser, schedule=schedule, seed=seed, limit=limit, vectors=vectors, max_length=max_length,
+        optimizer=optimizer, schedule=schedule, seed=seed, limit=limit, vectors=vectors, max_length=max_length,
     )  # fmt: skip
     merged = o.options(config, given)
     wanted = _methods(methods, merged.pop("methods", None), o.nested(o.pairs(hyper, "--hyper")))

@@ -15,22 +15,22 @@ from compensate.commands.terminal import console
 from compensate.errors import InputError
 
 if TYPE_CHECKING:
-    from compensate.training.spaces import Preset
+    from compensate.methods.search import Preset
 
 
 def tune(
     data: o.Data = None,
     method: Annotated[str | None, typer.Option(help="See `compensate methods`.", show_default=False)] = None,
     preset: Annotated[str, typer.Option(help="Search space: default, paper or paper-per-sample.")] = "default",
-    trials: Annotated[int, typer.Option(help="Finished trials of the study, earlier ones included.", min=1)] = 20,
-    seeds: Annotated[int, typer.Option(help="Runs of each trial.", min=1)] = 1,
+    trials: Annotated[int, typer.Option(help="Number of trials, earlier ones of the same study included.", min=1)] = 20,
+    seeds: Annotated[int, typer.Option(help="Seeds per trial.", min=1)] = 1,
     noise: o.Noise = None,
     model: o.Model = None,
     hyper: o.Hyper = None,
     epochs: o.Epochs = None,
     batch_size: o.BatchSize = None,
     lr: o.Rate = None,
-    optimiser: o.Optimiser = None,
+    optimizer: o.Optimizer = None,
     schedule: o.Schedule = None,
     seed: o.Seed = None,
     limit: o.Limit = None,
@@ -42,9 +42,11 @@ def tune(
     config: o.ConfigFile = None,
     data_dir: o.DataDir = None,
     workers: Annotated[
-        int | None, typer.Option(help="Processes; as many as cores if not given.", min=1, show_default=False)
+        int | None, typer.Option(help="Worker processes [default: number of cores].", min=1, show_default=False)
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the study.", show_default=False)] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the study [default: runs/tune-NAME].", show_default=False)
+    ] = None,
 ) -> None:
     """Search the hyper-parameters of a method, judged on held-out labels as noisy as the training labels.
 
@@ -55,7 +57,7 @@ def tune(
     """
     given = o.shared(
         data, set_, label, text, method=method, noise=noise, model=model, hyper=o.pairs(hyper, "--hyper"), epochs=epochs,
-        batch_size=batch_size, lr=lr, optimiser=optimiser, schedule=schedule, seed=seed, limit=limit, vectors=vectors,
+        batch_size=batch_size, lr=lr, optimizer=optimizer, schedule=schedule, seed=seed, limit=limit, vectors=vectors,
         max_length=max_length,
     )  # fmt: skip
     merged = o.options(config, given)

@@ -218,6 +218,8 @@ def _names_rows(
     count = len(texts)
     unique = distinct == count
     named = name.strip().lower() in IDS or _ID_NAME.search(name.strip()) is not None
+    if name.strip().lower() in IDS and distinct > max(20, 0.2 * count):
+        return f"named like an identifier, with {distinct:,} values in {count:,} rows"
     if unique and named:
         return f"named like an identifier, and different in each of {count:,} rows"
     if numeric:

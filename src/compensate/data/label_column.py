@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from compensate.data.columns import IDS, Column, analyze, is_nested
 from compensate.data.features import TableEncoder
-from compensate.data.labels import encode_labels, is_missing
+from compensate.data.labels import check_lengths, encode_labels, is_missing
 from compensate.errors import InputError, nearest
 
 LABELS = ("label", "target", "class", "y")
@@ -103,10 +103,11 @@ def targets(cells: NDArray[Any], task: str | None, where: str, label: str) -> tu
     """
     if task not in (None, "classification", "regression"):
         raise InputError(f'task is "{task}"; choose classification or regression.')
+    check_lengths(cells)
     there = np.array([not is_missing(v) for v in cells])
     if not there.any():
         raise InputError(f'the label column "{label}" of {where} is empty.')
-    numbers = pd.to_numeric(pd.Series(cells[there].astype(str)), errors="coerce").to_numpy(float)
+    numbers = pd.to_numeric(pd.Series([str(v) for v in cells[there]]), errors="coerce").to_numpy(float)
     numeric = bool(np.isfinite(numbers).all())
     if task == "regression" and not numeric:
         bad = cells[there][~np.isfinite(numbers)][0]

@@ -47,8 +47,8 @@ def encode_labels(
     >>> encode_labels([10.0, 9.0])[1]
     ('9', '10')
     """
+    check_lengths(values)
     cells = [None if is_missing(v) else _name(v) for v in values]
-    _check_length(cells)
     cells = _as_written(cells, classes)
     if classes is None:
         found = {c for c in cells if c is not None}
@@ -68,9 +68,10 @@ def encode_labels(
     return target, tuple(classes)
 
 
-def _check_length(cells: Sequence[str | None]) -> None:
+def check_lengths(cells: Sequence[Any] | NDArray[Any]) -> None:
+    """Refuses labels that are too long to be the name of a class: `LONGEST`."""
     for row, cell in enumerate(cells):
-        if cell is not None and len(cell) > LONGEST:
+        if isinstance(cell, (str, bytes)) and len(cell) > LONGEST:
             raise InputError(
                 f"the label of row {row} has {len(cell):,} characters; the name of a class has {LONGEST:,} at most. Check "
                 "which column holds the labels."

@@ -32,6 +32,9 @@ PARTS = {
     "val": "validation",
     "dev": "validation",
 }
+SHORT, FEW_COLUMNS = 6, 3
+"""A column of fewer words than six is the text only where at most three others could be features (or the label)."""
+
 SUFFIXES = (".csv", ".tsv", ".parquet", ".pq")
 COLUMNS = 10_000
 """Columns of a table: each is looked at on its own, so that hundreds of thousands would take hours."""
@@ -251,6 +254,8 @@ def _names(given: str | Sequence[str]) -> list[str]:
 def choose_text(frame: pd.DataFrame, text: str | None, where: str, label: str | None = None) -> str | None:
     """The text's column: as given, or the one with the longest sentences; none if no column has sentences.
 
+    A few words beside several columns of numbers and categories, such as the names of people, are not what the rows are about.
+
     >>> frame = pd.DataFrame({"review": ["a very fine film", "a dull and long one"], "label": ["1", "0"]})
     >>> choose_text(frame, None, "the table")
     'review'
@@ -260,7 +265,7 @@ def choose_text(frame: pd.DataFrame, text: str | None, where: str, label: str | 
         if text and text not in names:
             raise InputError(f'{where} has no column "{text}"; {nearest(text, names)}')
         return text or None
-    best, longest = None, 0.0
+    best, longest, most_words = None, 0.0, 0.0
     sample = frame.iloc[:: max(1, len(frame) // 2000)]
     for name in names:
         if name == label or name.strip().lower() in LABELS:
@@ -269,7 +274,12 @@ def choose_text(frame: pd.DataFrame, text: str | None, where: str, label: str | 
         words = np.median([v.count(" ") + 1 for v in values]) if values else 0
         if words >= 3 and len(set(values)) > len(values) / 2:
             length = float(np.mean([len(v) for v in values]))
-            best, longest = (name, length) if length > longest else (best, longest)
+            if length > longest:
+                best, longest, most_words = name, length, words
+    if best is not None and most_words < SHORT:
+        others = sample.drop(columns=[best, *([label] if label in names else [])])
+        if sum(c.used and c.name.strip().lower() not in LABELS for c in analyze(others)) > FEW_COLUMNS:
+            return None
     return best
 
 

@@ -58,7 +58,7 @@ def encode(
     Args:
         items: texts; or images: (N, C, H, W) or (N, H, W), uint8 or float in [0, 1], or paths of image files.
         encoder: ``"auto"``, the installed one for this kind; ``"none"``; all-MiniLM-L6-v2 or efficientnet-lite0; the
-            name of a model on the Hugging Face hub; or the folder of a saved model.
+            name of a model on the Hugging Face hub, perhaps with ``@revision``; or the folder of a saved model.
         kind: ``"text"`` or ``"image"``.
         cache: the folder of cached embeddings; by default the environment variable COMPENSATE_CACHE or the user's cache
             folder; ``False`` for none. `clear_cache` empties it.

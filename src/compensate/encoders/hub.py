@@ -51,7 +51,10 @@ def ready(kind: str) -> bool:
 
 
 def download(name: str, known: Sequence[str]) -> tuple[Path, str]:
-    """The folder of a hub model in the hub's own cache, fetched if it is not there, and its revision."""
+    """The folder of a hub model in the hub's own cache, fetched if it is not there, and its revision.
+
+    ``owner/model@revision`` pins a commit, a tag or a branch.
+    """
     if importlib.util.find_spec("huggingface_hub") is None:
         raise InputError(
             f'"{name}" is no installed encoder ({nearest(name, known)}), and models of the Hugging Face hub need '
@@ -60,7 +63,10 @@ def download(name: str, known: Sequence[str]) -> tuple[Path, str]:
     import huggingface_hub
 
     try:
-        folder = huggingface_hub.snapshot_download(name, allow_patterns=[f"*{suffix}" for suffix in READ])
+        repository, _, revision = name.partition("@")
+        folder = huggingface_hub.snapshot_download(  # nosec B615: the user pins it if wanted; only data is fetched
+            repository, revision=revision or None, allow_patterns=[f"*{suffix}" for suffix in READ]
+        )
     except Exception as error:  # of the network, of the hub and of its cache: a dozen classes
         raise InputError(
             f'the encoder "{name}" is not installed here and cannot be fetched from the Hugging Face hub '
@@ -101,7 +107,9 @@ def transformers_text(folder: Path, device: torch.device, max_length: int | None
     """A text model of transformers: the mean over word pieces, or its own text features."""
     from transformers import AutoModel, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    tokenizer = AutoTokenizer.from_pretrained(  # nosec B615: a local folder
+        folder, local_files_only=True, trust_remote_code=False
+    )
     model = _pretrained(AutoModel, folder).to(device)
     positions = getattr(model.config, "max_position_embeddings", LONGEST)
     limit = max_length or min(tokenizer.model_max_length, positions, LONGEST)

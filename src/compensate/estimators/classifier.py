@@ -21,26 +21,35 @@ from sklearn.utils.multiclass import _check_partial_fit_first_call, check_classi
 from sklearn.utils.validation import check_is_fitted, check_scalar, validate_data
 from torch import Tensor, nn
 
+from compensate.data.seeding import generator
+from compensate.equation import Compensated
 from compensate.estimators import plotting
-from compensate.estimators.building import (
+from compensate.estimators.checks import count, one_of, positive, weights
+from compensate.estimators.defaults import (
     CLEAN,
     check_method,
     default_module,
-    feature_dim,
+    default_rate,
     fit_head,
-    make_criterion,
+    take_over,
     taught,
 )
-from compensate.estimators.checks import count, one_of, positive, weights
-from compensate.estimators.loop import SCHEDULES, Loop, default_rate, factor, seeded
 from compensate.estimators.rows import Standard
+from compensate.forwards import seeded
+from compensate.inference.statistics import Evidence
 from compensate.methods.registry import find
+from compensate.training.evaluation import predict
+from compensate.training.hardware import Hardware
+from compensate.training.optimization import make_optimizer, rate
+from compensate.training.preparation import model_sizes
+from compensate.training.samples import Samples, even_batches
+from compensate.training.step import Learner
+from compensate.training.trainer import EarlyStopping, Metrics, Trainer
 
 if TYPE_CHECKING:
     import pandas as pd
 
-PREDICTED_AT_ONCE = 1024
-"""Rows that are made dense and predicted together."""
+SCHEDULES = ("cosine", "linear", "constant")
 
 FLOATS = (np.float64, np.float32)
 
@@ -76,7 +85,7 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         Most samples in a step.
     lr : float or None, default=None
         Learning rate of the module; by default the more, the fewer steps the training has
-        (:func:`~compensate.estimators.loop.default_rate`). Compensation has its own, in `hyper`.
+        (:func:`~compensate.estimators.defaults.default_rate`). Compensation has its own, in `hyper`.
     optimizer : {"adam", "sgd"}, default="adam"
     weight_decay : float, default=0.0
     schedule : {"cosine", "linear", "constant"}, default="cosine"
@@ -194,22 +203,22 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         self._start(X, codes, weight, used, len(y), stream=False)
         train, held = self._parted(used, codes)
         weight = weight / weight[train].mean()  # the unit of the weights must not act as a learning rate
-        steps = self._steps(train)
-        best, waited, kept = -np.inf, 0, None
-        for epoch in range(self.epochs):
-            rates = [factor(self.schedule, (epoch + b / steps) / self.epochs) for b in range(steps)]
-            loss = self._pass(X, codes, weight, train, np.arange(len(y)), rates)
-            score = self._accuracy(X, codes, weight, held) if len(held) else -loss
+        parts = {"val": self._samples(X, codes, weight, held)} if len(held) else {}
+        stopping = EarlyStopping(lambda row: row["val_accuracy"], self.patience)
+        if not len(held):
+            stopping = EarlyStopping(lambda row: -row["train_loss"], self.patience, self.tol)
+        kept: dict[str, Tensor] = {}
+
+        def told(row: Metrics, best: bool) -> None:
+            if best and len(held):
+                kept.update(copy.deepcopy(self.module_.state_dict()))
             if self.verbose:
-                more = f"  validation {score:.3f}" if len(held) else ""
-                print(f"epoch {epoch + 1}/{self.epochs}  loss {loss:.4f}{more}")
-            waited += 1
-            if score > best + (0 if len(held) else self.tol):
-                best, waited = score, 0
-                kept = copy.deepcopy(self.module_.state_dict()) if len(held) else None
-            if self.patience is not None and waited >= self.patience:
-                break
-        if kept is not None:
+                more = f"  validation {row['val_accuracy']:.3f}" if len(held) else ""
+                print(f"epoch {row['epoch']}/{self.epochs}  loss {row['train_loss']:.4f}{more}")
+
+        samples = self._samples(X, codes, weight, train)
+        self._train(samples, self.epochs, self.schedule, held_out=parts, stopping=stopping, on_epoch=told)
+        if kept:
             self.module_.load_state_dict(kept)
         return self
 
@@ -235,7 +244,7 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             self._start(X, codes, weight, used, int(numbers.max()) + 1, stream=True)
         else:
             self._grow(int(numbers.max()) + 1)
-        self._pass(X, codes, weight, used, numbers, [1.0] * self._steps(used))
+        self._train(self._samples(X, codes, weight, used, numbers), 1, "constant")
         return self
 
     def _check_parameters(self) -> None:
@@ -299,7 +308,7 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     def _start(
         self, X: Any, codes: np.ndarray, weight: np.ndarray, used: np.ndarray, num_samples: int, *, stream: bool
     ) -> None:
-        """A new module, criterion and optimiser."""
+        """A new module, criterion and optimizer."""
         row, device, features = find(self.method), torch.device(self.device), X.shape[1]
         self._random = np.random.default_rng(check_random_state(self.random_state).randint(2**31 - 1))
         self._dtype = torch.float32 if X.dtype == np.float32 else torch.float64
@@ -308,26 +317,24 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         self._clean = self._trusted(*hyper.pop(CLEAN)) if CLEAN in hyper else None
         outputs = len(self.classes_) + row.extra_outputs
         steps = self.epochs * self._steps(used)
-        rate = default_rate(self.optimizer, None if stream else steps) if self.lr is None else self.lr
+        self._lr = default_rate(self.optimizer, None if stream else steps) if self.lr is None else self.lr
         counts = np.bincount(codes[used], weight[used], len(self.classes_))
-        with seeded(self._seed(), device):
+        with torch.enable_grad(), seeded(self._seed(), device):
             make = self.module or partial(default_module, len(used))
             module = make(features, outputs).to(device, self._dtype)
             self._arguments = {
                 "num_classes": len(self.classes_),
                 "class_counts": np.maximum(counts, 1).tolist() if stream else counts.tolist(),
-                "feature_shape": (features,),
-                "feature_dim": feature_dim(module, self._batch(X, used[:2])),
+                **model_sizes(module, self._batch(X, used[:2]).to(device)),
                 "batch_size": self.batch_size,
                 **hyper,
             }
-            criterion = make_criterion(row, {**self._arguments, "num_samples": num_samples})
+            criterion = self._criterion(num_samples)
             if self.module is None:
                 fit_head(module, criterion)
-            self._loop = Loop(
-                module, criterion, num_classes=len(self.classes_), num_samples=num_samples,
-                optimizer=self.optimizer, lr=rate, weight_decay=self.weight_decay,
-            )  # fmt: skip
+            make_one = partial(make_optimizer, self.optimizer, lr=self._lr, weight_decay=self.weight_decay)
+            needs = row.needs if self._clean is not None else row.needs - {"clean"}
+            self._learner = Learner(module, criterion, make_one, needs=needs, hardware=Hardware(device))
         criterion.start(steps)
         self.module_, self.criterion_ = module, criterion
         self._given, self._seen = np.full(num_samples, -1), num_samples
@@ -342,62 +349,72 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             return
         size = max(needed, 2 * before)
         self._given = np.append(self._given, np.full(size - before, -1))
-        with seeded(self._seed(), torch.device(self.device)):
-            criterion = make_criterion(find(self.method), {**self._arguments, "num_samples": size})
-            self._loop.grow(criterion, size)
-        self.criterion_ = criterion
+        with torch.enable_grad(), seeded(self._seed(), torch.device(self.device)):
+            self.criterion_ = take_over(self._criterion(size), self.criterion_)
+        self._learner.adopt(self.criterion_)
+
+    def _criterion(self, num_samples: int) -> Compensated:
+        """The criterion in the precision of the module, with a record of each sample."""
+        criterion = find(self.method).make(**self._arguments, num_samples=num_samples)
+        if criterion.record is None:
+            criterion.record = Evidence(num_samples, score="margin", num_classes=len(self.classes_))
+        return criterion.to(self.device, self._dtype)
 
     def _trusted(self, X: Any, y: Any) -> tuple[Any, np.ndarray]:
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=FLOATS, reset=False)
         return X, self._codes(y)
 
     def _batch(self, X: Any, rows: Any) -> Tensor:
-        return torch.from_numpy(self._standard.batch(X, rows)).to(self.device, self._dtype)
+        return torch.from_numpy(self._standard.batch(X, rows)).to(self._dtype)
 
-    def _clean_batch(self) -> tuple[Tensor, Tensor] | None:
-        if self._clean is None:
-            return None
+    def _samples(
+        self, X: Any, codes: np.ndarray, weight: np.ndarray, rows: np.ndarray, numbers: np.ndarray | None = None
+    ) -> Samples:
+        """These rows of `X`, which have these numbers in the stream."""
+        unit = bool((weight[rows] == 1).all())
+        samples = Samples(
+            lambda some, _: self._batch(X, some),
+            codes,
+            len(self.classes_),
+            np.arange(len(codes)) if numbers is None else numbers,
+            None if unit else weight,
+        )
+        return samples.subset(rows)
+
+    def _clean_batch(self, seed: int, step: int) -> tuple[Tensor, Tensor]:
+        assert self._clean is not None
         X, codes = self._clean
-        rows = self._random.permutation(len(codes))[: self.batch_size]
-        return self._batch(X, rows), torch.from_numpy(codes[rows]).to(self.device)
+        rows = generator(seed, "clean", step).permutation(len(codes))[: self.batch_size]
+        return self._batch(X, rows), torch.from_numpy(codes[rows])
 
-    def _pass(
-        self, X: Any, codes: np.ndarray, weight: np.ndarray, rows: np.ndarray, numbers: np.ndarray, rates: list[float]
-    ) -> float:
-        """One pass over these rows of `X`, a batch for each of the rates; returns the mean loss."""
-        self._given[numbers[rows]] = codes[rows]
-        weighted = bool((weight[rows] != 1).any())
-        total = 0.0
-        self._loop.train()
-        with seeded(self._seed(), torch.device(self.device)):
-            # Parts of nearly one size: a last batch of one sample would be too little for batch normalisation.
-            for batch, rate in zip(np.array_split(self._random.permutation(rows), len(rates)), rates, strict=True):
-                target, index = (torch.from_numpy(a[batch]).to(self.device) for a in (codes, numbers))
-                w = torch.from_numpy(weight[batch]).to(self.device, self._dtype) if weighted else None
-                loss = self._loop.step(self._batch(X, batch), target, index, w, rate=rate, clean=self._clean_batch())
-                total += loss * len(batch)
-        self._loop.end_epoch()
-        self._loop.train(False)
-        self.n_iter_ += 1
-        self.loss_curve_.append(total / len(rows))
-        return self.loss_curve_[-1]
+    def _train(self, samples: Samples, epochs: int, schedule: str, **options: Any) -> None:
+        """So many passes over the samples, with the options of `Trainer`."""
+        self._given[samples.index] = samples.labels
+        seed, size = self._seed(), self.batch_size
+        with torch.enable_grad(), seeded(seed, torch.device(self.device)):
+            trainer = Trainer(
+                self._learner,
+                samples,
+                epochs=epochs,
+                order=lambda epoch: even_batches(len(samples), size, seed=seed, epoch=epoch),
+                rate=partial(rate, self._lr, schedule=schedule),
+                clean=partial(self._clean_batch, seed),
+                **options,
+            )
+            trainer.run()
+        self._learner.train(False)
+        self.loss_curve_ += [row["train_loss"] for row in trainer.history]
+        self.n_iter_ = len(self.loss_curve_)
 
     # --- what it says -----------------------------------------------------------------------------------------
-
-    @torch.no_grad()
-    def _logits(self, X: Any, rows: np.ndarray) -> Tensor:
-        parts = np.split(rows, range(PREDICTED_AT_ONCE, len(rows), PREDICTED_AT_ONCE))
-        # Outputs past the classes, such as that of abstention, are no answer.
-        return torch.cat([self.module_(self._batch(X, part))[:, : len(self.classes_)].double().cpu() for part in parts])
-
-    def _accuracy(self, X: Any, codes: np.ndarray, weight: np.ndarray, rows: np.ndarray) -> float:
-        return float(np.average(self._logits(X, rows).argmax(1).numpy() == codes[rows], weights=weight[rows]))
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """(n, C) the probability of each class, in the order of `classes_`."""
         check_is_fitted(self)
         X = validate_data(self, X, accept_sparse="csr", dtype=FLOATS, reset=False)
-        return self._logits(X, np.arange(X.shape[0])).softmax(-1).numpy()
+        labels = np.zeros(X.shape[0], np.int64)  # of no matter
+        samples = Samples(lambda rows, _: self._batch(X, rows), labels, len(self.classes_))
+        return predict(self.module_, samples, device=self.device).double().softmax(-1).numpy()
 
     def predict(self, X: Any) -> np.ndarray:
         """(n,) the likeliest class of each row of `X`."""
@@ -410,7 +427,8 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         import pandas as pd
 
         check_is_fitted(self)
-        found = self._loop.record.suspects()
+        assert self.criterion_.record is not None
+        found = self.criterion_.record.suspects()
         index = found.index.cpu().numpy()
         return pd.DataFrame(
             {

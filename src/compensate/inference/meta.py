@@ -33,7 +33,7 @@ def meta_gradient(
     own = {id(p) for p in criterion.parameters()}  # a model may hold its criterion
     named = ((name, p) for name, p in model.named_parameters() if p.requires_grad and id(p) not in own)
     theta = {name: p.detach().requires_grad_() for name, p in named}
-    others = [p for p in _free_parameters(criterion) if p.requires_grad]
+    others = networks(criterion)
     with torch.enable_grad(), traceless(model):
         found = along_direction(criterion, model, theta, others, batch, clean, lr)
         outer, s, grads = found or through_graph(criterion, model, theta, others, batch, clean, lr)
@@ -88,7 +88,7 @@ def meta_step(
             grad = grad + table.penalty.subgradient(touched.rows.detach(), s)
         grad = _as_table(touched, grad)
         table.weight.grad = grad if table.weight.grad is None else table.weight.grad + grad
-    for parameter, grad in zip((p for p in _free_parameters(criterion) if p.requires_grad), others, strict=True):
+    for parameter, grad in zip(networks(criterion), others, strict=True):
         parameter.grad = grad
     optimizer.step()
     for touched in s.touched:
@@ -105,6 +105,12 @@ def _as_table(touched: Touched, grad: Tensor) -> Tensor:
     return torch.zeros_like(weight).index_copy_(0, touched.keys, grad)
 
 
-def _free_parameters(criterion: Compensated) -> list[nn.Parameter]:
-    owned = {id(p) for m in criterion.modules() if isinstance(m, Table) for p in m.parameters(False)}
-    return [p for p in criterion.parameters() if id(p) not in owned]
+def networks(criterion: Compensated) -> list[nn.Parameter]:
+    """Parameters of a criterion that belong to no table: those of networks that weigh samples, for example.
+
+    >>> from compensate import methods
+    >>> len(networks(methods.logcomp(num_samples=8, num_classes=2))), len(networks(methods.meta_weight()))
+    (0, 4)
+    """
+    tables = {id(p) for m in criterion.modules() if isinstance(m, Table) for p in m.parameters(False)}
+    return [p for p in criterion.parameters() if id(p) not in tables and p.requires_grad]

@@ -16,6 +16,7 @@ from compensate.fused import blocks
 from compensate.state import State
 
 Score = Literal["loss", "size", "margin"]
+Kept = Literal["loss", "size", "margin", "agreement"]
 Merge = Literal["sum", "mean", "rows", "same"]
 
 
@@ -80,12 +81,11 @@ class Statistic(nn.Module, ABC):
     def undo(self, s: State) -> Callable[[], None]:
         """Takes back what `observe` is about to do, for a batch that is refused later."""
         rows = self.moved_rows(s)
-        buffers = [getattr(self, name) for name in self.merges]
-        before = [b.clone() if rows is None else b[rows] for b in buffers]
+        before = {name: getattr(self, name)[... if rows is None else rows].clone() for name in self.merges}
 
         def back() -> None:
-            for buffer, old in zip(buffers, before, strict=True):
-                buffer.copy_(old) if rows is None else buffer.index_copy_(0, rows, old)
+            for name, old in before.items():
+                getattr(self, name)[... if rows is None else rows] = old
 
         return back
 
@@ -141,7 +141,9 @@ class Evidence(Statistic):
             :math:`\bar v_i`; "margin", the mean margin.
         lean: keep nothing but the margin, what suspects are ranked by, and the suggestion, as means of 16 bits: 8 to 10 bytes a
             sample, if they are ranked by the margin, instead of 24. Visits are counted up to 32,767, and means have three digits.
-        num_classes: the number of classes, for a lean record to know how many bytes a class needs.
+        num_classes: the number of classes: a lean record then knows how many bytes a class needs, and outputs of the model
+            beyond the classes, such as that of abstention, are left out.
+        predictions: also keep the mean prediction of each sample, 4 bytes a class, and how often it agreed with the label.
 
     >>> from compensate import Compensated
     >>> criterion = Compensated(record=Evidence(2, score="margin"))
@@ -160,15 +162,22 @@ class Evidence(Statistic):
         score: Score = "loss",
         lean: bool = False,
         num_classes: int | None = None,
+        predictions: bool = False,
     ) -> None:
         super().__init__()
         if num_samples < 1:
             raise InputError(f"num_samples is {num_samples}; expected the size of the training set.")
+        if predictions and (lean or num_classes is None):
+            raise InputError("a record of predictions needs num_classes=..., and is not lean: leave out lean=True.")
         self.num_samples, self.skip, self.score = num_samples, skip, score
-        self.lean = lean
-        self.kept: tuple[Score, ...] = ("size", "loss", "margin")
+        self.lean, self.classes, self.predictions = lean, num_classes, predictions
+        self.kept: tuple[Kept, ...] = ("size", "loss", "margin")
         if lean:
             self.kept = ("margin",) if score == "margin" else (score, "margin")
+        if predictions:
+            assert num_classes is not None
+            self.kept += ("agreement",)
+            self.track("total_prediction", torch.zeros(num_samples, num_classes), merge="rows")
         few = num_classes is not None and num_classes <= 2**15 and lean
         # Torch leaves zeros that were never written to the system, which takes no memory for them.
         for name in self.kept:
@@ -181,13 +190,15 @@ class Evidence(Statistic):
         self.total_size: Tensor
         self.total_loss: Tensor
         self.total_margin: Tensor
+        self.total_prediction: Tensor
         self.votes: Tensor
         self.guess: Tensor
 
     def observe(self, s: State) -> None:
         """Adds the visits of the batch."""
         index = self.index(s)
-        best, voted, given = _other_than(s.plain, s.labels)
+        u = s.plain if self.classes is None else s.plain[:, : self.classes]
+        best, voted, given = _other_than(u, s.labels)
         if s.ordinary:
             p = (best - given - s.plain_losses).exp()  # the plain loss knows the sum of the softmax
         else:
@@ -195,12 +206,20 @@ class Evidence(Statistic):
         counts = None if s.complete and not self.skip else s.valid & (s.epoch >= self.skip)
         visits = torch.ones_like(index) if counts is None else counts
         self.visits.index_add_(0, index, visits.to(self.visits.dtype))
+        margin = given - best
         for name in self.kept:
-            value = given - best if name == "margin" else s.plain_losses if name == "loss" else s.size
+            if name == "agreement":
+                value = (margin > 0).to(margin.dtype)
+            else:
+                value = margin if name == "margin" else s.plain_losses if name == "loss" else s.size
             self._add(name, index, counts, value)
+        if self.predictions:
+            q = u.float().softmax(-1)
+            q = q if counts is None else torch.where(counts[:, None], q, 0.0)
+            self.total_prediction.index_add_(0, index, q.to(self.total_prediction.dtype))
         self._vote(index, counts, voted, p)
 
-    def _add(self, name: Score, index: Tensor, counts: Tensor | None, value: Tensor) -> None:
+    def _add(self, name: Kept, index: Tensor, counts: Tensor | None, value: Tensor) -> None:
         record = getattr(self, f"mean_{name}" if self.lean else f"total_{name}")
         if self.lean:
             # A mean moves by its distance from the new value over the number of visits, twice if the batch has a sample twice.
@@ -218,13 +237,20 @@ class Evidence(Statistic):
         self.guess[index] = torch.where(after < 0, voted.to(guess.dtype), guess)
         self.votes[index] = after.abs().to(votes.dtype)
 
-    def mean(self, name: Literal["size", "loss", "margin"]) -> Tensor:
+    def mean(self, name: Kept) -> Tensor:
         """(N,) the mean over the visits of each sample; NaN for a sample that has not been seen."""
         if name not in self.kept:
-            raise InputError(f'a lean record keeps {" and ".join(self.kept)}, not "{name}"; build it with lean=False.')
+            kind, remedy = ("lean ", "lean=False") if self.lean else ("", "predictions=True")
+            raise InputError(f'a {kind}record keeps {" and ".join(self.kept)}, not "{name}"; build it with {remedy}.')
         if self.lean:
             return torch.where(self.visits > 0, getattr(self, f"mean_{name}"), torch.nan).float()
         return getattr(self, f"total_{name}") / self.visits
+
+    def mean_predictions(self) -> Tensor:
+        """(N, C) the mean prediction over the visits of each sample; NaN for a sample that has not been seen."""
+        if not self.predictions:
+            raise InputError("this record keeps no predictions; build it with predictions=True, num_classes=....")
+        return self.total_prediction / self.visits[:, None]
 
     def suspects(self, top: int | None = None) -> Suspects:
         """All samples seen (or the first `top`), most suspect first."""

@@ -62,11 +62,11 @@ class Ramp(nn.Module):
 
 
 @final
-class Steps(nn.Module):
-    """A number that jumps at given epochs: `Steps({0: 0.0, 5: 0.1})` is 0 for five epochs and 0.1 afterwards.
+class StepSchedule(nn.Module):
+    """A number that jumps at given epochs: `StepSchedule({0: 0.0, 5: 0.1})` is 0 for five epochs and 0.1 afterwards.
 
     >>> from compensate import Compensated, Toward, uniform
-    >>> criterion = Compensated(label=Toward(uniform, Steps({0: 0.0, 5: 0.1})))      # smoothing from the sixth epoch on
+    >>> criterion = Compensated(label=Toward(uniform, StepSchedule({0: 0.0, 5: 0.1})))      # smoothing from the sixth epoch on
     """
 
     def __init__(self, values: dict[int, float]) -> None:

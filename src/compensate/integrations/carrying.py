@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from compensate.equation import Compensated
 from compensate.errors import InputError
-from compensate.granularity import Sample, Table
-from compensate.inference.meta import meta_step
+from compensate.granularity import Sample
+from compensate.inference.meta import meta_step, networks
 from compensate.inference.statistics import Statistic
 from compensate.integrations.padding import Padding, Rows
 from compensate.integrations.watch import Watch, refuse_in_evaluation
@@ -177,17 +177,6 @@ class Carried:
             if self.meta_optimizer is None:
                 self.meta_optimizer = torch.optim.Adam(networks(self.criterion), lr=1e-3)
             self.meta_optimizer.load_state_dict(state["meta_optimizer"])
-
-
-def networks(criterion: Compensated) -> list[nn.Parameter]:
-    """Parameters of a criterion that belong to no table: those of networks that weigh samples, for example.
-
-    >>> from compensate import methods
-    >>> len(networks(methods.logcomp(num_samples=8, num_classes=2))), len(networks(methods.meta_weight()))
-    (0, 4)
-    """
-    tables = {id(p) for m in criterion.modules() if isinstance(m, Table) for p in m.parameters(False)}
-    return [p for p in criterion.parameters() if id(p) not in tables and p.requires_grad]
 
 
 def check_optimisers(

@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader, Dataset, Subset, default_collate
 
 from compensate import methods
 from compensate.errors import InputError
-from compensate.integrations.carrying import Carried, networks
+from compensate.inference.meta import networks
+from compensate.integrations.carrying import Carried
 from compensate.integrations.missing import missing
 
 try:

@@ -12,6 +12,7 @@ from compensate.inference.memory import LastPrediction
 from compensate.inference.prior import Toward, prediction
 from compensate.inference.statistics import ClassMean, recorded
 from compensate.methods.registry import method
+from compensate.methods.search import Real, Space, each
 from compensate.state import Value
 
 __all__ = ["bootstrap_hard", "bootstrap_soft", "d2l", "mix_bootstrap", "proselflc"]
@@ -35,6 +36,8 @@ def _own_guess(guess: Guess, num_samples: int | None, num_classes: int | None, h
     equation="10",
     reference="Reed et al., Training Deep Neural Networks on Noisy Labels with Bootstrapping, ICLR workshop 2015",
     limits="beta = 1 is cross entropy. A prediction that is trusted too early confirms itself.",
+    search=Space({"beta": Real(0.3, 1.0)}),
+    candidates=each(beta=(0.95, 0.9, 0.8, 0.6, 0.4)),
 )  # fmt: skip
 def bootstrap_soft(
     *,
@@ -72,6 +75,8 @@ def bootstrap_soft(
     equation="10",
     reference="Reed et al., Training Deep Neural Networks on Noisy Labels with Bootstrapping, ICLR workshop 2015",
     limits="beta = 1 is cross entropy. A decision that is trusted too early confirms itself.",
+    search=Space({"beta": Real(0.3, 1.0)}),
+    candidates=each(beta=(0.9, 0.8, 0.6, 0.4, 0.3)),
 )  # fmt: skip
 def bootstrap_hard(
     *,
@@ -108,6 +113,7 @@ def bootstrap_hard(
     reference="Yao and Wu, Compensation Learning, 2021",
     needs=["epochs"],
     limits="beta = 0 is soft bootstrapping with its beta = 1 - alpha; beta = 1 is online label smoothing.",
+    search=Space({"alpha": Real(0.05, 0.8), "beta": Real(0.0, 1.0)}),
 )  # fmt: skip
 def mix_bootstrap(
     *,
@@ -148,6 +154,8 @@ def mix_bootstrap(
     reference="Wang et al., ProSelfLC: Progressive Self Label Correction, CVPR 2021",
     needs=["steps"],
     limits="Needs the length of the training: before its middle hardly anything changes.",
+    search=Space({"sharpness": Real(4.0, 32.0), "middle": Real(0.2, 0.8)}),
+    candidates=each(sharpness=(16.0, 8.0, 24.0, 16.0, 16.0), middle=(0.5, 0.5, 0.5, 0.3, 0.15)),
 )  # fmt: skip
 def proselflc(
     *,

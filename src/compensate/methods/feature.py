@@ -10,10 +10,19 @@ from compensate.inference.adversarial import Adversarial
 from compensate.inference.centres import ClassCentre, ToCentre
 from compensate.inference.tuning import Top
 from compensate.methods.registry import method
+from compensate.methods.search import Choice, Kind, Real, Space, each
 from compensate.proximal import Norm
 from compensate.state import Value
 
 __all__ = ["adversarial_feature", "center_feature", "pgd_at"]
+
+
+_TEXT = Space({"eps": Choice((0.005, 0.01, 0.015))})
+_PAPER_SEARCH: dict[Kind, Space] = {
+    "image": Space({"eps": Choice((8 / 255, 10 / 255, 12 / 255))}),
+    "imdb": _TEXT,
+    "sst2": _TEXT,
+}
 
 
 @method(
@@ -22,6 +31,9 @@ __all__ = ["adversarial_feature", "center_feature", "pgd_at"]
     reference="Madry et al., Towards Deep Learning Models Resistant to Adversarial Attacks, ICLR 2018",
     needs=["model"],
     limits="eps = 0 leaves cross entropy. Each step of the attack costs a forward and a backward pass; clean accuracy falls.",
+    search=Space({"eps": Real(0.001, 0.1, log=True)}),
+    paper_search=_PAPER_SEARCH,
+    candidates=each(eps=(1 / 255, 2 / 255, 4 / 255, 8 / 255, 10 / 255)) | {"text": each(eps=(0.005, 0.01, 0.015, 0.05, 0.1))["text"]},
 )  # fmt: skip
 def pgd_at(
     *,
@@ -63,6 +75,7 @@ def pgd_at(
     reference="Yao and Wu, Compensation Learning, 2021, Sec. III-C(5)",
     needs=["model"],
     limits="eps = 0 leaves cross entropy. A large eps lets the input explain every label, and the model learns little.",
+    search=Space({"eps": Real(0.001, 0.1, log=True)}),
 )  # fmt: skip
 def adversarial_feature(
     *,
@@ -101,6 +114,7 @@ def adversarial_feature(
     reference="Yao and Wu, Compensation Learning, 2021, remark after Eq. (8)",
     needs=["model"],
     limits="lam = 0 leaves cross entropy, lam = 1 trains on the centres alone. A centre in raw inputs suits roughly convex classes.",
+    search=Space({"lam": Real(0.0, 0.6)}),
 )  # fmt: skip
 def center_feature(
     *,

@@ -15,8 +15,9 @@ from compensate.inference.prior import Toward
 from compensate.inference.prototypes import Prototypes
 from compensate.inference.statistics import Evidence, recorded
 from compensate.inference.teachers import guess_of, logits_of
-from compensate.inference.tuning import Steps
+from compensate.inference.tuning import StepSchedule
 from compensate.methods.registry import method
+from compensate.methods.search import Real, Space
 from compensate.state import Value
 
 __all__ = ["deep_self_learning", "distillation", "guess_label"]
@@ -44,6 +45,7 @@ def _example_teacher(sizes: Mapping[str, Any]) -> dict[str, Tensor]:
     needs=["teacher", "index"],
     limits="As good as the other model: lam = 0 ignores it, lam = 1 ignores the labels.",
     example=_example_guess,
+    search=Space({"lam": Real(0.05, 0.95)}),
 )  # fmt: skip
 def guess_label(
     *,
@@ -79,6 +81,7 @@ def guess_label(
     needs=["teacher", "index"],
     limits="As good as the teacher. lam = 0 is cross entropy. In the label form the loss itself may be negative.",
     example=_example_teacher,
+    search=Space({"lam": Real(0.1, 4.0, log=True), "temperature": Real(1.0, 10.0)}),
 )  # fmt: skip
 def distillation(
     *,
@@ -167,4 +170,6 @@ def deep_self_learning(
     if start < 1:
         raise InputError(f"start is {start}; prototypes are known after the first epoch, so expected at least 1.")
     q = Prototypes(num_samples, num_classes, feature_dim, count=count, sampled=sampled, rank=rank, limit=limit)
-    return Compensated(label=Toward(q, Steps({0: 0.0, start: alpha})), record=Evidence(num_samples), weight=weight)
+    return Compensated(
+        label=Toward(q, StepSchedule({0: 0.0, start: alpha})), record=Evidence(num_samples), weight=weight
+    )

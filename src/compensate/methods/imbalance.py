@@ -12,6 +12,7 @@ from compensate.granularity import Category
 from compensate.inference.classes import Adjust, Counts, increasing, proportions
 from compensate.inference.regularised import AtLeast
 from compensate.methods.registry import method
+from compensate.methods.search import Real, Space
 from compensate.state import Value
 
 __all__ = ["logit_adjustment", "meta_logit_adjustment", "posthoc_logit_adjustment"]
@@ -22,6 +23,7 @@ __all__ = ["logit_adjustment", "meta_logit_adjustment", "posthoc_logit_adjustmen
     equation="28, 29",
     reference="Menon et al., Long-Tail Learning via Logit Adjustment, ICLR 2021",
     limits="Equal class sizes or tau = 0 leave cross entropy. Predict with the plain logits afterwards, not the adjusted ones.",
+    search=Space({"tau": Real(0.0, 2.0)}),
 )  # fmt: skip
 def logit_adjustment(
     *, class_counts: Counts, tau: Value = 1.0, g: Callable[[Tensor], Tensor] = torch.log, weight: Weights | None = None
@@ -69,6 +71,7 @@ def posthoc_logit_adjustment(
     reference="Yao and Wu, Compensation Learning, 2021, Appendix A",
     needs=["clean"],
     limits="Without meta steps tau stays where it starts and this is logit adjustment. Needs a balanced, clean set.",
+    search=Space({"lr": Real(0.01, 1.0, log=True)}),
 )  # fmt: skip
 def meta_logit_adjustment(
     *,

@@ -14,6 +14,7 @@ from compensate.inference.prior import Toward, prediction, uniform
 from compensate.inference.regularised import Ball
 from compensate.inference.statistics import Evidence, recorded
 from compensate.methods.registry import method
+from compensate.methods.search import Real, Space
 
 __all__ = ["meta_label", "mix_level_label"]
 
@@ -30,6 +31,7 @@ def _head_is_smoothed_more(class_counts: Counts, head: float, tail: float) -> li
     equation="19",
     reference="Yao and Wu, Compensation Learning, 2021; class terms of Zhong et al., MiSLAS, CVPR 2021",
     limits="lam = 0 leaves smoothing by class, head = tail = 0 leaves soft bootstrapping. lam + head may not exceed 1.",
+    search=Space({"lam": Real(0.01, 0.5), "head": Real(0.0, 0.5), "tail": Real(0.0, 0.5)}),
 )  # fmt: skip
 def mix_level_label(
     *,
@@ -77,6 +79,7 @@ def mix_level_label(
     reference="Yao and Wu, Compensation Learning, 2021, Section III-C(4)",
     needs=["index", "clean"],
     limits="Plain cross entropy until meta_step is called. As good as the clean data.",
+    search=Space({"lr": Real(5.0, 1000.0, log=True)}),
 )  # fmt: skip
 def meta_label(
     *,

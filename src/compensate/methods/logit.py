@@ -12,6 +12,7 @@ from compensate.inference.adversarial import Adversarial
 from compensate.inference.regularised import L1, L2
 from compensate.inference.statistics import Evidence
 from compensate.methods.registry import method
+from compensate.methods.search import Choice, Kind, Real, Space, each
 from compensate.proximal import Norm
 from compensate.state import Value
 from compensate.stores import Store
@@ -27,12 +28,23 @@ MANY = 1_000_000
 """Samples beyond which a record is lean unless it is told otherwise."""
 
 
+_SUBGRADIENT = {"update": "subgradient"}
+_PAPER_SEARCH: dict[Kind, Space] = {
+    "image": Space({"lam": Choice((0.25, 0.35)), "lr": Choice((1.5, 3, 4.5, 6))}, _SUBGRADIENT, ("lr",)),
+    "imdb": Space({"lam": Choice((0.75, 1)), "lr": Choice((0.6, 0.7, 0.8, 0.9, 1))}, _SUBGRADIENT, ("lr",)),
+    "sst2": Space({"lam": Choice((0.75, 1)), "lr": Choice((0.02, 0.025, 0.03, 0.035, 0.04))}, _SUBGRADIENT, ("lr",)),
+}
+
+
 @method(
     "logit", "positive", "regularised", "sample",
     equation="43",
     reference="Yao and Wu, Compensation Learning, 2021, Algorithm 1",
     needs=["index"],
     limits="lambda >= 1 means no compensation at all. Too large a step hurts while the model is still learning.",
+    search=Space({"lam": Real(0.01, 0.5, log=True), "lr": Real(0.02, 5.0, log=True)}),
+    paper_search=_PAPER_SEARCH,
+    candidates=each(lam=(0.1, 0.05, 0.05, 0.03, 0.25), lr=(1.0, 1.0, 3.0, 1.0, 0.25)),
 )  # fmt: skip
 def logcomp(
     *,
@@ -101,6 +113,7 @@ def logcomp(
     equation="17",
     reference="Yao and Wu, Compensation Learning, 2021, Eq. (17)",
     limits="A large lambda leaves cross entropy; a small one lets a class explain its samples away, the large classes first.",
+    search=Space({"lam": Real(0.01, 1.0, log=True), "lr": Real(0.01, 1.0, log=True)}),
 )  # fmt: skip
 def category_logit(
     *, num_classes: int, lam: Value = 0.1, lr: float = 0.1, weight: Weights | None = None
@@ -130,6 +143,7 @@ def category_logit(
     reference="Yao and Wu, Compensation Learning, 2021, Sec. III-C(4)",
     needs=["index", "clean"],
     limits="Without meta steps all rows stay zero and this is cross entropy. A row moves only when its sample is drawn.",
+    search=Space({"lr": Real(0.5, 100.0, log=True)}),
 )  # fmt: skip
 def meta_logit(
     *, num_samples: int, num_classes: int, lr: float = 100.0, lam: Value = 0.0, weight: Weights | None = None
@@ -160,6 +174,7 @@ def meta_logit(
     equation="15, 16, on logits",
     reference="Yao and Wu, Compensation Learning, 2021, Sec. III-C(5)",
     limits="eps = 0 leaves cross entropy. In the linf ball it is a margin of 2 eps (or, with sign=-1, a lead) for every sample.",
+    search=Space({"eps": Real(0.05, 2.0, log=True)}),
 )  # fmt: skip
 def adversarial_logit(
     *,

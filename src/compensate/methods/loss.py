@@ -12,6 +12,7 @@ from compensate.inference.abstention import Abstain, checked_abstention
 from compensate.inference.memory import TemporalEnsemble
 from compensate.inference.statistics import Evidence
 from compensate.methods.registry import method
+from compensate.methods.search import Real, Space, each
 from compensate.state import State, Value, at
 
 __all__ = ["dac", "elr"]
@@ -48,6 +49,8 @@ class EarlyLearning(nn.Module):
     reference="Liu et al., Early-Learning Regularization Prevents Memorization of Noisy Labels, NeurIPS 2020",
     needs=["index"],
     limits="lam = 0 is cross entropy. The loss has no lower bound near 0 and may be negative.",
+    search=Space({"lam": Real(0.5, 10.0, log=True), "beta": Real(0.3, 0.99)}),
+    candidates=each(lam=(3.0, 1.0, 7.0, 3.0, 3.0), beta=(0.7, 0.7, 0.7, 0.5, 0.9)),
 )  # fmt: skip
 def elr(
     *, num_samples: int, num_classes: int, lam: Value = 3.0, beta: float = 0.7, weight: Weights | None = None

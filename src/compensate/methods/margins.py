@@ -16,6 +16,7 @@ from compensate.inference.classes import Counts, DeferredWeights, checked_counts
 from compensate.inference.margins import AngularMargin, CosineHead, GroupOfClass, Guard, LogitMargin
 from compensate.inference.regularised import AtLeast
 from compensate.methods.registry import method
+from compensate.methods.search import Real, Space
 from compensate.state import Value
 
 __all__ = ["CosineHead", "arcface", "balanced_arcface", "ldam"]
@@ -27,6 +28,7 @@ __all__ = ["CosineHead", "arcface", "balanced_arcface", "ldam"]
     reference="Cao et al., Learning Imbalanced Datasets with Label-Distribution-Aware Margin Loss, NeurIPS 2019",
     needs=["steps"],
     limits="max_margin = 0 and defer=None leave cross entropy. The reference's scale of 30 is for a cosine head; it hurts a linear one.",
+    search=Space({"max_margin": Real(0.05, 2.0, log=True)}),
 )  # fmt: skip
 def ldam(
     *,

@@ -14,10 +14,32 @@ from compensate.inference.prior import Toward, uniform
 from compensate.inference.statistics import recorded
 from compensate.inference.tuning import Ramp, Top
 from compensate.methods.registry import method
+from compensate.methods.search import Choice, Kind, Real, Space, each
 from compensate.proximal import Norm
 from compensate.state import State, Value, at
 
 __all__ = ["mixcomp", "mixcomp_adaptive", "semantics_preserving_at"]
+
+
+_PRO = Choice((0, 5, 7.5, 15, 25, 35, 45, 50))
+_TEXT = Space(
+    {"eta": Choice((0, 0.075, 0.15, 0.25, 0.5, 0.75, 1)), "eps2": Choice((0, 0.005, 0.01, 0.015)), "pro": _PRO}
+)
+_PAPER_SEARCH: dict[Kind, Space] = {
+    "image": Space(
+        {"eta": Choice((0.5, 1.5, 2, 3, 4, 5)), "eps2": Choice((0, 8 / 255, 10 / 255, 12 / 255)), "pro": _PRO}
+    ),
+    "imdb": _TEXT,
+    "sst2": _TEXT,
+}
+# The paper's best on texts compensates in both directions, and with smaller steps on logits.
+_TEXT_CANDIDATES = [
+    {"eta": 5.0, "pro": 35.0},
+    {"eta": 5.0, "pro": 25.0},
+    {"eta": 1.0, "pro": 25.0},
+    {"eta": 5.0, "pro": 25.0, "eps2": 0.05, "steps": 3},
+    {"eta": 1.0, "pro": 25.0, "eps2": 0.05, "steps": 3},
+]
 
 
 @method(
@@ -26,6 +48,9 @@ __all__ = ["mixcomp", "mixcomp_adaptive", "semantics_preserving_at"]
     reference="Yao and Wu, Compensation Learning, 2021, Algorithm 2",
     needs=["index"],
     limits="A threshold above every loss leaves adversarial training; eps2 = 0 leaves the positive part, which is drop-in.",
+    search=Space({"eta": Real(0.5, 10.0, log=True), "pro": Real(0.0, 60.0)}),
+    paper_search=_PAPER_SEARCH,
+    candidates=each(eta=(5.0, 5.0, 5.0, 10.0, 2.0), pro=(35.0, 25.0, 45.0, 35.0, 35.0)) | {"text": _TEXT_CANDIDATES},
 )  # fmt: skip
 def mixcomp(
     *,
@@ -122,6 +147,7 @@ class ByLoss(nn.Module):
     reference="Yao and Wu, Compensation Learning, 2021, Eq. (53)",
     needs=["index"],
     limits="All losses at the threshold leave mixcomp. A threshold near 0 makes bounds without measure; eps2 = 0 is drop-in.",
+    search=Space({"eps1": Real(0.5, 10.0, log=True), "pro": Real(0.0, 60.0)}),
 )  # fmt: skip
 def mixcomp_adaptive(
     *,

@@ -6,6 +6,7 @@ from compensate.equation import Compensated, Weights
 from compensate.inference.overparameterised import OverParameterised
 from compensate.inference.statistics import Evidence
 from compensate.methods.registry import method
+from compensate.methods.search import Real, Space, each
 
 __all__ = ["sop"]
 
@@ -19,6 +20,8 @@ REFERENCE_BATCH = 128
     reference="Liu et al., Robust Training under Label Noise by Over-parameterization, ICML 2022",
     needs=["index"],
     limits="Cross entropy until the rows have grown from almost nothing, which takes some epochs.",
+    search=Space({"lr_u": Real(0.01, 10.0, log=True), "lr_v": Real(0.01, 100.0, log=True)}),
+    candidates=each(lr_u=(10.0, 1.0, 1.0, 0.1, 10.0), lr_v=(10.0, 10.0, 1.0, 1.0, 100.0)),
 )  # fmt: skip
 def sop(
     *,

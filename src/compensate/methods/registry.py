@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from compensate.equation import Compensated
 from compensate.errors import InputError, nearest
+from compensate.methods.search import PRESETS, Kind, Preset, Settings, Space
 from compensate.taxonomy import Taxonomy
 
 Need = Literal["index", "model", "features", "clean", "epochs", "steps", "group", "teacher"]
@@ -37,6 +38,12 @@ class Method:
     """Outputs that the model needs beyond the classes."""
     example: Callable[[Mapping[str, Any]], Mapping[str, Any]] = field(default=lambda sizes: {})
     """From the sizes, the arguments beyond them that a generic caller must give."""
+    search: Space | None = None
+    """The hyper-parameters worth searching, wide enough to hold good values for small and large data sets."""
+    paper_search: Mapping[Kind, Space] = field(default_factory=dict)
+    """The paper's search spaces, by kind of data: Yao and Wu, Compensation Learning, 2021, Appendices B and C."""
+    candidates: Mapping[str, Settings] = field(default_factory=dict)
+    """A few settings to choose among, by "image" and "text", the first the usual one; the same number for every method."""
 
     @property
     def summary(self) -> str:
@@ -48,14 +55,57 @@ class Method:
         """The sizes that it takes."""
         return [name for name in inspect.signature(self.build).parameters if name in SIZES]
 
+    @property
+    def teacher(self) -> str:
+        """The name of the argument that takes another model's predictions: logits for `teacher`, distributions for `guess`."""
+        return next((name for name in ("teacher", "guess") if name in inspect.signature(self.build).parameters), "")
+
     def make(self, **arguments: Any) -> Compensated:
-        """Builds it from a superset of the sizes it takes; other arguments go through as they are."""
+        """Builds it, from hyper-parameters and from all that a caller knows of data and training (`CONTEXT`).
+
+        Of the latter it takes what it wants; an unknown hyper-parameter is an error.
+
+        >>> find("label_smoothing").make(num_samples=9, num_classes=3, lam=0.1).record is None
+        False
+        >>> find("label_smoothing").make(num_classes=3, lm=0.1)
+        Traceback (most recent call last):
+        compensate.errors.InputError: label_smoothing has no hyper-parameter "lm"; did you mean "lam"?
+        """
         wanted = inspect.signature(self.build).parameters
-        kept = {name: value for name, value in arguments.items() if name in wanted or name not in SIZES}
+        self.check([name for name in arguments if name not in CONTEXT])
+        kept = {name: value for name, value in arguments.items() if name in wanted}
+        if "feature_dim" in wanted and kept.get("feature_dim") is None:
+            raise InputError(
+                f"{self.name} reads the features before the last layer: give the model the methods features(x) and head(z) "
+                "with model(x) = head(features(x)), or wrap it in compensate.models.Staged."
+            )
         return self.build(**{**self.example(arguments), **kept})
+
+    def check(self, names: Iterable[str]) -> None:
+        """Raises unless these are hyper-parameters of the method."""
+        known = [name for name in inspect.signature(self.build).parameters if name not in SIZES]
+        for name in names:
+            if name not in known:
+                raise InputError(f'{self.name} has no hyper-parameter "{name}"; {nearest(name, known)}')
+
+    def space(self, preset: Preset, kind: Kind) -> Space:
+        """What is searched under a preset, for a kind of data."""
+        if preset not in PRESETS:
+            raise InputError(f'preset is "{preset}"; choose default, paper or paper-per-sample.')
+        if preset == "default":
+            if self.search is None:
+                known = [row.name for row in METHODS.values() if row.search is not None]
+                raise InputError(f"{self.name} has no hyper-parameter that is searched; {nearest(self.name, known)}")
+            return self.search
+        if kind not in self.paper_search:
+            known = [row.name for row in METHODS.values() if row.paper_search]
+            raise InputError(f"the paper gives no search space for {self.name}; it does for {', '.join(known)}.")
+        return self.paper_search[kind]
 
 
 SIZES = ("num_samples", "num_classes", "class_counts", "feature_dim", "feature_shape")
+CONTEXT = (*SIZES, "batch_size", "bounds")
+"""What a caller may know of data, model and training; a method takes what it wants of it."""
 
 METHODS: dict[str, Method] = {}
 """All methods by name, in the order of their definition."""

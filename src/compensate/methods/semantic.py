@@ -8,6 +8,7 @@ from compensate.inference.classes import Counts, effective_weights
 from compensate.inference.covariance import Augment, ClassCovariance, Kind, ServesOnce
 from compensate.inference.tuning import Ramp
 from compensate.methods.registry import method
+from compensate.methods.search import Real, Space
 from compensate.state import Value
 
 __all__ = ["isda", "metasaug"]
@@ -19,6 +20,7 @@ __all__ = ["isda", "metasaug"]
     reference="Wang et al., Implicit Semantic Data Augmentation for Deep Networks, NeurIPS 2019",
     needs=["model", "features", "steps"],
     limits='lambda = 0 leaves cross entropy. Full covariances take C x D x D numbers; use covariance="diagonal" for many classes.',
+    search=Space({"lam": Real(0.05, 5.0, log=True)}),
 )  # fmt: skip
 def isda(
     *,

@@ -11,6 +11,7 @@ from compensate.granularity import Sample
 from compensate.inference.prior import Slack
 from compensate.inference.regularised import L1, AtLeast
 from compensate.methods.registry import method
+from compensate.methods.search import Real, Space
 from compensate.state import Value
 
 __all__ = ["hinge", "meta_loss", "slack_hinge"]
@@ -43,6 +44,7 @@ def hinge(u: Tensor, target: Tensor) -> Tensor:
     reference="Cortes and Vapnik, Support-Vector Networks, 1995; Yao and Wu, Compensation Learning, 2021",
     needs=["index"],
     limits="lambda >= 1 means no slack: the plain hinge loss. lambda = 0 lets slack take up every loss.",
+    search=Space({"lam": Real(0.05, 1.0), "lr": Real(0.01, 1.0, log=True)}),
 )  # fmt: skip
 def slack_hinge(*, num_samples: int, lam: Value = 0.5, lr: float = 0.1, weight: Weights | None = None) -> Compensated:
     r"""The support vector machine as a deep loss: a hinge with a slack for each sample.

@@ -9,6 +9,7 @@ from compensate.inference.guesses import Worst
 from compensate.inference.prior import Toward, uniform
 from compensate.inference.statistics import ClassMean, recorded
 from compensate.methods.registry import method
+from compensate.methods.search import Real, Space, each
 from compensate.state import Value
 
 __all__ = ["adversarial_label_smoothing", "label_smoothing", "online_label_smoothing"]
@@ -19,6 +20,8 @@ __all__ = ["adversarial_label_smoothing", "label_smoothing", "online_label_smoot
     equation="25",
     reference="Szegedy et al., Rethinking the Inception Architecture, CVPR 2016",
     limits="lam = 0 is cross entropy. Treats all wrong classes alike, and right labels like wrong ones.",
+    search=Space({"lam": Real(0.01, 0.6)}),
+    candidates=each(lam=(0.1, 0.2, 0.3, 0.45, 0.6)),
 )  # fmt: skip
 def label_smoothing(*, num_samples: int | None = None, lam: Value = 0.1, weight: Weights | None = None) -> Compensated:
     r"""Label smoothing: every label gives a little to all classes alike.
@@ -42,6 +45,7 @@ def label_smoothing(*, num_samples: int | None = None, lam: Value = 0.1, weight:
     equation="26, 27",
     reference="Goibert and Dohmatob, Adversarial Robustness via Label-Smoothing, 2019",
     limits="lam = 0 is cross entropy. Meant for adversarial robustness; it does nothing against wrong labels.",
+    search=Space({"lam": Real(0.01, 0.6)}),
 )  # fmt: skip
 def adversarial_label_smoothing(
     *,
@@ -82,6 +86,8 @@ def adversarial_label_smoothing(
     reference="Zhang et al., Delving Deep into Label Smoothing, IEEE TIP 2021",
     needs=["epochs"],
     limits="Without end_epoch() it stays label smoothing. A class that is never predicted right keeps a uniform row.",
+    search=Space({"alpha": Real(0.05, 0.95)}),
+    candidates=each(alpha=(0.5, 0.3, 0.1, 0.7, 0.9)),
 )  # fmt: skip
 def online_label_smoothing(
     *,

@@ -14,6 +14,7 @@ from compensate.forwards import Stages
 from compensate.granularity import Category, Corpus, Table
 from compensate.inference.adversarial import Adversarial
 from compensate.methods.registry import method
+from compensate.methods.search import Real, Space
 from compensate.proximal import Norm
 
 __all__ = ["classwise_universal_at", "mixed_universal_at", "universal_at", "universal_perturbation"]
@@ -42,6 +43,7 @@ def _shared(
     reference="Shafahi et al., Universal Adversarial Training, AAAI 2020",
     needs=["model"],
     limits="eps = 0 leaves cross entropy. A bias at the input can absorb one perturbation for all instead of resisting it.",
+    search=Space({"eps": Real(0.001, 0.1, log=True)}),
 )  # fmt: skip
 def universal_at(
     *,
@@ -76,6 +78,7 @@ def universal_at(
     reference="Benz et al., Universal Adversarial Training with Class-Wise Perturbations, ICME 2021",
     needs=["model"],
     limits="eps = 0 leaves cross entropy. Holds an input for each class; with many classes a row is renewed seldom.",
+    search=Space({"eps": Real(0.001, 0.1, log=True)}),
 )  # fmt: skip
 def classwise_universal_at(
     *,

@@ -9,6 +9,7 @@ from compensate.errors import InputError
 from compensate.inference.statistics import ClassMean, Evidence, recorded
 from compensate.inference.weights import Becomes, BoxCox, Focus, LearnedWeights, Weighted, WeightNet
 from compensate.methods.registry import method
+from compensate.methods.search import Real, Space, each
 
 __all__ = ["focal", "gce", "meta_weight", "reweight"]
 
@@ -19,6 +20,8 @@ __all__ = ["focal", "gce", "meta_weight", "reweight"]
     reference="Lin et al., Focal Loss for Dense Object Detection, ICCV 2017",
     kind="weighting",
     limits="Not compensation: a weight. gamma = 0 is cross entropy. Turns to hard samples, so wrong labels count more.",
+    search=Space({"gamma": Real(0.0, 5.0)}),
+    candidates=each(gamma=(2.0, 0.5, 1.0, 3.0, 5.0)),
 )  # fmt: skip
 def focal(
     *,
@@ -58,6 +61,8 @@ def focal(
     reference="Zhang and Sabuncu, Generalized Cross Entropy Loss for Training with Noisy Labels, NeurIPS 2018",
     kind="weighting",
     limits="Not compensation: another loss. q to 0 is cross entropy, q = 1 mean absolute error, which learns slowly.",
+    search=Space({"q": Real(0.1, 1.0)}),
+    candidates=each(q=(0.7, 0.3, 0.5, 0.9, 1.0)),
 )  # fmt: skip
 def gce(
     *, num_samples: int | None = None, q: float = 0.7, k: float = 0.0, weight: Weights | None = None

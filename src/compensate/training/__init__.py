@@ -6,25 +6,35 @@
 from compensate.training.config import PROTOCOL, RECIPES, Config, read_toml, settled
 from compensate.training.distribution import Processes, together
 from compensate.training.evaluation import evaluate, predict
+from compensate.training.evidence import train_and_record
 from compensate.training.exchange import Exchange
-from compensate.training.finished import load_config, load_model
-from compensate.training.loop import fit
-from compensate.training.outcome import Result
+from compensate.training.fitting import fit
+from compensate.training.hardware import Hardware
+from compensate.training.optimization import OPTIMIZERS, SCHEDULES
 from compensate.training.preparation import Prepared, make_criterion, make_model, prepare
-from compensate.training.run import Run
-from compensate.training.schedule import OPTIMISERS, SCHEDULES
+from compensate.training.run import Result, Run, load_config, load_model
+from compensate.training.samples import Samples
+from compensate.training.step import Batch, Learner
+from compensate.training.trainer import EarlyStopping, Interrupted, Trainer
 
 __all__ = [
-    "OPTIMISERS",
+    "OPTIMIZERS",
     "PROTOCOL",
     "RECIPES",
     "SCHEDULES",
+    "Batch",
     "Config",
+    "EarlyStopping",
     "Exchange",
+    "Hardware",
+    "Interrupted",
+    "Learner",
     "Prepared",
     "Processes",
     "Result",
     "Run",
+    "Samples",
+    "Trainer",
     "evaluate",
     "fit",
     "load_config",
@@ -36,4 +46,5 @@ __all__ = [
     "read_toml",
     "settled",
     "together",
+    "train_and_record",
 ]

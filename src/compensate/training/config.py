@@ -1,4 +1,4 @@
-"""What a run is: its data, noise, method, model and optimiser, as one frozen value with a name of its own."""
+"""What a run is: its data, noise, method, model and optimizer, as one frozen value with a name of its own."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ class Config:
         max_length: texts are cut after so many words.
         augment: ``crop-flip``, ``crop`` or ``none``.
         epochs, batch_size: of the training; a batch is shared among processes.
-        optimiser: a name in `OPTIMISERS`; with `lr`, `momentum` (SGD's) and `weight_decay`.
+        optimizer: a name in `OPTIMIZERS`; with `lr`, `momentum` (SGD's) and `weight_decay`.
         schedule: a name in `SCHEDULES`, after a linear `warmup` (share of all steps).
         clip: largest norm of the gradient; None for no limit.
-        accumulate: batches whose gradients make one step of the optimiser.
+        accumulate: batches whose gradients make one step of the optimizer.
         precision: ``no``, ``bf16`` or ``fp16``.
         patience: stop after so many epochs without a better validation accuracy; None never stops.
         seed: of everything random.
@@ -85,7 +85,7 @@ class Config:
     augment: str | None = None
     epochs: int | None = None
     batch_size: int | None = None
-    optimiser: str | None = None
+    optimizer: str | None = None
     lr: float | None = None
     momentum: float = 0.9
     weight_decay: float | None = None
@@ -141,7 +141,7 @@ class Config:
         """64 hexadecimal digits that name this run: the SHA-256 of its canonical JSON and of the protocol's number."""
         try:
             # What came later than the first runs counts only where it is used: their names stay what they were.
-            plain = {k: v for k, v in self.json.items() if v is not None or k not in _LATER}
+            plain = {_FIRST.get(k, k): v for k, v in self.json.items() if v is not None or k not in _LATER}
             text = json.dumps([PROTOCOL, plain], sort_keys=True, separators=(",", ":"), allow_nan=False)
         except (TypeError, ValueError) as error:
             raise InputError(f"a run is made of numbers, texts and lists only: {error}.") from error
@@ -154,6 +154,8 @@ class Config:
 
 
 _LATER = ("limit_test",)
+_FIRST = {"optimizer": "optimiser"}
+"""Options by the names that they had when the first runs got theirs."""
 _WORDS: dict[type, str] = {
     int: "a whole number",
     float: "a number",
@@ -176,18 +178,18 @@ _RANGES: list[tuple[str, float, float]] = [
 _CHOICES: dict[str, tuple[str, ...]] = {
     "precision": ("no", "bf16", "fp16"),
     "augment": ("none", "crop", "crop-flip"),
-    "optimiser": ("sgd", "adam", "adamw"),
+    "optimizer": ("sgd", "adam", "adamw"),
     "schedule": ("constant", "cosine", "linear", "step"),
 }
 
-_SMALL = {"optimiser": "adam", "lr": 2e-3, "weight_decay": 0.0, "schedule": "cosine", "augment": "none"}
+_SMALL = {"optimizer": "adam", "lr": 2e-3, "weight_decay": 0.0, "schedule": "cosine", "augment": "none"}
 RECIPES: dict[str, dict[str, Any]] = {
     "resnet": {
-        "epochs": 100, "batch_size": 128, "optimiser": "sgd", "lr": 0.1, "weight_decay": 5e-4, "schedule": "cosine",
+        "epochs": 100, "batch_size": 128, "optimizer": "sgd", "lr": 0.1, "weight_decay": 5e-4, "schedule": "cosine",
         "augment": "crop-flip",
     },
     "bilstm": {
-        "epochs": 5, "batch_size": 32, "optimiser": "adam", "lr": 1e-3, "weight_decay": 0.0, "schedule": "constant",
+        "epochs": 5, "batch_size": 32, "optimizer": "adam", "lr": 1e-3, "weight_decay": 0.0, "schedule": "constant",
         "augment": "none",
     },
     "cnn": {"epochs": 60, "batch_size": 64, **_SMALL},

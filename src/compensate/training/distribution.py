@@ -17,6 +17,7 @@ and gradients of gradients follow by the chain rule.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -51,6 +52,13 @@ class Processes:
         if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
             return cls()
         return cls(dist.get_world_size(), dist.get_rank(), dist.new_group())
+
+    @classmethod
+    def launched(cls) -> Processes:
+        """As `current`, and joins them if `torchrun` or `accelerate launch` started several."""
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1 and dist.is_available() and not dist.is_initialized():
+            dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        return cls.current()
 
     @property
     def main(self) -> bool:
@@ -168,7 +176,10 @@ class Whole(nn.Module):
         super().__init__()
         self.model, self.processes, self.given = model, processes, given
         self.n = 0
-        """Samples of the whole batch, set before each step."""
+
+    def expect(self, n: int) -> None:
+        """Before each step: the number of samples of the whole batch."""
+        self.n = n
 
     def own(self, x: Any) -> Any:
         """The own slice of an input."""
@@ -191,6 +202,10 @@ class WholeStages(nn.Module):
         self._stages = [stages]  # in a list: a stage that is a layer must not be registered a second time
         if stages.padding is not None:
             self.padding = stages.padding
+
+    def expect(self, n: int) -> None:
+        """Before each step: the number of samples of the whole batch."""
+        self.whole.expect(n)
 
     @property
     def _model(self) -> Stages:

@@ -14,14 +14,14 @@ from compensate.errors import NotFinite
 
 
 @dataclass
-class Watch:
+class DivergenceCheck:
     """Knows where a run stands, so that an error can say so.
 
-    >>> watch = Watch(folder="runs/a")
-    >>> watch.step, watch.saved, watch.where = 7, 4, "epoch 2, batch 3 of 4, learning rate 100"
-    >>> watch.loss(torch.tensor(1.0))
+    >>> check = DivergenceCheck(folder="runs/a")
+    >>> check.step, check.saved, check.where = 7, 4, "epoch 2, batch 3 of 4, learning rate 100"
+    >>> check.loss(torch.tensor(1.0))
     >>> try:
-    ...     watch.loss(torch.tensor(float("inf")))
+    ...     check.loss(torch.tensor(float("inf")))
     ... except NotFinite as error:
     ...     print(error)  # doctest: +ELLIPSIS
     the training diverged at step 7 (epoch 2, batch 3 of 4, learning rate 100): the loss is inf. ...

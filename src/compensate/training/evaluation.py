@@ -1,4 +1,4 @@
-"""How good a model is on held-out samples."""
+"""How good a model is on held-out samples, and what it says of any."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from compensate.data import Data, Ragged, gather
+from compensate.data import Data
+from compensate.training.distribution import Processes
+from compensate.training.hardware import move
+from compensate.training.samples import Rows, Samples
 
 BATCH = 256
-
-
-def cut(data: Data, size: int = BATCH) -> list[NDArray[np.int64]]:
-    """Positions in batches; texts of like length together, so that little is padded."""
-    rows = np.argsort(data.x.lengths, kind="stable") if isinstance(data.x, Ragged) else np.arange(len(data))
-    return [rows[i : i + size] for i in range(0, len(rows), size)]
+"""Samples that are evaluated together."""
 
 
 @contextmanager
@@ -35,18 +33,42 @@ def resting(model: nn.Module) -> Iterator[None]:
         model.train(was_training)
 
 
-def sums(model: nn.Module, data: Data, batches: list[NDArray[np.int64]], device: torch.device) -> Tensor:
-    """(3,) right answers, summed cross entropy, and samples; outputs beyond the classes are left out."""
-    total = torch.zeros(3, dtype=torch.float64, device=device)
+def outputs(
+    model: nn.Module, samples: Samples, device: torch.device | str = "cpu", processes: Processes | None = None
+) -> Iterator[tuple[Rows, Tensor]]:
+    """Rows and their logits (B, C), a portion at a time; of several processes, each has portions of its own.
+
+    Outputs past the classes, such as that of abstention, are left out.
+    """
+    processes = Processes() if processes is None else processes
     with resting(model):
-        for rows in batches:
-            x, y, _ = gather(data, rows)
-            x, y = x.to(device), y.to(device)
-            u = model(x)[:, : data.num_classes].float()
-            total[0] += (u.argmax(-1) == y).sum()
+        for rows in samples.portions(BATCH)[processes.rank :: processes.size]:
+            u = model(move(samples.batch(rows, None), device))[:, : samples.num_classes]
+            yield rows, u.to(torch.promote_types(u.dtype, torch.float32))
+
+
+def sums(
+    model: nn.Module, samples: Samples, device: torch.device | str = "cpu", processes: Processes | None = None
+) -> Tensor:
+    """(3,) right answers, summed cross entropy, and samples, each counted by its weight."""
+    total = torch.zeros(3, dtype=torch.float64, device=device)
+    for rows, u in outputs(model, samples, device, processes):
+        y = torch.from_numpy(samples.labels[rows]).to(device)
+        weight = torch.ones(len(y)) if samples.weight is None else torch.from_numpy(samples.weight[rows])
+        weight = weight.to(device, torch.float64)
+        total[0] += weight @ (u.argmax(-1) == y).double()
+        if samples.weight is None:
             total[1] += F.cross_entropy(u, y, reduction="sum")
-            total[2] += len(y)
+        else:
+            total[1] += weight @ F.cross_entropy(u, y, reduction="none").double()
+        total[2] += weight.sum()
     return total
+
+
+def shares(total: Tensor) -> dict[str, float]:
+    """The means that belong to the sums."""
+    right, loss, count = total.tolist()
+    return {"accuracy": right / (count or 1), "loss": loss / (count or 1)}
 
 
 def evaluate(model: nn.Module, data: Data, *, device: torch.device | str = "cpu") -> dict[str, float]:
@@ -57,8 +79,7 @@ def evaluate(model: nn.Module, data: Data, *, device: torch.device | str = "cpu"
     >>> sorted(evaluate(CNN(10), digits().subset(np.arange(100))))
     ['accuracy', 'loss']
     """
-    data = data.subset(data.labelled)
-    return shares(sums(model, data, cut(data), torch.device(device)))
+    return shares(sums(model, Samples.of(data.subset(data.labelled)), device))
 
 
 def agreement(model: nn.Module, data: Data, which: NDArray[np.bool_], *, device: torch.device | str = "cpu") -> float:
@@ -69,25 +90,26 @@ def agreement(model: nn.Module, data: Data, which: NDArray[np.bool_], *, device:
     return evaluate(model, data.subset(which), device=device)["accuracy"] if which.any() else math.nan
 
 
-def shares(total: Tensor) -> dict[str, float]:
-    """The means that belong to the sums."""
-    right, loss, count = total.tolist()
-    return {"accuracy": right / max(count, 1), "loss": loss / max(count, 1)}
-
-
-def predict(model: nn.Module, data: Data, *, device: torch.device | str = "cpu") -> Tensor:
-    """(N, C) logits of every sample, in the order of the data.
+def predict(
+    model: nn.Module,
+    data: Data | Samples,
+    *,
+    device: torch.device | str = "cpu",
+    processes: Processes | None = None,
+) -> Tensor:
+    """(N, C) logits of every sample, in the order of the data. Several processes share the work, and all have the whole.
 
     >>> from compensate.data import digits
     >>> from compensate.models import CNN
     >>> predict(CNN(10), digits().subset(np.arange(5))).shape
     torch.Size([5, 10])
     """
+    samples = Samples.of(data) if isinstance(data, Data) else data
     found: Tensor | None = None
-    with resting(model):
-        for rows in cut(data):
-            u = model(gather(data, rows)[0].to(device))[:, : data.num_classes].float().cpu()
-            if found is None:
-                found = u.new_zeros(len(data), u.shape[-1])
-            found[torch.from_numpy(rows)] = u
-    return torch.zeros(0, data.num_classes) if found is None else found
+    for rows, u in outputs(model, samples, device, processes):
+        if found is None:
+            found = torch.zeros(len(samples), u.shape[-1], dtype=u.dtype)
+        found[torch.from_numpy(rows)] = u.cpu()
+    if found is None:
+        found = torch.zeros(len(samples), samples.num_classes)
+    return found if processes is None else processes.sum(found)

@@ -1,7 +1,7 @@
 """One process at a time in a folder.
 
-The system holds the lock and drops it when the process ends, however it ends: a process that was killed leaves a file
-behind, but no lock. The file says who is at work, for the message of whoever comes second.
+The system holds the lock and drops it when the process ends, however it ends: a process that was killed leaves files behind, but
+no lock. One of them says who is at work, for the message of whoever comes second.
 """
 
 from __future__ import annotations
@@ -12,87 +12,53 @@ import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
-from typing import IO
+
+from filelock import FileLock, Timeout
 
 from compensate.errors import InputError
-from compensate.files import writing
+from compensate.files import write_atomically, writing
 
-fcntl: ModuleType | None
-try:
-    import fcntl
-except ImportError:  # pragma: no cover - Windows
-    fcntl = None
-
-NAME = "lock"
+NAME, OWNER = ".lock", "process.json"
 
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Keeps other processes out of a folder; raises if one is at work there. Where files cannot be locked it does nothing.
+    """Keeps other processes out of a folder; raises if one is at work there.
+
+    On a disk that knows no locks it does nothing: better to train than to refuse.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
     >>> with alone(folder):
-    ...     (folder / NAME).exists()
+    ...     (folder / OWNER).exists()
     True
-    >>> (folder / NAME).exists()
+    >>> (folder / OWNER).exists()
     False
     """
-    if fcntl is None:  # pragma: no cover - Windows
+    lock = FileLock(folder / NAME)
+    try:
+        lock.acquire(blocking=False)
+    except NotImplementedError:
         yield
         return
-    path = folder / NAME
-    file = _locked(path)
+    except Timeout:
+        raise InputError(
+            f"{folder} is in use: {_owner(folder)} trains in it. Wait until it ends, or choose another folder."
+        ) from None
+    except OSError as error:
+        with writing(folder):
+            raise error
     try:
+        write_atomically(folder / OWNER, json.dumps({"pid": os.getpid(), "host": platform.node()}).encode())
         yield
     finally:
-        # Removed while it is still held: whoever opened it in between sees that it is no longer the file of this name.
-        path.unlink(missing_ok=True)
-        file.close()
+        (folder / OWNER).unlink(missing_ok=True)
+        lock.release()
 
 
-def _locked(path: Path) -> IO[str]:
-    assert fcntl is not None
-    while True:
-        with writing(path):
-            file = path.open("a+", encoding="utf-8")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_named(file, path):
-                break
-            file.close()
-        except BlockingIOError:
-            who = _who(file)
-            file.close()
-            raise InputError(
-                f"{path.parent} is in use: {who} trains in it. Wait until it ends, or choose another folder."
-            ) from None
-        except OSError:
-            break  # a disk that knows no locks: better to train than to refuse
+def _owner(folder: Path) -> str:
     try:
-        with writing(path):
-            file.truncate(0)
-            file.write(json.dumps({"pid": os.getpid(), "host": platform.node()}))
-            file.flush()
-    except InputError:
-        file.close()
-        raise
-    return file
-
-
-def _is_named(file: IO[str], path: Path) -> bool:
-    """Whether the open file still is the one of this name: its last owner may have removed it meanwhile."""
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
-
-
-def _who(file: IO[str]) -> str:
-    try:
-        file.seek(0)
-        found = json.load(file)
+        found = json.loads((folder / OWNER).read_text(encoding="utf-8"))
         return f"process {found['pid']} on {found['host']}"
-    except (ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError):
         return "another process"

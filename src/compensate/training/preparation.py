@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -30,7 +29,7 @@ from compensate.data import (
 )
 from compensate.data.seeding import generator
 from compensate.equation import Compensated
-from compensate.errors import InputError, nearest
+from compensate.errors import InputError
 from compensate.files import read_array
 from compensate.forwards import Stages
 from compensate.inference.margins import CosineHead
@@ -225,23 +224,37 @@ def make_model(prepared: Prepared) -> nn.Module:
 
 
 @torch.no_grad()
-def sizes(prepared: Prepared, model: nn.Module) -> dict[str, Any]:
-    """What a method may ask about data and model."""
-    x, _, _ = gather(prepared.train, np.arange(min(2, len(prepared.train))))
+def model_sizes(model: nn.Module, x: Any, *, sequences: bool = False) -> dict[str, Any]:
+    """What a method may ask about a model: the shape of the input that is compensated, and the number of its features.
+
+    Args:
+        model: the model.
+        x: a small batch.
+        sequences: whether `x` is token ids. One row of a text serves all its words: the shape of a word is the shape of a
+            text's compensation.
+    """
     stages, was_training = Stages.of(model), model.training
     model.eval()
     e = x if stages.embed is None else stages.embed(x)
-    found: dict[str, Any] = {
-        "num_samples": prepared.train.rows,
-        "num_classes": prepared.train.num_classes,
-        "class_counts": prepared.train.class_counts.tolist(),
-        # One row of a text serves all its words: the shape of a word is the shape of a text's compensation.
-        "feature_shape": tuple(e.shape[2:] if isinstance(prepared.train.x, Ragged) else e.shape[1:]),
-    }
+    found: dict[str, Any] = {}
+    if isinstance(e, Tensor):
+        found["feature_shape"] = tuple(e.shape[2:] if sequences else e.shape[1:])
     if stages.features is not None:
-        found["feature_dim"] = stages.features(e).shape[-1]
+        found["feature_dim"] = int(stages.features(e).shape[-1])
     model.train(was_training)
     return found
+
+
+def sizes(prepared: Prepared, model: nn.Module) -> dict[str, Any]:
+    """What a method may ask about data and model."""
+    data = prepared.train
+    x, _, _ = gather(data, np.arange(min(2, len(data))))
+    return {
+        "num_samples": data.rows,
+        "num_classes": data.num_classes,
+        "class_counts": data.class_counts.tolist(),
+        **model_sizes(model, x, sequences=isinstance(data.x, Ragged)),
+    }
 
 
 def make_criterion(prepared: Prepared, model: nn.Module, data_dir: str | Path | None = None) -> Compensated:
@@ -252,21 +265,14 @@ def make_criterion(prepared: Prepared, model: nn.Module, data_dir: str | Path | 
     logit · positive · regularised · sample
     """
     config, method = prepared.config, prepared.method
-    arguments: dict[str, Any] = dict(config.hyper)
-    wanted = inspect.signature(method.build).parameters
-    unknown = [name for name in arguments if name not in wanted]
-    if unknown:
-        raise InputError(f'{method.name} has no hyper-parameter "{unknown[0]}"; {nearest(unknown[0], wanted)}')
-    if "bounds" in wanted and getattr(prepared.train.x, "ndim", 0) == 4:
-        arguments.setdefault("bounds", (0.0, 1.0))  # images are pixels in [0, 1]
-    if "batch_size" in wanted:
-        arguments.setdefault("batch_size", config.batch_size)
-    if "teacher" in method.needs:
-        name = "teacher" if "teacher" in wanted else "guess"
-        arguments.setdefault(name, teacher_logits(prepared, data_dir, soften=name == "guess"))
+    known: dict[str, Any] = {**sizes(prepared, model), "batch_size": config.batch_size}
+    if getattr(prepared.train.x, "ndim", 0) == 4:
+        known["bounds"] = (0.0, 1.0)  # images are pixels in [0, 1]
+    if "teacher" in method.needs and (name := method.teacher) not in config.hyper:
+        known[name] = teacher_logits(prepared, data_dir, soften=name == "guess")
     if "clean" in method.needs and prepared.clean is None:
         raise InputError(f"{method.name} learns from clean data; keep a share of it: clean=0.02 (--clean 0.02).")
-    criterion = method.make(**sizes(prepared, model), **arguments)
+    criterion = method.make(**{**known, **config.hyper})
     for table in criterion.tables():
         if table.kept is not None:
             table.kept.store.clear()  # the file of a mapped table may hold rows of an earlier run
@@ -283,7 +289,7 @@ def teacher_logits(prepared: Prepared, data_dir: str | Path | None, *, soften: b
         )
     path = Path(config.teacher)
     if path.is_dir():
-        from compensate.training.finished import predict_rows
+        from compensate.training.run import predict_rows
 
         rows = predict_rows(path, prepared, data_dir)
     elif path.suffix == ".npy" and path.is_file():

@@ -1,4 +1,4 @@
-"""The folder of a run: its configuration, its metrics, its checkpoint and its result."""
+"""A run: its folder while it is under way, what it gives when it has ended, and its use afterwards."""
 
 from __future__ import annotations
 
@@ -6,17 +6,22 @@ import json
 import platform
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from compensate._version import __version__
+from compensate.equation import Compensated
 from compensate.errors import InputError
 from compensate.files import make_folder, write_atomically
 from compensate.training import checkpoint
 from compensate.training.config import PROTOCOL, Config
+from compensate.training.evaluation import predict
 from compensate.training.lock import alone
+from compensate.training.preparation import Prepared, make_model, prepare
 
 
 class Run:
@@ -40,13 +45,13 @@ class Run:
         """While it lasts, no other process may train in this folder."""
         return nullcontext() if self.path is None else alone(make_folder(self.path))
 
-    def begin(self, asked: Config, effective: Config, *, resume: bool) -> dict[str, Any] | None:
-        """Writes the configuration; returns the checkpoint to go on from, if that is wanted and there is one."""
+    def begin(self, asked: Mapping[str, Any], *, resume: bool) -> dict[str, Any] | None:
+        """Writes what is asked for, with its ``id`` and ``config``; gives the checkpoint to go on from, if that is wanted."""
         if self.path is None:
             return None
         found = self._known()
-        if found is not None and found["id"] != asked.id:
-            differs = [k for k, v in asked.json.items() if found["config"].get(k) != v] or ["protocol"]
+        if found is not None and found["id"] != asked["id"]:
+            differs = [k for k, v in asked["config"].items() if found["config"].get(k) != v] or ["protocol"]
             raise InputError(
                 f"{self.path} holds another run: it differs in {', '.join(differs)}. Choose another folder, or delete it."
             )
@@ -56,7 +61,7 @@ class Run:
             )
         make_folder(self.path)
         if found is None:
-            self.write("config.json", describe(asked) | {"effective": effective.json})
+            self.write("config.json", asked)
         return checkpoint.latest(self / "checkpoint") if resume else None
 
     def _known(self) -> dict[str, Any] | None:
@@ -90,9 +95,92 @@ class Run:
 
 def describe(config: Config) -> dict[str, Any]:
     """A run and what it was made with; only the run itself is part of its id."""
-    return {
-        "id": config.id,
-        "protocol": PROTOCOL,
-        "config": config.json,
-        "versions": {"compensate": __version__, "torch": torch.__version__, "python": platform.python_version()},
-    }
+    return {"id": config.id, "protocol": PROTOCOL, "config": config.json, "versions": versions()}
+
+
+def versions() -> dict[str, str]:
+    """What a run is made with."""
+    return {"compensate": __version__, "torch": torch.__version__, "python": platform.python_version()}
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """A finished run.
+
+    Attributes:
+        config: with every open value filled in.
+        history: a row of metrics for each epoch.
+        best: the row with the highest validation accuracy; without a validation part, the highest test accuracy.
+        model, criterion: as the last epoch left them.
+        prepared: the data.
+        seconds: the time it took.
+
+    >>> from compensate.training import fit
+    >>> result = fit(Config(data="digits", epochs=1))
+    >>> result.selected_on, len(result.history), result.best is result.history[0]
+    ('validation', 1, True)
+    """
+
+    config: Config
+    history: list[dict[str, float]]
+    best: dict[str, float]
+    model: nn.Module
+    criterion: Compensated
+    prepared: Prepared
+    seconds: float
+
+    @property
+    def last(self) -> dict[str, float]:
+        """The metrics of the last epoch."""
+        return self.history[-1]
+
+    @property
+    def selected_on(self) -> str:
+        """What `best` was chosen by: "validation", "test" or "train"."""
+        names = {"val": "validation", "test": "test"}
+        return next((said for name, said in names.items() if f"{name}_accuracy" in self.best), "train")
+
+
+def load_config(folder: str | Path) -> Config:
+    """The configuration of the run in this folder, as it was asked for.
+
+    >>> import tempfile
+    >>> from compensate.training import fit
+    >>> folder = tempfile.mkdtemp()
+    >>> _ = fit(Config(data="digits", epochs=1), folder=folder)
+    >>> load_config(folder).epochs
+    1
+    """
+    path = Path(folder) / "config.json"
+    if not path.is_file():
+        raise InputError(f"{folder} is not the folder of a run: it has no config.json.")
+    return Config.of(json.loads(path.read_text(encoding="utf-8"))["config"], str(path))
+
+
+def load_model(folder: str | Path, prepared: Prepared, *, best: bool = False) -> nn.Module:
+    """The trained model of the run in this folder, in evaluation mode; of its best epoch instead of its last if asked.
+
+    >>> import tempfile
+    >>> from compensate.training import fit
+    >>> folder = tempfile.mkdtemp()
+    >>> result = fit(Config(data="digits", epochs=1), folder=folder)
+    >>> type(load_model(folder, result.prepared)).__name__
+    'CNN'
+    """
+    model = make_model(prepared)
+    name = "best.safetensors" if best else "model.safetensors"
+    model.load_state_dict(checkpoint.load_weights(Path(folder) / name))
+    return model.eval()
+
+
+def predict_rows(folder: str | Path, prepared: Prepared, data_dir: str | Path | None) -> Tensor:
+    """(rows, C) logits of that run's model for the training samples of another run on the same data, zeros elsewhere."""
+    theirs = prepare(load_config(folder), data_dir=data_dir)
+    if theirs.train.rows != prepared.train.rows or theirs.train.classes != prepared.train.classes:
+        raise InputError(f"the run in {folder} is not on the same data; a teacher must know the same samples.")
+    with torch.random.fork_rng():
+        model = load_model(folder, theirs)
+    logits = predict(model, prepared.train)
+    rows = torch.zeros(prepared.train.rows, prepared.train.num_classes)
+    rows[torch.from_numpy(prepared.train.index)] = logits
+    return rows

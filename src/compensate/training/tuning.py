@@ -11,9 +11,10 @@ import numpy as np
 
 from compensate.errors import InputError, NotFinite
 from compensate.files import make_folder
+from compensate.methods.registry import find
+from compensate.methods.search import Choice, Kind, Preset, Space
 from compensate.training.config import Config
 from compensate.training.preparation import prepare
-from compensate.training.spaces import Choice, Kind, Preset, Space, space_of
 from compensate.training.workers import LOST, side_by_side, trained
 
 LAST = 5
@@ -78,7 +79,7 @@ def search(
     prepared = prepare(config, data_dir=data_dir)
     if prepared.validation is None or not len(prepared.validation):
         raise InputError("tuning needs a validation part; hold out a share of the noisy data: validation=0.1.")
-    space = space_of(config.method, preset, kind_of(config, prepared.train))
+    space = find(config.method).space(preset, kind_of(config, prepared.train))
     batch_size = prepared.config.batch_size or 1
     name = f"{config.method}-{preset}-{config.but(hyper={}).id[:8]}-{seeds}"
     study = open_study(folder, name, config.seed)

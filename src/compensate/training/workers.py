@@ -1,29 +1,35 @@
 """Runs side by side: one process each, one thread each.
 
 A process that is ended from outside, often for want of memory, takes its own job with it and no other: the job is started
-again, and given up when that has happened too often.
+again, and given up when that has happened too often. Workers whose parent is gone end as well.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
+import threading
+import time
+import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from importlib import import_module
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 
 from compensate.errors import InputError
 from compensate.training.config import Config
-from compensate.training.loop import fit
+from compensate.training.fitting import fit
 from compensate.training.run import Run
 
 Answer = TypeVar("Answer")
-Backend = Literal["joblib", "ray"]
-BACKENDS: tuple[Backend, ...] = ("joblib", "ray")
+Backend = Literal["local", "ray"]
+BACKENDS: tuple[Backend, ...] = ("local", "ray")
 
 RETRIES = 2
 """How often a job is started again whose process was ended from outside."""
@@ -35,13 +41,19 @@ LOST = (
 
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
+BEGUN = None
+"""What a worker says when it has taken a job."""
+
+GRACE = 20.0
+"""Seconds in which a worker that is asked to end may store a checkpoint."""
+
 
 def side_by_side(
     work: Callable[..., Answer],
     jobs: Iterable[tuple[Any, ...]],
     workers: int | None,
     *,
-    backend: Backend = "joblib",
+    backend: Backend = "local",
     lost: Callable[..., Answer],
 ) -> Iterator[Answer]:
     """`work(*job)` for each job, in as many processes as there are cores unless told; answers come as they are ready.
@@ -62,47 +74,123 @@ def side_by_side(
     yield from _here(work, jobs, count, lost)
 
 
+class _Worker:
+    """A process that takes one job after another."""
+
+    def __init__(self, work: Callable[..., Any]) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, work), daemon=True)
+        with _environment(_ONE_THREAD):
+            self.process.start()
+        theirs.close()  # so that the pipe ends when the process does
+        self.begun = False
+
+    def give(self, job: tuple[Any, ...]) -> None:
+        """The next job; if the process has ended meanwhile, its pipe has, too."""
+        self.begun = False
+        with suppress(OSError):
+            self.pipe.send(job)
+
+    def ask_to_end(self) -> None:
+        """An idle process sees that its pipe has ended; a busy one is told."""
+        self.pipe.close()
+        self.process.terminate()
+
+    def end(self) -> None:
+        """Until the process has ended, one way or the other."""
+        self.process.join(GRACE)
+        self.process.kill()
+        self.process.join()
+
+
 def _here(
     work: Callable[..., Answer], jobs: list[tuple[Any, ...]], count: int, lost: Callable[..., Answer]
 ) -> Iterator[Answer]:
-    from joblib.externals.loky.process_executor import BrokenProcessPool, ProcessPoolExecutor
-
-    # A pool for each process: when a process dies its pool breaks, and it is then known whose job it was.
     waiting = deque((job, 0) for job in jobs)
-    running: dict[Future[Answer], tuple[tuple[Any, ...], int, Any]] = {}
-    idle: list[Any] = []
+    busy: dict[Connection, tuple[_Worker, tuple[Any, ...], int]] = {}
+    idle: list[_Worker] = []
     try:
-        while waiting or running:
-            while waiting and len(running) < count:
+        while waiting or busy:
+            while waiting and len(busy) < count:
+                worker = idle.pop() if idle else _Worker(work)
                 job, deaths = waiting.popleft()
-                pool = idle.pop() if idle else ProcessPoolExecutor(max_workers=1, env=_ONE_THREAD)
+                worker.give(job)
+                busy[worker.pipe] = worker, job, deaths
+            for pipe in cast("list[Connection]", wait(list(busy))):
+                worker, job, deaths = busy[pipe]
                 try:
-                    future = pool.submit(_alone, work, job)
-                except BrokenProcessPool:  # its process was ended while it had nothing to do: no job is lost
-                    pool.shutdown(wait=False, kill_workers=True)
-                    waiting.appendleft((job, deaths))
-                    continue
-                running[future] = job, deaths, pool
-            ready, _ = wait(running, return_when=FIRST_COMPLETED)
-            for future in ready:
-                job, deaths, pool = running.pop(future)
-                try:
-                    answer = future.result()
-                except BrokenProcessPool:
-                    pool.shutdown(wait=False, kill_workers=True)
-                    if deaths < RETRIES:
+                    message = pipe.recv()
+                except (EOFError, OSError):
+                    del busy[pipe]
+                    if not worker.begun:  # it was ended while it had nothing to do: no job is lost
+                        waiting.appendleft((job, deaths))
+                    elif deaths < RETRIES:
                         waiting.append((job, deaths + 1))
                     else:
                         yield lost(*job)
-                except BaseException:
-                    idle.append(pool)
-                    raise
-                else:
-                    idle.append(pool)
-                    yield answer
+                    continue
+                if message is BEGUN:
+                    worker.begun = True
+                    continue
+                del busy[pipe]
+                idle.append(worker)
+                answer, error, trace = message
+                if error is not None:
+                    raise error from RemoteError(trace)
+                yield answer
     finally:
-        for pool in (*idle, *(pool for _, _, pool in running.values())):
-            pool.shutdown(wait=True, kill_workers=True)
+        workers = [*idle, *(worker for worker, _, _ in busy.values())]
+        for worker in workers:
+            worker.ask_to_end()
+        for worker in workers:
+            worker.end()
+
+
+class RemoteError(Exception):
+    """Carries the stack trace of an error in a worker."""
+
+
+def _serve(pipe: Connection, work: Callable[..., Any]) -> None:
+    """In the worker: answers jobs until the pipe ends."""
+    torch.set_num_threads(1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        while True:
+            job = pipe.recv()
+            pipe.send(BEGUN)
+            answer: tuple[Any, Exception | None, str]
+            try:
+                answer = work(*job), None, ""
+            except Exception as error:
+                answer = None, error, traceback.format_exc()
+            pipe.send(answer)
+    except (EOFError, OSError, KeyboardInterrupt):
+        return  # the parent has ended, or this run was asked to stop and has stored where it stands
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)  # a run under way stores where it stands
+    time.sleep(GRACE)
+    os._exit(1)
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """The environment of processes that are started inside."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _on_cluster(

@@ -1,0 +1,1 @@
+"""The paper's experiments, run from a checkout: every table, figure and list of sentences is one command."""

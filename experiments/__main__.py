@@ -1,0 +1,30 @@
+"""`python -m experiments reproduce|figure|sentences`, in the folder of the checkout."""
+
+from __future__ import annotations
+
+import typer
+
+from compensate.cli import run
+from experiments.commands.figure import figure
+from experiments.commands.reproduce import reproduce
+from experiments.commands.sentences import sentences
+
+app = typer.Typer(
+    name="python -m experiments",
+    help="The tables, figures and sentences of the paper.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+for command in (reproduce, figure, sentences):
+    app.command()(command)
+
+
+def main() -> None:
+    """Runs the command line."""
+    run(app)
+
+
+if __name__ == "__main__":
+    main()

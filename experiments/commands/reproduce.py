@@ -1,0 +1,116 @@
+"""`python -m experiments reproduce`: a table of the paper, trained again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from compensate.commands import options as o
+from compensate.commands.terminal import console
+from compensate.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    from compensate.training.config import Config
+
+
+def reproduce(
+    table: Annotated[
+        str | None, typer.Argument(help="Such as table-9-sst2, or 9; all are listed without it.", show_default=False)
+    ] = None,
+    scale: Annotated[
+        str, typer.Option(help="paper (GPUs, days), small (two cores, hours) or tiny (a test).")
+    ] = "small",
+    seeds: Annotated[int, typer.Option(help="Runs of each cell.", min=1)] = 3,
+    extra: Annotated[
+        str | None,
+        typer.Option(
+            help="Methods beyond the paper's, with commas between; NAME-default, mixcomp-grows.", show_default=False
+        ),
+    ] = None,
+    defaults: Annotated[
+        bool, typer.Option("--defaults", help="Do not choose hyper-parameters; take each method's own.")
+    ] = False,
+    only: Annotated[
+        str | None, typer.Option(help="Train only these rows, with commas between.", show_default=False)
+    ] = None,
+    results: Annotated[Path, typer.Option(help="Folder of the finished runs.")] = Path("results/reproduce"),
+    runs: Annotated[Path, typer.Option(help="Folder of the runs under way.")] = Path("runs/reproduce"),
+    data_dir: o.DataDir = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes; as many as cores if not given.", min=1, show_default=False)
+    ] = None,
+    backend: Annotated[str, typer.Option(help="local for this machine, or ray for a cluster.")] = "local",
+    show: Annotated[bool, typer.Option("--show", help="Train nothing; print what is stored.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the table to this .md, .csv or .tex file.", show_default=False)
+    ] = None,
+) -> None:
+    """Train a table of the paper again and put the figures side by side.
+
+    **Example:** `python -m experiments reproduce table-9-sst2 --scale small`
+
+    First each method's hyper-parameters are chosen on held-out noisy labels, with the same number of trials for all; then
+    every cell is trained over the seeds. Started again, it goes on where it was: finished runs are read.
+    """
+    from compensate.training.workers import BACKENDS
+    from experiments import comparing
+    from experiments.grid import Place, choose, run
+    from experiments.protocols import SCALES, cells, method_of, trials
+    from experiments.tables import every, find_table
+
+    if table is None:
+        for known in every().values():
+            console.print(f"{known.id:36s} {known.caption}", soft_wrap=True)
+        return
+    if scale not in SCALES:
+        raise InputError(f'scale is "{scale}"; {nearest(scale, SCALES)}')
+    if backend not in BACKENDS:
+        raise InputError(f'backend is "{backend}"; choose local or ray.')
+    wanted = find_table(table)
+    place = Place(results, runs, data_dir, workers, backend)
+    more = _names(extra)
+    methods = list(dict.fromkeys(method_of(cell.row) for cell in cells(wanted, scale, {}, 1, more)))
+    chosen: dict[str, Any] = {}
+    failed: list[tuple[Config, str]] = []
+    if not defaults:
+        if show:
+            chosen = comparing.stored_choice(place.chosen_path(wanted.dataset, scale))
+        else:
+            total = sum(len(trials(wanted.dataset, scale, m)) for m in methods)
+            with _bar("choosing") as bar:
+                task = bar.add_task("", total=total)
+                chosen = choose(
+                    wanted.dataset, scale, methods, place, lambda: bar.advance(task), lambda *one: failed.append(one)
+                )
+    grid = cells(wanted, scale, chosen, seeds, more)
+    archive = place.archive(wanted.dataset, scale)
+    if not show:
+        rows = _names(only)
+        todo = [cell for cell in grid if not rows or cell.row in rows]
+        with _bar("training") as bar:
+            known_runs = sum(archive.get(cell.config.id) is not None for cell in todo)
+            task = bar.add_task("", total=len(todo), completed=known_runs)
+            failed += run(todo, archive, place, lambda: bar.advance(task))
+    found = comparing.Comparison.of(wanted, grid, archive)
+    console.print(comparing.shown(found))
+    for config, message in failed:
+        console.print(f"[red]{config.method}, {config.noise}, seed {config.seed}:[/red] {message}")
+    if out is not None:
+        comparing.write(found, out)
+        console.print(f"written:  {out}", soft_wrap=True)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _names(text: str | None) -> list[str]:
+    return [name.strip().replace("_", "-") for name in (text or "").split(",") if name.strip()]
+
+
+def _bar(what: str) -> Progress:
+    return Progress(
+        TextColumn(what), BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("runs"), TimeElapsedColumn(),
+        TimeRemainingColumn(), console=console,
+    )  # fmt: skip

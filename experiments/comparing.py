@@ -1,0 +1,217 @@
+"""Our figures beside the paper's: means, differences, ranks, and files for people."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from compensate.errors import InputError
+from compensate.files import make_folder, write_atomically
+from experiments.archive import Archive, Record
+from experiments.protocols import Cell
+from experiments.tables import Published
+
+
+@dataclass(frozen=True)
+class Value:
+    """A cell: mean and deviation over the seeds, in percent; how many seeds; each of them."""
+
+    mean: float
+    std: float
+    each: tuple[float, ...]
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Value:
+        """Of accuracies between 0 and 1."""
+        percent = [100 * v for v in values]
+        std = float(np.std(percent, ddof=1)) if len(percent) > 1 else math.nan
+        return cls(float(np.mean(percent)), std, tuple(percent))
+
+    def __str__(self) -> str:
+        return f"{self.mean:.1f}" + ("" if math.isnan(self.std) else f" ± {self.std:.1f}")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A table as it was trained here.
+
+    Attributes:
+        table: the paper's.
+        columns: numbers of the paper's columns that were run.
+        ours: test accuracy after the last epoch, by row and column.
+        best: after the epoch with the best accuracy on noisy validation labels.
+        fitted: the share of the wrong training labels that the model gives back at the end.
+        epochs: the best epoch.
+        seconds: of a run.
+        hyper: hyper-parameters by row.
+    """
+
+    table: Published
+    columns: tuple[int, ...]
+    ours: Mapping[tuple[str, int], Value]
+    best: Mapping[tuple[str, int], Value]
+    fitted: Mapping[tuple[str, int], Value]
+    epochs: Mapping[tuple[str, int], Value]
+    seconds: Mapping[tuple[str, int], Value]
+    hyper: Mapping[str, Mapping[str, Any]]
+
+    @classmethod
+    def of(cls, table: Published, cells: Sequence[Cell], archive: Archive) -> Comparison:
+        """Of the cells that are finished; a cell counts once its first seed is."""
+        found: dict[tuple[str, int], list[Record]] = {}
+        hyper: dict[str, Mapping[str, Any]] = {}
+        for cell in cells:
+            hyper[cell.row] = cell.config.hyper
+            record = archive.get(cell.config.id)
+            if record is not None:
+                found.setdefault((cell.row, cell.column), []).append(record)
+                if cell.attacked and "adversarial" in record:
+                    for radius in record["adversarial"]:
+                        found.setdefault((f"mixcomp-adversarial at {radius}", cell.column), []).append(record)
+        of: dict[str, Callable[[Record], Any]] = {
+            "ours": lambda r: r["last"]["test_accuracy"],
+            "best": lambda r: r["best"]["test_accuracy"],
+            "fitted": lambda r: r["wrong_labels_fitted"],
+            "epochs": lambda r: r["best"]["epoch"] / 100,
+            "seconds": lambda r: r["seconds"] / 100,
+        }
+        tables: dict[str, dict[tuple[str, int], Value]] = {}
+        for name, take in of.items():
+            tables[name] = {}
+            for (row, column), records in found.items():
+                _, _, radius = row.partition(" at ")
+                values = [r["adversarial"][radius] if radius and name in ("ours", "best") else take(r) for r in records]
+                if all(v is not None for v in values):
+                    tables[name][row, column] = Value.of(values)
+        columns = tuple(sorted({column for _, column in found}))
+        return cls(table, columns, hyper=hyper, **tables)
+
+    @property
+    def rows(self) -> list[str]:
+        """Rows in the paper's order, those beyond the paper last."""
+        present = list(dict.fromkeys(row for row, _ in self.ours))
+        known = list(self.table.rows)
+        return sorted(present, key=lambda row: (known.index(row) if row in known else len(known), present.index(row)))
+
+    def paper(self, row: str, column: int) -> tuple[float, float] | None:
+        """The paper's mean and deviation in percent."""
+        cells = self.table.rows.get(row.partition(" at ")[0])
+        return cells[column] if cells else None
+
+    def ranks(self, column: int, *, paper: bool = False) -> dict[str, int]:
+        """The place of each row in a column, 1 for the highest, among the paper's rows that were run."""
+        rows = [r for r in self.rows if (r, column) in self.ours and r in self.table.rows]
+        if paper and any(self.paper(r, column) is None for r in rows):
+            return {}
+        value = {r: self.table.rows[r][column][0] if paper else self.ours[r, column].mean for r in rows}
+        return {r: 1 + sum(v > value[r] for v in value.values()) for r in rows}
+
+
+def stored_choice(path: Path) -> dict[str, dict[str, Any]]:
+    """Hyper-parameters that were chosen before, by method."""
+    if not path.is_file():
+        raise InputError(f"{path} is missing: no hyper-parameters were chosen yet. Train first, or add --defaults.")
+    return {method: found["chosen"] for method, found in json.loads(path.read_text(encoding="utf-8")).items()}
+
+
+def lines(found: Comparison) -> list[list[str]]:
+    """Head and rows: ours, the paper's, and the rank of both, column by column."""
+    head = ["%", *(found.table.column_name(c) for c in found.columns)]
+    body = []
+    ranks = {c: (found.ranks(c), found.ranks(c, paper=True)) for c in found.columns}
+    for row in found.rows:
+        cells = []
+        for c in found.columns:
+            value, theirs = found.ours.get((row, c)), found.paper(row, c)
+            text = "" if value is None else str(value) + ("" if len(value.each) > 1 else " (1 seed)")
+            if value is not None and row in ranks[c][0]:
+                text += f" [{ranks[c][0][row]}]"
+            if theirs is not None:
+                text += f" / {theirs[0]:.1f}" + (f" [{ranks[c][1][row]}]" if row in ranks[c][1] else "")
+            cells.append(text)
+        body.append([row, *cells])
+    return [head, *body]
+
+
+def shown(found: Comparison) -> Table:
+    """The table for a terminal: ours / the paper's, each with its rank."""
+    head, *body = lines(found)
+    table = Table(
+        *head, box=None, pad_edge=False, caption=r"ours \[rank] / the paper's \[rank]; last epoch, clean test data"
+    )
+    for row in body:
+        table.add_row(*row)
+    return table
+
+
+def write(found: Comparison, path: Path) -> None:
+    """The table as Markdown, CSV or LaTeX, by the ending of the name."""
+    writers = {".md": markdown, ".csv": comma_separated, ".tex": latex}
+    if path.suffix not in writers:
+        raise InputError(f'{path} ends in "{path.suffix}"; expected .md, .csv or .tex.')
+    make_folder(path.parent)
+    write_atomically(path, writers[path.suffix](found).encode())
+
+
+def markdown(found: Comparison) -> str:
+    """A Markdown table."""
+    head, *body = lines(found)
+    rows = [head, ["---"] * len(head), *body]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
+
+
+def comma_separated(found: Comparison) -> str:
+    """One line for each cell: ours, the paper's, the difference, ranks, and how far wrong labels were learned."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    names = ("row", "column", "seeds", "mean", "std", "paper_mean", "paper_std", "difference", "rank", "paper_rank")
+    writer.writerow([*names, "best_mean", "wrong_labels_fitted", "seconds"])
+    for row in found.rows:
+        for c in found.columns:
+            value = found.ours.get((row, c))
+            if value is None:
+                continue
+            mean, std = found.paper(row, c) or (math.nan, math.nan)
+            mine, theirs = found.ranks(c).get(row, ""), found.ranks(c, paper=True).get(row, "")
+            fitted = found.fitted.get((row, c))
+            figures = [value.mean, value.std, mean, std, value.mean - mean]
+            writer.writerow(
+                [
+                    row, found.table.column_name(c), len(value.each), *(_number(v) for v in figures), mine, theirs,
+                    _number(found.best[row, c].mean), "" if fitted is None else _number(fitted.mean),
+                    _number(found.seconds[row, c].mean),
+                ]
+            )  # fmt: skip
+    return text.getvalue()
+
+
+def latex(found: Comparison) -> str:
+    r"""A LaTeX table in the paper's form, our best of each column in bold."""
+    best = {c: max((v.mean for (_, k), v in found.ours.items() if k == c), default=math.nan) for c in found.columns}
+    out = [rf"\begin{{tabular}}{{l{'c' * len(found.columns)}}}", r"\hline"]
+    out.append(" & ".join(["", *(_tex(found.table.column_name(c)) for c in found.columns)]) + r" \\ \hline")
+    for row in found.rows:
+        cells = []
+        for c in found.columns:
+            value = found.ours.get((row, c))
+            text = "" if value is None else str(value).replace("±", r"$\pm$")
+            cells.append(rf"\textbf{{{text}}}" if value is not None and value.mean == best[c] else text)
+        out.append(" & ".join([_tex(row), *cells]) + r" \\")
+    return "\n".join([*out, r"\hline", r"\end{tabular}"]) + "\n"
+
+
+def _tex(text: str) -> str:
+    return text.replace("%", r"\%").replace("_", r"\_")
+
+
+def _number(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.2f}"

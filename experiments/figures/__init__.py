@@ -1,0 +1,151 @@
+"""The paper's figures, drawn from the code, from stored runs or from a short training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from compensate.errors import InputError, nearest
+from compensate.files import make_folder, write_atomically
+from experiments.figures import curves, trained, tree
+from experiments.figures.request import Request
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["FIGURES", "Drawing", "Request", "draw", "find_figure"]
+
+SUFFIXES = (".png", ".pdf", ".svg")
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure of the paper.
+
+    Attributes:
+        summary: what it shows, in a line.
+        paper: which of the paper's figures it is.
+        make: draws it.
+        data: the data set that it is drawn on unless another is asked for; None if it needs none.
+        caption: what to see in the stored picture, for the page of figures.
+        elsewhere: what to see in stored pictures of other data.
+    """
+
+    summary: str
+    paper: str
+    make: Callable[[Request], Figure]
+    data: str | None
+    caption: str
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+
+
+FIGURES: dict[str, Drawing] = {
+    "taxonomy": Drawing(
+        "the tree of the taxonomy, with every method as a leaf",
+        "Fig. 1",
+        tree.taxonomy,
+        None,
+        "Read from the table of methods: what is compensated, who sets the value, who shares it; the sign before a method is its "
+        "direction.",
+    ),
+    "logit-adjustment": Drawing(
+        "relative change of the loss of each class under logit adjustment",
+        "Fig. 2",
+        trained.logit_adjustment,
+        "digits",
+        "Long-tailed digits, the largest class 50 times the smallest. The losses of the head fall, those of the tail rise. (The "
+        "paper's text calls the tail “small class ids”; its caption has it on the right, as here.)",
+        {"cifar10": "CIFAR-10, 16 × 16 pixels, the largest class 50 times the smallest."},
+    ),
+    "samples": Drawing(
+        "samples with the largest logit compensation, with given and suggested label",
+        "Fig. 3",
+        trained.samples,
+        "digits",
+        "The digits as they come, no label changed: the 24 with the largest mean |v| under LogComp.",
+        {
+            "cifar10": "CIFAR-10 as it comes, 5,000 images seen at 16 × 16 pixels by a small network: it finds images that are unlike "
+            "their class, not wrong labels. The paper shows two that seem wrong, found among 50,000."
+        },
+    ),
+    "validation": Drawing(
+        "validation accuracy in the first six epochs under noise, plain and with LogComp",
+        "Fig. 4",
+        curves.validation,
+        "imdb",
+        "Read from the stored runs of the paper's tables at the small scale; bands are the deviation over seeds. Validation labels "
+        "are as noisy as the training labels.",
+        {
+            "sst2": "SST-2: without compensation accuracy falls from the third or fourth epoch on; with LogComp it stays nearly where it was."
+        },
+    ),
+    "self-paced-weights": Drawing(
+        "weights of self-paced learning over the loss",
+        "Fig. 5",
+        curves.self_paced_weights,
+        None,
+        "Four ways to weigh a sample by its loss; “hard” is the original one.",
+    ),
+    "self-paced-ratio": Drawing(
+        "what self-paced logit compensation leaves of each loss",
+        "Fig. 6",
+        curves.self_paced_ratio,
+        "digits",
+        "A short plain training on digits with 20 % random labels; each mark is a training sample. Losses below τ stay as they are. "
+        "With η at twice the largest norm of the logits, the paper's condition, those above vanish, as if weighted by 0; with a "
+        "tenth of it about half of each is left. What counts is that η is large in itself: where logits are small, the condition holds "
+        "for an η that leaves much.",
+    ),
+    "distribution": Drawing(
+        "distribution of the l1 norm of the logit compensation",
+        "Figs. A-1 and A-2",
+        trained.distribution,
+        "digits",
+        "LogComp on digits with 20 % random labels. Wrong labels take several times as much compensation as right ones. The paper "
+        "shows it without noise: `--noise none`.",
+        {
+            "cifar10": "CIFAR-10 as it comes, the same small training. The tail is long, as in the paper; the peak is not at 0, for the "
+            "network is far from explaining all labels."
+        },
+    ),
+}
+"""All figures by name."""
+
+
+def find_figure(name: str) -> Drawing:
+    """A figure by its name; `_` in a name equals `-`.
+
+    >>> find_figure("self_paced_weights").paper
+    'Fig. 5'
+    """
+    key = name.lower().replace("_", "-")
+    if key not in FIGURES:
+        raise InputError(f'there is no figure "{name}"; {nearest(key, FIGURES)}')
+    return FIGURES[key]
+
+
+def draw(name: str, path: Path, request: Request | None = None) -> Path:
+    """Draws a figure into a .png, .pdf or .svg file.
+
+    >>> import tempfile
+    >>> draw("self-paced-weights", Path(tempfile.mkdtemp()) / "weights.svg").name
+    'weights.svg'
+    """
+    import io
+
+    found = find_figure(name)
+    if path.suffix.lower() not in SUFFIXES:
+        raise InputError(f'{path} ends in "{path.suffix}"; expected .png, .pdf or .svg.')
+    request = request or Request()
+    if found.data is None and request.data is not None:
+        raise InputError(f"the figure {name} needs no data; leave out --data.")
+    figure = found.make(request.on(found.data))
+    drawn = io.BytesIO()
+    # Without a date the same figure gives the same file.
+    plain = {".png": {}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}[path.suffix.lower()]
+    figure.savefig(drawn, dpi=110, format=path.suffix[1:].lower(), metadata=plain)
+    make_folder(path.parent)
+    write_atomically(path, drawn.getvalue())
+    return path

@@ -1,0 +1,66 @@
+"""What a figure is asked to be drawn from, and the short trainings behind some."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from compensate.data import Splits
+from compensate.training.config import Config
+from compensate.training.fitting import fit
+from compensate.training.run import Result
+
+_CIFAR = {
+    "data_options": {"size": 16}, "limit": 5000, "limit_test": 1000, "model": "resnet8", "augment": "none", "epochs": 12,
+    "batch_size": 64, "optimizer": "sgd", "lr": 0.1, "weight_decay": 5e-4, "schedule": "cosine",
+}  # fmt: skip
+SETTINGS: dict[str, dict[str, Any]] = {"digits": {"epochs": 30}, "cifar10": _CIFAR, "cifar100": _CIFAR}
+"""How data sets are trained on for a figure; others by the recipe of their model."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """Where a figure comes from.
+
+    Attributes:
+        data: a data set in place of the figure's own.
+        data_dir: where named data sets are.
+        results: the folder of stored runs.
+        runs: the folder of trainings: a finished one is read, an interrupted one goes on; None trains without files.
+        options: changes of the training, by the names of `Config`.
+        given: the data itself, where it is not to be loaded by its name.
+        console: shows progress.
+
+    >>> Request().on("digits").data, Request("cifar10").on("digits").data
+    ('digits', 'cifar10')
+    """
+
+    data: str | None = None
+    data_dir: Path | None = None
+    results: Path = Path("results/reproduce")
+    runs: Path | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    given: Splits | None = None
+    console: Console | None = None
+
+    def on(self, data: str | None) -> Request:
+        """The same, on this data set where none is asked for."""
+        return self if self.data is not None else replace(self, data=data)
+
+    def config(self, **own: Any) -> Config:
+        """The training: the data set's setting, the figure's own options, and over them what was asked for."""
+        data = (self.data or "digits").lower()
+        known = SETTINGS.get(data.replace("-", ""), {})
+        name = data.replace("-", "") if known else self.data
+        return Config.of({"data": name, **known, "validation": 0.0, **own, **self.options}, "--set")
+
+    def train(self, config: Config) -> Result:
+        """The finished training."""
+        folder = None if self.runs is None else self.runs / config.name
+        return fit(
+            config, data=self.given, data_dir=self.data_dir, folder=folder, resume=folder is not None, console=self.console
+        )  # fmt: skip

@@ -1,0 +1,160 @@
+"""Figures that a short training is behind: logit adjustment, suspect samples, the distribution of compensation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from compensate.data import gather, load
+from compensate.direction import relative_change_by_class
+from compensate.errors import InputError
+from compensate.granularity import Sample
+from compensate.training.config import Config
+from compensate.training.evaluation import BATCH
+from compensate.training.run import Result
+from compensate.training.samples import Samples
+from experiments.figures.request import Request
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from compensate.state import State
+
+ROWS, COLUMNS = 3, 8
+"""Of the sheet of samples."""
+
+RIGHT, WRONG = "#0072B2", "#D55E00"
+
+
+def logit_adjustment(request: Request) -> Figure:
+    """The paper's Fig. 2: the relative change of the loss of each class, head on the left."""
+    from matplotlib.figure import Figure
+
+    from compensate.plots import plot_change_by_class
+
+    # A larger draw of CIFAR, so that its tail is more than a handful.
+    more = {"limit": 20000, "epochs": 6} if str(request.data).startswith("cifar") else {"epochs": 10}
+    result = request.train(request.config(**{"method": "logit_adjustment", "imbalance": "exponential:50", **more}))
+    change, counts = changes(result), result.prepared.train.class_counts
+    figure = Figure(figsize=(7.0, 3.2), layout="constrained")
+    ax = plot_change_by_class(change, counts.tolist(), ax=figure.subplots())
+    ax.set_ylabel("(l′ − l) / l")
+    order = np.argsort(-counts, kind="stable")
+    if len(order) <= 20:
+        ax.set_xticks(
+            range(len(order)), [f"{result.prepared.train.classes[c]}\n{counts[c]}" for c in order], fontsize=7.5
+        )
+        ax.set_xlabel("class and its number of samples")
+    return figure
+
+
+def changes(result: Result) -> torch.Tensor:
+    """(C,) the relative change of the loss of each class over the training samples, by the trained model."""
+
+    @torch.no_grad()
+    def states() -> Iterator[State]:
+        train = result.prepared.train
+        for rows in Samples.of(train).portions(BATCH):
+            x, y, index = gather(train, rows)
+            yield result.criterion.evaluate(result.model, x, y, index)
+
+    result.model.eval()
+    result.criterion.train()  # in evaluation a criterion compensates nothing; without gradients no row moves
+    return relative_change_by_class(states())
+
+
+def _logcomp(request: Request, noise: str) -> Config:
+    return request.config(method="logcomp", noise=noise)
+
+
+def mean_sizes(result: Result) -> NDArray[np.float32]:
+    """(N,) the l1 norm of the logit compensation of each training sample, the mean over its visits."""
+    record, index = result.criterion.record, torch.from_numpy(result.prepared.train.index)
+    return _positive(None if record is None else record.mean("size")[index].numpy(), result)
+
+
+def last_sizes(result: Result) -> NDArray[np.float32]:
+    """(N,) the l1 norm of the logit compensation of each training sample, as the training left it."""
+    index = torch.from_numpy(result.prepared.train.index)
+    tables = [m for m in result.criterion.modules() if isinstance(m, Sample)]
+    return _positive(tables[0].gather(index).abs().sum(1).numpy() if tables else None, result)
+
+
+def _positive(sizes: NDArray[np.float32] | None, result: Result) -> NDArray[np.float32]:
+    if sizes is None or not (sizes > 0).any():
+        raise InputError(
+            f"{result.config.method} gave no sample a compensation of its logits that is on record; the figure is about "
+            "logcomp: leave the method as it is, and train for more than one epoch."
+        )
+    return sizes
+
+
+def samples(request: Request) -> Figure:
+    """The paper's Fig. 3: a sheet of the images with the largest compensation, given and suggested label above each."""
+    from matplotlib.figure import Figure
+
+    config = _logcomp(request, "none")
+    result = request.train(config)
+    train = result.prepared.train
+    if getattr(train.x, "ndim", 0) != 4:
+        raise InputError(
+            f"{config.data} has no images; for texts there is:  python -m experiments sentences {config.data}"
+        )
+    sizes = mean_sizes(result)
+    order = np.argsort(-sizes, kind="stable")[: ROWS * COLUMNS]
+    record = result.criterion.record
+    assert record is not None
+    suggested = record.guess[torch.from_numpy(train.index[order])].tolist()
+    # Trained on small images, shown as they are.
+    whole = load(config.data, request.data_dir).train if request.given is None else request.given.train
+    place = {int(index): row for row, index in enumerate(whole.index)}
+    long = max(map(len, train.classes)) > 3
+    figure = Figure(figsize=(COLUMNS * 1.05, ROWS * (1.5 if long else 1.3) + 0.3), layout="constrained")
+    for ax, row, guess in zip(figure.subplots(ROWS, COLUMNS).flat, order, suggested, strict=False):
+        ax.imshow(_pixels(whole.x[place[int(train.index[row])]]), cmap="gray_r", vmin=0, vmax=1)
+        given, other = train.classes[train.target[row]], train.classes[guess]
+        ax.set_title(f"{given}\n→ {other}" if long else f"{given} → {other}", fontsize=8.5 if long else 10, pad=3)
+        ax.set_xlabel(f"{sizes[row]:.1f}", fontsize=8, labelpad=2)
+    for ax in figure.axes:
+        ax.set(xticks=[], yticks=[])
+        ax.spines[:].set_visible(False)
+    figure.suptitle("given → suggested; below, mean |v|", fontsize=10)
+    return figure
+
+
+def _pixels(image: NDArray[Any]) -> NDArray[Any]:
+    shown = image.astype(np.float32) / 255 if image.dtype == np.uint8 else image
+    return shown[0] if len(shown) == 1 else shown.transpose(1, 2, 0)
+
+
+def distribution(request: Request) -> Figure:
+    """The paper's Figs. A-1 and A-2: how large the compensation of the samples is; wrong labels apart, if they are known."""
+    from matplotlib.figure import Figure
+
+    result = request.train(_logcomp(request, "random:0.2"))
+    sizes, wrong = last_sizes(result), result.prepared.wrong
+    figure = Figure(figsize=(5.6, 3.4), layout="constrained")
+    ax = figure.subplots()
+    bins = np.linspace(0, float(sizes.max()) or 1.0, 41).tolist()
+    parts = [(~wrong, RIGHT, "right labels", "")]
+    parts += [(wrong, WRONG, "wrong labels", "//")] if wrong.any() else []
+    for mask, colour, name, hatch in parts:
+        label = (
+            f"{name}: {mask.sum():,}, median {np.median(sizes[mask]):.2f}" if wrong.any() else f"{mask.sum():,} samples"
+        )
+        ax.hist(sizes[mask], bins, color=colour, alpha=0.6, label=label, hatch=hatch, edgecolor="white", linewidth=0.3)
+    ax.set_yscale("log")
+    ax.set(xlabel="|v|, after the last epoch", ylabel="samples")
+    ax.set_title(f"{result.config.data}, {_said(result.config.noise)}", fontsize=10)
+    ax.legend(frameon=False)
+    ax.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _said(noise: str) -> str:
+    kind, _, rate = noise.partition(":")
+    return "labels as they come" if kind == "none" else f"{kind} noise, {100 * float(rate):g} %"

@@ -1,0 +1,169 @@
+"""The paper's tables on the page of results: ours beside the paper's, the claims, what the full protocol would cost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from experiments.archive import Archive
+from experiments.claims import CLAIMS
+from experiments.comparing import Comparison, Value, markdown, stored_choice
+from experiments.protocols import PROTOCOLS, Scale, cells
+from experiments.tables import Published, every
+
+_SAID = {
+    "cifar10": "5,000 training images averaged to 16 x 16 pixels, no augmentation, 4,000 test images, ResNet-8",
+    "cifar100": "5,000 training images averaged to 16 x 16 pixels, no augmentation, 4,000 test images, ResNet-8",
+    "sst2": "the 6,920 training sentences, BiLSTM with attention of 50 units, GloVe 100-d",
+    "imdb": "2,000 reviews cut after 200 words, 2,000 test reviews, BiLSTM with attention of 32 units, GloVe 100-d",
+}
+
+
+_ABLATIONS = ("table-3-mixcomp-ablation-cifar10", "table-10-mixcomp-ablation-imdb")
+
+
+def comparison(table: Published, results: Path, scale: Scale) -> Comparison | None:
+    """A table as far as it is trained, all methods that were, or nothing."""
+    archive = Archive(results / f"{table.dataset}-{scale}.jsonl")
+    path = results / f"{table.dataset}-{scale}-chosen.json"
+    if not len(archive) or not path.is_file():
+        return None
+    chosen = stored_choice(path)
+    beyond = [m.replace("_", "-") for m in chosen if m.replace("_", "-") not in table.rows]
+    extra = [*beyond, "mixcomp-grows", *(f"{m}-default" for m in ("logcomp", "mixcomp", *beyond))]
+    extra = [] if "eps2" in table.columns[0] else extra
+    found = Comparison.of(table, cells(table, scale, chosen, 3, extra), archive)
+    return found if found.ours else None
+
+
+def sections(results: Path, scale: Scale = "small") -> list[str]:
+    """Markdown parts, one after another; nothing where nothing is stored."""
+    tables = {t.id: found for t in every().values() if (found := comparison(t, results, scale)) is not None}
+    if not tables:
+        return []
+    intro = (
+        "Test accuracy on clean labels after the *last* epoch, in percent, mean ± deviation over the seeds: ours [its rank] / the "
+        "paper's [its rank]. The two cannot be compared as numbers: ours are from small data and short training, made so that "
+        "plain training learns nearly all wrong labels by heart. What can be compared is the order of the methods. Ranks "
+        "are among the paper's methods. Methods the paper does not have are at the end; `-default` is a method with its "
+        "own defaults instead of chosen hyper-parameters, `mixcomp-grows` is MixComp as chosen whose bound grows from zero between a "
+        "tenth and four tenths of the training: compensated from the first step on, a small BiLSTM learns slowly. The text noise flips the first samples of the corpus, as in the paper."
+    )
+    parts = ["## The paper's tables, small scale", intro]
+    for found in tables.values():
+        parts += _table(found, scale)
+    parts += [
+        "## What the paper claims",
+        _claims(tables),
+        *_explained(tables),
+        *_choices(results, tables.values(), scale),
+        *_cost(results),
+    ]
+    return parts
+
+
+def _table(found: Comparison, scale: Scale) -> list[str]:
+    table = found.table
+    head = f"### {table.id}: {table.caption}"
+    runs = sum(len(v.each) for v in found.ours.values())
+    seconds = sum(v.mean * len(v.each) for v in found.seconds.values())
+    said = f"`python -m experiments reproduce {table.id} --scale {scale}`: {_SAID[table.dataset]}; {runs} figures from {seconds / 3600:.1f} hours of training on one core."
+    parts = [head, said, markdown(found).strip()]
+    parts += _beside(found, "After the epoch with the best accuracy on noisy validation labels instead:", found.best, 1)
+    if found.fitted:
+        title = "Share of the wrong training labels that the model gives back at the end (100: all learned by heart):"
+        parts += _beside(found, title, found.fitted, 0)
+    return parts
+
+
+def _beside(found: Comparison, title: str, values: Mapping[tuple[str, int], Value], digits: int) -> list[str]:
+    """The same rows and columns with another figure."""
+    rows = [
+        [row, *(f"{v.mean:.{digits}f}" if (v := values.get((row, c))) else "" for c in found.columns)]
+        for row in found.rows
+        if " at " not in row
+    ]
+    return [title, table_lines([["%", *(found.table.column_name(c) for c in found.columns)], *rows])]
+
+
+def _claims(tables: dict[str, Comparison]) -> str:
+    rows = [["where", "claim", "here", "figures (difference of means, 95 % interval over seeds)"]]
+    for claim in CLAIMS:
+        verdict = claim.judge(tables)
+        rows.append([claim.where, claim.says, verdict.answer, verdict.figures])
+    return table_lines(rows)
+
+
+def _explained(tables: dict[str, Comparison]) -> list[str]:
+    """Where the order is not the paper's: why, as far as we know, and what mends it."""
+    attacked = _columns(
+        [tables[i] for i in ("table-1-cifar10",) if i in tables], ("base", "pgd-at", "mixcomp", "logcomp")
+    )
+    first = (
+        "In the paper adversarial training lowers accuracy on CIFAR; here, with the radius that the search chose (1/255, the smallest), "
+        "it raises it, without noise too, and is level with MixComp under noise. We think that is because 5,000 images are trained on "
+        "without augmentation, so that any perturbation of the input helps; runs with augmentation were not made."
+    )
+    texts = [found for found in tables.values() if found.table.id not in _ABLATIONS]
+    grown = _columns(texts, ("base", "mixcomp", "mixcomp-grows", "logcomp"))
+    second = (
+        "MixComp as the paper has it compensates the worst fitting samples of a batch from the first step on. The ResNet bears that; "
+        "the small BiLSTM is at 69 % after its first epoch (seed 0, no noise) where cross entropy is at 82 %, makes up for it slowly, "
+        "and differs much from seed to seed. The search, on one seed at 20 % noise, did not see it. A bound that grows from zero "
+        "(`mixcomp(grows=(0.1, 0.4))`, all else as chosen; the interval was not tuned on these seeds) mends it:"
+    )
+    parts = ["### Where adversarial training comes out ahead", first, attacked] if attacked else []
+    return parts + (["### Where MixComp falls behind, and what mends it", second, grown] if grown else [])
+
+
+def _columns(tables: Iterable[Comparison], rows: Sequence[str]) -> str:
+    """Some rows side by side, a line for each column that has them all; nothing if none has."""
+    lines = [["table", "column", *rows]]
+    for found in tables:
+        for c in found.columns:
+            values = [found.ours.get((row, c)) for row in rows]
+            if all(values):
+                lines.append([found.table.id, found.table.column_name(c), *map(str, values)])
+    return table_lines(lines) if len(lines) > 1 else ""
+
+
+def _choices(results: Path, tables: Iterable[Comparison], scale: Scale) -> list[str]:
+    rows = [["data", "method", "chosen of", "chosen", "noisy validation accuracy of each trial, %"]]
+    for dataset in dict.fromkeys(found.table.dataset for found in tables):
+        path = results / f"{dataset}-{scale}-chosen.json"
+        for method, found in json.loads(path.read_text(encoding="utf-8")).items():
+            trials = [f"{100 * t['validation']:.1f}" for t in found["trials"]]
+            hyper = ", ".join(f"{k} = {v:.4g}" for k, v in found["chosen"].items())
+            rows.append([dataset, method, str(len(trials)), hyper, " ".join(trials)])
+    said = (
+        "The same number of trials for every method (`experiments/protocols.py` lists them), one noise level for each data set "
+        f"({', '.join(f'{d}: {p.tuned_at}' for d, p in PROTOCOLS[scale].items() if d != 'cifar100')}), one seed that is not among the reported, judged by the mean over the last five "
+        "epochs of the accuracy on held-out labels that are as noisy as the training labels. Chosen once, used in all columns. Cross "
+        "entropy has nothing to choose."
+    )
+    return ["### How hyper-parameters were chosen", said, table_lines(rows)]
+
+
+def _cost(results: Path) -> list[str]:
+    path = results / "cost.json"
+    if not path.is_file():
+        return []
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    rows = [["table", "runs", "search trials", "hours, one such core", "hours, one GPU"]]
+    for row in stored["tables"]:
+        rows.append(
+            [
+                row["table"],
+                str(row["runs"]),
+                str(row["trials"]),
+                f"{row['core_hours']:,.0f}",
+                f"{row['gpu_hours']:,.0f}",
+            ]
+        )
+    return ["### What the paper's own protocol would cost", stored["note"], table_lines(rows)]
+
+
+def table_lines(rows: list[list[str]]) -> str:
+    head, *body = rows
+    return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *body])

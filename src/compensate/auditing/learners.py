@@ -1,0 +1,241 @@
+"""Learners that judge the labels of a view: linear models, neighbors and, for tables, trees. All are cross-fitted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import NDArray
+
+from compensate.auditing.linear import LinearFolds, compensated, softmax, transferred
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int64]
+
+STRENGTHS = (3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5)
+"""Weight decays that are tried, from strong to weak, until the log loss of held-out labels rises."""
+
+RISE = 1.01
+"""A log loss that is so many times the best one ends the search."""
+
+LAMBDA = 0.5
+"""A label that gets less than a probability of 1 - 0.5 pulls no harder than one that gets just that."""
+
+ERRORS = 0.1
+"""The share of wrong labels for which directions are learned: the model asks which errors there would be if there were so many."""
+
+ROUNDS = 5
+"""Of expectation and maximization for the transitions."""
+
+NEIGHBORS, COMPONENTS, REFERENCE, COMPARED = 40, 128, 20_000, 2_000_000_000
+"""Neighbors that vote, the principal components in which they are found, the rows among which they are looked for, and the
+comparisons that are made in all: of many rows each is compared with fewer."""
+
+TREES, GROWN_ON = 200, 50_000
+"""Extra trees, and the rows that each is grown on; of many rows there are fewer trees."""
+
+SMALLEST = 1e-6
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """One way to see the samples.
+
+    Attributes:
+        name: such as "words" or the encoder's name.
+        x: (N, D) features, dense or sparse, for linear models and neighbors.
+        trees: (N, D') the same for trees; None where trees do not help.
+    """
+
+    name: str
+    x: Any
+    trees: NDArray[np.float32] | None = None
+
+
+@dataclass(eq=False)
+class Judged:
+    """What the learners of a view say.
+
+    Attributes:
+        log_p: by learner, (N, C) out-of-fold log probabilities.
+        transition: (C, C) how often true class t is written as j, under the assumed share of errors.
+        linear: weights (D, C) and intercepts (C,) by linear learner, for new rows.
+        decay: the chosen strength.
+    """
+
+    log_p: dict[str, Floats] = field(default_factory=dict)
+    transition: NDArray[np.float64] = field(default_factory=lambda: np.eye(1))
+    linear: dict[str, tuple[Floats, Floats]] = field(default_factory=dict)
+    decay: float = 0.0
+
+
+def judge_view(view: View, labels: Ints, folds: Ints, num_folds: int, num_classes: int, *, seed: int = 0) -> Judged:
+    """Out-of-fold predictions of all learners that suit the view.
+
+    Args:
+        view: the features.
+        labels: (N,) class numbers, -1 where there is none.
+        folds: (N,) the fold in which each row is held out.
+    """
+    found = Judged()
+    fitted = LinearFolds(view.x, folds, num_folds, num_classes, labels >= 0)
+    _logcomp(fitted, labels, found)
+    _transitions(fitted, labels, found)
+    if fitted.axes is None:
+        found.log_p["naive Bayes"] = _naive_bayes(view.x, labels, folds, num_folds, num_classes)
+    else:
+        found.log_p["neighbors"] = _neighbors(fitted, labels, seed)
+    if view.trees is not None:
+        found.log_p["trees"] = _trees(view.trees, labels, folds, num_folds, num_classes, seed)
+    return found
+
+
+def log_loss(log_p: Floats, labels: Ints) -> float:
+    """The mean of -log p of the given labels, over rows that have one."""
+    rows = np.flatnonzero(labels >= 0)
+    return -float(log_p[rows, labels[rows]].mean(dtype=np.float64))
+
+
+def _logcomp(fitted: LinearFolds, labels: Ints, found: Judged) -> None:
+    best, chosen, w = np.inf, None, None
+    for decay in STRENGTHS:
+        w = fitted.fit(compensated(labels, LAMBDA), decay, w)
+        log_p = fitted.held_out(w)
+        loss = log_loss(log_p, labels)
+        if loss < best:
+            best, chosen, found.decay = loss, w, decay
+            found.log_p["logcomp"] = log_p
+        elif loss > RISE * best:
+            break
+    assert chosen is not None
+    found.linear["logcomp"] = fitted.model(chosen)
+
+
+def _transitions(fitted: LinearFolds, labels: Ints, found: Judged) -> None:
+    """Expectation and maximization: weights under the present transitions, then transitions under the posterior."""
+    classes, others = fitted.num_classes, 1 - np.eye(fitted.num_classes)
+    uniform = np.eye(classes) * (1 - ERRORS) + others * ERRORS / max(classes - 1, 1)
+    a = np.repeat(uniform[None], fitted.num_folds, 0).astype(np.float32)
+    known = np.flatnonzero(labels >= 0)
+    size = len(known) * (fitted.num_folds - 1) / fitted.num_folds
+    w = None
+    for step in range(ROUNDS):
+        w = fitted.fit(transferred(labels, a), found.decay, w)
+        if step == ROUNDS - 1:
+            break
+        counts = _posterior_counts(fitted, labels, a, w) * size
+        for k in range(fitted.num_folds):
+            a[k] = transition_from(counts[k])
+    assert w is not None
+    found.log_p["transitions"] = fitted.held_out(w)
+    found.linear["transitions"] = fitted.model(w)
+    found.transition = a.mean(0).astype(np.float64)
+
+
+def transition_from(counts: NDArray[np.floating], errors: float = ERRORS) -> NDArray[np.float64]:
+    """(C, C) transitions from expected counts of (true, given), scaled to a share of errors of at least ``errors``.
+
+    >>> transition_from(np.array([[90, 10], [0, 100]]), 0.1).round(2)
+    array([[0.82, 0.18],
+           [0.02, 0.98]])
+    """
+    others = 1 - np.eye(len(counts))
+    total = counts.sum(1, keepdims=True) + 1
+    wrong = counts * others + others * total / total.mean()
+    share = max(errors, float((counts * others).sum() / max(counts.sum(), 1e-12)))
+    a = wrong * (share * counts.sum() / wrong.sum()) / total
+    # A class keeps most of its own labels, or nobody could tell what it is.
+    a *= np.minimum(1, 0.6 / np.maximum(a.sum(1, keepdims=True), 1e-12))
+    return a + np.diag(1 - a.sum(1))
+
+
+def _posterior_counts(fitted: LinearFolds, labels: Ints, a: Floats, w: Floats) -> NDArray[np.float64]:
+    """(K, C, C) shares of rows by true and given class, each fold over the rows it learned from."""
+    classes = fitted.num_classes
+    counts = np.zeros((classes, fitted.num_folds, classes))
+    columns = a.transpose(2, 0, 1)
+    for rows in fitted.blocks():
+        given = np.maximum(labels[rows], 0)
+        r = softmax(fitted.logits(w, rows))[0] * columns[given]
+        r *= (fitted.train[rows] / np.maximum(r.sum(2), 1e-12))[..., None]
+        _add_by_class(counts, given, r)
+    return counts.transpose(1, 2, 0)
+
+
+def _add_by_class(counts: NDArray[np.float64], given: Ints, r: Floats) -> None:
+    one = sp.csr_matrix((np.ones(len(given), np.float32), (given, np.arange(len(given)))), (len(counts), len(given)))
+    counts += np.asarray(one @ r.reshape(len(r), -1)).reshape(counts.shape)
+
+
+def _neighbors(fitted: LinearFolds, labels: Ints, seed: int) -> Floats:
+    """Votes of the nearest rows of other folds, by cosine in the leading principal components."""
+    assert fitted.axes is not None
+    axes = fitted.axes[:, ::-1][:, :COMPONENTS] / fitted.scale[:, None]
+    n, classes = fitted.x.shape[0], fitted.num_classes
+    z = np.empty((n, axes.shape[1]), np.float32)
+    for rows in fitted.blocks():
+        z[rows] = (fitted.x[rows] - fitted.center) @ axes
+    z /= np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-12)
+    rng = np.random.default_rng(seed)
+    prior = np.bincount(labels[labels >= 0], minlength=classes) / max((labels >= 0).sum(), 1)
+    found = np.empty((n, classes), np.float32)
+    for fold in range(fitted.num_folds):
+        pool = np.flatnonzero((fitted.folds != fold) & (labels >= 0))
+        reference = min(REFERENCE, max(1000, COMPARED // n))
+        if len(pool) > reference:
+            pool = np.sort(rng.choice(pool, reference, replace=False))
+        held = np.flatnonzero(fitted.folds == fold)
+        k = min(NEIGHBORS, len(pool))
+        for start in range(0, len(held), 1000):
+            here = held[start : start + 1000]
+            near = z[here] @ z[pool].T
+            who = np.argpartition(-near, k - 1, axis=1)[:, :k]
+            close = np.take_along_axis(near, who, 1)
+            vote = np.exp((close - close.max(1, keepdims=True)) / max(float(close.std()), 1e-9))
+            place = np.repeat(np.arange(len(here)), k) * classes + labels[pool[who]].ravel()
+            counts = np.bincount(place, vote.ravel(), len(here) * classes).reshape(len(here), classes)
+            counts *= 0.5 * k / vote.sum(1, keepdims=True)
+            found[here] = np.log(np.maximum((counts + prior) / (0.5 * k + 1), SMALLEST))
+    return found
+
+
+def forest_size(rows: int) -> dict[str, Any]:
+    """The options of a forest for so many rows.
+
+    >>> forest_size(1000)
+    {'n_estimators': 200, 'min_samples_leaf': 3}
+    >>> forest_size(1_000_000)["n_estimators"]
+    30
+    """
+    if rows <= GROWN_ON:
+        return {"n_estimators": TREES, "min_samples_leaf": 3}
+    trees = max(30, TREES * GROWN_ON // rows)
+    return {"n_estimators": trees, "min_samples_leaf": 3, "bootstrap": True, "max_samples": GROWN_ON}
+
+
+def _naive_bayes(x: Any, labels: Ints, folds: Ints, num_folds: int, num_classes: int) -> Floats:
+    """Complement naive Bayes: it learns from counts alone, and few wrong labels change them little."""
+    from sklearn.naive_bayes import ComplementNB
+
+    found = np.full((len(labels), num_classes), np.log(SMALLEST), np.float32)
+    for fold in range(num_folds):
+        held, rest = np.flatnonzero(folds == fold), np.flatnonzero((folds != fold) & (labels >= 0))
+        bayes = ComplementNB().fit(x[rest], labels[rest])
+        found[np.ix_(held, bayes.classes_)] = bayes.predict_log_proba(x[held])
+    return found
+
+
+def _trees(x: Floats, labels: Ints, folds: Ints, num_folds: int, num_classes: int, seed: int) -> Floats:
+    """Extra trees: an average over many is sturdy against wrong labels."""
+    from sklearn.ensemble import ExtraTreesClassifier
+
+    found = np.empty((len(labels), num_classes), np.float32)
+    for fold in range(num_folds):
+        held, rest = folds == fold, (folds != fold) & (labels >= 0)
+        forest = ExtraTreesClassifier(**forest_size(int(rest.sum())), random_state=seed).fit(x[rest], labels[rest])
+        p = np.full((int(held.sum()), num_classes), 0.0)
+        p[:, forest.classes_] = forest.predict_proba(x[held])
+        found[held] = np.log((50 * p + 1 / num_classes) / 51)
+    return found

@@ -1,0 +1,196 @@
+r"""Quantities as labels: out-of-fold residuals, a scale that depends on x, and the probability that a value is wrong.
+
+Learners predict each value from rows that do not include it. With the residual in units of its usual size at this place,
+:math:`z_i = r_i / \sigma(x_i)`, right values follow a Student distribution and wrong ones the distribution that values of
+other rows have in this place, which is known: it is computed, not assumed. Then
+
+.. math:: f(z) = (1 - \pi) f_{\text{right}}(z) + \pi f_{\text{wrong}}(z), \qquad
+          p_i = \frac{\pi f_{\text{wrong}}(z_i)}{f(z_i)},
+
+averaged over the posterior of :math:`\pi`, the share of wrong values. Errors that are small beside what values differ by have smaller
+probabilities than they deserve.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+from scipy.special import logit, logsumexp
+from scipy.stats import t as student
+
+from compensate.auditing.learners import View, forest_size
+from compensate.auditing.page.model import Estimate
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+FREEDOMS = (2.0, 3.0, 5.0, 10.0, 30.0)
+"""Degrees of freedom of the residuals of right values, from heavy tails to almost normal ones; the likelihood weighs them."""
+
+USUAL_SHARE, SHARE_SPREAD = 0.03, 1.2
+"""A priori the logarithm of the share of wrong values is normal around this one."""
+
+SHARES = np.exp(np.linspace(np.log(0.0005), np.log(0.6), 60))
+
+OTHERS = 25
+"""Values of other rows by which each row shows what a wrong value looks like there."""
+
+SMALL = 0.02
+"""Added to both ends of the interval of the share."""
+
+RIDGES = tuple(10.0**e for e in range(-3, 5))
+
+
+@dataclass(frozen=True, eq=False)
+class Quantities:
+    """What is known of each value: see `judge_quantities`."""
+
+    predicted: Floats
+    scale: Floats
+    log_odds: Floats
+    p_error: Floats
+    share: Estimate
+    weights: dict[str, float]
+    explained: float
+
+
+def judge_quantities(
+    views: tuple[View, ...], values: Floats, folds: Ints, num_folds: int, *, seed: int = 0
+) -> Quantities:
+    """How likely each value is wrong.
+
+    Args:
+        views: features of the rows.
+        values: (N,) quantities, NaN where there is none; those rows are predicted only.
+        folds: (N,) the fold in which each row is held out.
+    """
+    known = np.isfinite(values)
+    center = float(np.median(values[known]))
+    unit = float(1.4826 * np.median(np.abs(values[known] - center))) or float(values[known].std()) or 1.0
+    y = np.where(known, (values - center) / unit, 0.0)
+    guesses: dict[str, Floats] = {}
+    for view in views:
+        for name, guess in _learners(view, y, known, folds, num_folds, seed).items():
+            guesses[f"{view.name}: {name}"] = guess
+    predicted, weights = _combined(guesses, y, known)
+    residual = y - predicted
+    scale = _scale(views, residual, known, folds, num_folds, seed)
+    z = residual / scale
+    z_known = z[known]
+    scale = scale * max(1.4826 * float(np.median(np.abs(z_known))), 1e-9)
+    z = residual / scale
+    rng = np.random.default_rng(seed)
+    others = rng.choice(y[known], size=(len(y), OTHERS))
+    wrong = ((others - predicted[:, None]) / scale[:, None])[known].ravel()
+    log_odds, share = _mixture(z[known], wrong)
+    found = np.full(len(y), np.nan)
+    found[known] = log_odds
+    spread = float(np.median(np.abs(y[known] - np.median(y[known]))))
+    explained = 1 - float(np.median(np.abs(residual[known]))) / max(spread, 1e-9)
+    p = 1 / (1 + np.exp(-np.clip(found, -50, 50)))
+    return Quantities(predicted * unit + center, scale * unit, found, p, share, weights, explained)
+
+
+def _learners(
+    view: View, y: Floats, known: NDArray[np.bool_], folds: Ints, num_folds: int, seed: int
+) -> dict[str, Floats]:
+    """Out-of-fold predictions (N,) of each learner that suits the view."""
+    from sklearn.ensemble import ExtraTreesRegressor
+    from sklearn.linear_model import Ridge, RidgeCV
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    makers: dict[str, tuple[Any, Any]] = {}
+    if sp.issparse(view.x):
+        makers["ridge"] = (view.x, lambda: Ridge(1.0, solver="sparse_cg"))
+    else:
+        makers["ridge"] = (view.x, lambda: make_pipeline(StandardScaler(), RidgeCV(RIDGES)))
+    if view.trees is not None:
+        makers["trees"] = (view.trees, lambda: ExtraTreesRegressor(**forest_size(len(y)), random_state=seed))
+    elif not sp.issparse(view.x):
+        from sklearn.neighbors import KNeighborsRegressor
+
+        makers["neighbors"] = (
+            view.x, lambda: make_pipeline(StandardScaler(), KNeighborsRegressor(min(20, max(1, len(y) // 10))))
+        )  # fmt: skip
+    found: dict[str, Floats] = {}
+    # A wrong value of any size pulls no harder than one at the edge of what is usual.
+    low, high = np.quantile(y[known], [0.005, 0.995])
+    bounded = np.clip(y, low, high)
+    for name, (x, make) in makers.items():
+        guess = np.empty(len(y))
+        for fold in range(num_folds):
+            rest, held = known & (folds != fold), folds == fold
+            if held.any():
+                guess[held] = make().fit(x[rest], bounded[rest]).predict(x[held])
+        found[name] = guess
+    return found
+
+
+def _combined(guesses: dict[str, Floats], y: Floats, known: NDArray[np.bool_]) -> tuple[Floats, dict[str, float]]:
+    """The weighted sum of predictions that fits the given values best; large residuals count as moderate ones."""
+    matrix = np.stack(list(guesses.values()), 1)
+    target = y.copy()
+    for _ in range(3):
+        w, _ = nnls(matrix[known], target[known])
+        predicted = matrix @ w
+        residual = y - predicted
+        bound = 3 * 1.4826 * float(np.median(np.abs(residual[known])))
+        target = predicted + np.clip(residual, -bound, bound)
+    if not w.any():
+        return np.zeros(len(y)), dict.fromkeys(guesses, 0.0)
+    return predicted, dict(zip(guesses, (w / w.sum()).tolist(), strict=True))
+
+
+def _scale(
+    views: tuple[View, ...], residual: Floats, known: NDArray[np.bool_], folds: Ints, num_folds: int, seed: int
+) -> Floats:
+    """(N,) the usual size of a residual at each place, out of fold: half of it by trees, half of it the same for all."""
+    size = np.log(np.abs(residual) + 1e-3 + 0.05 * np.median(np.abs(residual[known])))
+    overall = float(np.median(size[known]))
+    found = np.full(len(residual), overall)
+    trees = next((view.trees for view in views if view.trees is not None), None)
+    if trees is not None and known.sum() >= 100:
+        from sklearn.ensemble import ExtraTreesRegressor
+
+        leaf = max(10, int(known.sum() / 30))
+        for fold in range(num_folds):
+            rest, held = known & (folds != fold), folds == fold
+            if held.any():
+                forest = ExtraTreesRegressor(100, min_samples_leaf=leaf, random_state=seed)
+                found[held] = forest.fit(trees[rest], size[rest]).predict(trees[held])
+        found = overall + 0.5 * (found - np.median(found[known]))
+    return np.exp(found)
+
+
+def _mixture(z: Floats, wrong: Floats) -> tuple[Floats, Estimate]:
+    """Log odds (N,) that each value is wrong, and the share of wrong values, by the mixture of the module's header."""
+    edges = np.linspace(0, max(float(np.arcsinh(np.abs(wrong)).max()), float(np.arcsinh(np.abs(z)).max())) + 1e-9, 41)
+    counts, _ = np.histogram(np.arcsinh(np.abs(wrong)), edges)
+    density = (counts + 0.5) / (counts.sum() + 0.5 * len(counts)) / np.diff(edges)
+    place = np.clip(np.searchsorted(edges, np.arcsinh(np.abs(z)), side="right") - 1, 0, len(density) - 1)
+    log_wrong = np.log(density[place] / 2) - 0.5 * np.log1p(z**2)
+    prior = -0.5 * ((np.log(SHARES) - np.log(USUAL_SHARE)) / SHARE_SPREAD) ** 2
+    log_posterior, wrongs = [], []
+    for freedom in FREEDOMS:
+        # The median of residuals knows their size whatever their tails; a few wrong values hardly move it.
+        unit = max(float(np.median(np.abs(z))) / student.ppf(0.75, freedom), 1e-9)
+        log_right = student.logpdf(z / unit, freedom) - np.log(unit)
+        each = np.logaddexp(np.log1p(-SHARES)[:, None] + log_right, np.log(SHARES)[:, None] + log_wrong)
+        log_posterior.append(each.sum(1) + prior)
+        wrongs.append(np.exp(np.log(SHARES)[:, None] + log_wrong - each))
+    table = np.stack(log_posterior)
+    weight = np.exp(table - logsumexp(table))
+    p = np.einsum("fs,fsn->n", weight, np.stack(wrongs))
+    posterior = weight.sum(0)
+    mass = np.cumsum(posterior)
+    low, high = (float(SHARES[min(int(np.searchsorted(mass, m)), len(SHARES) - 1)]) for m in (0.05, 0.95))
+    share = float(p.mean())
+    # Errors that lie within what is usual are in nobody's residuals: as many again may be hidden.
+    low, high = max(0.5 * low - SMALL, 0.0), min(2 * high + SMALL, 1.0)
+    return logit(np.clip(p, 1e-9, 1 - 1e-9)), Estimate(share, min(low, share), max(high, share))

@@ -1,1 +1,0 @@
-"""Experiments: each is one command."""

@@ -1,0 +1,235 @@
+"""One training step of any criterion: the meta step, the forward pass, the backward pass, the update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from compensate.equation import Compensated
+from compensate.forwards import Stages
+from compensate.inference.meta import meta_step, networks
+from compensate.methods.registry import Need
+from compensate.state import State
+from compensate.training.distribution import Whole, WholeStages
+from compensate.training.divergence import DivergenceCheck
+from compensate.training.hardware import Hardware, gathering
+
+META_RATE = 1e-3
+"""Of the optimizer that moves a criterion's own networks in meta steps."""
+
+MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """A global batch as one process has it.
+
+    Attributes:
+        x: inputs: of the whole batch, or of the own slice where no term looks at them (see `Learner.whole_inputs`).
+        target, index: (B,) of the whole batch.
+        weight: (B,) factors of the losses; None for ones.
+
+    >>> Batch(torch.ones(2, 3), torch.tensor([0, 1]), torch.arange(2)).weight is None
+    True
+    """
+
+    x: Any
+    target: Tensor
+    index: Tensor
+    weight: Tensor | None = None
+
+
+class Forward(nn.Module):
+    """Model and criterion behind one forward pass, which is what data parallel training wraps.
+
+    The criterion is kept in a list: its buffers are equal in all processes already and must not be sent, and its
+    parameters belong to the meta step.
+    """
+
+    def __init__(self, view: nn.Module, criterion: Compensated) -> None:
+        super().__init__()
+        self.view = view
+        self._criterion = [criterion]
+        self.state: State | None = None
+
+    @property
+    def criterion(self) -> Compensated:
+        """The criterion."""
+        return self._criterion[0]
+
+    def adopt(self, criterion: Compensated) -> None:
+        """Goes on with another criterion."""
+        self._criterion[0] = criterion
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The loss; the state of the batch is kept for the loop to look at."""
+        criterion = self.criterion
+        s = self.state = criterion.evaluate(self.view, batch.x, batch.target, batch.index)
+        if batch.weight is None:
+            return s.loss
+        # Added to the plain loss and not in its place: tables on features learn their scale from the slope of that.
+        return s.loss + criterion.reduce(s, (batch.weight - 1) * s.losses)
+
+
+class Learner:
+    """A model under training: model, criterion, their optimizers, and the step that moves them.
+
+    Where it runs in one process without mixed precision, everything in it can be pickled, so that training can go on elsewhere.
+
+    Args:
+        model: maps inputs to logits (B, C).
+        criterion: of any method.
+        optimizer: makes the model's optimizer from its parameters.
+        needs: what the method asks of a training loop, `METHODS[name].needs`.
+        clip: largest norm of the gradient.
+        hardware: device, precision and processes.
+
+    >>> from compensate import methods
+    >>> model = nn.Linear(3, 2)
+    >>> learner = Learner(model, methods.base(), lambda p: torch.optim.SGD(p, 0.1))
+    >>> s = learner.step(Batch(torch.ones(4, 3), torch.tensor([0, 0, 1, 0]), torch.arange(4)), lr=0.1)
+    >>> s.u.shape
+    torch.Size([4, 2])
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        criterion: Compensated,
+        optimizer: MakeOptimizer,
+        *,
+        needs: Collection[Need] = (),
+        clip: float | None = None,
+        hardware: Hardware | None = None,
+    ) -> None:
+        self.hardware = Hardware() if hardware is None else hardware
+        self.processes, self.device, self.clip = self.hardware.processes, self.hardware.device, clip
+        self.model = model.to(self.device).train()
+        criterion = criterion.to(self.device).train()
+        # Terms on features, and teachers, look at the inputs of the whole batch; others leave each process its own.
+        self._given = "feature" in criterion.terms or "teacher" in needs
+        self.meta = "clean" in needs
+        self.forward = Forward(self._view("features" in needs), criterion)
+        self._wrapped = self.hardware.wrap(self.forward)
+        self.optimizer = optimizer([p for p in model.parameters() if p.requires_grad])
+        self.meta_optimizer = self._meta_optimizer(criterion)
+        self.check = DivergenceCheck()
+
+    @property
+    def criterion(self) -> Compensated:
+        """The criterion."""
+        return self.forward.criterion
+
+    @property
+    def whole_inputs(self) -> bool:
+        """Whether a process needs the inputs of the whole batch, and not only those of its own slice."""
+        return self.processes.size == 1 or self._given or self.meta
+
+    def _view(self, reads_features: bool) -> nn.Module:
+        """The model as the criterion sees it: one that speaks of the whole batch."""
+        if self.processes.size == 1:
+            return self.model
+        if Stages.of(self.model).features is not None and (reads_features or self._given):
+            return WholeStages(self.model, self.processes, given=self._given)
+        return Whole(self.model, self.processes, given=self._given)
+
+    def _meta_optimizer(self, criterion: Compensated) -> torch.optim.Optimizer | None:
+        free = networks(criterion) if self.meta else []
+        return torch.optim.Adam(free, lr=META_RATE) if free else None
+
+    def adopt(self, criterion: Compensated) -> None:
+        """Goes on with a criterion for more samples, which has taken over what the old one knew."""
+        self.forward.adopt(criterion.to(self.device))
+        before, self.meta_optimizer = self.meta_optimizer, self._meta_optimizer(criterion)
+        if before is not None and self.meta_optimizer is not None:
+            self.meta_optimizer.load_state_dict(before.state_dict())
+
+    def train(self, mode: bool = True) -> None:
+        """Model and criterion to training or evaluation mode."""
+        self.model.train(mode)
+        self.criterion.train(mode)
+
+    # --- the step ---------------------------------------------------------------------------------------------
+
+    def step(
+        self,
+        batch: Batch,
+        *,
+        lr: float,
+        clean: tuple[Any, Tensor] | None = None,
+        share: float = 1.0,
+        first: bool = True,
+        last: bool = True,
+    ) -> State:
+        """One batch, and with the last of a group an update of the model; gives the state of the batch.
+
+        Args:
+            batch: the batch.
+            lr: learning rate of the model.
+            clean: a trusted batch, for a meta step before this one.
+            share: the part of the batch in the gradient of its group.
+            first, last: whether the batch begins and ends a group whose gradients make one update.
+        """
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        if clean is not None:
+            batch = self._meta_step(batch, clean, lr)
+        if first:
+            self.optimizer.zero_grad()
+        with gathering(self._wrapped, last):
+            self._backward(self._loss(batch), share)
+        if last:
+            self.hardware.update(self.optimizer, self.model.parameters(), self.clip)
+        s, self.forward.state = self.forward.state, None
+        assert s is not None
+        return s
+
+    def _meta_step(self, batch: Batch, clean: tuple[Any, Tensor], lr: float) -> Batch:
+        """Every process takes the same meta step on the whole batch: it needs gradients of gradients."""
+        given = (batch.x, batch.target, batch.index)
+        with self.check.over(batch.x, batch.index):
+            meta_step(self.criterion, self.model, given, clean, lr=lr, optimizer=self.meta_optimizer)
+        if self._given:
+            return batch
+        return Batch(self.processes.scatter(batch.x), batch.target, batch.index, batch.weight)
+
+    def _loss(self, batch: Batch) -> Tensor:
+        if isinstance(self.forward.view, Whole | WholeStages):
+            self.forward.view.expect(len(batch.target))
+        with self.check.over(batch.x, batch.index), self.hardware.autocast():
+            loss: Tensor = self._wrapped(batch)
+        if self.hardware.scaler is None:  # a scaler skips such steps by itself
+            self.check.loss(loss.detach())
+        return loss
+
+    def _backward(self, loss: Tensor, share: float) -> None:
+        # The mean over processes is taken of slices of one gradient, so that their sum is `size` times as much.
+        factor = share * self.processes.size
+        self.hardware.backward(loss if factor == 1 else loss * factor)
+
+    # --- checkpoints ------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next step depends on, but for random numbers."""
+        scaler, meta = self.hardware.scaler, self.meta_optimizer
+        return {
+            "model": self.model.state_dict(),
+            "criterion": self.criterion.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "meta_optimizer": None if meta is None else meta.state_dict(),
+            "scaler": None if scaler is None else scaler.state_dict(),
+        }
+
+    def load_state_dict(self, tree: dict[str, Any]) -> None:
+        """Goes back to such a state."""
+        self.model.load_state_dict(tree["model"])
+        self.criterion.load_state_dict(tree["criterion"])
+        self.optimizer.load_state_dict(tree["optimizer"])
+        if self.meta_optimizer is not None:
+            self.meta_optimizer.load_state_dict(tree["meta_optimizer"])
+        if self.hardware.scaler is not None and tree["scaler"] is not None:
+            self.hardware.scaler.load_state_dict(tree["scaler"])

@@ -1,0 +1,358 @@
+"""The training loop: epochs, checkpoints, exact resume, early stopping. It serves every command and estimator."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from compensate.errors import InputError
+from compensate.state import State
+from compensate.training import checkpoint
+from compensate.training.evaluation import shares, sums
+from compensate.training.hardware import move
+from compensate.training.run import Run
+from compensate.training.samples import Rows, Samples
+from compensate.training.step import Batch, Learner
+
+SECONDS = 60.0
+"""Between checkpoints, unless a number of steps is given."""
+
+Metrics = dict[str, float]
+
+
+class Interrupted(KeyboardInterrupt):
+    """A training that was asked to stop (Ctrl-C, or the system's request to end) and has stored where it stands.
+
+    >>> Interrupted(7).step
+    7
+    """
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"stopped after step {step}; a checkpoint is stored.")
+        self.step = step
+
+
+@dataclass
+class Position:
+    """Where a run stands; with the weights, all there is to know."""
+
+    epoch: int = 0
+    batch: int = 0
+    step: int = 0
+    seconds: float = 0.0
+    history: list[Metrics] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class EarlyStopping:
+    """Which epoch is the best, and how many without a better one end a training.
+
+    Attributes:
+        score: of an epoch's metrics, larger is better.
+        patience: epochs to wait for a better one; None never stops.
+        tolerance: gains up to this size do not count.
+
+    >>> stopping = EarlyStopping(lambda row: row["val_accuracy"], patience=2)
+    >>> history = [{"val_accuracy": a} for a in (0.5, 0.7, 0.7, 0.6)]
+    >>> stopping.best(history), stopping.stops(history)
+    (1, True)
+    """
+
+    score: Callable[[Metrics], float]
+    patience: int | None = None
+    tolerance: float = 0.0
+
+    def best(self, history: Sequence[Metrics]) -> int:
+        """The place of the best epoch, the first of equals."""
+        place, most = 0, -np.inf
+        for k, row in enumerate(history):
+            if self.score(row) > most + self.tolerance:
+                place, most = k, self.score(row)
+        return place
+
+    def stops(self, history: Sequence[Metrics]) -> bool:
+        """Whether patience is at its end."""
+        if self.patience is None or not history:
+            return False
+        return len(history) - 1 - self.best(history) >= self.patience
+
+
+def by_accuracy(row: Metrics) -> float:
+    """The accuracy on held-out samples: validation, else test, else training.
+
+    >>> by_accuracy({"val_accuracy": 0.5, "test_accuracy": 0.7})
+    0.5
+    """
+    return next(row[name] for name in ("val_accuracy", "test_accuracy", "train_accuracy") if name in row)
+
+
+class Trainer:
+    """One run under way.
+
+    Args:
+        learner: the model under training, and its step.
+        samples: what it learns from.
+        epochs: passes over them.
+        order: the batches of an epoch, as rows of `samples`; a function of the epoch alone.
+        rate: the learning rate of a step, from its number and the number of all steps.
+        accumulate: batches whose gradients make one update.
+        held_out: samples that the model is evaluated on after each epoch, by the name that their metrics get.
+        clean: a trusted batch ``(x, target)`` for a step, for methods with a meta step.
+        stopping: the best epoch, and early stopping.
+        run: the folder for metrics, checkpoints and the weights of the best epoch; nothing is written if not given.
+        begun: when the run began, by the monotonic clock.
+        on_step: called with the state of every step.
+        on_epoch: called with the metrics of every epoch, and whether it is the best so far.
+
+    >>> from compensate import methods
+    >>> from compensate.training.samples import even_batches
+    >>> x, y = torch.randn(40, 3), torch.arange(40) % 2
+    >>> samples = Samples.of_arrays(x, y.numpy(), num_classes=2)
+    >>> criterion = methods.logcomp(num_samples=40, num_classes=2)
+    >>> learner = Learner(torch.nn.Linear(3, 2), criterion, lambda p: torch.optim.Adam(p, 0.1))
+    >>> trainer = Trainer(
+    ...     learner, samples, epochs=2, order=lambda epoch: even_batches(40, 10, seed=0, epoch=epoch), rate=lambda step, total: 0.1
+    ... )
+    >>> _ = trainer.run()
+    >>> [sorted(row) for row in trainer.history][0]
+    ['compensated', 'epoch', 'lr', 'train_accuracy', 'train_loss']
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        samples: Samples,
+        *,
+        epochs: int,
+        order: Callable[[int], Sequence[Rows]],
+        rate: Callable[[int, int], float],
+        accumulate: int = 1,
+        held_out: Mapping[str, Samples] | None = None,
+        clean: Callable[[int], tuple[Any, Tensor]] | None = None,
+        stopping: EarlyStopping | None = None,
+        run: Run | None = None,
+        begun: float | None = None,
+        on_step: Callable[[State], None] | None = None,
+        on_epoch: Callable[[Metrics, bool], None] | None = None,
+    ) -> None:
+        self.learner, self.samples, self.epochs, self.accumulate = learner, samples, epochs, accumulate
+        self.held_out, self.clean = dict(held_out or {}), clean if learner.meta else None
+        self.stopping = EarlyStopping(by_accuracy) if stopping is None else stopping
+        self.run_folder = Run(None) if run is None else run
+        self.on_step, self.on_epoch = on_step, on_epoch
+        self.processes, self.device = learner.processes, learner.device
+        self._order, self._rate = order, rate
+        self._begun, self._before = time.monotonic() if begun is None else begun, 0.0
+        self.at = Position()
+        self.totals = torch.zeros(4, dtype=torch.float64, device=self.device)
+        self.total = epochs * len(self.order(0))
+        if self.total == 0:
+            raise InputError(f"a batch of {len(samples)} samples is too small for {self.processes.size} processes.")
+        learner.check.folder = self.run_folder.path
+
+    @property
+    def history(self) -> list[Metrics]:
+        """The metrics of the epochs so far."""
+        return self.at.history
+
+    @property
+    def seconds(self) -> float:
+        """The time that the run has taken, interruptions left out."""
+        return self._before + time.monotonic() - self._begun
+
+    @property
+    def done(self) -> bool:
+        """Whether all epochs are over, or patience is."""
+        return self.at.epoch >= self.epochs or self.stopping.stops(self.history)
+
+    def order(self, epoch: int) -> list[Rows]:
+        """The global batches of an epoch; a last one with fewer samples than processes is left out."""
+        return [rows for rows in self._order(epoch) if len(rows) >= self.processes.size]
+
+    # --- the loop ---------------------------------------------------------------------------------------------
+
+    def run(
+        self, *, every: int | None = None, progress: Callable[[int, int, Tensor], None] | None = None
+    ) -> list[Metrics]:
+        """All epochs from where the run stands; gives their metrics.
+
+        With a folder, Ctrl-C ends the step under way, stores a checkpoint and raises `Interrupted`.
+
+        Args:
+            every: steps between checkpoints; by default one a minute, and one at the end.
+            progress: told after each step of the epoch, the steps done and the sums of the epoch so far.
+        """
+        self.learner.train()
+        saved = time.monotonic()
+        with _stop_signals(self.run_folder.path is not None) as signals:
+            while not self.done:
+                batches = self.order(self.at.epoch)
+                while self.at.batch < len(batches):
+                    self._step(batches)
+                    if progress is not None:
+                        progress(self.at.epoch, self.at.step, self.totals)
+                    if self.at.batch == len(batches):
+                        self._end_epoch()
+                        batches = []
+                    late, stop = self._agreed(time.monotonic() - saved > SECONDS, bool(signals))
+                    due = late if every is None else self.at.step % every == 0
+                    if self._can_save() and (due or stop or self.at.epoch == self.epochs):
+                        self.save()
+                        saved = time.monotonic()
+                        if stop and not self.done:
+                            raise Interrupted(self.at.step)
+        return self.history
+
+    def _can_save(self) -> bool:
+        # Gradients half gathered are not part of a checkpoint.
+        return self.run_folder.path is not None and self.at.batch % self.accumulate == 0
+
+    def _agreed(self, *flags: bool) -> list[bool]:
+        """What any process says: clocks and signals differ, and all must decide alike."""
+        found = torch.tensor([float(flag) for flag in flags])
+        return (self.processes.sum(found) > 0).tolist()
+
+    def _step(self, batches: list[Rows]) -> None:
+        at = self.at
+        lr = self._rate(at.step, self.total)
+        check = self.learner.check
+        check.step = at.step + 1
+        check.where = f"epoch {at.epoch + 1}, batch {at.batch + 1} of {len(batches)}, learning rate {lr:g}"
+        first = at.batch - at.batch % self.accumulate
+        group = batches[first : first + self.accumulate]
+        s = self.learner.step(
+            self._batch(batches[at.batch]),
+            lr=lr,
+            clean=None if self.clean is None else self._on_device(*self.clean(at.step)),
+            share=len(batches[at.batch]) / sum(map(len, group)),
+            first=at.batch == first,
+            last=at.batch == first + len(group) - 1,
+        )
+        self._count(s, batches[at.batch])
+        if self.on_step is not None:
+            self.on_step(s)
+        at.batch, at.step = at.batch + 1, at.step + 1
+
+    def _batch(self, rows: Rows) -> Batch:
+        samples = self.samples
+        x = samples.batch(rows if self.learner.whole_inputs else self.processes.slice(rows), self.at.epoch)
+        target, index = (torch.from_numpy(a[rows]) for a in (samples.labels, samples.index))
+        x, target = self._on_device(x, target)
+        return Batch(x, target, index.to(self.device), self._weight(rows, x))
+
+    def _weight(self, rows: Rows, x: Any) -> Tensor | None:
+        if self.samples.weight is None:
+            return None
+        kind = x.dtype if isinstance(x, Tensor) and x.is_floating_point() else torch.float32
+        return torch.from_numpy(self.samples.weight[rows]).to(self.device, kind)
+
+    def _on_device(self, x: Any, target: Tensor) -> tuple[Any, Tensor]:
+        return move(x, self.device), target.to(self.device)
+
+    @torch.no_grad()
+    def _count(self, s: State, rows: Rows) -> None:
+        right = s.u[:, : self.samples.num_classes].argmax(-1) == s.labels
+        losses = s.losses
+        if self.samples.weight is not None:
+            losses = losses * torch.from_numpy(self.samples.weight[rows]).to(losses)
+        values = [losses.sum(), right.sum(), compensated(s).sum()]
+        self.totals[:3] += torch.stack([v.to(self.totals.dtype) for v in values])
+        self.totals[3] += len(rows)
+
+    def _end_epoch(self) -> None:
+        at, learner = self.at, self.learner
+        learner.check.weights(learner.model)
+        learner.criterion.end_epoch()
+        loss, right, moved, count = self.totals.tolist()
+        row = {
+            "epoch": at.epoch + 1,
+            "lr": self._rate(at.step - 1, self.total),
+            "train_loss": loss / count,
+            "train_accuracy": right / count,
+            "compensated": moved / count,
+        }
+        # Running means of batch normalisation are each process's own; those of the main one count.
+        self.processes.share(learner.model.buffers())
+        for name, samples in self.held_out.items():
+            found = shares(self.processes.sum(sums(learner.model, samples, self.device, self.processes)))
+            row |= {f"{name}_{k}": v for k, v in found.items()}
+        learner.check.row(row)
+        at.history.append(row)
+        at.epoch, at.batch = at.epoch + 1, 0
+        self.totals.zero_()
+        best = self.stopping.best(at.history) == len(at.history) - 1
+        if self.processes.main and self.run_folder.path is not None:
+            self.run_folder.log(at.history)
+            if best:
+                checkpoint.save_weights(self.run_folder / "best.safetensors", learner.model.state_dict())
+        if self.on_epoch is not None:
+            self.on_epoch(row, best)
+
+    # --- coming back ------------------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """A checkpoint of everything that the next step depends on."""
+        self.at.seconds = self.seconds
+        if self.processes.main:
+            self.learner.check.weights(self.learner.model)
+            tree = {
+                **self.learner.state_dict(),
+                "random": checkpoint.random_state(),
+                "totals": self.totals,
+                "at": vars(self.at),
+            }
+            checkpoint.save(self.run_folder / "checkpoint", self.at.step, tree)
+            self.learner.check.saved = self.at.step
+
+    def restore(self, tree: dict[str, Any]) -> None:
+        """Goes back to a checkpoint."""
+        self.learner.load_state_dict(tree)
+        self.totals.copy_(tree["totals"])
+        self.at = Position(**tree["at"])
+        self._before = self.at.seconds
+        self.learner.check.saved = self.at.step
+        if self.processes.main:
+            self.run_folder.log(self.at.history)
+        checkpoint.set_random_state(tree["random"])
+
+
+def compensated(s: State) -> Tensor:
+    """(B,) true for samples that some compensation is given to."""
+    found = torch.zeros(len(s.target), dtype=torch.bool, device=s.target.device)
+    for delta in (s.dx, s.du, s.dp, s.dy, s.dl):
+        if delta is not None:
+            size = delta.detach().abs()
+            found |= (size.flatten(1).amax(1) if size.ndim > 1 else size) > 1e-6
+    return found
+
+
+@contextmanager
+def _stop_signals(wanted: bool) -> Iterator[list[int]]:
+    """Signals that ask to end are noted instead of obeyed: a step that is cut in half cannot be stored. A second Ctrl-C acts."""
+    noted: list[int] = []
+    if not wanted or threading.current_thread() is not threading.main_thread():
+        yield noted
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def note(number: int, frame: Any) -> None:
+        if number == signal.SIGINT and number in noted:
+            raise KeyboardInterrupt
+        noted.append(number)
+
+    for number in before:
+        signal.signal(number, note)
+    try:
+        yield noted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
