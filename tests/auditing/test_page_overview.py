@@ -66,7 +66,7 @@ def test_pairs_are_compared_only_where_they_differ(open_page, pairs, expected) -
         ((900, 0, 5, 90), (0, 0, 5, 90), "Few rows lie near the threshold (5, and 95 are flagged)"),
         # Few beside all rows, many beside the flags.
         ((900, 6, 5, 5), (0, 0, 5, 5), "11 rows lie near the threshold, and 10 are flagged: a slightly different one would flag more"),
-        ((900, 6, 0, 0), (0, 0, 0, 0), "Rows far to the right are the ones to look at first."),
+        ((900, 6, 0, 0), (0, 0, 0, 0), "No row reaches 0.5, from which on labels are flagged."),
     ],
 )  # fmt: skip
 def test_flags_are_called_stable_only_if_few_of_them_lie_near_the_threshold(open_page, rows, flagged, expected) -> None:
