@@ -270,8 +270,9 @@ def content(data: Data | None, row: int) -> Content:
         return Content(missing="The data is not at hand.")
     kind = data.info.get("kind")
     raw = data.raw
-    if kind == "images" and np.ndim(data.x) == 4:
-        return Content(image=_picture(data.x[row]))
+    images = data.x if np.ndim(data.x) == 4 else raw  # beside embeddings, the images themselves are in raw
+    if kind == "images" and np.ndim(images) == 4:
+        return Content(image=_picture(images[row]))
     if raw is None:
         return Content(text=str(data.x[row])) if kind == "text" else Content(missing="An embedding has no picture.")
     if hasattr(raw, "iloc"):
