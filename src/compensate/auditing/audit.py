@@ -159,7 +159,8 @@ def _result(
     views: Views | None,
     trained: Any,
 ) -> Audit:
-    config |= {"agreement": float((verdict.log_q.argmax(1) == given[rows]).mean()), "views": weights}
+    agreement = float((verdict.log_q.argmax(1) == given[rows]).mean())
+    config |= {"agreement": agreement, "views": weights, "by_chance": verdict.by_chance}
     own = verdict.log_q[np.arange(len(rows)), given[rows]]
     others = verdict.log_q.copy()
     others[np.arange(len(rows)), given[rows]] = -np.inf
