@@ -174,6 +174,8 @@ def _pixels(images: NDArray[Any]) -> NDArray[np.float32]:
 def _encoded(
     data: Data, encoder: str | Path, kind: str, device: Any, progress: Progress | None
 ) -> tuple[NDArray[np.float32] | None, dict[str, str], str]:
+    if encoder == "none":
+        return None, {}, ""
     from compensate.encoders import encode_data, hint
 
     def told(done: int, total: int) -> None:
@@ -182,5 +184,5 @@ def _encoded(
 
     found = encode_data(data, encoder, device=device, progress=told)
     if found is None:
-        return None, {}, hint(kind) if encoder == "auto" else ""
+        return None, {}, hint(kind)
     return found.values, {"encoder": found.name, "license": found.license, "encoder_source": found.source}, ""
