@@ -169,7 +169,7 @@ def test_quantities_have_words_of_their_own(open_page: Callable[..., Any]) -> No
     tab.click("text=Review them")
     assert tab.inner_text(".choice.accept .choice-note").startswith("usual error ± ")
     assert tab.inner_text(".choice.keep .choice-note").endswith("× the usual error")
-    assert tab.inner_text(".like-name >> nth=0").startswith("well predicted rows with a value near")
+    assert tab.inner_text(".like-name >> nth=0").startswith("well predicted values near")
     assert "label" not in tab.inner_text("main") + text
     tab.keyboard.press("b")
     assert "would take the suggested value" in tab.inner_text("dialog")

@@ -279,7 +279,7 @@ function distance(i) {
 const CERTAIN = 0.02; // an example with a greater probability of error is likely, not certain
 
 function likeName(places, of) {
-  if (regression) return ["well predicted rows with a value near ", label(of, 24)]; // a small error would not be seen
+  if (regression) return ["well predicted values near ", label(of, 24)]; // a small error would not be seen
   const p = Math.max(...places.map((e) => data.examples.p[e]));
   const sure = p < CERTAIN ? "certain" : "likely";
   const doubt = p < CERTAIN ? "" : ` (wrong with up to ${probability(p)})`;
