@@ -97,7 +97,8 @@ function howFound() {
   const told = views.filter(([, weight]) => weight >= 0.005).sort((a, b) => b[1] - a[1]);
   const says = [];
   if (told.length > 0) says.push([`Each ${noun} was judged by models that had not seen it: `, listed(byView(told)), "."]);
-  if (agreement !== null) says.push([` They agree with ${percent(agreement)} of the ${noun}s.`]);
+  if (agreement !== null && !regression) says.push([` They agree with ${percent(agreement)} of the labels.`]);
+  if (agreement > 0 && regression) says.push([` Their usual error is ${percent(agreement)} smaller than that of the median of all values.`]);
   if (encoder) says.push([" Encoder: ", prose(clip(encoder, 120)), license && [", license ", prose(clip(license, 120))], "."]);
   if (says.length === 0 && !hint) return null;
   return el("div", { class: "how" }, el("h2", null, "Where this comes from"), says.length > 0 && el("p", { class: "muted" }, says), hint && el("p", { class: "hint" }, prose(clip(hint, 300))));
