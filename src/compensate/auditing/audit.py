@@ -170,12 +170,8 @@ def _result(
     views: Views | None,
     trained: Any,
 ) -> Audit:
-<<<<<<< HEAD
-    config["agreement"] = float((verdict.log_q.argmax(1) == given[rows]).mean())
-=======
     agreement = float((verdict.log_q.argmax(1) == given[rows]).mean())
-    config |= {"agreement": agreement, "views": weights, "by_chance": verdict.by_chance}
->>>>>>> page
+    config |= {"agreement": agreement, "by_chance": verdict.by_chance}
     own = verdict.log_q[np.arange(len(rows)), given[rows]]
     others = verdict.log_q.copy()
     others[np.arange(len(rows)), given[rows]] = -np.inf
