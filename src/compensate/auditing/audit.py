@@ -29,7 +29,7 @@ FEWEST = 20
 """Rows without which there is nothing to learn from."""
 
 BY_CHANCE = (
-    "The labels cannot be predicted from the samples better than by chance, so none is flagged. Check the label column."
+    "The {} cannot be predicted from the samples better than by chance, so none is flagged. Check the label column."
 )
 
 __all__ = ["audit"]
@@ -131,7 +131,7 @@ def audit(
     log_q, config["views"] = pool(log_p, given_labels)
     verdict = judge(log_q[rows], given_labels[rows], transition)
     if verdict.by_chance:
-        notes = (*notes, BY_CHANCE)
+        notes = (*notes, BY_CHANCE.format("labels"))
     return _result(known, rows, given_labels, log_q, verdict, config, notes, views, trained)
 
 
@@ -219,6 +219,9 @@ def _quantities(data: Data, encoder: str | Path, device: str | None, seed: int, 
         raise InputError(f"{len(rows)} rows have a value; an audit needs {FEWEST} or more.")
     values = np.full(len(data), np.nan)
     values[rows] = data.target[rows]
+    endless = rows[np.isinf(values[rows])]
+    if len(endless):
+        raise InputError(f"the value of row {data.index[endless[0]]} is infinite; correct it, or leave it empty.")
     if np.ptp(values[rows]) == 0:
         raise InputError(f"all values are {values[rows][0]:g}; there is nothing to compare. Check the label column.")
     views = make_views(data, encoder, device=device, progress=progress)
@@ -235,7 +238,8 @@ def _quantities(data: Data, encoder: str | Path, device: str | None, seed: int, 
     config = {
         "seed": seed, "folds": FOLDS, **views.about, "agreement": max(found.explained, 0.0), "views": found.weights,
     }  # fmt: skip
-    described = _described(data, rows, config, (), views.shown)
+    notes = (BY_CHANCE.format("values"),) if found.by_chance else ()
+    described = _described(data, rows, config, notes, views.shown)
     described["config"]["shown"] = described["kind"]
     return Audit(
         **{**described, "kind": "regression"},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -178,7 +180,6 @@ def _neighbors(fitted: LinearFolds, labels: Ints, seed: int) -> Floats:
         z[rows] = (fitted.x[rows] - fitted.center) @ axes
     z /= np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-12)
     rng = np.random.default_rng(seed)
-    prior = np.bincount(labels[labels >= 0], minlength=classes) / max((labels >= 0).sum(), 1)
     found = np.empty((n, classes), np.float32)
     for fold in range(fitted.num_folds):
         pool = np.flatnonzero((fitted.folds != fold) & (labels >= 0))
@@ -187,6 +188,7 @@ def _neighbors(fitted: LinearFolds, labels: Ints, seed: int) -> Floats:
             pool = np.sort(rng.choice(pool, reference, replace=False))
         held = np.flatnonzero(fitted.folds == fold)
         k = min(NEIGHBORS, len(pool))
+        prior = np.bincount(labels[pool], minlength=classes) / len(pool)
         for start in range(0, len(held), 1000):
             here = held[start : start + 1000]
             near = z[here] @ z[pool].T
@@ -214,6 +216,13 @@ def forest_size(rows: int) -> dict[str, Any]:
     return {"n_estimators": trees, "min_samples_leaf": 3, "bootstrap": True, "max_samples": GROWN_ON}
 
 
+def _quietly(fit: Callable[..., Any], x: Any, labels: Ints) -> Any:
+    """Fits without scikit-learn's warning that labels with many classes may be quantities."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The number of unique classes", UserWarning)
+        return fit(x, labels)
+
+
 def _naive_bayes(x: Any, labels: Ints, folds: Ints, num_folds: int, num_classes: int) -> Floats:
     """Complement naive Bayes: it learns from counts alone, and few wrong labels change them little."""
     from sklearn.naive_bayes import ComplementNB
@@ -221,8 +230,9 @@ def _naive_bayes(x: Any, labels: Ints, folds: Ints, num_folds: int, num_classes:
     found = np.full((len(labels), num_classes), np.log(SMALLEST), np.float32)
     for fold in range(num_folds):
         held, rest = np.flatnonzero(folds == fold), np.flatnonzero((folds != fold) & (labels >= 0))
-        bayes = ComplementNB().fit(x[rest], labels[rest])
-        found[np.ix_(held, bayes.classes_)] = bayes.predict_log_proba(x[held])
+        if len(held):
+            bayes = _quietly(ComplementNB().fit, x[rest], labels[rest])
+            found[np.ix_(held, bayes.classes_)] = bayes.predict_log_proba(x[held])
     return found
 
 
@@ -233,7 +243,10 @@ def _trees(x: Floats, labels: Ints, folds: Ints, num_folds: int, num_classes: in
     found = np.empty((len(labels), num_classes), np.float32)
     for fold in range(num_folds):
         held, rest = folds == fold, (folds != fold) & (labels >= 0)
-        forest = ExtraTreesClassifier(**forest_size(int(rest.sum())), random_state=seed).fit(x[rest], labels[rest])
+        if not held.any():
+            continue
+        forest = ExtraTreesClassifier(**forest_size(int(rest.sum())), random_state=seed)
+        _quietly(forest.fit, x[rest], labels[rest])
         p = np.full((int(held.sum()), num_classes), 0.0)
         p[:, forest.classes_] = forest.predict_proba(x[held])
         found[held] = np.log((50 * p + 1 / num_classes) / 51)

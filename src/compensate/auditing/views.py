@@ -26,6 +26,10 @@ WORDS = 50_000
 PIXELS = 1024
 """Larger images are brought to about so many pixels where no encoder looks at them."""
 
+FAR, LARGE, LOOKED_AT = 10, 1e3, 5_000
+"""Values farther from the median than this many times the nearer of the 5 % and 95 % quantiles are cut; columns that reach
+beyond 1e3, or nowhere beyond 1e-3, are scaled; and the rows in which quantiles are looked up."""
+
 FEW_COLUMNS = 200
 """Features of at most so many columns are looked at by trees too: they may be a table."""
 
@@ -82,24 +86,34 @@ def _of_features(x: Any) -> Views:
         raise InputError("the samples have no features; an audit needs at least one column beside the labels.")
     few = values.shape[1] <= FEW_COLUMNS
     keys = content_keys(values)
-    values = bounded(values) if few else values
+    values = bounded(values)
     return Views((View("features", values, values if few else None),), keys, values, {})
 
 
 def bounded(values: NDArray[np.float32]) -> NDArray[np.float32]:
     """The columns without values far beyond the others, which would rule the scale of their column.
 
+    Columns whose values are all very large or very small are brought to numbers of usual size. Where nothing has to change, the
+    array itself is returned: it may be a mapped file.
+
     >>> bounded(np.array([[0.0], [1.0], [2.0], [1e30]], np.float32)).max() < 100
     np.True_
     """
-    low, middle, high = np.quantile(values, [0.05, 0.5, 0.95], axis=0) if len(values) > 40 else _quartiles(values)
-    reach = 10 * np.maximum(np.minimum(high - middle, middle - low), 0)
+    some = values[:: max(1, len(values) // LOOKED_AT)].astype(np.float64)
+    tail = 0.05 if len(some) > 40 else 0.25
+    low, middle, high = np.quantile(some, [tail, 0.5, 1 - tail], axis=0)
+    reach = FAR * np.minimum(high - middle, middle - low)
     reach = np.where(reach > 0, reach, np.inf)
-    return np.clip(values, middle - reach, middle + reach).astype(np.float32)
-
-
-def _quartiles(values: NDArray[np.float32]) -> NDArray[np.floating]:
-    return np.quantile(values, [0.25, 0.5, 0.75], axis=0)
+    least, most = values.min(0).astype(np.float64), values.max(0).astype(np.float64)
+    extent = np.minimum(np.maximum(most - middle, middle - least), reach)
+    odd = (extent > LARGE) | ((extent < 1 / LARGE) & (extent > 0))
+    if not odd.any() and (most <= middle + reach).all() and (least >= middle - reach).all():
+        return values
+    found = np.empty_like(values)
+    for start in range(0, len(values), LOOKED_AT):
+        part = np.clip(values[start : start + LOOKED_AT], middle - reach, middle + reach)
+        found[start : start + LOOKED_AT] = np.where(odd, (part - middle) / np.where(odd, extent, 1), part)
+    return found
 
 
 def _of_table(data: Data) -> Views:
