@@ -9,14 +9,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from compensate.auditing.evidence import Trace, over
+from compensate.auditing.kinds import RECIPES, inputs
+from compensate.auditing.run import Phase, train
 
 from compensate.auditing.audit import audit
 from compensate.auditing.corrections import Correction, write_corrections
-from compensate.auditing.evidence import Trace, over
-from compensate.auditing.kinds import RECIPES, inputs
 from compensate.auditing.probabilities import audit_probabilities
 from compensate.auditing.result import Audit
-from compensate.auditing.run import Phase, train
 from compensate.data import Data, digits, noise
 from compensate.equation import Compensated
 from compensate.errors import InputError

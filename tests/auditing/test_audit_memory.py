@@ -6,11 +6,11 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from compensate.auditing.kinds import inputs
+from compensate.auditing.scaling import Scaled, subset
 
 from compensate import audit
 from compensate.auditing import scaling
-from compensate.auditing.kinds import inputs
-from compensate.auditing.scaling import Scaled, subset
 from compensate.auditing.source import read
 from compensate.data import arrays, from_arrays
 from compensate.errors import InputError
