@@ -1,4 +1,4 @@
-"""A real browser to open pages in."""
+"""Small forests, and a real browser to open pages in."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
+from compensate.auditing import learners
 from compensate.auditing.page import Page, write_page
+
+
+@pytest.fixture(autouse=True)
+def _small_forests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Enough trees for a few hundred rows; five times as many take five times as long."""
+    monkeypatch.setattr(learners, "TREES", 40)
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,10 @@ from compensate.data.seeding import generator
 FOLDS = 5
 """The usual number: each model learns from four fifths of the data."""
 
+COPIES = 10
+"""Rows with equal content are copies of one sample up to this number. In a table of few columns with few values, more rows than
+that agree by chance, and each is a sample of its own."""
+
 
 def content_keys(samples: Any) -> NDArray[np.int64] | None:
     """(N,) a number for each row that equals that of another row only if both have the same content.
@@ -41,15 +45,19 @@ def assign_folds(
 
     Args:
         labels: (N,) class numbers; -1 where there is none, which are dealt out like a class.
-        keys: (N,) rows with the same key are duplicates. A model that has seen one copy knows the label of the other.
+        keys: (N,) rows with the same key are duplicates: a model that has seen one copy knows the label of the other. A key
+            that more than `COPIES` rows share is not looked at.
         folds: their number.
         seed: of the draw.
 
     >>> assign_folds(np.array([0, 0, 0, 0, 1, 1, 1, 1]), np.array([1, 1, 2, 3, 4, 5, 6, 7]), folds=2).shape
     (8,)
     """
-    keys = np.arange(len(labels)) if keys is None else keys
-    _, first, group = np.unique(keys, return_index=True, return_inverse=True)
+    rows = np.arange(len(labels))
+    if keys is not None:
+        _, first, group, times = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
+        rows = np.where(times[group] <= COPIES, first[group], rows)
+    first, group = np.unique(rows, return_inverse=True)
     luck = generator(seed, "folds").random(len(first))
     order = np.lexsort((luck, labels[first]))
     fold = np.empty(len(first), np.int64)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,14 +104,13 @@ def _logcomp(fitted: LinearFolds, labels: Ints, found: Judged) -> None:
     best, chosen, w = np.inf, None, None
     for decay in STRENGTHS:
         w = fitted.fit(compensated(labels, LAMBDA), decay, w)
-        log_p = fitted.held_out(w)
-        loss = log_loss(log_p, labels)
+        loss = log_loss(fitted.held_out(w, fitted.fitted), labels[fitted.fitted])
         if loss < best:
             best, chosen, found.decay = loss, w, decay
-            found.log_p["logcomp"] = log_p
         elif loss > RISE * best:
             break
     assert chosen is not None
+    found.log_p["logcomp"] = fitted.held_out(chosen)
     found.linear["logcomp"] = fitted.model(chosen)
 
 
@@ -118,8 +119,7 @@ def _transitions(fitted: LinearFolds, labels: Ints, found: Judged) -> None:
     classes, others = fitted.num_classes, 1 - np.eye(fitted.num_classes)
     uniform = np.eye(classes) * (1 - ERRORS) + others * ERRORS / max(classes - 1, 1)
     a = np.repeat(uniform[None], fitted.num_folds, 0).astype(np.float32)
-    known = np.flatnonzero(labels >= 0)
-    size = len(known) * (fitted.num_folds - 1) / fitted.num_folds
+    size = len(fitted.fitted) * (fitted.num_folds - 1) / fitted.num_folds
     w = None
     for step in range(ROUNDS):
         w = fitted.fit(transferred(labels, a), found.decay, w)
@@ -156,10 +156,11 @@ def _posterior_counts(fitted: LinearFolds, labels: Ints, a: Floats, w: Floats) -
     classes = fitted.num_classes
     counts = np.zeros((classes, fitted.num_folds, classes))
     columns = a.transpose(2, 0, 1)
-    for rows in fitted.blocks():
-        given = np.maximum(labels[rows], 0)
+    for part in fitted.blocks(len(fitted.fitted)):
+        rows = fitted.fitted[part]
+        given = labels[rows]
         r = softmax(fitted.logits(w, rows))[0] * columns[given]
-        r *= (fitted.train[rows] / np.maximum(r.sum(2), 1e-12))[..., None]
+        r *= (fitted.train[part] / np.maximum(r.sum(2), 1e-12))[..., None]
         _add_by_class(counts, given, r)
     return counts.transpose(1, 2, 0)
 
@@ -175,11 +176,10 @@ def _neighbors(fitted: LinearFolds, labels: Ints, seed: int) -> Floats:
     axes = fitted.axes[:, ::-1][:, :COMPONENTS] / fitted.scale[:, None]
     n, classes = fitted.x.shape[0], fitted.num_classes
     z = np.empty((n, axes.shape[1]), np.float32)
-    for rows in fitted.blocks():
+    for rows in fitted.blocks(n):
         z[rows] = (fitted.x[rows] - fitted.center) @ axes
     z /= np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-12)
     rng = np.random.default_rng(seed)
-    prior = np.bincount(labels[labels >= 0], minlength=classes) / max((labels >= 0).sum(), 1)
     found = np.empty((n, classes), np.float32)
     for fold in range(fitted.num_folds):
         pool = np.flatnonzero((fitted.folds != fold) & (labels >= 0))
@@ -188,6 +188,7 @@ def _neighbors(fitted: LinearFolds, labels: Ints, seed: int) -> Floats:
             pool = np.sort(rng.choice(pool, reference, replace=False))
         held = np.flatnonzero(fitted.folds == fold)
         k = min(NEIGHBORS, len(pool))
+        prior = np.bincount(labels[pool], minlength=classes) / len(pool)
         for start in range(0, len(held), 1000):
             here = held[start : start + 1000]
             near = z[here] @ z[pool].T
@@ -215,6 +216,13 @@ def forest_size(rows: int) -> dict[str, Any]:
     return {"n_estimators": trees, "min_samples_leaf": 3, "bootstrap": True, "max_samples": GROWN_ON}
 
 
+def _quietly(fit: Callable[..., Any], x: Any, labels: Ints) -> Any:
+    """Fits without scikit-learn's warning that labels with many classes may be quantities."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The number of unique classes", UserWarning)
+        return fit(x, labels)
+
+
 def _naive_bayes(x: Any, labels: Ints, folds: Ints, num_folds: int, num_classes: int) -> Floats:
     """Complement naive Bayes: it learns from counts alone, and few wrong labels change them little."""
     from sklearn.naive_bayes import ComplementNB
@@ -222,8 +230,9 @@ def _naive_bayes(x: Any, labels: Ints, folds: Ints, num_folds: int, num_classes:
     found = np.full((len(labels), num_classes), np.log(SMALLEST), np.float32)
     for fold in range(num_folds):
         held, rest = np.flatnonzero(folds == fold), np.flatnonzero((folds != fold) & (labels >= 0))
-        bayes = ComplementNB().fit(x[rest], labels[rest])
-        found[np.ix_(held, bayes.classes_)] = bayes.predict_log_proba(x[held])
+        if len(held):
+            bayes = _quietly(ComplementNB().fit, x[rest], labels[rest])
+            found[np.ix_(held, bayes.classes_)] = bayes.predict_log_proba(x[held])
     return found
 
 
@@ -234,7 +243,10 @@ def _trees(x: Floats, labels: Ints, folds: Ints, num_folds: int, num_classes: in
     found = np.empty((len(labels), num_classes), np.float32)
     for fold in range(num_folds):
         held, rest = folds == fold, (folds != fold) & (labels >= 0)
-        forest = ExtraTreesClassifier(**forest_size(int(rest.sum())), random_state=seed).fit(x[rest], labels[rest])
+        if not held.any():
+            continue
+        forest = ExtraTreesClassifier(**forest_size(int(rest.sum())), random_state=seed)
+        _quietly(forest.fit, x[rest], labels[rest])
         p = np.full((int(held.sum()), num_classes), 0.0)
         p[:, forest.classes_] = forest.predict_proba(x[held])
         found[held] = np.log((50 * p + 1 / num_classes) / 51)

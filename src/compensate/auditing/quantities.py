@@ -40,6 +40,13 @@ SHARES = np.exp(np.linspace(np.log(0.0005), np.log(0.6), 60))
 OTHERS = 25
 """Values of other rows by which each row shows what a wrong value looks like there."""
 
+CHANCE = 0.1
+"""Values of which less than this part of the spread is explained look like those of any other row, right or wrong: without any
+signal, up to half of 400 right values would be flagged."""
+
+FARTHEST = 1e6
+"""Values are cut at this many times their usual distance from the median."""
+
 SMALL = 0.02
 """Added to both ends of the interval of the share."""
 
@@ -58,6 +65,11 @@ class Quantities:
     weights: dict[str, float]
     explained: float
 
+    @property
+    def by_chance(self) -> bool:
+        """Whether values are predicted hardly better than by their median."""
+        return self.explained < CHANCE
+
 
 def judge_quantities(
     views: tuple[View, ...], values: Floats, folds: Ints, num_folds: int, *, seed: int = 0
@@ -72,7 +84,8 @@ def judge_quantities(
     known = np.isfinite(values)
     center = float(np.median(values[known]))
     unit = float(1.4826 * np.median(np.abs(values[known] - center))) or float(values[known].std()) or 1.0
-    y = np.where(known, (values - center) / unit, 0.0)
+    # How far beyond all others a value lies makes no difference to the verdict, and its square has to be finite.
+    y = np.where(known, np.clip((values - center) / unit, -FARTHEST, FARTHEST), 0.0)
     guesses: dict[str, Floats] = {}
     for view in views:
         for name, guess in _learners(view, y, known, folds, num_folds, seed).items():
@@ -86,13 +99,16 @@ def judge_quantities(
     z = residual / scale
     rng = np.random.default_rng(seed)
     others = rng.choice(y[known], size=(len(y), OTHERS))
-    wrong = ((others - predicted[:, None]) / scale[:, None])[known].ravel()
+    wrong = ((others - predicted[:, None]) / scale[:, None])[known[:, None] & (others != y[:, None])]
     log_odds, share = _mixture(z[known], wrong)
     found = np.full(len(y), np.nan)
     found[known] = log_odds
     spread = float(np.median(np.abs(y[known] - np.median(y[known]))))
     explained = 1 - float(np.median(np.abs(residual[known]))) / max(spread, 1e-9)
     p = 1 / (1 + np.exp(-np.clip(found, -50, 50)))
+    if explained < CHANCE:
+        p = np.minimum(p, 0.5)
+        share = Estimate(float(p[known].mean()), 0.0, 1.0)
     return Quantities(predicted * unit + center, scale * unit, found, p, share, weights, explained)
 
 

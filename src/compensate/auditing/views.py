@@ -26,6 +26,10 @@ WORDS = 50_000
 PIXELS = 1024
 """Larger images are brought to about so many pixels where no encoder looks at them."""
 
+FAR, LARGE, LOOKED_AT = 10, 1e3, 5_000
+"""Values farther from the median than this many times the nearer of the 5 % and 95 % quantiles are cut; columns that reach
+beyond 1e3, or nowhere beyond 1e-3, are scaled; and the rows in which quantiles are looked up."""
+
 FEW_COLUMNS = 200
 """Features of at most so many columns are looked at by trees too: they may be a table."""
 
@@ -38,15 +42,13 @@ class Views:
         views: one or more.
         keys: (N,) equal for rows with equal content, or None.
         shown: (N, D) features by which samples are compared on the review page.
-        encoder: name, license and source of the encoder, or empty.
-        hint: what a user could do for better views, or empty.
+        about: name, license and source of the encoder, or a hint at what an encoder would bring; for the report.
     """
 
     views: tuple[View, ...]
     keys: NDArray[np.int64] | None
     shown: Any
-    encoder: dict[str, str]
-    hint: str = ""
+    about: dict[str, str]
 
 
 def make_views(
@@ -84,24 +86,34 @@ def _of_features(x: Any) -> Views:
         raise InputError("the samples have no features; an audit needs at least one column beside the labels.")
     few = values.shape[1] <= FEW_COLUMNS
     keys = content_keys(values)
-    values = bounded(values) if few else values
+    values = bounded(values)
     return Views((View("features", values, values if few else None),), keys, values, {})
 
 
 def bounded(values: NDArray[np.float32]) -> NDArray[np.float32]:
     """The columns without values far beyond the others, which would rule the scale of their column.
 
+    Columns whose values are all very large or very small are brought to numbers of usual size. Where nothing has to change, the
+    array itself is returned: it may be a mapped file.
+
     >>> bounded(np.array([[0.0], [1.0], [2.0], [1e30]], np.float32)).max() < 100
     np.True_
     """
-    low, middle, high = np.quantile(values, [0.05, 0.5, 0.95], axis=0) if len(values) > 40 else _quartiles(values)
-    reach = 10 * np.maximum(np.minimum(high - middle, middle - low), 0)
+    some = values[:: max(1, len(values) // LOOKED_AT)].astype(np.float64)
+    tail = 0.05 if len(some) > 40 else 0.25
+    low, middle, high = np.quantile(some, [tail, 0.5, 1 - tail], axis=0)
+    reach = FAR * np.minimum(high - middle, middle - low)
     reach = np.where(reach > 0, reach, np.inf)
-    return np.clip(values, middle - reach, middle + reach).astype(np.float32)
-
-
-def _quartiles(values: NDArray[np.float32]) -> NDArray[np.floating]:
-    return np.quantile(values, [0.25, 0.5, 0.75], axis=0)
+    least, most = values.min(0).astype(np.float64), values.max(0).astype(np.float64)
+    extent = np.minimum(np.maximum(most - middle, middle - least), reach)
+    odd = (extent > LARGE) | ((extent < 1 / LARGE) & (extent > 0))
+    if not odd.any() and (most <= middle + reach).all() and (least >= middle - reach).all():
+        return values
+    found = np.empty_like(values)
+    for start in range(0, len(values), LOOKED_AT):
+        part = np.clip(values[start : start + LOOKED_AT], middle - reach, middle + reach)
+        found[start : start + LOOKED_AT] = np.where(odd, (part - middle) / np.where(odd, extent, 1), part)
+    return found
 
 
 def _of_table(data: Data) -> Views:
@@ -115,14 +127,14 @@ def _of_table(data: Data) -> Views:
 
 def _of_texts(data: Data, encoder: str | Path, device: Any, progress: Progress | None) -> Views:
     texts = [str(text) for text in data.x]
-    encoded, about, hint = _encoded(data, encoder, "text", device, progress)
+    encoded, about = _encoded(data, encoder, "text", device, progress)
     views = [] if encoded is None else [View(about["encoder"], encoded)]
     words = _words(texts)
     if words is not None:
         views.append(View("words", words))
     if not views:
         raise InputError("the texts have no word in common; an audit compares samples. Check which column is the text.")
-    return Views(tuple(views), content_keys(texts), words if encoded is None else encoded, about, hint)
+    return Views(tuple(views), content_keys(texts), words if encoded is None else encoded, about)
 
 
 def _words(texts: list[str]) -> Any:
@@ -142,14 +154,14 @@ def _words(texts: list[str]) -> Any:
 def _of_images(data: Data, encoder: str | Path, device: Any, progress: Progress | None) -> Views:
     pixels = _pixels(data.x)
     keys = content_keys(np.asarray(data.x))
-    encoded, about, hint = _encoded(data, encoder, "image", device, progress)
+    encoded, about = _encoded(data, encoder, "image", device, progress)
     if encoded is None:
         few = pixels.shape[1] <= PIXELS
-        return Views((View("pixels", pixels, pixels if few else None),), keys, pixels, about, hint)
+        return Views((View("pixels", pixels, pixels if few else None),), keys, pixels, about)
     views = [View(about["encoder"], encoded)]
     if _is_grey(data.x):  # drawings and digits: the pixels themselves say much
         views.append(View("pixels", pixels, pixels))
-    return Views(tuple(views), keys, encoded, about, hint)
+    return Views(tuple(views), keys, encoded, about)
 
 
 def _is_grey(images: NDArray[Any]) -> bool:
@@ -173,7 +185,9 @@ def _pixels(images: NDArray[Any]) -> NDArray[np.float32]:
 
 def _encoded(
     data: Data, encoder: str | Path, kind: str, device: Any, progress: Progress | None
-) -> tuple[NDArray[np.float32] | None, dict[str, str], str]:
+) -> tuple[NDArray[np.float32] | None, dict[str, str]]:
+    if encoder == "none":
+        return None, {}
     from compensate.encoders import encode_data, hint
 
     def told(done: int, total: int) -> None:
@@ -182,5 +196,5 @@ def _encoded(
 
     found = encode_data(data, encoder, device=device, progress=told)
     if found is None:
-        return None, {}, hint(kind) if encoder == "auto" else ""
-    return found.values, {"encoder": found.name, "license": found.license, "encoder_source": found.source}, ""
+        return None, {"hint": hint(kind)}
+    return found.values, {"encoder": found.name, "license": found.license, "encoder_source": found.source}

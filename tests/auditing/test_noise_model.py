@@ -1,0 +1,149 @@
+"""The noise model, on predictions whose truth is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.special import log_softmax
+
+from compensate.auditing.noise_model import judge, pool
+from compensate.data import noise
+
+SIZE = 4000
+
+
+def posterior(classes: int = 4, size: int = SIZE, sure: float = 5.0, seed: int = 0):
+    """A perfect model: log probabilities, and true classes that are drawn from them."""
+    rng = np.random.default_rng(seed)
+    log_q = log_softmax(rng.normal(size=(size, classes)) + sure * np.eye(classes)[rng.integers(classes, size=size)], 1)
+    true = (np.exp(log_q).cumsum(1) < rng.random((size, 1))).sum(1).clip(max=classes - 1)
+    return log_q, true
+
+
+def calibration_error(p: np.ndarray, wrong: np.ndarray, bins: int = 10) -> float:
+    """The mean distance between what is said and what is so, over bins of probability."""
+    place = np.minimum((p * bins).astype(int), bins - 1)
+    return sum(abs(p[place == b].sum() - wrong[place == b].sum()) for b in range(bins)) / len(p)
+
+
+@pytest.mark.parametrize("classes", [2, 4, 10])
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.2])
+def test_the_share_of_random_errors_and_their_probabilities_come_out(classes, share):
+    log_q, true = posterior(classes, sure=7.0)
+    flipped = noise.symmetric(true, classes, share, seed=1)
+    found = judge(log_q, flipped.labels)
+    assert found.share.value == pytest.approx(flipped.changed.mean(), abs=0.02)
+    assert found.share.low <= flipped.changed.mean() <= found.share.high
+    assert calibration_error(found.p_error, flipped.changed) < 0.03
+    right = found.suggested[flipped.changed] == true[flipped.changed]
+    assert not share or right.mean() > 0.85
+
+
+def test_errors_of_one_direction_are_found_where_they_are():
+    log_q, true = posterior(3)
+    wrong = (true == 0) & (np.random.default_rng(1).random(SIZE) < 0.25)
+    found = judge(log_q, np.where(wrong, 1, true))
+    assert found.share.value == pytest.approx(wrong.mean(), abs=0.02)
+    assert calibration_error(found.p_error, wrong) < 0.03
+    flagged = found.p_error >= 2 / 3
+    assert wrong[flagged].mean() > 0.8
+    assert flagged[wrong].mean() > 0.8
+
+
+@pytest.mark.parametrize("sure", [1.0, 5.0, 12.0])
+def test_right_labels_are_not_flagged(sure):
+    log_q, true = posterior(3, sure=sure)
+    found = judge(log_q, true)
+    assert (found.p_error >= 2 / 3).mean() <= 0.01
+    assert found.share.low == 0
+    assert not found.by_chance
+
+
+def test_a_model_that_is_too_unsure_is_sharpened():
+    log_q, true = posterior(sure=8.0)
+    flipped = noise.symmetric(true, 4, 0.1, seed=1)
+    found = judge(log_softmax(0.4 * log_q, 1), flipped.labels)
+    assert found.share.value == pytest.approx(0.1, abs=0.03)
+    assert flipped.changed[found.p_error >= 2 / 3].mean() > 0.9
+
+
+def test_labels_that_are_predicted_by_chance_are_known_as_such():
+    rng = np.random.default_rng(0)
+    log_q = log_softmax(0.05 * rng.normal(size=(1000, 3)), 1)
+    assert judge(log_q, rng.integers(3, size=1000)).by_chance
+
+
+def test_learned_directions_tell_which_of_two_doubtful_labels_is_wrong():
+    """Where 1 is often written for 0 and never the other way, a doubtful 1 is likelier wrong than a doubtful 0."""
+    log_q, true = posterior(2, sure=1.0)
+    transition = np.array([[0.7, 0.3], [0.0, 1.0]])
+    found = judge(log_q, true, transition)
+    doubtful = np.abs(log_q[:, 0] - log_q[:, 1]) < 0.5
+    assert found.p_error[doubtful & (true == 1)].mean() > 3 * found.p_error[doubtful & (true == 0)].mean()
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    classes=st.integers(2, 5), size=st.integers(20, 60), sure=st.floats(0, 40), wrong=st.floats(0, 1),
+    seed=st.integers(0, 10_000),
+)  # fmt: skip
+def test_whatever_the_labels_the_interval_holds_its_value(classes, size, sure, wrong, seed):
+    log_q, true = posterior(classes, size, sure, seed)
+    rng = np.random.default_rng(seed)
+    labels = np.where(rng.random(size) < wrong, rng.integers(classes, size=size), true)
+    found = judge(log_q, labels)
+    assert 0 <= found.share.low <= found.share.value <= found.share.high <= 1
+    assert ((found.p_error >= 0) & (found.p_error <= 1)).all()
+    assert found.share.value == pytest.approx(found.p_error.mean())
+    assert (found.suggested != labels).all()
+    assert np.isfinite(found.log_odds).all()
+
+
+def test_renaming_the_classes_renames_the_answer():
+    log_q, true = posterior(4, 500)
+    labels = noise.symmetric(true, 4, 0.1, seed=1).labels
+    order = np.array([2, 0, 3, 1])
+    plain, renamed = judge(log_q, labels), judge(log_q[:, order], np.argsort(order)[labels])
+    np.testing.assert_allclose(renamed.p_error, plain.p_error, atol=1e-6)
+    np.testing.assert_array_equal(order[renamed.suggested], plain.suggested)
+
+
+# --- pooling --------------------------------------------------------------------------------------------------
+
+
+def test_the_weight_of_a_learner_follows_what_it_knows():
+    log_q, true = posterior()
+    rng = np.random.default_rng(1)
+    blind = log_softmax(rng.normal(size=log_q.shape), 1)
+    pooled, weights = pool({"good": log_q, "blind": blind}, true)
+    assert weights["good"] > 0.9
+    assert sum(weights.values()) == pytest.approx(1)
+    np.testing.assert_allclose(np.exp(pooled).sum(1), 1, rtol=1e-6)
+    np.testing.assert_allclose(np.exp(pooled), np.exp(log_q), atol=0.1)
+
+
+def test_equal_learners_weigh_the_same_and_rows_without_a_label_count_nothing():
+    log_q, true = posterior(size=500)
+    labels = true.copy()
+    labels[::5] = -1
+    pooled, weights = pool({"a": log_q, "b": log_q}, labels)
+    assert weights == pytest.approx({"a": 0.5, "b": 0.5}, abs=1e-3)
+    other = labels.copy()
+    shifted = np.where(labels[:, None] < 0, np.roll(log_q, 1, 1), log_q)
+    assert pool({"a": shifted, "b": shifted}, other)[1] == pytest.approx(weights)
+    assert pooled.shape == log_q.shape
+
+
+def test_two_halves_of_the_evidence_add_up():
+    """Two learners that see independent parts: the pooled log loss is below that of either."""
+    rng = np.random.default_rng(0)
+    true = rng.integers(2, size=SIZE)
+    parts = {name: rng.normal(size=SIZE) + 1.5 * (2 * true - 1) for name in "ab"}
+    log_p = {name: log_softmax(np.stack([-1.5 * z, 1.5 * z], 1), 1) for name, z in parts.items()}
+    pooled, weights = pool(log_p, true)
+    rows = np.arange(SIZE)
+    losses = [-values[rows, true].mean() for values in log_p.values()]
+    assert -pooled[rows, true].mean() < 0.7 * min(losses)
+    assert weights == pytest.approx({"a": 0.5, "b": 0.5}, abs=0.1)
