@@ -56,7 +56,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.base: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) -e .
+	$(PIP) -e ".[plots]"
 	touch $@
 
 $(VENV)/.test: pyproject.toml constraints.txt | $(BIN)/python

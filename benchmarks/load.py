@@ -1,6 +1,6 @@
 """Large audits by the real command: a table of a million rows, a folder of 50,000 images; time, memory, sizes, and what is found.
 
-python -m benchmarks.load [--quick] [--brief] [--only table|images] [--data-dir DIR] [--sizes SMALL LARGE]
+python -m benchmarks.load [--quick] [--only table|images] [--data-dir DIR] [--sizes SMALL LARGE]
 """
 
 from __future__ import annotations
@@ -32,9 +32,6 @@ WRONG = 0.1
 CLASSES, NUMBERS, KINDS = 4, 8, (3, 7, 12)
 """Of the table: classes, numeric columns, and the number of values of each column of categories."""
 
-BRIEF = {"epochs": 4, "batch_size": 4096}
-"""A training that takes less time than all the rest: reading, calibration, the page and the lists, at full size."""
-
 LINEAR, ROOM = 1.25, 4e9
 """The bars: time for a row may grow by so much when there are ten times as many, and the process may take so many bytes."""
 
@@ -42,7 +39,7 @@ ABOUT = """`compensate audit PATH` with nothing else said, in a process of its o
 missing cells and four classes, and a folder of images of 32 x 32 pixels in ten classes (CIFAR-10 where it is at hand, else drawn
 shapes); one label in ten is wrong. Time is that of the processor, from the start of the command to the last file, beside the same
 for a tenth of the rows times ten: 1 is linear. Memory is the peak of the resident set, interpreter and libraries included (for images an upper
-bound: that of the process that made them), beside the bytes of the files. A brief audit trains in 4 passes of batches of 4,096, to show all but the training. Sizes of the files and what was found are in the stored result."""
+bound: that of the process that made them), beside the bytes of the files. Images are encoded by a pretrained model, which is most of their time. Sizes of the files and what was found are in the stored result."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +47,6 @@ class Seen:
     """What one audit took and gave."""
 
     kind: str
-    brief: bool
     rows: int
     source_bytes: int
     wall_seconds: float
@@ -135,22 +131,14 @@ def _shapes(rows: int, rng: np.random.Generator) -> tuple[NDArray[np.uint8], NDA
 
 
 COMMAND = "from compensate.cli import main; main()"
-SHORT = f"""
-import sys
-from compensate import audit
-from compensate.auditing.run_folder import write_run
-from pathlib import Path
-write_run(audit(sys.argv[2], **{BRIEF}), Path(sys.argv[4]))
-"""
 
 
-def audited(kind: str, path: Path, wrong: Bools, out: Path, *, brief: bool = False) -> Seen:
-    """Runs the command, or the same with a brief training, and compares its flags with what was made wrong."""
-    code = SHORT if brief else COMMAND
+def audited(kind: str, path: Path, wrong: Bools, out: Path) -> Seen:
+    """Runs the command, and compares its flags with what was made wrong."""
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     start = time.perf_counter()
     command = subprocess.Popen(
-        [sys.executable, "-c", code, "audit", str(path), "--out", str(out)], env=os.environ | threads
+        [sys.executable, "-c", COMMAND, "audit", str(path), "--out", str(out)], env=os.environ | threads
     )
     # Of this one process: the usage that `resource` gives for children is that of the largest so far. Where the process that starts
     # it is larger (it holds the images), the peak is that one's: an upper bound.
@@ -163,7 +151,7 @@ def audited(kind: str, path: Path, wrong: Bools, out: Path, *, brief: bool = Fal
     flags[found["index"][found["flagged"]]] = True
     hits = int((flags & wrong).sum())
     seen = Seen(
-        kind, brief, len(wrong), sum(p.stat().st_size for p in ([path] if path.is_file() else path.rglob("*.png"))),
+        kind, len(wrong), sum(p.stat().st_size for p in ([path] if path.is_file() else path.rglob("*.png"))),
         round(wall, 1), round(used.ru_utime + used.ru_stime, 1), used.ru_maxrss * 1024,
         (out / "report.html").stat().st_size, (out / "suspects.csv").stat().st_size,
         sum(p.stat().st_size for p in out.rglob("*") if p.is_file()),
@@ -178,10 +166,10 @@ def ratios(seen: list[Seen], *, barred: bool) -> list[Ratio]:
     """Linear in time? And how much memory?"""
     found = []
     for small, large in pairwise(seen):
-        if (small.kind, small.brief) != (large.kind, large.brief):
+        if small.kind != large.kind:
             continue
         times = large.rows / small.rows
-        unit = ("rows" if large.kind == "table" else "images") + (", briefly" if large.brief else "")
+        unit = "rows" if large.kind == "table" else "images"
         found += [
             Ratio(
                 f"{large.rows:,} {unit}: {large.processor_seconds:.0f} s", f"{small.rows:,} {unit}, {times:g} times",
@@ -195,17 +183,16 @@ def ratios(seen: list[Seen], *, barred: bool) -> list[Ratio]:
     return found
 
 
-def _before(path: Path, kinds: list[str], brief: bool) -> list[Seen]:
+def _before(path: Path, kinds: list[str]) -> list[Seen]:
     """What was stored of the audits that are not measured now."""
     stored = json.loads(path.read_text())["audits"] if path.exists() else []
-    return [Seen(**entry) for entry in stored if entry["kind"] not in kinds or entry["brief"] != brief]
+    return [Seen(**entry) for entry in stored if entry["kind"] not in kinds]
 
 
 def main() -> None:
     """Measures, prints and stores."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a few thousand rows, stored apart in results/quick")
-    parser.add_argument("--brief", action="store_true", help="few and large steps of training, to measure all the rest")
     parser.add_argument("--only", choices=list(SIZES), help="one of both; what is stored of the other stays")
     parser.add_argument("--data-dir", type=Path, help="where CIFAR-10 lies; without it shapes are drawn")
     parser.add_argument("--sizes", type=int, nargs=2, help="other sizes, stored apart too")
@@ -222,10 +209,10 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as name:
                 folder = Path(name)
                 path, wrong = make[kind](folder, rows)
-                seen.append(audited(kind, path, wrong, folder / "runs", brief=asked.brief))
+                seen.append(audited(kind, path, wrong, folder / "runs"))
     path = (RESULTS / "quick" if quick else RESULTS) / "load.json"
     if not quick:
-        seen = sorted([*_before(path, kinds, asked.brief), *seen], key=lambda s: (s.kind, s.brief, s.rows))
+        seen = sorted([*_before(path, kinds), *seen], key=lambda s: (s.kind, s.rows))
     path = report("load", ratios(seen, barred=not quick), about=ABOUT, quick=quick, threads=1)
     path.write_text(json.dumps(json.loads(path.read_text()) | {"audits": [asdict(s) for s in seen]}, indent=1) + "\n")
 

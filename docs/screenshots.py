@@ -18,8 +18,8 @@ from sklearn import datasets
 from compensate.auditing.page import (
     ClassCount,
     Content,
-    Curve,
     Estimate,
+    Evidence,
     Example,
     Histogram,
     Item,
@@ -125,7 +125,7 @@ def _page(
     flagged = p > 0.5
     order = np.argsort(-p)
     suspects = order[: int(flagged.sum())]
-    certain = [i for i in range(n) if not flagged[i] and p[i] < 0.05]
+    certain = [i for i in range(n) if not flagged[i] and p[i] < 0.02]
     by_class = {k: [i for i in certain if given[i] == k] for k in range(c)}
 
     def like(i: int, k: int) -> tuple[int, ...]:
@@ -147,13 +147,7 @@ def _page(
         for i in suspects
     ]
     used = sorted({j for item in items for j in (*item.like_given, *item.like_suggested)})
-    edges = np.linspace(score.min(), score.max(), 33)
-    sizes = np.maximum(0, score + 0.4) ** 2
-    wide = np.linspace(0, sizes.max(), 33)
     share = float(p.mean())
-    epochs = np.arange(1, 31)
-    robust = 0.955 - 0.6 * np.exp(-epochs / 3) + rng.normal(0, 0.003, 30)
-    plain = robust - 0.0032 * np.maximum(0, epochs - 9)
     return Page(
         title,
         kind,
@@ -163,18 +157,13 @@ def _page(
         Estimate(share, share * 0.88, share * 1.13),
         expected_precision=float(p[flagged].mean()),
         threshold=0.5,
-        examples=tuple(Example(j, names[given[j]], contents[j]) for j in used),
+        examples=tuple(Example(j, names[given[j]], contents[j], p_error=float(p[j])) for j in used),
         per_class=tuple(
-            ClassCount(names[k], int((given == k).sum()), int(flagged[given == k].sum())) for k in range(c)
+            ClassCount(names[k], int((given == k).sum()), int(flagged[given == k].sum()), float(p[given == k].sum()))
+            for k in range(c)
         ),
-        scores=_histogram(score, flagged, edges, 0.0),
-        compensations=_histogram(sizes, flagged, wide, None),
-        curves=(
-            Curve("accuracy", "robust", tuple(robust)),
-            Curve("accuracy", "plain", tuple(plain)),
-            Curve("loss", "robust", tuple(0.25 + 2 * np.exp(-epochs / 3))),
-            Curve("loss", "plain", tuple(2.2 * np.exp(-epochs / 4) + 0.02)),
-        ),
+        scores=_histogram(p, flagged, np.linspace(0, 1, 21), 0.5),
+        evidence=Evidence((("samples: neighbors", 1.0),), float((votes.argmax(1) == given).mean())),
         command=f"compensate apply {title} corrections.csv -o {Path(title).stem}.fixed.csv",
     )
 
@@ -201,7 +190,7 @@ def main(folder: Path, every: bool) -> None:
             f"{page}-{view}-{width}-{scheme}": (page, view, width, height, scheme)
             for page in ("digits", "reviews", "wines")
             for view in ("overview", "review")
-            for width, height in ((1280, 800), (360, 780))
+            for width, height in ((1280, 800), (390, 844))
             for scheme in ("light", "dark")
         }
     with tempfile.TemporaryDirectory() as run, sync_playwright() as playwright:

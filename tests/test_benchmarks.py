@@ -12,7 +12,8 @@ import torch
 
 from benchmarks import criterion, load, measure, pages, processes, steps
 from benchmarks.__main__ import names
-from compensate import Adversarial, Compensated
+from compensate import Compensated
+from compensate.terms import Adversarial
 
 
 def checked(ratios: list[measure.Ratio]) -> None:

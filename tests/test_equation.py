@@ -13,16 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from compensate import (
+from compensate import Compensated, InputError
+from compensate.direction import measured
+from compensate.terms import (
     L1,
     Ball,
     Category,
     ClassMean,
-    Compensated,
     Corpus,
     Evidence,
     Group,
-    InputError,
     Pull,
     Sample,
     Slack,
@@ -32,7 +32,6 @@ from compensate import (
     above,
     uniform,
 )
-from compensate.direction import measured
 
 U, Y = torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1])
 
@@ -300,7 +299,7 @@ BAD = {
     "number as term": (lambda: Compensated(logit=3.0), "expected a callable"),
     "trust above one": (lambda: Toward(uniform, 1.5), "between 0 and 1"),
     "reduction": (lambda: Compensated(reduction="avg"), 'reduction is "avg"'),
-    "no record": (lambda: Compensated().suspects(), "keeps no record.*compensate.Evidence"),
+    "no record": (lambda: Compensated().suspects(), "keeps no record.*compensate.terms.Evidence"),
     "negative top": (lambda: Compensated(record=Evidence(5)).suspects(top=-1), "top is -1"),
 }
 

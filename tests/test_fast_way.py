@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from compensate import L1, L2, Ball, Category, Compensated, Corpus, GroupL2, Pull, Sample, Where
+from compensate import Compensated
 from compensate.gates import above
 from compensate.granularity import pool_
 from compensate.inference.statistics import Evidence
 from compensate.methods import METHODS, logcomp, mixcomp, mixcomp_adaptive
+from compensate.terms import L1, L2, Ball, Category, Corpus, GroupL2, Pull, Sample, Where
 
 N, DTYPES = 40, [torch.float64, torch.float32]
 

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from compensate import L1, L2, Ball, Category, Compensated, Corpus, Group, GroupL2, Sample, Slack, Where, above, below
+from compensate import Compensated
+from compensate.terms import L1, L2, Ball, Category, Corpus, Group, GroupL2, Sample, Slack, Where, above, below
 
 
 def prox_l1(v, t):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import inspect
@@ -13,33 +14,96 @@ from pathlib import Path
 
 import pytest
 
+import compensate
 from compensate.methods import METHODS
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("compensate", "compensate.data", "compensate.models", "compensate.training", "compensate.estimators",
-            "compensate.integrations", "compensate.encoders")  # fmt: skip
-NAMES = [
-    pytest.param(package, name, id=f"{package}.{name}")
-    for package in PACKAGES
-    for name in importlib.import_module(package).__all__
-]
+PACKAGES = ("compensate", "compensate.terms", "compensate.data", "compensate.models", "compensate.training",
+            "compensate.estimators", "compensate.integrations", "compensate.encoders")  # fmt: skip
+AT_THE_TOP = {"METHODS", "Audit", "Compensated", "InputError", "__version__", "audit", "compose", "meta_step", "methods",
+              "swap", "terms"}  # fmt: skip
+PAGES = {"compensate": "core", "compensate.models": "data", "compensate.encoders": "data"}
+"""Pages of the reference that are not named after their package."""
+MADE_BY_THE_LIBRARY = {"Audit", "State"}
+"""Classes whose objects users are handed: their attributes are explained, not their arguments."""
 
 
-@pytest.mark.parametrize(("package", "name"), NAMES)
-def test_a_public_name_has_a_docstring_with_an_example(package, name):
-    thing = getattr(importlib.import_module(package), name)
-    if not (inspect.isclass(thing) or inspect.isfunction(thing)):
-        return
-    text = inspect.getdoc(thing) or ""
-    assert len(text.splitlines()[0]) >= 12, "says what it is"
-    assert ">>>" in text, "shows how it is used"
+def public(package):
+    """The classes and functions of a package, by name."""
+    module = importlib.import_module(package)
+    things = {name: getattr(module, name) for name in module.__all__}
+    return {name: thing for name, thing in things.items() if inspect.isclass(thing) or inspect.isfunction(thing)}
 
 
-@pytest.mark.parametrize("row", METHODS.values(), ids=lambda row: row.name)
-def test_a_method_has_an_equation_and_an_example(row):
-    text = inspect.getdoc(row.build) or ""
-    assert ".. math::" in text
-    assert ">>>" in text
+def explained(thing):
+    """The docstrings of a function, or of a class and the classes it inherits from."""
+    parts = (
+        [cls for cls in inspect.getmro(thing) if cls.__module__.startswith("compensate")]
+        if inspect.isclass(thing)
+        else [thing]
+    )
+    return "\n".join(part.__doc__ or "" for part in parts)
+
+
+def test_the_names_at_the_top_are_few_and_typed():
+    assert set(compensate.__all__) == AT_THE_TOP, (
+        "a new name belongs to compensate.terms or to a package, or is added here"
+    )
+    tree = ast.parse(Path(compensate.__file__).read_text(encoding="utf-8"))
+    typed = {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert typed >= AT_THE_TOP, "a type checker sees the imports alone"
+    assert set(dir(compensate)) >= AT_THE_TOP
+
+
+def test_the_function_audit_and_the_package_auditing_are_two_things_in_any_order_of_import():
+    code = "import compensate.auditing.audit, compensate; assert callable(compensate.audit); from compensate import audit; assert callable(audit)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert inspect.isfunction(compensate.audit)
+    assert inspect.ismodule(compensate.auditing)
+
+
+def test_importing_the_package_or_the_audit_does_not_import_pytorch():
+    code = "import sys, compensate; assert 'numpy' not in sys.modules; compensate.audit, compensate.Audit; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_unknown_name_is_refused_as_python_does():
+    with pytest.raises(AttributeError, match="no attribute 'Sampel'"):
+        compensate.Sampel
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_public_names_have_a_docstring_with_an_example(package):
+    found = public(package)
+    assert found
+    for name, thing in found.items():
+        text = inspect.getdoc(thing) or ""
+        assert len(text.splitlines()[0]) >= 12, f"{name} says what it is"
+        assert ">>>" in text or name == "Audit", f"{name} shows how it is used"  # the example of audit shows an Audit
+
+
+@pytest.mark.parametrize("package", ["compensate", "compensate.terms"])
+def test_every_argument_is_explained(package):
+    for name in public(package).keys() - MADE_BY_THE_LIBRARY - {"InputError"}:
+        thing = public(package)[name]
+        text = explained(thing)
+        arguments = set(inspect.signature(thing).parameters) - {"args", "kwargs"}
+        silent = [a for a in sorted(arguments) if not re.search(rf"\b{a}\b", text)]
+        assert not silent, f"{name} does not say what {silent} are"
+
+
+def test_a_public_name_means_one_thing():
+    homes: dict[str, object] = {}
+    for package in PACKAGES:
+        for name, thing in public(package).items():
+            assert homes.setdefault(name, thing) is thing, f"{package}.{name} is another thing elsewhere"
+
+
+def test_every_method_has_an_equation_and_an_example():
+    for row in METHODS.values():
+        text = inspect.getdoc(row.build) or ""
+        assert ".. math::" in text, row.name
+        assert ">>>" in text, row.name
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="mkdocs is not installed")
@@ -55,5 +119,10 @@ def test_the_site_builds_strictly_and_needs_no_network(tmp_path):
         assert not re.search(r'<(?:script|img)[^>]* src="https?:', text), f"{page.name} loads something from elsewhere"
         assert not re.search(r'<link[^>]* rel="stylesheet"[^>]* href="https?:', text)
     assert "<math" in (tmp_path / "concepts.html").read_text(encoding="utf-8"), "formulas are drawn by the browser"
-    reference = (tmp_path / "reference" / "core.html").read_text(encoding="utf-8")
-    assert all(f'id="compensate.{name}"' in reference for name in ("Compensated", "Sample", "swap", "meta_step"))
+    for package in PACKAGES:
+        page = tmp_path / "reference" / f"{PAGES.get(package, package.split('.')[-1])}.html"
+        reference = page.read_text(encoding="utf-8") + (tmp_path / "reference" / "audit.html").read_text(
+            encoding="utf-8"
+        )
+        missing = [name for name in public(package) if not re.search(rf'id="{package}[\w.]*\.{name}"', reference)]
+        assert not missing, f"{page.name} leaves out {missing}"

@@ -16,12 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from compensate import L1, L2, Adversarial, Compensated, Sample
+from compensate import Compensated
 from compensate.errors import InputError
 from compensate.methods import logcomp
 from compensate.stores import Kept, Mapped, Packed, Sparse, choice, choose
 from compensate.stores.numbers import decode, encode
 from compensate.stores.sparse import ladder
+from compensate.terms import L1, L2, Adversarial, Sample
 from compensate.training import Config, checkpoint, fit
 
 KINDS = ["float32", "float16", "bfloat16"]

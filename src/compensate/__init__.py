@@ -17,93 +17,38 @@ from compensate._version import __version__
 from compensate.errors import InputError
 
 if TYPE_CHECKING:
-    from compensate import methods
+    from compensate import methods, terms
+    from compensate.auditing.audit import audit
+    from compensate.auditing.result import Audit
     from compensate.composition import compose, swap
     from compensate.equation import Compensated
-    from compensate.gates import Where, above, below
-    from compensate.granularity import Category, Corpus, Fresh, Group, Sample
-    from compensate.inference.adversarial import Adversarial, Pull
     from compensate.inference.meta import meta_step
-    from compensate.inference.prior import Slack, Toward, prediction, uniform
-    from compensate.inference.regularised import L1, L2, AtLeast, Ball, GroupL2
-    from compensate.inference.statistics import ClassMean, Evidence, Statistic
-    from compensate.inference.tuning import Ramp, StepSchedule, Top
     from compensate.methods import METHODS
-    from compensate.state import State
 
 __all__ = [
-    "L1",
-    "L2",
     "METHODS",
-    "Adversarial",
-    "AtLeast",
-    "Ball",
-    "Category",
-    "ClassMean",
+    "Audit",
     "Compensated",
-    "Corpus",
-    "Evidence",
-    "Fresh",
-    "Group",
-    "GroupL2",
     "InputError",
-    "Pull",
-    "Ramp",
-    "Sample",
-    "Slack",
-    "State",
-    "Statistic",
-    "StepSchedule",
-    "Top",
-    "Toward",
-    "Where",
     "__version__",
-    "above",
-    "below",
+    "audit",
     "compose",
     "meta_step",
     "methods",
-    "prediction",
     "swap",
-    "uniform",
+    "terms",
 ]
 
-
-_PACKAGES = ("auditing", "data", "estimators", "experiments", "integrations", "methods", "models", "training")
+_PACKAGES = ("auditing", "data", "encoders", "estimators", "integrations", "methods", "models", "terms", "training")
 
 _HOMES = {
-    "Adversarial": "inference.adversarial",
-    "AtLeast": "inference.regularised",
-    "Ball": "inference.regularised",
-    "Category": "granularity",
-    "ClassMean": "inference.statistics",
-    "Compensated": "equation",
-    "Corpus": "granularity",
-    "Evidence": "inference.statistics",
-    "Fresh": "granularity",
-    "Group": "granularity",
-    "GroupL2": "inference.regularised",
-    "L1": "inference.regularised",
-    "L2": "inference.regularised",
     "METHODS": "methods",
-    "Pull": "inference.adversarial",
-    "Ramp": "inference.tuning",
-    "Sample": "granularity",
-    "Slack": "inference.prior",
-    "State": "state",
-    "Statistic": "inference.statistics",
-    "StepSchedule": "inference.tuning",
-    "Top": "inference.tuning",
-    "Toward": "inference.prior",
-    "Where": "gates",
-    "above": "gates",
-    "below": "gates",
+    "Audit": "auditing.result",
+    "Compensated": "equation",
+    "audit": "auditing.audit",
     "compose": "composition",
     "meta_step": "inference.meta",
-    "prediction": "inference.prior",
     "swap": "composition",
-    "uniform": "inference.prior",
-    "audit": "auditing.audit",
 }
 """The module of each public name. Everything is imported when it is first used: PyTorch takes seconds, and the command line
 has answers that need none of it."""
@@ -118,4 +63,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *_PACKAGES, *_HOMES})
+    return sorted({*__all__, *_PACKAGES})

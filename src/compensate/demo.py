@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from compensate.data import noise
 from compensate.data.digits import digits
 from compensate.errors import InputError
+from compensate.extras import require
 from compensate.files import write_atomically
 from compensate.forwards import seeded
 from compensate.methods import find
@@ -217,15 +218,12 @@ def review(path: Path, setting: Setting, *, seed: int = 0) -> Audit:
 
 def picture(outcome: Outcome, path: Path, *, rows: int = 4, columns: int = 10) -> Path:
     """Draws the most suspect digits: the given label, the suggested one, and whether the label was really wrong."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
+    made = require("matplotlib.figure", "the picture of the demonstration", "plots")
     train_set, _ = digits().split((0.7, 0.3), seed=outcome.job.seed)
     images: NDArray[np.float32] = train_set.x[outcome.suspects[: rows * columns], 0]
     given = noise.symmetric(train_set.target, 10, Setting().rate, seed=outcome.job.seed).labels[outcome.suspects]
-    figure, axes = plt.subplots(rows, columns, figsize=(columns * 1.05, rows * 1.4))
+    figure = made.Figure(figsize=(columns * 1.05, rows * 1.4))
+    axes = figure.subplots(rows, columns)
     for place, (axis, image) in enumerate(zip(axes.flat, images, strict=True)):
         wrong = outcome.changed[place]
         axis.imshow(image, cmap="gray_r")
@@ -241,5 +239,4 @@ def picture(outcome: Outcome, path: Path, *, rows: int = 4, columns: int = 10) -
     drawn = io.BytesIO()
     figure.savefig(drawn, dpi=110, format="png")
     write_atomically(path, drawn.getvalue())
-    plt.close(figure)
     return path

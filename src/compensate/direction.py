@@ -19,7 +19,8 @@ def measured(s: State) -> Tensor:
 
     In the paper's words +1 is *negative* compensation (the sample counts more) and -1 is *positive*.
 
-    >>> from compensate import Compensated, Pull
+    >>> from compensate import Compensated
+    >>> from compensate.terms import Pull
     >>> criterion = Compensated(logit=Pull(1.0))
     >>> s = criterion.evaluate(torch.nn.Identity(), torch.tensor([[3.0, 0.8], [0.1, 0.0]]), torch.tensor([1, 0]))
     >>> measured(s)

@@ -112,7 +112,7 @@ class Compensated(nn.Module):
         record: keeps for each sample what :meth:`suspects` reads.
         check: "sync" looks at index, labels and NaN at once, "async" without waiting for the device, "off" never.
 
-    A term is any callable of the :class:`~compensate.State`. Several terms under one keyword are added in order.
+    A term is any callable of the :class:`~compensate.terms.State`. Several terms under one keyword are added in order.
 
     >>> criterion = Compensated()                                             # no term: cross entropy
     >>> criterion(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
@@ -453,7 +453,7 @@ class Compensated(nn.Module):
         """The samples whose labels look wrong, most suspect first; see :meth:`Evidence.suspects`."""
         if self.record is None:
             raise InputError(
-                "This criterion keeps no record of its samples. Pass record=compensate.Evidence(num_samples) to Compensated, "
+                "This criterion keeps no record of its samples. Pass record=compensate.terms.Evidence(num_samples) to Compensated, "
                 "or num_samples=... to the method, swap or compose."
             )
         return self.record.suspects(top)
@@ -462,7 +462,7 @@ class Compensated(nn.Module):
     def taxonomy(self) -> Taxonomy:
         """Target, direction, inference and granularity of this criterion.
 
-        >>> from compensate import L1, Category
+        >>> from compensate.terms import L1, Category
         >>> print(Compensated(logit=(Sample(9, 3, penalty=L1(0.1)), Category(3, 3, update="meta"))).taxonomy)
         logit · mixed · regularised+meta · sample+category
         """

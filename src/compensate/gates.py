@@ -32,7 +32,8 @@ def above(tau: Value) -> Threshold:
     r"""The gate for samples with :math:`l_i \ge \tau`; `tau` is a number or a callable of the state.
 
     >>> import torch
-    >>> from compensate import Compensated, Pull
+    >>> from compensate import Compensated
+    >>> from compensate.terms import Pull
     >>> criterion = Compensated(logit=Where(above(1.0), Pull(1.0)))
     >>> s = criterion.evaluate(torch.nn.Identity(), torch.tensor([[2.0, 0.0], [0.0, 2.0]]), torch.tensor([0, 0]))
     >>> (s.du != 0).any(1).tolist()
@@ -45,7 +46,8 @@ def below(tau: Value) -> Threshold:
     r"""The gate for samples with :math:`l_i < \tau`; `tau` is a number or a callable of the state.
 
     >>> import torch
-    >>> from compensate import Compensated, Pull
+    >>> from compensate import Compensated
+    >>> from compensate.terms import Pull
     >>> criterion = Compensated(logit=Where(below(1.0), Pull(1.0)))
     >>> s = criterion.evaluate(torch.nn.Identity(), torch.tensor([[2.0, 0.0], [0.0, 2.0]]), torch.tensor([0, 0]))
     >>> (s.du != 0).any(1).tolist()
@@ -65,7 +67,8 @@ class Where(nn.Module):
         gate: a callable of the state that returns (B,) booleans.
         term: the term.
 
-    >>> from compensate import Compensated, Pull
+    >>> from compensate import Compensated
+    >>> from compensate.terms import Pull
     >>> mixcomp = Compensated(logit=Where(above(2.0), Pull(1.0)))   # Eq. 44
     >>> mixcomp(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
     tensor(1.0171)

@@ -248,7 +248,7 @@ class Sample(Table):
 
     Sparse and mapped rows stay in main memory when the criterion is moved to another device; only those of the batch travel.
 
-    >>> from compensate import L1
+    >>> from compensate.terms import L1
     >>> Sample(50_000, 10, penalty=L1(0.1), lr=1.0)
     Sample(50000 x 10, L1(0.1), lr=1, prox)
     >>> table = Sample(10_000_000, 1000, penalty=L1(0.1), store="sparse")
@@ -309,6 +309,10 @@ class Group(Table):
 @final
 class Corpus(Table):
     r"""One row for all samples: :math:`k_i = 0`.
+
+    Args:
+        shape: of the row.
+        settings: as of every :class:`Table`.
 
     >>> Corpus(3, 32, 32, update="manual")
     Corpus(1 x 3 x 32 x 32, manual)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from compensate.errors import InputError
+from compensate.extras import require
 
 RAISED, LOWERED = "#D55E00", "#0072B2"
 """Two colours that survive colour blindness; the sign of a bar says the same."""
@@ -35,7 +36,7 @@ def plot_change_by_class(change: Tensor, class_counts: Sequence[int] | Tensor | 
             )
         order = counts.argsort(descending=True, stable=True)
     if ax is None:
-        import matplotlib.pyplot as plt
+        plt = require("matplotlib.pyplot", "drawing", "plots")
 
         _, ax = plt.subplots(figsize=(6.4, 3.2), layout="constrained")
     heights = change[order].tolist()
@@ -90,7 +91,7 @@ def plot_self_paced_weights(lam: float = 0.6, *, ax: Any = None) -> Any:
     from compensate.methods import self_paced_weights
 
     if ax is None:
-        import matplotlib.pyplot as plt
+        plt = require("matplotlib.pyplot", "drawing", "plots")
 
         _, ax = plt.subplots(figsize=(5.2, 3.6), layout="constrained")
     losses = _losses()

@@ -17,6 +17,12 @@ def test_labels_that_have_nothing_to_do_with_the_samples_cannot_be_predicted() -
         assert not page(audit).predictable
 
 
+def test_what_the_audit_found_about_chance_holds() -> None:
+    audit, _ = planted_audit(4, rows=400)
+    assert not predictable(replace(audit, config={"by_chance": True}))
+    assert predictable(replace(audit, config={"by_chance": False}))
+
+
 def test_labels_with_many_errors_can_still_be_predicted() -> None:
     for seed in range(5):
         audit, _ = planted_audit(4, rows=400, spread=1.0, rate=0.4, seed=seed)
@@ -63,7 +69,9 @@ def test_the_usual_error_of_a_value_is_that_of_its_place_or_of_all() -> None:
     expected = 1.4826 * np.median(np.abs(audit.given - audit.suggested))
     assert all(item.usual_error == expected for item in page(audit).items)
     scale = np.linspace(1, 2, len(audit))
-    assert all(item.usual_error == scale[item.index] for item in page(replace(audit, evidence={"scale": scale})).items)
+    assert all(
+        item.usual_error == scale[item.index] for item in page(replace(audit, evidence={"usual residual": scale})).items
+    )
 
 
 def test_a_suggested_value_has_no_more_digits_than_its_usual_error_allows() -> None:

@@ -66,7 +66,7 @@ def test_pairs_are_compared_only_where_they_differ(open_page, pairs, expected) -
         ((900, 0, 5, 90), (0, 0, 5, 90), "Few rows lie near the threshold (5, and 95 are flagged)"),
         # Few beside all rows, many beside the flags.
         ((900, 6, 5, 5), (0, 0, 5, 5), "11 rows lie near the threshold, and 10 are flagged: a slightly different one would flag more"),
-        ((900, 6, 0, 0), (0, 0, 0, 0), "Rows far to the right are the ones to look at first."),
+        ((900, 6, 0, 0), (0, 0, 0, 0), "No row reaches 0.5, from which on labels are flagged."),
     ],
 )  # fmt: skip
 def test_flags_are_called_stable_only_if_few_of_them_lie_near_the_threshold(open_page, rows, flagged, expected) -> None:
@@ -156,19 +156,20 @@ def test_the_bar_counts_all_flags_also_those_that_are_not_on_the_page(open_page:
 
 def test_quantities_have_words_of_their_own(open_page: Callable[..., Any]) -> None:
     audit, _ = planted_regression()
-    page = fill(replace(audit, config={**audit.config, "views": {"table: trees": 1.0}}))
+    page = fill(replace(audit, config={**audit.config, "views": {"table: trees": 1.0}, "agreement": 0.9}))
     tab = open_page(page, "overview")
     text = tab.inner_text("main").replace("\xa0", " ")
     assert "3.0 %" in tab.inner_text("h1").replace("\xa0", " ")
     assert "of values look wrong" in text
     assert "values are flagged" in text
     assert "Each value was judged by models that had not seen it: table with extra trees (100 %)." in text
+    assert "Their usual error is 90 % smaller than that of the median of all values." in text
     assert tab.locator(".heat, .pair, .bars").count() == 0
     assert tab.locator(".dot-hot").count() == page.flagged
     tab.click("text=Review them")
     assert tab.inner_text(".choice.accept .choice-note").startswith("usual error ± ")
     assert tab.inner_text(".choice.keep .choice-note").endswith("× the usual error")
-    assert tab.inner_text(".like-name >> nth=0").startswith("certain rows with a value near")
+    assert tab.inner_text(".like-name >> nth=0").startswith("well predicted values near")
     assert "label" not in tab.inner_text("main") + text
     tab.keyboard.press("b")
     assert "would take the suggested value" in tab.inner_text("dialog")

@@ -16,7 +16,7 @@ from compensate.data import (
     Tfidf,
     Vocabulary,
     embedding_matrix,
-    encode,
+    encode_texts,
     find_vectors,
     read_vectors,
     tokenise,
@@ -82,12 +82,12 @@ def splits() -> Splits:
 
 
 def test_encode_knows_words_of_other_parts_only_by_their_vectors():
-    done, words = encode(splits(), vectors={"n't": 0, "unseen": 0})
+    done, words = encode_texts(splits(), vectors={"n't": 0, "unseen": 0})
     assert set(words.words) == {"the", "film", "play", "n't"}
     assert [words.words[i - 2] if i > 1 else "?" for i in done.test.x[0]] == ["film", "n't", "?"]
     assert done.train.raw.tolist() == splits().train.x.tolist()
     assert done.validation is None
-    short, _ = encode(splits(), max_length=2)
+    short, _ = encode_texts(splits(), max_length=2)
     assert short.train.x.lengths.tolist() == [2, 2]
 
 

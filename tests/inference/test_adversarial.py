@@ -9,19 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from compensate import (
-    Adversarial,
-    Category,
-    Compensated,
-    Corpus,
-    InputError,
-    Pull,
-    Sample,
-    Where,
-)
+from compensate import Compensated, InputError
 from compensate.direction import measured
 from compensate.forwards import traceless
 from compensate.methods import mixcomp
+from compensate.terms import Adversarial, Category, Corpus, Pull, Sample, Where
 
 
 def naive_pgd(model, x, y, *, eps, norm, steps, alpha, sign, bounds):

@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from compensate import Category, Compensated, Sample, Slack
+from compensate import Compensated
 from compensate.forwards import traceless
 from compensate.inference.lookahead import along_direction, through_graph
 from compensate.methods import METHODS
+from compensate.terms import Category, Sample, Slack
 from tiny import TinyNet
 
 

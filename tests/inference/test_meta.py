@@ -8,21 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from compensate import (
-    L1,
-    AtLeast,
-    Category,
-    Compensated,
-    Corpus,
-    Group,
-    InputError,
-    Sample,
-    Slack,
-    Toward,
-    meta_step,
-    uniform,
-)
+from compensate import Compensated, InputError, meta_step
 from compensate.inference.meta import meta_gradient
+from compensate.terms import L1, AtLeast, Category, Corpus, Group, Sample, Slack, Toward, uniform
 
 
 def look_ahead(criterion, model, batch, clean, lr):

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from compensate import Compensated, InputError, Ramp, Slack, StepSchedule, Toward, prediction
+from compensate import Compensated, InputError
 from compensate.direction import measured
+from compensate.terms import Ramp, Slack, StepSchedule, Toward, prediction
 
 
 @settings(max_examples=40, deadline=None)

@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from compensate import ClassMean, Compensated, Evidence, Pull, Toward
+from compensate import Compensated
+from compensate.terms import ClassMean, Evidence, Pull, Toward
 
 
 def batches(epochs, n=12, c=3, size=5):

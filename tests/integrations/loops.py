@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from compensate import Adversarial, Compensated, Evidence, Pull, Where, above, below, methods
+from compensate import Compensated, methods
 from compensate.data import Indexed
+from compensate.terms import Adversarial, Evidence, Pull, Where, above, below
 
 N, C, T, BATCH, RATE = 20, 3, 6, 6, 0.3
 

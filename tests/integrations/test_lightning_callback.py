@@ -15,9 +15,10 @@ import lightning as L
 from integrations_runs import Module, trainer
 from loops import BATCH, METHODS, RATE, SCHEDULED, C, N, Pairs, assert_same, loader, plain
 
-from compensate import Compensated, InputError, Sample, methods
+from compensate import Compensated, InputError, methods
 from compensate.data import Indexed
 from compensate.integrations.lightning import CompensationCallback
+from compensate.terms import Sample
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.warnings.PossibleUserWarning"),

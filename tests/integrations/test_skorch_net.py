@@ -13,8 +13,9 @@ from skorch.dataset import Dataset, ValidSplit
 from skorch.helper import predefined_split
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
-from compensate import Compensated, InputError, Sample, methods
+from compensate import Compensated, InputError, methods
 from compensate.integrations.skorch import CompensatedNet, rows_of
+from compensate.terms import Sample
 
 N, C = 30, 3
 RNG = np.random.default_rng(0)

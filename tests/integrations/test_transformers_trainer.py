@@ -16,8 +16,9 @@ import transformers
 from integrations_runs import hf_trainer, rows
 from loops import BATCH, FEATURES, METHODS, RATE, SCHEDULED, C, N, assert_same, bert, plain, words
 
-from compensate import Compensated, InputError, Sample, methods
+from compensate import Compensated, InputError, methods
 from compensate.integrations.transformers import CompensatedTrainer, IndexCollator
+from compensate.terms import Sample
 
 
 def logcomp(n=N):

@@ -9,9 +9,10 @@ import warnings
 import pytest
 import torch
 
-from compensate import Compensated, InputError, Sample, methods
+from compensate import Compensated, InputError, methods
 from compensate.integrations import Carried, Watch
 from compensate.integrations.carrying import check_optimisers
+from compensate.terms import Sample
 
 
 def criterion(n=12):

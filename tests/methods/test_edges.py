@@ -8,10 +8,11 @@ import warnings
 import pytest
 import torch
 
-from compensate import Category, Compensated, meta_step
+from compensate import Compensated, meta_step
 from compensate.equation import PATIENCE
 from compensate.inference.dimensionality import local_dimensionality
 from compensate.methods import METHODS
+from compensate.terms import Category
 from tiny import TinyNet
 
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from compensate import Adversarial, Compensated, Evidence, InputError, Ramp, Top, methods
+from compensate import Compensated, InputError, methods
 from compensate.methods import mixcomp
+from compensate.terms import Adversarial, Evidence, Ramp, Top
 
 
 def test_positive_part_is_the_formula():

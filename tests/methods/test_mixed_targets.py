@@ -7,9 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from compensate import Compensated, Toward, uniform
+from compensate import Compensated
 from compensate.direction import measured, summary
 from compensate.methods import mixcomp, mixcomp_adaptive, pgd_at, semantics_preserving_at
+from compensate.terms import Toward, uniform
 
 IDENTITY = nn.Identity()
 

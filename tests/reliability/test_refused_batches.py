@@ -12,21 +12,9 @@ import torch
 from steps_at_edges import Head, N, assert_finite, build, settled, step
 from torch import Tensor
 
-from compensate import (
-    L1,
-    METHODS,
-    Category,
-    Compensated,
-    Evidence,
-    Group,
-    InputError,
-    Sample,
-    Statistic,
-    Where,
-    below,
-    methods,
-)
+from compensate import METHODS, Compensated, InputError, methods
 from compensate.integrations.watch import Watch
+from compensate.terms import L1, Category, Evidence, Group, Sample, Statistic, Where, below
 
 Batch = tuple[Tensor, Any, Any]
 

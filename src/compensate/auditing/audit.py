@@ -113,24 +113,10 @@ def audit(
     rows = np.flatnonzero(given_labels != UNLABELLED)
     if len(rows) < FEWEST:
         raise InputError(f"{len(rows)} rows have a label that can be checked; an audit needs {FEWEST} or more.")
-    classes = known.num_classes
-    views: Views | None = None
-    if model is None or crossfit:
-        views = make_views(known, encoder, device=device, progress=progress)
-    folds = assign_folds(given_labels, None if views is None else views.keys, folds=FOLDS, seed=seed)
-    log_p: dict[str, Any] = {}
-    transitions: list[NDArray[np.float64]] = []
-    for k, view in enumerate(() if views is None else views.views):
-        if progress is not None:
-            progress("fitting", k, len(views.views) if views is not None else 0)
-        judged = judge_view(view, given_labels, folds, FOLDS, classes, seed=seed)
-        log_p |= {f"{view.name}: {name}": values for name, values in judged.log_p.items()}
-        transitions.append(judged.transition)
-    config: dict[str, Any] = {"seed": seed, "folds": FOLDS}
-    if views is not None:
-        config |= {**views.encoder, **({"hint": views.hint} if views.hint else {})}
-        if progress is not None:
-            progress("fitting", len(views.views), len(views.views))
+    views = make_views(known, encoder, device=device, progress=progress) if model is None or crossfit else None
+    folds = assign_folds(given_labels, None if views is None else views.keys, seed=seed)
+    log_p, transition = _judged(views, given_labels, folds, known.num_classes, seed, progress)
+    config: dict[str, Any] = {"seed": seed, "folds": FOLDS, **({} if views is None else views.about)}
     trained = None
     if model is not None:
         from compensate.auditing.deep import judge_by_model
@@ -141,11 +127,36 @@ def audit(
         )  # fmt: skip
         log_p["model"] = trained.log_p
         config |= {"method": method, "hyper": dict(hyper or {}), "epochs": trained.epochs}
-    log_q, weights = pool(log_p, given_labels)
-    verdict = judge(log_q[rows], given_labels[rows], np.mean(transitions, 0) if transitions else None)
+        config["folds"] = FOLDS if crossfit else 1
+    log_q, config["views"] = pool(log_p, given_labels)
+    verdict = judge(log_q[rows], given_labels[rows], transition)
     if verdict.by_chance:
         notes = (*notes, BY_CHANCE.format("labels"))
-    return _result(known, rows, given_labels, log_q, verdict, weights, config, notes, views, trained)
+    return _result(known, rows, given_labels, log_q, verdict, config, notes, views, trained)
+
+
+def _judged(
+    views: Views | None,
+    labels: NDArray[np.int64],
+    folds: NDArray[np.int64],
+    classes: int,
+    seed: int,
+    progress: Progress | None,
+) -> tuple[dict[str, Any], NDArray[np.float64] | None]:
+    """What the learners of all views say, out of fold, and the mean of their transitions."""
+    if views is None:
+        return {}, None
+    log_p: dict[str, Any] = {}
+    transitions = []
+    for k, view in enumerate(views.views):
+        if progress is not None:
+            progress("fitting", k, len(views.views))
+        found = judge_view(view, labels, folds, FOLDS, classes, seed=seed)
+        log_p |= {f"{view.name}: {name}": values for name, values in found.log_p.items()}
+        transitions.append(found.transition)
+    if progress is not None:
+        progress("fitting", len(views.views), len(views.views))
+    return log_p, np.mean(transitions, axis=0)
 
 
 def _result(
@@ -154,13 +165,13 @@ def _result(
     given: NDArray[np.int64],
     log_q: NDArray[np.float64],
     verdict: Verdict,
-    weights: dict[str, float],
     config: dict[str, Any],
     notes: tuple[str, ...],
     views: Views | None,
     trained: Any,
 ) -> Audit:
-    config |= {"agreement": float((verdict.log_q.argmax(1) == given[rows]).mean()), "views": weights}
+    agreement = float((verdict.log_q.argmax(1) == given[rows]).mean())
+    config |= {"agreement": agreement, "by_chance": verdict.by_chance}
     own = verdict.log_q[np.arange(len(rows)), given[rows]]
     others = verdict.log_q.copy()
     others[np.arange(len(rows)), given[rows]] = -np.inf
@@ -225,7 +236,7 @@ def _quantities(data: Data, encoder: str | Path, device: str | None, seed: int, 
         "index": data.index[lost], "suggested": found.predicted[lost], "probability": np.full(len(lost), np.nan),
     }  # fmt: skip
     config = {
-        "seed": seed, "folds": FOLDS, **views.encoder, "agreement": max(found.explained, 0.0), "views": found.weights,
+        "seed": seed, "folds": FOLDS, **views.about, "agreement": max(found.explained, 0.0), "views": found.weights,
     }  # fmt: skip
     notes = (BY_CHANCE.format("values"),) if found.by_chance else ()
     described = _described(data, rows, config, notes, views.shown)

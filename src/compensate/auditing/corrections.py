@@ -26,6 +26,7 @@ from compensate.auditing.csv_edit import Dialect, find_cells, replace_cells
 from compensate.auditing.csv_escape import guard, is_number, unguard
 from compensate.auditing.digests import as_text, digest_frame, digest_images, digest_source, list_images
 from compensate.errors import InputError, nearest
+from compensate.extras import require
 from compensate.files import check_regular, decode, read_bytes, write_atomically
 
 COLUMNS = ("index", "given", "decision", "label")
@@ -324,9 +325,8 @@ def _edited(
 
 
 def _parquet(path: Path, name: str, digests: Callable[[], NDArray[np.uint64]]) -> _Source:
-    import pyarrow
-    from pyarrow import parquet
-
+    pyarrow = require("pyarrow", "correcting Parquet", "parquet")
+    parquet = require("pyarrow.parquet", "correcting Parquet", "parquet")
     table = parquet.read_table(path)
     field = table.schema.field(name)
     cells = table.column(name).to_pylist()

@@ -104,14 +104,13 @@ def _logcomp(fitted: LinearFolds, labels: Ints, found: Judged) -> None:
     best, chosen, w = np.inf, None, None
     for decay in STRENGTHS:
         w = fitted.fit(compensated(labels, LAMBDA), decay, w)
-        log_p = fitted.held_out(w)
-        loss = log_loss(log_p, labels)
+        loss = log_loss(fitted.held_out(w, fitted.fitted), labels[fitted.fitted])
         if loss < best:
             best, chosen, found.decay = loss, w, decay
-            found.log_p["logcomp"] = log_p
         elif loss > RISE * best:
             break
     assert chosen is not None
+    found.log_p["logcomp"] = fitted.held_out(chosen)
     found.linear["logcomp"] = fitted.model(chosen)
 
 
@@ -120,8 +119,7 @@ def _transitions(fitted: LinearFolds, labels: Ints, found: Judged) -> None:
     classes, others = fitted.num_classes, 1 - np.eye(fitted.num_classes)
     uniform = np.eye(classes) * (1 - ERRORS) + others * ERRORS / max(classes - 1, 1)
     a = np.repeat(uniform[None], fitted.num_folds, 0).astype(np.float32)
-    known = np.flatnonzero(labels >= 0)
-    size = len(known) * (fitted.num_folds - 1) / fitted.num_folds
+    size = len(fitted.fitted) * (fitted.num_folds - 1) / fitted.num_folds
     w = None
     for step in range(ROUNDS):
         w = fitted.fit(transferred(labels, a), found.decay, w)
@@ -158,10 +156,11 @@ def _posterior_counts(fitted: LinearFolds, labels: Ints, a: Floats, w: Floats) -
     classes = fitted.num_classes
     counts = np.zeros((classes, fitted.num_folds, classes))
     columns = a.transpose(2, 0, 1)
-    for rows in fitted.blocks():
-        given = np.maximum(labels[rows], 0)
+    for part in fitted.blocks(len(fitted.fitted)):
+        rows = fitted.fitted[part]
+        given = labels[rows]
         r = softmax(fitted.logits(w, rows))[0] * columns[given]
-        r *= (fitted.train[rows] / np.maximum(r.sum(2), 1e-12))[..., None]
+        r *= (fitted.train[part] / np.maximum(r.sum(2), 1e-12))[..., None]
         _add_by_class(counts, given, r)
     return counts.transpose(1, 2, 0)
 
@@ -177,7 +176,7 @@ def _neighbors(fitted: LinearFolds, labels: Ints, seed: int) -> Floats:
     axes = fitted.axes[:, ::-1][:, :COMPONENTS] / fitted.scale[:, None]
     n, classes = fitted.x.shape[0], fitted.num_classes
     z = np.empty((n, axes.shape[1]), np.float32)
-    for rows in fitted.blocks():
+    for rows in fitted.blocks(n):
         z[rows] = (fitted.x[rows] - fitted.center) @ axes
     z /= np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-12)
     rng = np.random.default_rng(seed)

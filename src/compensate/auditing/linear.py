@@ -34,11 +34,14 @@ from scipy.optimize import minimize
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
-Slope = Callable[[Floats, Floats, slice], tuple[NDArray[np.floating], Floats]]
+Slope = Callable[[Floats, Floats, Ints], tuple[NDArray[np.floating], Floats]]
 """From probabilities (B, K, C), their logarithms and the rows: the losses (B, K) and their slopes in the logits (B, K, C)."""
 
 BLOCK = 4_000_000
 """Entries of logits that are in memory at once."""
+
+WORK = 20_000_000_000
+"""Multiplications in one pass over the rows that are fitted on: of more rows a part is drawn, evenly, and the others are judged only."""
 
 BIAS_DECAY = 1e-6
 """The intercept is hardly regularized."""
@@ -68,16 +71,21 @@ class LinearFolds:
         self.folds, self.num_folds, self.num_classes = folds, num_folds, num_classes
         n = self.x.shape[0]
         learn = np.ones(n, bool) if learn is None else learn
-        train = (folds[:, None] != np.arange(num_folds)) & learn[:, None]
+        width = x.nnz / max(n, 1) if is_sparse(x) else x.shape[1]
+        most = max(1000, int(WORK / (max(width, 1) * num_folds * num_classes)))
+        self.fitted = np.flatnonzero(learn)
+        if len(self.fitted) > most:
+            self.fitted = self.fitted[np.linspace(0, len(self.fitted) - 1, most).astype(np.int64)]
+        train = folds[self.fitted, None] != np.arange(num_folds)
         self.train: Floats = (train / np.maximum(train.sum(0), 1)).astype(np.float32)
         self.center, self.scale, self.axes, self.spread = _coordinates(self.x)
         self.shape = (len(self.spread) + 1, num_folds * num_classes)
 
-    def blocks(self) -> Iterator[slice]:
-        """The rows in portions that bound memory."""
+    def blocks(self, number: int) -> Iterator[slice]:
+        """So many rows in portions that bound memory."""
         size = max(1, BLOCK // (self.num_folds * self.num_classes))
-        for start in range(0, self.x.shape[0], size):
-            yield slice(start, start + size)
+        for start in range(0, number, size):
+            yield slice(start, min(start + size, number))
 
     def _raw(self, w: Floats) -> tuple[Floats, Floats]:
         """Weights (D, K C) and intercepts (K C,) for the data as it is."""
@@ -85,27 +93,22 @@ class LinearFolds:
         inner = inner / self.scale[:, None]
         return inner, w[-1] - self.center @ inner
 
-    def logits(self, w: Floats, rows: slice) -> Floats:
+    def logits(self, w: Floats, rows: Ints) -> Floats:
         """(B, K, C) of some rows under all folds."""
         return self._logits(*self._raw(w), rows)
 
-    def _logits(self, inner: Floats, intercept: Floats, rows: slice) -> Floats:
+    def _logits(self, inner: Floats, intercept: Floats, rows: Ints) -> Floats:
         u = np.asarray(self.x[rows] @ inner) + intercept
         return u.reshape(-1, self.num_folds, self.num_classes)
 
-    def fit(self, slope: Slope, decay: float, start: Floats | None = None, weight: Floats | None = None) -> Floats:
+    def fit(self, slope: Slope, decay: float, start: Floats | None = None) -> Floats:
         """The weights (D' + 1, K C) that minimize a loss plus weight decay.
 
         Args:
             slope: the loss and its gradient in the logits.
             decay: the strength of the regularization, in units of the mean loss.
             start: weights to start from.
-            weight: (N, K) of the rows, one for each fold.
         """
-        train = self.train
-        if weight is not None:
-            train = train * weight
-            train /= train.sum(0)
         step = np.append(1 / np.sqrt(0.25 * self.spread + decay), 2.0).astype(np.float32)[:, None]
         ridge = np.append(np.full(len(self.spread), decay), BIAS_DECAY).astype(np.float32)[:, None]
 
@@ -115,11 +118,12 @@ class LinearFolds:
             total = 0.0
             gradient: Any = np.zeros_like(inner)
             shift: Any = np.zeros_like(intercept)
-            for rows in self.blocks():
+            for part in self.blocks(len(self.fitted)):
+                rows = self.fitted[part]
                 p, log_p = softmax(self._logits(inner, intercept, rows))
                 loss, r = slope(p, log_p, rows)
-                total += float((loss * train[rows]).sum())
-                r = (r * train[rows][:, :, None]).reshape(len(r), -1)
+                total += float((loss * self.train[part]).sum())
+                r = (r * self.train[part][:, :, None]).reshape(len(r), -1)
                 gradient += np.asarray(self.x[rows].T @ r)
                 shift += r.sum(0)
             gradient = (gradient - self.center[:, None] * shift) / self.scale[:, None]
@@ -135,13 +139,14 @@ class LinearFolds:
         )  # fmt: skip
         return found.x.reshape(self.shape).astype(np.float32) * step
 
-    def held_out(self, w: Floats) -> Floats:
-        """(N, C) log probabilities by the model that did not learn from the row."""
-        found = np.empty((self.x.shape[0], self.num_classes), np.float32)
+    def held_out(self, w: Floats, rows: Ints | None = None) -> Floats:
+        """(N, C) log probabilities by the model that did not learn from the row; of all rows if none are named."""
+        rows = np.arange(self.x.shape[0]) if rows is None else rows
+        found = np.empty((len(rows), self.num_classes), np.float32)
         raw = self._raw(w)
-        for rows in self.blocks():
-            u = self._logits(*raw, rows)
-            found[rows] = softmax(u[np.arange(len(u)), self.folds[rows]])[1]
+        for part in self.blocks(len(rows)):
+            u = self._logits(*raw, rows[part])
+            found[part] = softmax(u[np.arange(len(u)), self.folds[rows[part]]])[1]
         return found
 
     def model(self, w: Floats) -> tuple[Floats, Floats]:
@@ -168,7 +173,7 @@ def compensated(labels: Ints, lam: float) -> Slope:
     """LogComp with its compensation at the optimum; ``lam`` of 1 is plain cross entropy."""
     edge = np.log((1 - lam) / lam) if lam < 1 else -np.inf
 
-    def slope(p: Floats, log_p: Floats, rows: slice) -> tuple[NDArray[np.floating], Floats]:
+    def slope(p: Floats, log_p: Floats, rows: Ints) -> tuple[NDArray[np.floating], Floats]:
         given = np.maximum(labels[rows], 0)[:, None, None]
         own = np.take_along_axis(log_p, given, 2)[..., 0]
         rest = np.maximum(-np.expm1(own), 1e-12)
@@ -185,7 +190,7 @@ def transferred(labels: Ints, transition: Floats) -> Slope:
     """Cross entropy of the given labels under transitions (K, C, C) from true to given classes."""
     columns = np.ascontiguousarray(transition.transpose(2, 0, 1))
 
-    def slope(p: Floats, log_p: Floats, rows: slice) -> tuple[NDArray[np.floating], Floats]:
+    def slope(p: Floats, log_p: Floats, rows: Ints) -> tuple[NDArray[np.floating], Floats]:
         joint = p * columns[np.maximum(labels[rows], 0)]
         given = np.maximum(joint.sum(2, keepdims=True), 1e-12)
         return -np.log(given[..., 0]), p - joint / given

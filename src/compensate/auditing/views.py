@@ -42,15 +42,13 @@ class Views:
         views: one or more.
         keys: (N,) equal for rows with equal content, or None.
         shown: (N, D) features by which samples are compared on the review page.
-        encoder: name, license and source of the encoder, or empty.
-        hint: what a user could do for better views, or empty.
+        about: name, license and source of the encoder, or a hint at what an encoder would bring; for the report.
     """
 
     views: tuple[View, ...]
     keys: NDArray[np.int64] | None
     shown: Any
-    encoder: dict[str, str]
-    hint: str = ""
+    about: dict[str, str]
 
 
 def make_views(
@@ -129,14 +127,14 @@ def _of_table(data: Data) -> Views:
 
 def _of_texts(data: Data, encoder: str | Path, device: Any, progress: Progress | None) -> Views:
     texts = [str(text) for text in data.x]
-    encoded, about, hint = _encoded(data, encoder, "text", device, progress)
+    encoded, about = _encoded(data, encoder, "text", device, progress)
     views = [] if encoded is None else [View(about["encoder"], encoded)]
     words = _words(texts)
     if words is not None:
         views.append(View("words", words))
     if not views:
         raise InputError("the texts have no word in common; an audit compares samples. Check which column is the text.")
-    return Views(tuple(views), content_keys(texts), words if encoded is None else encoded, about, hint)
+    return Views(tuple(views), content_keys(texts), words if encoded is None else encoded, about)
 
 
 def _words(texts: list[str]) -> Any:
@@ -156,14 +154,14 @@ def _words(texts: list[str]) -> Any:
 def _of_images(data: Data, encoder: str | Path, device: Any, progress: Progress | None) -> Views:
     pixels = _pixels(data.x)
     keys = content_keys(np.asarray(data.x))
-    encoded, about, hint = _encoded(data, encoder, "image", device, progress)
+    encoded, about = _encoded(data, encoder, "image", device, progress)
     if encoded is None:
         few = pixels.shape[1] <= PIXELS
-        return Views((View("pixels", pixels, pixels if few else None),), keys, pixels, about, hint)
+        return Views((View("pixels", pixels, pixels if few else None),), keys, pixels, about)
     views = [View(about["encoder"], encoded)]
     if _is_grey(data.x):  # drawings and digits: the pixels themselves say much
         views.append(View("pixels", pixels, pixels))
-    return Views(tuple(views), keys, encoded, about, hint)
+    return Views(tuple(views), keys, encoded, about)
 
 
 def _is_grey(images: NDArray[Any]) -> bool:
@@ -187,7 +185,9 @@ def _pixels(images: NDArray[Any]) -> NDArray[np.float32]:
 
 def _encoded(
     data: Data, encoder: str | Path, kind: str, device: Any, progress: Progress | None
-) -> tuple[NDArray[np.float32] | None, dict[str, str], str]:
+) -> tuple[NDArray[np.float32] | None, dict[str, str]]:
+    if encoder == "none":
+        return None, {}
     from compensate.encoders import encode_data, hint
 
     def told(done: int, total: int) -> None:
@@ -196,5 +196,5 @@ def _encoded(
 
     found = encode_data(data, encoder, device=device, progress=told)
     if found is None:
-        return None, {}, hint(kind) if encoder == "auto" else ""
-    return found.values, {"encoder": found.name, "license": found.license, "encoder_source": found.source}, ""
+        return None, {"hint": hint(kind)}
+    return found.values, {"encoder": found.name, "license": found.license, "encoder_source": found.source}

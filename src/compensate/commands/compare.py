@@ -16,6 +16,7 @@ from rich.table import Table
 from compensate.commands import options as o
 from compensate.commands.terminal import console
 from compensate.errors import InputError
+from compensate.extras import installed
 
 if TYPE_CHECKING:
     from compensate.training.comparison import Row
@@ -102,8 +103,12 @@ def compare(
     console.print(shown(rows, first))
     table = comparison.store(folder, common, runs, rows, first)
     title = f"{Path(common.data).name}, noise {common.noise}, {count} seed{'s' * (count > 1)}"
-    picture = comparison.plot(comparison.curves(folder / "runs", configs), folder / "comparison.png", title)
-    console.print(f"all runs:  {table}\npicture:   {picture}", soft_wrap=True)
+    console.print(f"all runs:  {table}", soft_wrap=True)
+    if installed("matplotlib"):
+        picture = comparison.plot(comparison.curves(folder / "runs", configs), folder / "comparison.png", title)
+        console.print(f"picture:   {picture}", soft_wrap=True)
+    else:
+        console.print('a picture of the curves needs matplotlib: pip install "compensate[plots]"', markup=False)
     if failed:
         raise typer.Exit(1)
 

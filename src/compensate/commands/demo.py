@@ -14,6 +14,7 @@ from rich.table import Table
 
 from compensate._version import __version__
 from compensate.commands.terminal import console
+from compensate.extras import installed
 
 if TYPE_CHECKING:
     from compensate.demo import Job, Outcome, Setting
@@ -66,7 +67,8 @@ def _demo(out: Path, seeds: int, epochs: int) -> None:
         "runs": [{**o.job._asdict(), "accuracy": o.accuracy, "figures": o.figures} for o in outcomes],
     }
     write_atomically(out / "results.json", json.dumps(stored, indent=1).encode())
-    console.print(f"the most suspect ones:  {picture(best, out / 'suspects.png')}")
+    if installed("matplotlib"):
+        console.print(f"the most suspect ones:  {picture(best, out / 'suspects.png')}")
     console.print(f"figures:  {out / 'results.json'}")
     console.print("in your own loop:  criterion = compensate.methods.mixcomp(num_samples=len(train))", soft_wrap=True)
     with console.status("auditing the first run's labels"):

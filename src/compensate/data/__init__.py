@@ -28,7 +28,7 @@ from compensate.data.load import load
 from compensate.data.ragged import Ragged
 from compensate.data.sources import SOURCES, data_folder
 from compensate.data.tables import choose_text, from_frame, read_frame, read_table
-from compensate.data.text import Tfidf, Vocabulary, encode, text_features, tokenise
+from compensate.data.text import Tfidf, Vocabulary, encode_texts, text_features, tokenise
 from compensate.data.vectors import embedding_matrix, find_vectors, read_vectors
 
 if TYPE_CHECKING:
@@ -59,8 +59,8 @@ __all__ = [
     "digits_splits",
     "draws",
     "embedding_matrix",
-    "encode",
     "encode_labels",
+    "encode_texts",
     "fetch",
     "find_vectors",
     "from_arrays",

@@ -136,6 +136,5 @@ def _options(what: Any, read: Any, options: Mapping[str, Any], *args: Any) -> Sp
     except TypeError as error:
         if "unexpected keyword argument" not in str(error):
             raise
-        raise InputError(
-            f"{what} has no option {str(error).rpartition(' ')[2]}; given were {', '.join(given)}."
-        ) from error
+        unknown = str(error).rpartition(" ")[2].strip("'")
+        raise InputError(f"{unknown}={given.get(unknown)!r} is not an option for {what}; leave it out.") from error

@@ -20,6 +20,7 @@ from compensate.data.label_column import LABELS, targets
 from compensate.data.label_column import choose_label as choose_label
 from compensate.data.labels import encode_labels, is_missing
 from compensate.errors import InputError, nearest
+from compensate.extras import require
 from compensate.files import decode, limit, read_bytes, too_large
 
 PARTS = {
@@ -66,6 +67,8 @@ def read_frame(path: str | Path, *, encoding: str = "utf-8", delimiter: str | No
     """
     path = Path(path)
     kind = kind_of(path)
+    if delimiter is not None and len(delimiter) != 1:
+        raise InputError(f'delimiter is "{delimiter}"; expected one character, such as ";".')
     if kind in (".parquet", ".pq"):
         return _parquet(path)
     text = decode(read_bytes(path, lines=True), path, encoding)
@@ -312,10 +315,7 @@ def _even(text: str, tabs: int) -> bool:
 def _parquet(path: Path) -> pd.DataFrame:
     if not path.is_file():
         raise InputError(f"there is no file {path}; check the path.")
-    try:
-        import pyarrow.parquet as parquet
-    except ImportError as error:
-        raise InputError('reading Parquet needs pyarrow: pip install "compensate[parquet]".') from error
+    parquet = require("pyarrow.parquet", "reading Parquet", "parquet")
     try:
         _check_parquet(path)
         return parquet.read_table(path).to_pandas()

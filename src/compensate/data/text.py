@@ -92,7 +92,7 @@ class Vocabulary:
         return cls(tuple(words))
 
 
-def encode(
+def encode_texts(
     splits: Splits,
     *,
     vectors: Any = None,
@@ -114,7 +114,7 @@ def encode(
         max_length: cut longer texts; nothing is cut by default.
 
     >>> texts = Data(np.array(["a film", "a play"], dtype=object), np.array([0, 1]), ("x", "y"))
-    >>> splits, words = encode(Splits(texts))
+    >>> splits, words = encode_texts(Splits(texts))
     >>> words.words, splits.train.x[0].tolist()
     (('a', 'film', 'play'), [2, 3])
     """

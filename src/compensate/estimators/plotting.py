@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from compensate.extras import require
+
 # Okabe and Ito's palette, darkest pairs first; outliers are drawn as crosses, so colour is never the only sign.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C7A00", "#555555")
 OUTLIER = "#B00020"
@@ -14,7 +16,7 @@ OUTLIER = "#B00020"
 def axes(ax: Any, title: str, *, size: tuple[float, float] = (5.2, 4.2), depth: bool = False) -> Any:
     """The axes to draw on: those given, or new ones. `depth` asks for three dimensions."""
     if ax is None:
-        import matplotlib.pyplot as plt
+        plt = require("matplotlib.pyplot", "drawing", "plots")
 
         options = {"projection": "3d"} if depth else {}
         _, ax = plt.subplots(figsize=size, layout="constrained", subplot_kw=options)

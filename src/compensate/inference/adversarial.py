@@ -36,7 +36,8 @@ class Adversarial(nn.Module):
         bounds: the smallest and largest value that the compensated target may take, such as (0, 1) for images.
         per: who shares a row: `Fresh()`, each sample its own, or a table, whose rows are kept from step to step.
 
-    >>> from compensate import Compensated, Corpus
+    >>> from compensate import Compensated
+    >>> from compensate.terms import Corpus
     >>> pgd_training = Compensated(feature=Adversarial(8 / 255, bounds=(0, 1)))
     >>> universal = Compensated(feature=Adversarial(8 / 255, per=Corpus(3, 32, 32), steps=1))
 

@@ -170,7 +170,8 @@ class ProgressiveTrust(nn.Module):
 class OfClass(nn.Module):
     """A number for each class, as a value: that of the sample's given class, (B,).
 
-    >>> from compensate import Compensated, Toward, uniform
+    >>> from compensate import Compensated
+    >>> from compensate.terms import Toward, uniform
     >>> smooth = Compensated(label=Toward(uniform, OfClass([0.4, 0.1])))   # the first class is smoothed more
     """
 

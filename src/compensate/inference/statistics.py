@@ -302,7 +302,8 @@ class ClassMean(Statistic):
         num_classes: the number of classes.
         conf: "all", every prediction counts; "correct", only right ones do.
 
-    >>> from compensate import Compensated, Toward
+    >>> from compensate import Compensated
+    >>> from compensate.terms import Toward
     >>> means = ClassMean(2, conf="all")
     >>> criterion = Compensated(label=Toward(means, 0.5))          # online label smoothing
     >>> _ = criterion(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 0]))

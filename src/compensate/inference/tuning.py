@@ -26,7 +26,8 @@ class Ramp(nn.Module):
         shape: "linear", "cosine" (slow at both ends) or "exponential" (by a constant factor per step; both ends positive).
 
     >>> import torch
-    >>> from compensate import Compensated, Toward, uniform
+    >>> from compensate import Compensated
+    >>> from compensate.terms import Toward, uniform
     >>> criterion = Compensated(label=Toward(uniform, Ramp(0.0, 0.4)))
     >>> _ = criterion.start(total_steps=100)      # a ramp asks how long the training is
     """
@@ -65,7 +66,11 @@ class Ramp(nn.Module):
 class StepSchedule(nn.Module):
     """A number that jumps at given epochs: `StepSchedule({0: 0.0, 5: 0.1})` is 0 for five epochs and 0.1 afterwards.
 
-    >>> from compensate import Compensated, Toward, uniform
+    Args:
+        values: the number from each epoch on; the first must be given for epoch 0.
+
+    >>> from compensate import Compensated
+    >>> from compensate.terms import Toward, uniform
     >>> criterion = Compensated(label=Toward(uniform, StepSchedule({0: 0.0, 5: 0.1})))      # smoothing from the sixth epoch on
     """
 
@@ -102,7 +107,8 @@ class Top(Statistic):
         num_samples: the size of the training set, for "epoch".
 
     >>> import torch
-    >>> from compensate import Compensated, Pull, Where, above
+    >>> from compensate import Compensated
+    >>> from compensate.terms import Pull, Where, above
     >>> criterion = Compensated(logit=Where(above(Top(50)), Pull(1.0)))
     >>> s = criterion.evaluate(torch.nn.Identity(), torch.tensor([[2.0, 0.0], [0.0, 2.0]]), torch.tensor([0, 0]))
     >>> (s.du != 0).any(1).tolist()      # the worse half of the batch

@@ -10,15 +10,15 @@ from torch import Tensor, nn
 
 from compensate.equation import Compensated
 from compensate.errors import InputError
+from compensate.extras import stand_in
 from compensate.integrations.carrying import Carried, criteria_in
-from compensate.integrations.missing import missing
 from compensate.integrations.padding import DROP_LAST, repeated
 from compensate.training.exchange import Exchange
 
 try:
     from lightning.pytorch import Callback
 except ModuleNotFoundError:  # pragma: no cover
-    Callback = missing("lightning", "lightning")
+    Callback = stand_in("lightning", "lightning")
 
 
 @final

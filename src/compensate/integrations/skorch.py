@@ -14,16 +14,16 @@ from torch.utils.data import DataLoader, Dataset, Subset, default_collate
 
 from compensate import methods
 from compensate.errors import InputError
+from compensate.extras import stand_in
 from compensate.inference.meta import networks
 from compensate.integrations.carrying import Carried
-from compensate.integrations.missing import missing
 
 try:
     from skorch import NeuralNetClassifier
     from skorch.dataset import get_len
     from skorch.utils import to_device, to_tensor
 except ModuleNotFoundError:  # pragma: no cover
-    NeuralNetClassifier = missing("skorch", "skorch")
+    NeuralNetClassifier = stand_in("skorch", "skorch")
 
 
 def probabilities(logits: Tensor) -> Tensor:

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from compensate.equation import Compensated
 from compensate.errors import InputError
+from compensate.extras import stand_in
 from compensate.integrations.carrying import Carried
 from compensate.integrations.datasets import INDEX
-from compensate.integrations.missing import missing
 from compensate.integrations.stages import Staged, Whole, last_layer, logits_of
 from compensate.training import checkpoint
 from compensate.training.distribution import together
@@ -21,7 +21,7 @@ from compensate.training.distribution import together
 try:
     from transformers import Trainer, TrainerCallback
 except ModuleNotFoundError:  # pragma: no cover
-    Trainer = missing("transformers", "hf")
+    Trainer = stand_in("transformers", "hf")
     TrainerCallback = object
 
 REAL = "compensate_real"

@@ -79,7 +79,7 @@ def logcomp(
         preset: the paper's numbers for what is not given: "paper" reads its learning rate as acting on the mean over a batch (divided by
             `batch_size`), "paper-per-sample" on each sample; both by subgradient.
         batch_size: for `preset="paper"`.
-        store, path, dtype: how rows are kept, as in :class:`~compensate.Sample`: "auto" is in full up to a gigabyte.
+        store, path, dtype: how rows are kept, as in :class:`~compensate.terms.Sample`: "auto" is in full up to a gigabyte.
         record: what is kept of each sample for `suspects`: "full", 24 bytes; "lean", 8, without losses and sizes; "none";
             "auto", full up to a million samples and lean beyond.
         weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.

@@ -14,6 +14,7 @@ import numpy as np
 
 from compensate._version import __version__
 from compensate.errors import InputError
+from compensate.extras import require
 from compensate.files import write_atomically
 from compensate.methods.registry import find
 from compensate.training.config import Config
@@ -158,13 +159,10 @@ COLOURS = ("#555555", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#5
 
 def plot(by_method: Mapping[str, Sequence[Sequence[float]]], path: Path, title: str = "") -> Path:
     """Accuracy over the epochs, mean and deviation of each method, and the last epoch of every seed beside it."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
+    made = require("matplotlib.figure", "the picture of a comparison", "plots")
     height = max(3.8, 0.8 + 0.24 * len(by_method))
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, height), width_ratios=(3, 2), layout="constrained")
+    figure = made.Figure(figsize=(9, height), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     for place, runs in enumerate(by_method.values()):
         colour, style = COLOURS[place % len(COLOURS)], ("-", "--", ":")[place // len(COLOURS) % 3]
         length = min(map(len, runs))
@@ -189,6 +187,5 @@ def plot(by_method: Mapping[str, Sequence[Sequence[float]]], path: Path, title: 
         axis.spines[["top", "right"]].set_visible(False)
     drawn = io.BytesIO()
     figure.savefig(drawn, dpi=110, format="png")
-    plt.close(figure)
     write_atomically(path, drawn.getvalue())
     return path

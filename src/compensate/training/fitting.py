@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from compensate.data import Data, Splits, gather, order
 from compensate.equation import Compensated
+from compensate.errors import InputError
 from compensate.state import State
 from compensate.training import checkpoint
 from compensate.training.config import Config
@@ -62,6 +63,8 @@ def fit(
     >>> sorted(result.last)
     ['compensated', 'epoch', 'lr', 'test_accuracy', 'test_loss', 'train_accuracy', 'train_loss', 'val_accuracy', 'val_loss']
     """
+    if every is not None and every < 1:
+        raise InputError(f"every is {every}; expected at least 1 step between two checkpoints.")
     begun = time.monotonic()
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         hardware = Hardware.found(precision=config.precision)
@@ -70,6 +73,7 @@ def fit(
         model = make_model(prepared) if model is None else model
         criterion = make_criterion(prepared, model, data_dir) if criterion is None else criterion
         run = Run(folder)
+        tracked = Trackers(trackers if processes.main else (), folder)
         with run.alone() if processes.main else nullcontext():
             # Each process reads the checkpoint; the main one makes the folder first.
             asked = describe(config) | {"effective": prepared.config.json}
@@ -77,7 +81,7 @@ def fit(
             processes.wait()
             if not processes.main and run.path is not None and resume:
                 found = checkpoint.latest(run / "checkpoint")
-            tracked = Trackers(trackers if processes.main else (), folder, _flat(prepared.config))
+            tracked.begin(_flat(prepared.config))
 
             def told(row: Metrics, best: bool) -> None:
                 tracked.log(row, step=int(row["epoch"]))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from compensate.errors import InputError
+from compensate.extras import require
 from compensate.training.distribution import Processes
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -102,31 +103,31 @@ class Trackers:
     Args:
         asked: names such as "tensorboard", or `GeneralTracker` objects.
         folder: where they write.
-        settings: of the run.
     """
 
-    def __init__(self, asked: Sequence[Any], folder: str | Path | None, settings: dict[str, Any]) -> None:
+    def __init__(self, asked: Sequence[Any], folder: str | Path | None) -> None:
         self._accelerator: Any = None
         if not asked:
             return
+        accelerate = require("accelerate", "tracking", "accelerate")
         try:
-            from accelerate import Accelerator
-
-            made = Accelerator(
+            made = accelerate.Accelerator(
                 cpu=not torch.cuda.is_available(),
                 log_with=list(asked),
                 project_dir=None if folder is None else str(folder),
             )
-        except ImportError as error:
-            raise InputError('trackers need accelerate: pip install "compensate[accelerate]".') from error
         except ValueError as error:
             raise InputError(f"{error} Leave out the tracker that is not installed.") from error
         if len(made.log_with) < len(asked):
             raise InputError(
                 f"of the trackers {', '.join(map(str, asked))} not all are installed; pip install the missing."
             )
-        made.init_trackers("compensate", config=settings)
         self._accelerator = made
+
+    def begin(self, settings: dict[str, Any]) -> None:
+        """The start of the run, with its settings. Nothing is written before."""
+        if self._accelerator is not None:
+            self._accelerator.init_trackers("compensate", config=settings)
 
     def log(self, row: dict[str, float], step: int) -> None:
         """The metrics of an epoch."""

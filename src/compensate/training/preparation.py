@@ -19,7 +19,7 @@ from compensate.data import (
     Splits,
     Vocabulary,
     embedding_matrix,
-    encode,
+    encode_texts,
     find_vectors,
     gather,
     load,
@@ -191,7 +191,7 @@ def _texts(config: Config, splits: Splits, data_dir: str | Path | None) -> tuple
 def _encoded(splits: Splits, vectors: Path | None, max_length: int | None) -> tuple[Splits, Vocabulary, Any]:
     """Token ids, and the word vectors; kept for the next run of a worker, as the texts are."""
     known = None if vectors is None else read_vectors(vectors)
-    return *encode(splits, vectors=known, max_length=max_length), known
+    return *encode_texts(splits, vectors=known, max_length=max_length), known
 
 
 def make_model(prepared: Prepared) -> nn.Module:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from compensate.errors import InputError, NotFinite
+from compensate.extras import require
 from compensate.files import make_folder
 from compensate.methods.registry import find
 from compensate.methods.search import Choice, Kind, Preset, Space
@@ -23,10 +24,7 @@ LAST = 5
 
 def open_study(folder: Path, name: str, seed: int) -> Any:
     """The study in this folder: a file that several processes write to, and that outlives them."""
-    try:
-        import optuna
-    except ImportError as error:
-        raise InputError('tuning needs optuna: pip install "compensate[tune]".') from error
+    optuna = require("optuna", "tuning", "tune")
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 

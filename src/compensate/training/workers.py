@@ -15,7 +15,6 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from importlib import import_module
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
@@ -23,6 +22,7 @@ from typing import Any, Literal, TypeVar, cast
 import torch
 
 from compensate.errors import InputError
+from compensate.extras import require
 from compensate.training.config import Config
 from compensate.training.fitting import fit
 from compensate.training.run import Run
@@ -196,10 +196,7 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 def _on_cluster(
     work: Callable[..., Answer], jobs: list[tuple[Any, ...]], workers: int | None, lost: Callable[..., Answer]
 ) -> Iterator[Answer]:
-    try:
-        ray: Any = import_module("ray")
-    except ImportError as error:
-        raise InputError('the backend ray needs Ray: pip install "compensate[cluster]".') from error
+    ray = require("ray", 'workers="ray"', "cluster")
     if not ray.is_initialized():
         # An address in the environment names the cluster; without one a small one is started on this machine.
         address = os.environ.get("RAY_ADDRESS")

@@ -1,9 +1,9 @@
 r"""Which differences between counts are more than chance, so that the page may speak of them.
 
 Two shares are compared by Fisher's exact test: given that :math:`k_1 + k_2` of :math:`n_1 + n_2` rows are flagged, the number of
-them among the first :math:`n_1` is hypergeometric if nothing differs. Intervals by approximation (Wilson's, Newcombe's) made
-false claims of small classes in most data sets with 100 classes; the exact test does in fewer than the level says. Where the
-largest of many shares is picked, the level is divided by their number.
+them among the first :math:`n_1` is hypergeometric if nothing differs. Where the largest of many shares is picked, the level is
+divided by their number. (Newcombe's interval for the difference, at 5 % divided in the same way, set a class apart in 9 % of simulated data
+sets with 10 equal classes of 200 rows, in 22 % with 100 of 60 rows and in 60 % with 300 of 30 rows.)
 """
 
 from __future__ import annotations

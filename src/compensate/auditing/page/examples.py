@@ -112,17 +112,28 @@ def _pool(audit: Audit, rows: Ints) -> Pool:
 def _nearest(audit: Audit, row: int, pool: Pool) -> tuple[int, ...]:
     if not len(pool.rows):
         return ()
-    own = audit.vectors[[row]]
-    if hasattr(own, "tocsr"):
-        products, square = (
-            np.asarray((pool.vectors @ own.T).todense(), np.float64).ravel(),
-            float(own.multiply(own).sum()),
-        )
-    else:
-        own = np.asarray(own, dtype=np.float32).ravel()
-        products, square = (pool.vectors @ own).astype(np.float64), float(own @ own)
-    distance = np.sqrt(np.maximum(pool.squares + square - 2 * products, 0))
+    distance = _distances(pool, audit.vectors[[row]])
     allowed = np.flatnonzero((pool.rows != row) & (distance > CLOSE * np.quantile(distance, 0.9)))
-    # Copies of one row lie equally far away; one of them is enough.
-    _, first = np.unique(distance[allowed].round(6), return_index=True)
-    return tuple(int(j) for j in pool.rows[allowed[first[:BESIDE]]])
+    found: list[int] = []
+    for j in allowed[np.argsort(distance[allowed], kind="stable")]:
+        if not any(_same(pool, int(j), other) for other in found):  # one of several copies is enough
+            found.append(int(j))
+        if len(found) == BESIDE:
+            break
+    return tuple(int(pool.rows[j]) for j in found)
+
+
+def _distances(pool: Pool, vector: Any) -> Floats:
+    """From each row of the pool to a vector (1, D)."""
+    if hasattr(vector, "tocsr"):
+        products = np.asarray((pool.vectors @ vector.T).todense(), dtype=np.float64).ravel()
+        square = float(vector.multiply(vector).sum())
+    else:
+        vector = np.asarray(vector, dtype=np.float32).ravel()
+        products, square = (pool.vectors @ vector).astype(np.float64), float(vector @ vector)
+    return np.sqrt(np.maximum(pool.squares + square - 2 * products, 0))
+
+
+def _same(pool: Pool, i: int, j: int) -> bool:
+    a, b = pool.vectors[[i]], pool.vectors[[j]]
+    return bool((a != b).nnz == 0) if hasattr(a, "tocsr") else bool((a == b).all())

@@ -193,11 +193,13 @@ def _evidence(audit: Audit) -> Evidence:
 
 
 def predictable(audit: Audit) -> bool:
-    """Whether the given labels can be predicted from the samples better than by chance.
+    """Whether the given labels can be predicted from the samples better than by chance, as the audit itself found, or else by its result.
 
     Classes: by the out-of-fold log loss beside that of the class frequencies, or by the share of labels that are predicted beside
     the largest class. Quantities: by the absolute error beside that of the median. Better means by `SURE` standard errors.
     """
+    if "by_chance" in audit.config:
+        return not audit.config["by_chance"]
     if audit.regression:
         median = np.median(audit.given)
         # Bounded by how far the prediction is from the median, however wrong a value is.
@@ -230,7 +232,7 @@ def _usual_errors(audit: Audit, rows: NDArray[np.int64]) -> list[float | None]:
     """For each row, by how much right values differ from what is predicted there: one standard deviation, robustly."""
     if not audit.regression:
         return [None] * len(rows)
-    scale = audit.evidence.get("scale")
+    scale = audit.evidence.get("usual residual")
     if scale is None:
         scale = np.full(len(audit), 1.4826 * np.median(np.abs(audit.given - audit.suggested)))
     return [float(value) for value in scale[rows]]
@@ -270,8 +272,9 @@ def content(data: Data | None, row: int) -> Content:
         return Content(missing="The data is not at hand.")
     kind = data.info.get("kind")
     raw = data.raw
-    if kind == "images" and np.ndim(data.x) == 4:
-        return Content(image=_picture(data.x[row]))
+    images = data.x if np.ndim(data.x) == 4 else raw  # beside embeddings, the images themselves are in raw
+    if kind == "images" and np.ndim(images) == 4:
+        return Content(image=_picture(images[row]))
     if raw is None:
         return Content(text=str(data.x[row])) if kind == "text" else Content(missing="An embedding has no picture.")
     if hasattr(raw, "iloc"):

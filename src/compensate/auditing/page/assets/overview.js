@@ -97,7 +97,8 @@ function howFound() {
   const told = views.filter(([, weight]) => weight >= 0.005).sort((a, b) => b[1] - a[1]);
   const says = [];
   if (told.length > 0) says.push([`Each ${noun} was judged by models that had not seen it: `, listed(byView(told)), "."]);
-  if (agreement !== null) says.push([` They agree with ${percent(agreement)} of the ${noun}s.`]);
+  if (agreement !== null && !regression) says.push([` They agree with ${percent(agreement)} of the labels.`]);
+  if (agreement > 0 && regression) says.push([` Their usual error is ${percent(agreement)} smaller than that of the median of all values.`]);
   if (encoder) says.push([" Encoder: ", prose(clip(encoder, 120)), license && [", license ", prose(clip(license, 120))], "."]);
   if (says.length === 0 && !hint) return null;
   return el("div", { class: "how" }, el("h2", null, "Where this comes from"), says.length > 0 && el("p", { class: "muted" }, says), hint && el("p", { class: "hint" }, prose(clip(hint, 300))));
@@ -134,7 +135,7 @@ function cards(open) {
   const found = [];
   if (data.pairs.length > 0 && !regression) {
     const used = classesOf(data.pairs);
-    found.push(card("Which labels are mistaken for which", confusionPicture(data.pairs, open), concludePairs(), used > 10 && used <= GRID));
+    found.push(card("Which labels are mistaken for which", confusionPicture(data.pairs, open), concludePairs(), Math.min(used, data.pairs.length) > 10));
   }
   const shares = data.perClass.filter(([, rows]) => rows > 0).sort((a, b) => b[2] / b[1] - a[2] / a[1]);
   if (shares.some(([, , flagged]) => flagged > 0)) found.push(card("Flagged share of each class", classBars(shares), concludeClasses(shares)));
@@ -206,7 +207,8 @@ function concludeValues({ given, predicted, flagged }) {
 
 function concludeScores({ edges, counts, flagged, threshold }) {
   const hot = flagged.reduce((a, b) => a + b, 0);
-  if (threshold === null || hot === 0) return ["Rows far to the right are the ones to look at first."];
+  if (threshold === null) return ["Rows far to the right are the ones to look at first."];
+  if (hot === 0) return [`No row reaches ${number(threshold)}, from which on ${noun}s are flagged.`];
   const reach = (edges[edges.length - 1] - edges[0]) * 0.05;
   const near = counts.reduce((sum, n, k) => sum + (edges[k + 1] > threshold - reach && edges[k] < threshold + reach ? n : 0), 0);
   if (near === 0) return ["No row lies near the threshold: a slightly different one would flag the same rows."];

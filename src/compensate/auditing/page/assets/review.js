@@ -279,10 +279,11 @@ function distance(i) {
 const CERTAIN = 0.02; // an example with a greater probability of error is likely, not certain
 
 function likeName(places, of) {
+  if (regression) return ["well predicted values near ", label(of, 24)]; // a small error would not be seen
   const p = Math.max(...places.map((e) => data.examples.p[e]));
   const sure = p < CERTAIN ? "certain" : "likely";
   const doubt = p < CERTAIN ? "" : ` (wrong with up to ${probability(p)})`;
-  return regression ? [`${sure} rows with a value near `, label(of, 24), doubt] : [`${sure} examples of `, label(of, 24), doubt];
+  return [`${sure} examples of `, label(of, 24), doubt];
 }
 
 function showLike(box, places, of) {

@@ -1,0 +1,62 @@
+"""Optional libraries: imported when they are first needed, with advice where one is missing."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import Any
+
+from compensate.errors import InputError
+
+
+def require(module: str, what: str, extra: str) -> Any:
+    """The module of an optional library.
+
+    Args:
+        module: its full name, such as "optuna.storages".
+        what: the task that needs it, the subject of the message.
+        extra: the extra of this package that installs it.
+
+    >>> require("json", "reading", "plots").loads("1")
+    1
+    >>> require("no_such_library", "drawing", "plots")
+    Traceback (most recent call last):
+    compensate.errors.InputError: drawing needs no_such_library, which is not installed: pip install "compensate[plots]".
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise InputError(_advice(what, module.split(".")[0], extra)) from error
+
+
+def installed(library: str) -> bool:
+    """Whether a library can be imported; nothing is imported to find out.
+
+    >>> installed("json"), installed("no_such_library")
+    (True, False)
+    """
+    try:
+        return importlib.util.find_spec(library) is not None
+    except ImportError:
+        return False
+
+
+def stand_in(library: str, extra: str) -> Any:
+    """A class to inherit from in place of one that could not be imported: making an object of it says what to install.
+
+    >>> class Callback(stand_in("lightning", "lightning")):
+    ...     pass
+    >>> Callback()
+    Traceback (most recent call last):
+    compensate.errors.InputError: Callback needs lightning, which is not installed: pip install "compensate[lightning]".
+    """
+
+    class Missing:
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:  # before any argument is looked at
+            raise InputError(_advice(cls.__name__, library, extra))
+
+    return Missing
+
+
+def _advice(what: str, library: str, extra: str) -> str:
+    return f'{what} needs {library}, which is not installed: pip install "compensate[{extra}]".'

@@ -1,0 +1,50 @@
+"""The building blocks of a criterion: what is added, who shares it, what sets it, and for which samples.
+
+A term is any callable of the `State` of a batch. It goes under a keyword of `compensate.Compensated`, which says what it
+is added to::
+
+    from compensate import Compensated
+    from compensate.terms import L1, Sample, Toward, uniform
+
+    Compensated(logit=Sample(50_000, 10, penalty=L1(1.0)), label=Toward(uniform, 0.1))
+"""
+
+from __future__ import annotations
+
+from compensate.gates import Where, above, below
+from compensate.granularity import Category, Corpus, Fresh, Group, Sample
+from compensate.inference.adversarial import Adversarial, Pull
+from compensate.inference.prior import Slack, Toward, prediction, uniform
+from compensate.inference.regularised import L1, L2, AtLeast, Ball, GroupL2
+from compensate.inference.statistics import ClassMean, Evidence, Statistic
+from compensate.inference.tuning import Ramp, StepSchedule, Top
+from compensate.state import State
+
+__all__ = [
+    "L1",
+    "L2",
+    "Adversarial",
+    "AtLeast",
+    "Ball",
+    "Category",
+    "ClassMean",
+    "Corpus",
+    "Evidence",
+    "Fresh",
+    "Group",
+    "GroupL2",
+    "Pull",
+    "Ramp",
+    "Sample",
+    "Slack",
+    "State",
+    "Statistic",
+    "StepSchedule",
+    "Top",
+    "Toward",
+    "Where",
+    "above",
+    "below",
+    "prediction",
+    "uniform",
+]
