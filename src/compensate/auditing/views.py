@@ -26,7 +26,7 @@ WORDS = 50_000
 PIXELS = 1024
 """Larger images are brought to about so many pixels where no encoder looks at them."""
 
-FAR, LARGE, LOOKED_AT = 10, 1e3, 5_000
+FAR, LARGE, LOOKED_AT = 10, 1e3, 1_000
 """Values farther from the median than this many times the nearer of the 5 % and 95 % quantiles are cut; columns that reach
 beyond 1e3, or nowhere beyond 1e-3, are scaled; and the rows in which quantiles are looked up."""
 
