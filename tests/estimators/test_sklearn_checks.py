@@ -3,24 +3,40 @@
 from __future__ import annotations
 
 import pytest
-from sklearn.utils.estimator_checks import parametrize_with_checks
+from sklearn.utils.estimator_checks import estimator_checks_generator, parametrize_with_checks
 
 from compensate.estimators import RobustKMeans, ShiftRegressor, SlackSVC
 
-ESTIMATORS = [
-    RobustKMeans(),
+DEFAULTS = [RobustKMeans(), SlackSVC(), ShiftRegressor()]
+VARIANTS = [
     RobustKMeans(n_clusters=3, penalty="l1", n_init=2),
     RobustKMeans(n_clusters=3, soft=True, n_init=2),
     RobustKMeans(n_clusters=3, kernel="rbf", n_init=2),
     RobustKMeans(n_clusters=3, lam=1.0, n_init=2),
-    SlackSVC(),
     SlackSVC(compensate="label"),
     SlackSVC(kernel="rbf"),
-    ShiftRegressor(),
     ShiftRegressor(penalty="l0"),
     ShiftRegressor(permuted=True),
     ShiftRegressor(lam=1.0, fit_intercept=False),
 ]
+"""Estimators that are fitted in another way. How they look at their arguments is the same."""
+
+DEPEND_ON_THE_FIT = {
+    "check_classifiers_train", "check_clustering", "check_dict_unchanged", "check_estimators_dtypes", "check_estimators_pickle",
+    "check_f_contiguous_array_estimator", "check_fit2d_1feature", "check_fit2d_1sample", "check_fit_idempotent",
+    "check_methods_sample_order_invariance", "check_methods_subset_invariance", "check_n_features_in",
+    "check_readonly_memmap_input", "check_regressors_int", "check_regressors_train",
+    "check_sample_weight_equivalence_on_dense_data", "check_transformer_general",
+}  # fmt: skip
+"""Checks that another way of fitting can fail."""
+
+
+def fitting_checks():
+    for variant in VARIANTS:
+        for estimator, check in estimator_checks_generator(variant, mark=None):
+            if check.func.__name__ in DEPEND_ON_THE_FIT:
+                yield pytest.param(estimator, check, id=f"{estimator!r}-{check.func.__name__}")
+
 
 # Every entry needs its reason; the limit below keeps this list from swallowing the test.
 EXPECTED_FAILURES: dict[str, dict[str, str]] = {}
@@ -34,7 +50,18 @@ def test_few_failures_are_expected() -> None:
     assert sum(len(checks) for checks in EXPECTED_FAILURES.values()) <= 3
 
 
+def test_the_checks_of_the_fit_are_known_to_scikit_learn() -> None:
+    known = {check.func.__name__ for e in DEFAULTS for _, check in estimator_checks_generator(e, mark=None)}
+    assert known >= DEPEND_ON_THE_FIT
+
+
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
-@parametrize_with_checks(ESTIMATORS, expected_failed_checks=expected_failures)
+@parametrize_with_checks(DEFAULTS, expected_failed_checks=expected_failures)
 def test_scikit_learn_checks(estimator: object, check: object) -> None:
+    check(estimator)  # type: ignore[operator]
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
+@pytest.mark.parametrize(("estimator", "check"), list(fitting_checks()))
+def test_scikit_learn_checks_of_the_fit(estimator: object, check: object) -> None:
     check(estimator)  # type: ignore[operator]

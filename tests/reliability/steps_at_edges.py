@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -50,7 +52,15 @@ def step(criterion: Compensated, model: Head, x: Tensor, y: Tensor, i: Tensor) -
     return loss.detach(), [p.grad for p in model.parameters() if p.grad is not None]
 
 
-def settled(name: str, classes: int = 3, dtype: torch.dtype = torch.float32) -> tuple[Compensated, Head]:
+def settled(name: str, dtype: torch.dtype = torch.float32) -> tuple[Compensated, Head]:
+    """A criterion whose tables and statistics are filled, and its model: copies of those made when first asked for."""
+    made = copy.deepcopy(_settled(name, dtype))
+    torch.manual_seed(1)
+    return made
+
+
+@cache
+def _settled(name: str, dtype: torch.dtype, classes: int = 3) -> tuple[Compensated, Head]:
     criterion, model = build(name, classes, dtype)
     for _ in range(2):
         x, y = torch.randn(8, 4, dtype=dtype), torch.arange(8) % classes
