@@ -11,7 +11,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from compensate.auditing.linear import LinearFolds, compensated, softmax, transferred
+from compensate.auditing.linear import BLOCK, LinearFolds, compensated, softmax, transferred
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -189,8 +189,9 @@ def _neighbors(fitted: LinearFolds, labels: Ints, seed: int) -> Floats:
         held = np.flatnonzero(fitted.folds == fold)
         k = min(NEIGHBORS, len(pool))
         prior = np.bincount(labels[pool], minlength=classes) / len(pool)
-        for start in range(0, len(held), 1000):
-            here = held[start : start + 1000]
+        size = max(1, BLOCK // len(pool))
+        for start in range(0, len(held), size):
+            here = held[start : start + size]
             near = z[here] @ z[pool].T
             who = np.argpartition(-near, k - 1, axis=1)[:, :k]
             close = np.take_along_axis(near, who, 1)

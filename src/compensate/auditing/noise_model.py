@@ -54,6 +54,9 @@ SHARES = np.array([1e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.
 SHARPNESS = np.exp(np.linspace(-0.2, 1.8, 21))
 """The values of the share and the sharpness that are compared."""
 
+ASSUMED = (0.15, 2.0)
+"""Share and sharpness under which directions are looked for first: with none, errors by pairs would never be found."""
+
 ROUNDS = 3
 """Of estimating directions anew under the present share."""
 
@@ -176,7 +179,10 @@ def _contradictions(log_q: Floats, labels: Ints, transition: Floats) -> tuple[Fl
     others = 1 - np.eye(classes)
     learned = transition * others + SMALLEST * others
     best = -np.inf
-    for start in (others / (classes - 1), learned * classes / learned.sum()):
+    assumed = others / (classes - 1)
+    for _ in range(ROUNDS):  # which errors there would be if there were some
+        assumed = _directions(part, given, assumed, *ASSUMED)
+    for start in (others / (classes - 1), learned * classes / learned.sum(), assumed):
         d = start
         for _ in range(ROUNDS + 1):
             likelihood, sharpness = _profile(part, given, d)

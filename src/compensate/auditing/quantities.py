@@ -44,6 +44,10 @@ CHANCE = 0.1
 """Values of which less than this part of the spread is explained look like those of any other row, right or wrong: without any
 signal, up to half of 400 right values would be flagged."""
 
+REACH = 3
+"""Learners see no value farther from the median than this many times the 5 % and 95 % quantiles: about five deviations of
+normal values."""
+
 FARTHEST = 1e6
 """Values are cut at this many times their usual distance from the median."""
 
@@ -136,8 +140,8 @@ def _learners(
         )  # fmt: skip
     found: dict[str, Floats] = {}
     # A wrong value of any size pulls no harder than one at the edge of what is usual.
-    low, high = np.quantile(y[known], [0.005, 0.995])
-    bounded = np.clip(y, low, high)
+    least, low, middle, high, most = np.quantile(y[known], [0.005, 0.05, 0.5, 0.95, 0.995])
+    bounded = np.clip(y, max(least, middle - REACH * (middle - low)), min(most, middle + REACH * (high - middle)))
     for name, (x, make) in makers.items():
         guess = np.empty(len(y))
         for fold in range(num_folds):

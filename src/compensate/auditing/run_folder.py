@@ -80,7 +80,8 @@ def write_run(found: Audit, folder: Path) -> Path:
             json.dumps({"epoch": epoch + 1, **{name: round(values[epoch], 5) for name, values in found.curves.items()}})
             for epoch in range(epochs)
         ]
-        write_atomically(new / "metrics.jsonl", ("\n".join(lines) + "\n").encode())
+        if lines:
+            write_atomically(new / "metrics.jsonl", ("\n".join(lines) + "\n").encode())
         found.write_suspects(new / "suspects.csv")
         if len(found.predicted):
             found.write_predictions(new / "predictions.csv")

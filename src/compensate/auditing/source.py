@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from compensate.auditing.digests import digests_of
+from compensate.auditing.views import kind_of
 from compensate.data.arrays import from_arrays, not_finite, read_npz
 from compensate.data.cifar import read_cifar
 from compensate.data.corpora import read_imdb, read_sst2
@@ -40,8 +41,7 @@ def read(data: Any, labels: Any, features: ArrayLike | str | Path | None, option
         if path.exists():
             info |= digests_of(found, path)
     if "kind" not in info:
-        texts = isinstance(found.x, np.ndarray) and found.x.dtype.kind == "O"
-        info["kind"] = "text" if texts else "images" if np.ndim(found.x) == 4 else "features"
+        info["kind"] = kind_of(found.x)
     found = replace(found, info=info)
     if features is not None:
         found = _with_features(found, features)

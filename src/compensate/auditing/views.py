@@ -26,7 +26,7 @@ WORDS = 50_000
 PIXELS = 1024
 """Larger images are brought to about so many pixels where no encoder looks at them."""
 
-FAR, LARGE, LOOKED_AT = 10, 1e3, 5_000
+FAR, LARGE, LOOKED_AT = 10, 1e3, 1_000
 """Values farther from the median than this many times the nearer of the 5 % and 95 % quantiles are cut; columns that reach
 beyond 1e3, or nowhere beyond 1e-3, are scaled; and the rows in which quantiles are looked up."""
 
@@ -62,7 +62,7 @@ def make_views(
         device: for the encoder.
         progress: called while items are encoded.
     """
-    kind = str(data.info.get("kind", "features"))
+    kind = str(data.info.get("kind") or kind_of(data.x))
     if _own_features(data):
         return _of_features(data.x)
     if kind == "text":
@@ -72,6 +72,17 @@ def make_views(
     if kind == "table" and isinstance(data.raw, pd.DataFrame) and "columns" in data.info:
         return _of_table(data)
     return _of_features(data.x)
+
+
+def kind_of(x: Any) -> str:
+    """What samples are, where nobody has said it.
+
+    >>> kind_of(np.zeros((2, 3, 8, 8))), kind_of(np.array(["a text"], dtype=object)), kind_of(np.zeros((2, 3)))
+    ('images', 'text', 'features')
+    """
+    if isinstance(x, np.ndarray) and x.dtype.kind == "O":
+        return "text"
+    return "images" if np.ndim(x) == 4 else "features"
 
 
 def _own_features(data: Data) -> bool:

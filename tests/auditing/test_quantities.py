@@ -1,0 +1,130 @@
+"""Wrong values among quantities."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn.datasets import make_friedman1
+from sklearn.metrics import average_precision_score
+
+from compensate import audit
+from compensate.errors import InputError
+
+
+def friedman(share: float, size: int = 600, seed: int = 0):
+    """Values of which a share is that of another row."""
+    x, y = make_friedman1(size, noise=1.0, random_state=seed)
+    rng = np.random.default_rng(seed)
+    wrong = rng.random(size) < share
+    given = np.where(wrong, rng.permutation(y), y)
+    return x.astype(np.float32), given, y, wrong
+
+
+def test_values_of_other_rows_are_found():
+    x, given, y, wrong = friedman(0.1)
+    found = audit(x, given)
+    assert found.regression
+    assert average_precision_score(wrong, found.score) > 0.5
+    assert found.noise_rate.low <= wrong.mean() <= found.noise_rate.high
+    most = np.argsort(-found.score)[:30]
+    assert wrong[most].mean() > 0.7
+    assert np.abs(found.suggested - y)[most].mean() < np.abs(found.given - y)[most].mean() / 2
+    assert list(found.evidence) == ["residual", "usual residual"]
+
+
+def test_right_values_are_not_flagged():
+    x, given, _, _ = friedman(0.0)
+    found = audit(x, given)
+    assert found.mask.mean() <= 0.01
+    assert found.noise_rate.low == 0
+
+
+def test_noise_that_depends_on_the_place_is_not_taken_for_errors():
+    """Right values vary ten times as much on one side; planted ones stand out where the others vary little."""
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-1, 1, size=(800, 3)).astype(np.float32)
+    usual = np.where(x[:, 0] > 0, 3.0, 0.3)
+    y = 10 * x[:, 1] + usual * rng.normal(size=800)
+    wrong = np.zeros(800, bool)
+    wrong[np.flatnonzero(x[:, 0] < 0)[:20]] = True
+    found = audit(x, np.where(wrong, y + 5, y))
+    assert found.mask[~wrong].mean() <= 0.01
+    assert average_precision_score(wrong, found.score) > 0.9
+    assert average_precision_score(wrong, found.evidence["residual"]) < 0.5
+    place = found.evidence["usual residual"]
+    assert np.median(place[x[:, 0] > 0]) > 2 * np.median(place[x[:, 0] < 0])
+
+
+def test_slips_of_the_decimal_point_are_found():
+    x, given, y, _ = friedman(0.0)
+    slipped = np.arange(600) % 30 == 0
+    found = audit(x, np.where(slipped, 100 * given, given))
+    assert found.mask[slipped].mean() > 0.9
+    assert found.mask[~slipped].mean() <= 0.01
+    assert np.abs(found.suggested - y).mean() < 3
+
+
+@pytest.mark.parametrize("draw", ["uniform", "lognormal"])
+def test_values_that_the_samples_do_not_explain_are_not_flagged(draw):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 4)).astype(np.float32)
+    found = audit(x, getattr(rng, draw)(size=300))
+    assert not found.mask.any()
+    assert "cannot be predicted" in found.notes[0]
+    assert (found.noise_rate.low, found.noise_rate.high) == (0, 1)
+
+
+def test_a_value_that_most_rows_share_is_not_an_error():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 3)).astype(np.float32)
+    y = np.where(np.arange(200) < 5, rng.uniform(1, 2, 200), 0.0)
+    assert not audit(x, y).mask[5:].any()
+
+
+def test_values_of_any_size_are_computed_with():
+    x, given, _, _ = friedman(0.0, 200)
+    given[3] = 1e300
+    found = audit(x, given)
+    assert found.mask[3]
+    assert np.isfinite(found.p_error).all()
+    scaled = audit(x, given * 1e-200)
+    np.testing.assert_allclose(scaled.p_error, found.p_error, atol=0.03)
+
+
+def test_rows_without_a_value_are_predicted():
+    x, given, y, _ = friedman(0.0, 300)
+    given[:20] = np.nan
+    found = audit(x, given)
+    assert len(found) == 280
+    assert list(found.predicted["index"]) == list(range(20))
+    assert np.corrcoef(found.predicted["suggested"].astype(float), y[:20])[0, 1] > 0.7
+
+
+def test_texts_may_be_labelled_with_quantities():
+    rng = np.random.default_rng(0)
+    stars = rng.integers(0, 5, size=300)
+    texts = [" ".join(["good"] * s + ["bad"] * (4 - s) + list(rng.choice(["film", "plot", "end"], 3))) for s in stars]
+    values = stars + rng.normal(size=300) * 0.1
+    values[:6] = (values[:6] + 2.5) % 5
+    found = audit(texts, values, encoder="none")
+    assert found.mask[:6].mean() > 0.6
+    assert found.mask[6:].mean() <= 0.01
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (np.full(40, 1.5), "all values are 1.5"),
+        (np.r_[np.inf, np.arange(39) + 0.5], "the value of row 0 is infinite"),
+        (np.r_[np.full(25, np.nan), np.arange(15) + 0.5], "15 rows have a value; an audit needs 20"),
+    ],
+)
+def test_values_that_cannot_be_judged_are_refused(values, said):
+    with pytest.raises(InputError, match=said):
+        audit(np.arange(80.0).reshape(40, 2), values)
+
+
+def test_a_model_for_quantities_is_refused():
+    x, given, _, _ = friedman(0.0, 60)
+    with pytest.raises(InputError, match="without a model of your own"):
+        audit(x, given, model="mlp")
