@@ -39,7 +39,8 @@ ABOUT = """`compensate audit PATH` with nothing else said, in a process of its o
 missing cells and four classes, and a folder of images of 32 x 32 pixels in ten classes (CIFAR-10 where it is at hand, else drawn
 shapes); one label in ten is wrong. Time is that of the processor, from the start of the command to the last file, beside the same
 for a tenth of the rows times ten: 1 is linear. Memory is the peak of the resident set, interpreter and libraries included (for images an upper
-bound: that of the process that made them), beside the bytes of the files. Images are encoded by a pretrained model, which is most of their time. Sizes of the files and what was found are in the stored result."""
+bound: that of the process that made them), beside the bytes of the files. Images are encoded by a pretrained model, which is most of their time.
+Sizes of the files and what was found are in the stored result."""
 
 
 @dataclass(frozen=True)

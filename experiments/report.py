@@ -48,7 +48,8 @@ def sections(results: Path, scale: Scale = "small") -> list[str]:
         "plain training learns nearly all wrong labels by heart. What can be compared is the order of the methods. Ranks "
         "are among the paper's methods. Methods the paper does not have are at the end; `-default` is a method with its "
         "own defaults instead of chosen hyper-parameters, `mixcomp-warmup` is MixComp as chosen whose bound grows from zero between a "
-        "tenth and four tenths of the training: compensated from the first step on, a small BiLSTM learns slowly. The text noise flips the first samples of the corpus, as in the paper."
+        "tenth and four tenths of the training: compensated from the first step on, a small BiLSTM learns slowly. "
+        "The text noise flips the first samples of the corpus, as in the paper."
     )
     parts = ["## The paper's tables, small scale", intro]
     for found in tables.values():
@@ -68,7 +69,10 @@ def _table(found: Comparison, scale: Scale) -> list[str]:
     head = f"### {table.id}: {table.caption}"
     runs = sum(len(v.each) for v in found.ours.values())
     seconds = sum(v.mean * len(v.each) for v in found.seconds.values())
-    said = f"`python -m experiments reproduce {table.id} --scale {scale}`: {_SAID[table.dataset]}; {runs} figures from {seconds / 3600:.1f} hours of training on one core."
+    said = (
+        f"`python -m experiments reproduce {table.id} --scale {scale}`: {_SAID[table.dataset]}; "
+        f"{runs} figures from {seconds / 3600:.1f} hours of training on one core."
+    )
     parts = [head, said, markdown(found).strip()]
     parts += _beside(found, "After the epoch with the best accuracy on noisy validation labels instead:", found.best, 1)
     if found.fitted:
@@ -138,7 +142,8 @@ def _choices(results: Path, tables: Iterable[Comparison], scale: Scale) -> list[
             rows.append([dataset, method, str(len(trials)), hyper, " ".join(trials)])
     said = (
         "The same number of trials for every method (`experiments/protocols.py` lists them), one noise level for each data set "
-        f"({', '.join(f'{d}: {p.tuned_at}' for d, p in PROTOCOLS[scale].items() if d != 'cifar100')}), one seed that is not among the reported, judged by the mean over the last five "
+        f"({', '.join(f'{d}: {p.tuned_at}' for d, p in PROTOCOLS[scale].items() if d != 'cifar100')}), "
+        "one seed that is not among the reported, judged by the mean over the last five "
         "epochs of the accuracy on held-out labels that are as noisy as the training labels. Chosen once, used in all columns. Cross "
         "entropy has nothing to choose."
     )

@@ -14,8 +14,9 @@ r"""From out-of-fold predictions to the probability that a label is wrong.
 
    .. math:: s_i = \ln \sum_{t \ne y_i} \tilde q_t R_{t y_i} - \ln \tilde q_{y_i}, \qquad R_{tj} = \frac{A_{tj} + a}{A_{jt} + a},
 
-   with :math:`A` the transitions of the linear models, of which only the direction counts: where two classes are mistaken for each other both ways, :math:`q` says
-   so already. A fixed part of the doubt that is left, `LEARNED`, is taken for errors; the interval of the share reaches from none of it to all of it.
+   with :math:`A` the transitions of the linear models, of which only the direction counts: where two classes are mistaken for each other both ways,
+   :math:`q` says so already. A fixed part of the doubt that is left, `LEARNED`, is taken for errors; the interval of the
+   share reaches from none of it to all of it.
 
 Reference: Northcutt, Jiang and Chuang, Confident Learning, 2021, for errors by pairs of classes; Patrini et al., 2017, for transitions.
 """

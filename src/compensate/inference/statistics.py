@@ -132,7 +132,8 @@ class Evidence(Statistic):
 
     where :math:`n_i` counts the visits :math:`t` of sample :math:`i`, :math:`v` is its logit compensation and :math:`u`
     its plain logits. A label that the model keeps contradicting has a negative mean margin :math:`\bar m_i`; it is
-    flagged, and the class that won most of the probability over the visits is suggested. The first `skip` epochs are left out: a model that has learned nothing contradicts everything.
+    flagged, and the class that won most of the probability over the visits is suggested. The first `skip` epochs are left out: a model that
+    has learned nothing contradicts everything.
 
     Args:
         num_samples: the size of the training set.

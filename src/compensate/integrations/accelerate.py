@@ -24,7 +24,8 @@ def prepare(
     In place of `accelerator.prepare`, which would wrap it for several processes. After it, the criterion is called as ever, and
     `criterion.end_epoch()` after each epoch. Accumulation of gradients changes nothing for it. With several processes write
     ``criterion(*together(model(x), target, index))``, with :func:`compensate.training.together`; forgetting it is an error
-    at the first batch. The samples that accelerate repeats to fill up the last batch of an epoch are left out. To resume, call this first and `accelerator.load_state` then.
+    at the first batch. The samples that accelerate repeats to fill up the last batch of an epoch are left out. To
+    resume, call this first and `accelerator.load_state` then.
 
     Args:
         accelerator: an `accelerate.Accelerator`.

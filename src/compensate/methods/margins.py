@@ -45,7 +45,8 @@ def ldam(
 
     where :math:`n_c` counts the training samples of class :math:`c` and :math:`s` is the scale of the logits. The reference
     multiplies cosines by :math:`s = 30` inside its loss; here the head does, and what is left is a constant added to a logit: for
-    the reference's loss give the model a :class:`CosineHead` and both a scale of 30. The default is for ordinary heads. Its second stage, deferred re-weighting, multiplies losses by class weights of the
+    the reference's loss give the model a :class:`CosineHead` and both a scale of 30. The default is for ordinary heads.
+    Its second stage, deferred re-weighting, multiplies losses by class weights of the
     effective number of samples, as a weighted mean over the batch: that part is weighting, not compensation.
 
     Args:
