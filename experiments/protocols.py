@@ -18,8 +18,8 @@ SCALES: tuple[Scale, ...] = ("paper", "small", "tiny")
 NOISE = {"none": "none", "random": "random", "pair": "pair", "symmetric": "first", "asymmetric": "first-positive"}
 """The paper's names of noise, and ours: for texts it flips "the former" samples of the corpus."""
 
-GROWS = [0.1, 0.4]
-"""The part of the training in which the bound of mixcomp-grows goes from zero to its value."""
+WARMUP = [0.1, 0.4]
+"""The part of the training in which the bound of mixcomp-warmup goes from zero to its value."""
 
 ATTACKS = (2 / 255, 8 / 255)
 """Radii of the attack (PGD, 20 steps) by which adversarial accuracy is measured; the paper does not name its own."""
@@ -189,7 +189,7 @@ def cells(
         scale: the protocol.
         chosen: hyper-parameters by method; the defaults for those that are missing.
         seeds: runs of each cell.
-        extra: methods beyond the paper's rows; NAME-default is a method with its own defaults, mixcomp-grows the chosen
+        extra: methods beyond the paper's rows; NAME-default is a method with its own defaults, mixcomp-warmup the chosen
             MixComp whose bound grows from zero.
     """
     protocol = PROTOCOLS[scale][table.dataset]
@@ -206,7 +206,7 @@ def cells(
             continue
         method = method_of(row)
         hyper = {} if row.endswith("-default") else dict(chosen.get(method, {}))
-        hyper |= {"grows": GROWS} if row.endswith("-grows") else {}
+        hyper |= {"warmup": WARMUP} if row.endswith("-warmup") else {}
         if "eps2" in given:
             hyper = {k: v for k, v in hyper.items() if k not in ("eps2", "steps")}
             top, _, bottom = str(given["eps2"]).partition("/")

@@ -31,7 +31,7 @@ def comparison(table: Published, results: Path, scale: Scale) -> Comparison | No
         return None
     chosen = stored_choice(path)
     beyond = [m.replace("_", "-") for m in chosen if m.replace("_", "-") not in table.rows]
-    extra = [*beyond, "mixcomp-grows", *(f"{m}-default" for m in ("logcomp", "mixcomp", *beyond))]
+    extra = [*beyond, "mixcomp-warmup", *(f"{m}-default" for m in ("logcomp", "mixcomp", *beyond))]
     extra = [] if "eps2" in table.columns[0] else extra
     found = Comparison.of(table, cells(table, scale, chosen, 3, extra), archive)
     return found if found.ours else None
@@ -47,7 +47,7 @@ def sections(results: Path, scale: Scale = "small") -> list[str]:
         "paper's [its rank]. The two cannot be compared as numbers: ours are from small data and short training, made so that "
         "plain training learns nearly all wrong labels by heart. What can be compared is the order of the methods. Ranks "
         "are among the paper's methods. Methods the paper does not have are at the end; `-default` is a method with its "
-        "own defaults instead of chosen hyper-parameters, `mixcomp-grows` is MixComp as chosen whose bound grows from zero between a "
+        "own defaults instead of chosen hyper-parameters, `mixcomp-warmup` is MixComp as chosen whose bound grows from zero between a "
         "tenth and four tenths of the training: compensated from the first step on, a small BiLSTM learns slowly. The text noise flips the first samples of the corpus, as in the paper."
     )
     parts = ["## The paper's tables, small scale", intro]
@@ -106,12 +106,12 @@ def _explained(tables: dict[str, Comparison]) -> list[str]:
         "without augmentation, so that any perturbation of the input helps; runs with augmentation were not made."
     )
     texts = [found for found in tables.values() if found.table.id not in _ABLATIONS]
-    grown = _columns(texts, ("base", "mixcomp", "mixcomp-grows", "logcomp"))
+    grown = _columns(texts, ("base", "mixcomp", "mixcomp-warmup", "logcomp"))
     second = (
         "MixComp as the paper has it compensates the worst fitting samples of a batch from the first step on. The ResNet bears that; "
         "the small BiLSTM is at 69 % after its first epoch (seed 0, no noise) where cross entropy is at 82 %, makes up for it slowly, "
         "and differs much from seed to seed. The search, on one seed at 20 % noise, did not see it. A bound that grows from zero "
-        "(`mixcomp(grows=(0.1, 0.4))`, all else as chosen; the interval was not tuned on these seeds) mends it:"
+        "(`mixcomp(warmup=(0.1, 0.4))`, all else as chosen; the interval was not tuned on these seeds) mends it:"
     )
     parts = ["### Where adversarial training comes out ahead", first, attacked] if attacked else []
     return parts + (["### Where MixComp falls behind, and what mends it", second, grown] if grown else [])

@@ -27,7 +27,7 @@ def reproduce(
     extra: Annotated[
         str | None,
         typer.Option(
-            help="Methods beyond the paper's, with commas between; NAME-default, mixcomp-grows.", show_default=False
+            help="Methods beyond the paper's, with commas between; NAME-default, mixcomp-warmup.", show_default=False
         ),
     ] = None,
     defaults: Annotated[

@@ -62,7 +62,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     pass
@@ -70,8 +70,10 @@ def _root(
 
 @app.command()
 def methods(
-    name: Annotated[str | None, typer.Argument(help="A method; its page is printed.", show_default=False)] = None,
-    grid: Annotated[bool, typer.Option("--grid", help="Print the whole taxonomy and what sits in each cell.")] = False,
+    name: Annotated[str | None, typer.Argument(help="Method whose page to print.", show_default=False)] = None,
+    grid: Annotated[
+        bool, typer.Option("--grid", help="Print the grid of the taxonomy with the methods of each cell.")
+    ] = False,
     markdown: Annotated[
         Path | None, typer.Option(help="Write the pages of all methods to this file.", show_default=False)
     ] = None,

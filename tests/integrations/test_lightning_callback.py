@@ -291,4 +291,4 @@ def test_validation_in_training_mode(tmp_path):
 
 def test_a_callback_that_was_not_used():
     with pytest.raises(InputError, match="has not met its module"):
-        CompensationCallback().carried
+        CompensationCallback().hooks

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from compensate import InputError, methods
 from compensate.integrations.accelerate import prepare
-from compensate.integrations.carrying import Carried
+from compensate.integrations.common import CriterionHooks
 from compensate.integrations.padding import repeated
 
 
@@ -48,7 +48,7 @@ def test_a_loader_says_for_itself_whether_it_is_at_its_end():
 @pytest.mark.parametrize("how", [copy.deepcopy, lambda c: pickle.loads(pickle.dumps(c))])
 def test_a_copy_of_the_criterion_is_in_no_loop(how):
     criterion = how(prepare(several(), methods.logcomp(num_samples=8, num_classes=3)))
-    criterion.watch.whole = False
+    criterion.index_check.whole = False
     criterion(*batch())
     assert criterion.record.visits.sum() == 4
 
@@ -59,19 +59,19 @@ def test_slices_of_different_sizes_are_refused():
 
 
 def test_a_state_is_refused_where_its_batch_cannot_be_cut():
-    carried = Carried(methods.logcomp(num_samples=8, num_classes=3))
-    carried.leave_out(lambda size: slice(0, size - 1))
+    hooks = CriterionHooks(methods.logcomp(num_samples=8, num_classes=3))
+    hooks.leave_out(lambda size: slice(0, size - 1))
     u, y, index = batch()
     with pytest.raises(InputError, match=r"repeats samples.*drop_last=True"):
-        carried.criterion.evaluate(torch.nn.Identity(), u, y, index)
-    assert not carried.criterion.record.visits.any()
+        hooks.criterion.evaluate(torch.nn.Identity(), u, y, index)
+    assert not hooks.criterion.record.visits.any()
 
 
 def test_the_loss_of_a_slice_counts_by_its_size():
-    carried = Carried(methods.base())
-    carried.leave_out(lambda size: slice(0, 3), lambda left: left / 2)
+    hooks = CriterionHooks(methods.base())
+    hooks.leave_out(lambda size: slice(0, 3), lambda left: left / 2)
     u, y, _ = batch()
-    torch.testing.assert_close(carried.criterion(u, y), 1.5 * torch.nn.functional.cross_entropy(u[:3], y[:3]))
+    torch.testing.assert_close(hooks.criterion(u, y), 1.5 * torch.nn.functional.cross_entropy(u[:3], y[:3]))
 
 
 @pytest.mark.parametrize(

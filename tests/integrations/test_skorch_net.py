@@ -33,7 +33,7 @@ def test_the_index_is_the_row_of_x_whatever_is_held_out():
     visits = made.criterion_.record.visits.numpy()
     assert (visits == 2).sum() == 24
     assert (visits == 0).sum() == 6
-    assert made.criterion_.watch.given[visits > 0].tolist() == Y[visits > 0].tolist()
+    assert made.criterion_.index_check.given[visits > 0].tolist() == Y[visits > 0].tolist()
     held_out = Dataset(X[:6], Y[:6])
     made = net(train_split=predefined_split(held_out)).fit(X, Y)
     assert made.criterion_.record.visits.tolist() == [2.0] * N

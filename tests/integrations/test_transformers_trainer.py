@@ -88,7 +88,7 @@ def test_the_trainer_drops_no_index_and_shuffling_carries_it(tmp_path):
     arguments = {"train_sampling_strategy": "random", "remove_unused_columns": True}
     hf_trainer(criterion, tmp_path, data=rows().shuffle(seed=1), arguments=arguments).train()
     assert criterion.record.visits.tolist() == [3.0] * N
-    assert criterion.watch.given.tolist() == words()[1].tolist()
+    assert criterion.index_check.given.tolist() == words()[1].tolist()
 
 
 def test_a_list_of_samples_is_a_data_set_too(tmp_path):

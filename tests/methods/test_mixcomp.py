@@ -32,9 +32,9 @@ def test_losses_below_tau_are_untouched_and_those_above_are_lowered():
     assert 0 < (plain >= 1).sum() < 50
 
 
-def test_a_bound_that_grows_starts_as_cross_entropy_and_ends_as_mixcomp():
+def test_a_bound_with_a_warmup_starts_as_cross_entropy_and_ends_as_mixcomp():
     u, y = torch.randn(50, 4), torch.randint(4, (50,))
-    growing = mixcomp(tau=1.0, eta=3.0, grows=(0.25, 0.75)).start(total_steps=4)
+    growing = mixcomp(tau=1.0, eta=3.0, warmup=(0.25, 0.75)).start(total_steps=4)
     whole, half = (mixcomp(tau=1.0, eta=eta) for eta in (3.0, 1.5))
     wanted = [F.cross_entropy(u, y), F.cross_entropy(u, y), half(u, y), whole(u, y), whole(u, y)]
     assert len({round(float(loss), 4) for loss in wanted}) == 3
@@ -122,8 +122,8 @@ def test_threshold_over_the_last_epoch():
         {"over": "epoch"},
         {"over": "run"},
         {"eta": -1.0},
-        {"grows": (0.5, 0.2)},
-        {"eta": Ramp(0.0, 1.0), "grows": (0.1, 0.2)},
+        {"warmup": (0.5, 0.2)},
+        {"eta": Ramp(0.0, 1.0), "warmup": (0.1, 0.2)},
     ],
 )
 def test_bad_settings_are_refused(bad):

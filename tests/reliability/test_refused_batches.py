@@ -13,7 +13,7 @@ from steps_at_edges import Head, N, assert_finite, build, settled, step
 from torch import Tensor
 
 from compensate import METHODS, Compensated, InputError, methods
-from compensate.integrations.watch import Watch
+from compensate.integrations.index_check import IndexCheck
 from compensate.terms import L1, Category, Evidence, Group, Sample, Statistic, Where, below
 
 Batch = tuple[Tensor, Any, Any]
@@ -159,7 +159,7 @@ def test_a_record_refuses_before_shared_rows_move():
 
 def test_the_watch_remembers_no_label_of_a_refused_batch():
     criterion = methods.logcomp(num_samples=8, num_classes=2)
-    criterion.watch = Watch(8)
+    criterion.index_check = IndexCheck(8)
     u = torch.zeros(2, 2)
     with pytest.raises(InputError, match="came with label"):
         criterion(u, torch.tensor([0, 1]), torch.tensor([3, 3]))

@@ -16,26 +16,28 @@ if TYPE_CHECKING:
 
 
 def apply(
-    data: Annotated[Path, typer.Argument(help="The CSV, TSV or Parquet file, or folder of images, that was audited.")],
+    data: Annotated[Path, typer.Argument(help="The audited CSV, TSV or Parquet file, or folder of images.")],
     corrections: Annotated[
-        Path, typer.Argument(help="corrections.csv, as the review page exports it; or the run's folder, with --accept.")
+        Path, typer.Argument(help="corrections.csv, exported from the review page; with --accept, the run folder.")
     ],
     accept: Annotated[
         float | None,
         typer.Option(
-            help="Without review: take every suggestion whose label is wrong with at least this probability.",
+            help="Apply every suggestion with at least this error probability, without review.",
             show_default=False,
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The file to write; else NAME.fixed.SUFFIX.", show_default=False)
+        Path | None, typer.Option("--out", "-o", help="Output file [default: NAME.fixed.SUFFIX].", show_default=False)
     ] = None,
     label: o.Label = None,
-    encoding: Annotated[str, typer.Option(help="Of the file.")] = "utf-8",
-    delimiter: Annotated[str | None, typer.Option(help="Of the file, if not obvious.", show_default=False)] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
+    encoding: Annotated[str, typer.Option(help="File encoding.")] = "utf-8",
+    delimiter: Annotated[
+        str | None, typer.Option(help="Column delimiter [default: detected].", show_default=False)
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing output file.")] = False,
     rematch: Annotated[
-        bool, typer.Option("--rematch", help="The file has changed since the audit: find each row by its content.")
+        bool, typer.Option("--rematch", help="Match rows by content, for a file that changed since the audit.")
     ] = False,
 ) -> None:
     """Write the data with the corrected labels.

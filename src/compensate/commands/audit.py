@@ -42,34 +42,48 @@ def audit(
     ignore: o.Ignore = None,
     columns: o.Columns = None,
     labels: Annotated[
-        Path | None, typer.Option(help="A file of labels, for an array or a folder.", show_default=False)
+        Path | None, typer.Option(help="Label file, for an array or a folder of images.", show_default=False)
     ] = None,
     features: Annotated[
-        Path | None, typer.Option(help="Your own embeddings, an .npy with a row a sample.", show_default=False)
+        Path | None,
+        typer.Option(help="Embeddings of the samples: an .npy file, one row per sample.", show_default=False),
     ] = None,
     probs: Annotated[
         Path | None,
-        typer.Option(help="Out-of-sample probabilities, an .npy (N, C): nothing is trained.", show_default=False),
+        typer.Option(
+            help="Out-of-sample class probabilities, an .npy file of shape (N, C); no model is trained.",
+            show_default=False,
+        ),
     ] = None,
     encoder: Annotated[
         str, typer.Option(help="Pretrained encoder for texts and images: auto, none, a name, or a folder.")
     ] = "auto",
-    task: Annotated[str | None, typer.Option(help="classification or regression.", show_default=False)] = None,
-    model: o.Model = None,
+    task: Annotated[
+        str | None,
+        typer.Option(help="Task: classification or regression [default: by the labels].", show_default=False),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Deep model to train, e.g. resnet20, bilstm, cnn or mlp [default: none].", show_default=False
+        ),
+    ] = None,
     crossfit: Annotated[
         bool, typer.Option("--crossfit", help="Train the model once per fold, and pool it with the other learners.")
     ] = False,
     epochs: o.Epochs = None,
-    size: Annotated[int | None, typer.Option(help="Bring images to this size.", show_default=False)] = None,
+    size: Annotated[int | None, typer.Option(help="Image size in pixels, to resize to.", show_default=False)] = None,
     seed: o.Seed = None,
     data_dir: o.DataDir = None,
-    encoding: Annotated[str | None, typer.Option(help="Of the file, if not UTF-8.", show_default=False)] = None,
-    delimiter: Annotated[str | None, typer.Option(help="Of the file, if not obvious.", show_default=False)] = None,
+    encoding: Annotated[str | None, typer.Option(help="File encoding [default: utf-8].", show_default=False)] = None,
+    delimiter: Annotated[
+        str | None, typer.Option(help="Column delimiter [default: detected].", show_default=False)
+    ] = None,
     labels_key: Annotated[
-        str | None, typer.Option(help="Which label set of the file of labels, if it holds several.", show_default=False)
+        str | None, typer.Option(help="Label set to use, for a label file that holds several.", show_default=False)
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="The run's folder; runs/NAME if not given.", show_default=False)
+        Path | None, typer.Option(help="Run folder [default: runs/NAME-DIGEST].", show_default=False)
     ] = None,
 ) -> None:
     """Find the labels that look wrong, and write a page to review them on.

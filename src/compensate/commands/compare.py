@@ -62,7 +62,7 @@ def compare(
 
     **Example:** `compensate compare digits --noise pair:0.3 --methods base,logcomp,mixcomp --seeds 3`
 
-    Started again, it goes on where it was: finished runs are read, unfinished ones resumed.
+    Run again, it resumes: finished runs are read, unfinished ones continue from their checkpoints.
     """
     from compensate.files import make_folder
     from compensate.training import Run, comparison

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the results and the picture.")] = Path("runs/demo"),
-    seeds: Annotated[int, typer.Option(help="Repetitions.", min=1, max=20)] = 3,
-    epochs: Annotated[int, typer.Option(help="Passes over the data.", min=1)] = 60,
+    out: Annotated[Path, typer.Option(help="Output folder.")] = Path("runs/demo"),
+    seeds: Annotated[int, typer.Option(help="Number of seeds.", min=1, max=20)] = 3,
+    epochs: Annotated[int, typer.Option(help="Training epochs.", min=1)] = 60,
     search: Annotated[
-        bool, typer.Option("--search", help="Choose the hyper-parameters again, on held-out noisy labels.")
+        bool, typer.Option("--search", help="Repeat the hyper-parameter search, on held-out noisy labels.")
     ] = False,
 ) -> None:
     """Find wrong labels in a real data set: digits, 20 % of them mislabelled on purpose.

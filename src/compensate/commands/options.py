@@ -25,12 +25,13 @@ def _option(text: str, *names: str) -> Any:
 
 
 Data = Annotated[
-    str | None, typer.Argument(help="A name (cifar10, sst2, imdb, digits, ...) or a path.", show_default=False)
+    str | None,
+    typer.Argument(help="Data set: a name (cifar10, sst2, imdb, digits, ...) or a path.", show_default=False),
 ]
-DataDir = Annotated[Path | None, _option("Data folder, for named data sets; by default COMPENSATE_DATA.")]
+DataDir = Annotated[Path | None, _option("Data folder of named data sets [env: COMPENSATE_DATA].")]
 ConfigFile = Annotated[Path | None, _option("TOML file of options; the command line takes precedence.", "--config")]
-Noise = Annotated[str | None, _option("Inject label noise, for example pair:0.2 or random:0.4.")]
-Model = Annotated[str | None, _option("Such as resnet20, bilstm, cnn, mlp; chosen by the data if not given.")]
+Noise = Annotated[str | None, _option("Inject label noise, e.g. pair:0.2 or random:0.4.")]
+Model = Annotated[str | None, _option("Model: resnet20, bilstm, cnn, mlp, ... [default: by the kind of data].")]
 Epochs = Annotated[int | None, _option("Training epochs.")]
 BatchSize = Annotated[int | None, _option("Batch size, over all processes.")]
 Rate = Annotated[float | None, _option("Learning rate.", "--lr")]
@@ -39,13 +40,13 @@ Schedule = Annotated[str | None, _option("Learning rate schedule: constant, cosi
 Seed = Annotated[int | None, _option("Random seed.")]
 Limit = Annotated[int | None, _option("Limit the number of training samples.")]
 Vectors = Annotated[str | None, _option("Word vectors: glove.6B.100d in the data folder, or a file.")]
-MaxLength = Annotated[int | None, _option("Maximum number of words of a text.")]
-Label = Annotated[str | None, _option("Column of the label, for tables.")]
-Text = Annotated[str | None, _option("Column of the text, for tables.")]
-Ignore = Annotated[str | None, _option("Columns to leave out, such as id,url.")]
-Columns = Annotated[str | None, _option("The only columns to use as features, such as age,town.")]
-Hyper = Annotated[list[str] | None, _option("A hyper-parameter of the method: --hyper lam=0.1; may be repeated.")]
-Set = Annotated[list[str] | None, _option("Any other option: --set weight_decay=1e-4; may be repeated.", "--set")]
+MaxLength = Annotated[int | None, _option("Maximum number of words per text.")]
+Label = Annotated[str | None, _option("Label column of a table.")]
+Text = Annotated[str | None, _option("Text column of a table.")]
+Ignore = Annotated[str | None, _option("Columns to leave out, e.g. id,url.")]
+Columns = Annotated[str | None, _option("Feature columns, e.g. age,town [default: all others].")]
+Hyper = Annotated[list[str] | None, _option("Hyper-parameter of the method, e.g. lam=0.1; may be repeated.")]
+Set = Annotated[list[str] | None, _option("Any other setting, e.g. weight_decay=1e-4; may be repeated.", "--set")]
 
 
 def ask_label(error: UnclearLabel) -> str:

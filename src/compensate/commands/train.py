@@ -15,7 +15,9 @@ from compensate.commands.terminal import console
 
 def train(
     data: o.Data = None,
-    method: Annotated[str | None, typer.Option(help="See `compensate methods`.", show_default=False)] = None,
+    method: Annotated[
+        str | None, typer.Option(help="Method [default: base]; `compensate methods` lists all.", show_default=False)
+    ] = None,
     noise: o.Noise = None,
     model: o.Model = None,
     hyper: o.Hyper = None,

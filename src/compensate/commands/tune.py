@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 def tune(
     data: o.Data = None,
-    method: Annotated[str | None, typer.Option(help="See `compensate methods`.", show_default=False)] = None,
+    method: Annotated[
+        str | None, typer.Option(help="Method; `compensate methods` lists all.", show_default=False)
+    ] = None,
     preset: Annotated[str, typer.Option(help="Search space: default, paper or paper-per-sample.")] = "default",
     trials: Annotated[int, typer.Option(help="Number of trials, earlier ones of the same study included.", min=1)] = 20,
     seeds: Annotated[int, typer.Option(help="Seeds per trial.", min=1)] = 1,
@@ -53,7 +55,7 @@ def tune(
     **Example:** `compensate tune digits --method logcomp --noise pair:0.3 --trials 20`
 
     The presets paper and paper-per-sample are the search spaces of the paper, with its learning rate read in both ways.
-    Started again, the study goes on.
+    Run again, it continues the study.
     """
     given = o.shared(
         data, set_, label, text, method=method, noise=noise, model=model, hyper=o.pairs(hyper, "--hyper"), epochs=epochs,

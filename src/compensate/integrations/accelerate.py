@@ -6,7 +6,7 @@ from typing import Any
 
 from compensate.equation import Compensated
 from compensate.errors import InputError
-from compensate.integrations.carrying import TAKE_THEM, Carried
+from compensate.integrations.common import TAKE_THEM, CriterionHooks
 
 
 def prepare(
@@ -63,24 +63,24 @@ def prepare(
         raise InputError(f"prepare was given a {type(accelerator).__name__}; expected an accelerate.Accelerator first.")
     if getattr(criterion, "module", None) is not None:
         raise InputError("the criterion has been wrapped for several processes; do not give it to accelerator.prepare.")
-    carried = Carried(criterion, fixed_labels=fixed_labels)
+    hooks = CriterionHooks(criterion, fixed_labels=fixed_labels)
     criterion.to(accelerator.device).train()
-    carried.watch.whole = accelerator.num_processes > 1
+    hooks.index_check.whole = accelerator.num_processes > 1
     if accelerator.num_processes > 1:
         if not accelerator.even_batches:
             raise InputError(
                 "even_batches=False gives the processes slices of different sizes, which cannot be put together. Leave it out: "
                 "samples that are repeated to even out the last batch are left out of the loss."
             )
-        carried.leave_out(lambda size: _real(loader if loader is not None else accelerator.gradient_state, size))
+        hooks.leave_out(lambda size: _real(loader if loader is not None else accelerator.gradient_state, size))
     many: list[Any] = [optimizer] if hasattr(optimizer, "param_groups") else list(optimizer or ())
     try:
         size = None if loader is None else len(loader)
     except TypeError:
         size = None
     total = None if size is None or epochs is None else epochs * size
-    carried.begin(total=total, optimisers=many, own_meta=own_meta, remedy=TAKE_THEM)
-    accelerator.register_for_checkpointing(carried)
+    hooks.begin(total=total, optimisers=many, own_meta=own_meta, remedy=TAKE_THEM)
+    accelerator.register_for_checkpointing(hooks)
     return criterion
 
 

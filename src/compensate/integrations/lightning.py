@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from compensate.equation import Compensated
 from compensate.errors import InputError
 from compensate.extras import stand_in
-from compensate.integrations.carrying import Carried, criteria_in
+from compensate.integrations.common import CriterionHooks, criteria_in
 from compensate.integrations.padding import DROP_LAST, repeated
 from compensate.training.exchange import Exchange
 
@@ -77,7 +77,7 @@ class CompensationCallback(Callback):
         super().__init__()
         self.criterion, self.own_meta, self.exchange = criterion, own_meta, exchange
         self._options: dict[str, Any] = {"clean": clean, "meta_optimizer": meta_optimizer, "fixed_labels": fixed_labels}
-        self._carried: Carried | None = None
+        self._hooks: CriterionHooks | None = None
         self._exchange: Exchange | None = None
         self._last = False
         """True in the last batch of an epoch."""
@@ -91,8 +91,8 @@ class CompensationCallback(Callback):
         found = criteria_in(pl_module)
         criterion = self.criterion or _only(found, type(pl_module).__name__)
         self._loose = all(c is not criterion for c in found)
-        if self._carried is None or self._carried.criterion is not criterion:
-            self._carried = Carried(criterion, **self._options)
+        if self._hooks is None or self._hooks.criterion is not criterion:
+            self._hooks = CriterionHooks(criterion, **self._options)
         if not self._loose and trainer.world_size > 1:
             # Else every forward would overwrite the tables of all processes by those of the first.
             name = next(name for name, module in pl_module.named_modules() if module is criterion)
@@ -103,24 +103,24 @@ class CompensationCallback(Callback):
             ]
 
     @property
-    def carried(self) -> Carried:
+    def hooks(self) -> CriterionHooks:
         """The criterion with its clock and state."""
-        if self._carried is None:
+        if self._hooks is None:
             raise InputError(
                 "the callback has not met its module yet; pass it to Trainer(callbacks=[...]) and call fit."
             )
-        return self._carried
+        return self._hooks
 
     # --- training ---------------------------------------------------------------------------------------------
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Sets the clock, and looks at the optimisers."""
-        criterion = self.carried.criterion
+        criterion = self.hooks.criterion
         if self._loose:
             criterion.to(pl_module.device)
             criterion.train()
         progress = trainer.fit_loop.epoch_loop.batch_progress.total
-        self.carried.begin(
+        self.hooks.begin(
             total=_total(trainer),
             done=progress.completed,
             epochs=trainer.current_epoch,
@@ -135,7 +135,7 @@ class CompensationCallback(Callback):
         loaders = _loaders(trainer.train_dataloader)
         if not any(map(repeated, loaders)):
             return
-        if len(loaders) > 1 or self.carried.clean is not None:
+        if len(loaders) > 1 or self.hooks.clean is not None:
             raise InputError(
                 "the sampler repeats samples so that every process has as many, and they would count twice: in meta steps and "
                 f"with several training loaders they cannot be told apart. {DROP_LAST}"
@@ -157,35 +157,35 @@ class CompensationCallback(Callback):
             return torch.tensor([row for row in range(size) if row not in again])
 
         if self.exchange:
-            self.carried.leave_out(kept_of_slice, share)
+            self.hooks.leave_out(kept_of_slice, share)
         else:
-            self.carried.leave_out(kept_of_all)
+            self.hooks.leave_out(kept_of_all)
 
     def on_train_batch_start(self, trainer: Any, pl_module: nn.Module, batch: Any, batch_idx: int) -> None:
         """The meta step before the training step, if there are clean data."""
         loaders = _loaders(trainer.train_dataloader)
         self._last = len(loaders) == 1 and batch_idx + 1 == _length(loaders[0])
-        if self.carried.clean is None:
+        if self.hooks.clean is None:
             return
         if not isinstance(batch, tuple | list) or len(batch) < 2:
             raise InputError(
                 f"the training batch is a {type(batch).__name__}; meta steps of the callback read (x, target, index). Call "
                 "compensate.meta_step in training_step instead, and say own_meta=True."
             )
-        self.carried.meta(pl_module, tuple(batch), trainer.optimizers[0].param_groups[0]["lr"])
+        self.hooks.meta(pl_module, tuple(batch), trainer.optimizers[0].param_groups[0]["lr"])
 
     def on_train_epoch_end(self, trainer: Any, pl_module: nn.Module) -> None:
         """Ends the epoch of the criterion."""
         if self._exchange is not None:
             self._exchange()
-        self.carried.catch_up(trainer.current_epoch + 1)
+        self.hooks.catch_up(trainer.current_epoch + 1)
 
     # --- evaluation -------------------------------------------------------------------------------------------
 
     def _evaluate(self, evaluating: bool) -> None:
-        self.carried.watch.evaluating = evaluating
+        self.hooks.index_check.evaluating = evaluating
         if self._loose:
-            self.carried.criterion.train(not evaluating)
+            self.hooks.criterion.train(not evaluating)
 
     def on_validation_start(self, trainer: Any, pl_module: nn.Module) -> None:
         """From here on a batch must not move a row."""
@@ -207,9 +207,9 @@ class CompensationCallback(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """What the module's own state does not hold."""
-        if self._carried is None:
+        if self._hooks is None:
             return {}
-        state = self._carried.state_dict()
+        state = self._hooks.state_dict()
         if not self._loose:
             del state["criterion"]  # part of the module's
         return state
@@ -217,9 +217,9 @@ class CompensationCallback(Callback):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Goes back to a state; the module has been restored before."""
         if state_dict and "criterion" not in state_dict:
-            state_dict = {**state_dict, "criterion": self.carried.criterion.state_dict()}
+            state_dict = {**state_dict, "criterion": self.hooks.criterion.state_dict()}
         if state_dict:
-            self.carried.load_state_dict(state_dict)
+            self.hooks.load_state_dict(state_dict)
 
 
 def _only(found: list[Compensated], name: str) -> Compensated:

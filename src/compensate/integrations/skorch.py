@@ -16,7 +16,7 @@ from compensate import methods
 from compensate.errors import InputError
 from compensate.extras import stand_in
 from compensate.inference.meta import networks
-from compensate.integrations.carrying import Carried
+from compensate.integrations.common import CriterionHooks
 
 try:
     from skorch import NeuralNetClassifier
@@ -88,7 +88,7 @@ class CompensatedNet(NeuralNetClassifier):
                     f"criterion__{needed[0]}=..."
                 )
         self.criterion_ = self.initialized_instance(self.criterion, given)
-        self.carried_ = Carried(self.criterion_, fixed_labels=self.fixed_labels)
+        self.hooks_ = CriterionHooks(self.criterion_, fixed_labels=self.fixed_labels)
         return self
 
     def get_all_learnable_params(self) -> Iterator[tuple[str, Any]]:
@@ -150,9 +150,9 @@ class CompensatedNet(NeuralNetClassifier):
             total: int | None = sum(counted) + epochs * len(loader)
         except TypeError:
             total = None
-        self.carried_.clean = None if self.clean is None else self._clean_loader()
+        self.hooks_.clean = None if self.clean is None else self._clean_loader()
         optimisers = [getattr(self, f"{name}_") for name in self._optimizers]
-        self.carried_.begin(total=total, done=sum(counted), epochs=len(counted), optimisers=optimisers)
+        self.hooks_.begin(total=total, done=sum(counted), epochs=len(counted), optimisers=optimisers)
 
     def _clean_loader(self) -> DataLoader[Any]:
         clean = self.get_dataset(*self.clean) if isinstance(self.clean, tuple) else self.clean
@@ -162,18 +162,18 @@ class CompensatedNet(NeuralNetClassifier):
     def on_epoch_end(self, net: Any, *args: Any, **kwargs: Any) -> None:
         """Ends the epoch of the criterion."""
         super().on_epoch_end(net, *args, **kwargs)
-        self.carried_.criterion.end_epoch()
+        self.hooks_.criterion.end_epoch()
 
     # --- the loss ---------------------------------------------------------------------------------------------
 
     def train_step_single(self, batch: Any, **fit_params: Any) -> dict[str, Tensor]:
         """One training batch: the model is run by the criterion, which may compensate its input."""
         self._set_training(True)
-        self.carried_.watch.evaluating = False
+        self.hooks_.index_check.evaluating = False
         x, target = (to_tensor(part, device=self.device) for part in batch)
         index = to_device(self._index, self.device)
         if self.clean is not None:
-            self.carried_.meta(self.module_, (x, target, index), self.optimizer_.param_groups[0]["lr"])
+            self.hooks_.meta(self.module_, (x, target, index), self.optimizer_.param_groups[0]["lr"])
         # Inputs by name are taken apart by skorch; a tensor goes to the module itself, with its stages.
         plain = isinstance(x, Tensor) and not fit_params
         s = self.criterion_.evaluate(self.module_ if plain else _Inferring(self, fit_params), x, target, index)
@@ -182,7 +182,7 @@ class CompensatedNet(NeuralNetClassifier):
 
     def get_loss(self, y_pred: Any, y_true: Any, X: Any = None, training: bool = False) -> Tensor:
         """The plain loss, for validation."""
-        self.carried_.watch.evaluating = not training
+        self.hooks_.index_check.evaluating = not training
         return self.criterion_(y_pred, to_tensor(y_true, device=self.device))
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from compensate.equation import Compensated
 from compensate.errors import InputError
 from compensate.extras import stand_in
-from compensate.integrations.carrying import Carried
+from compensate.integrations.common import CriterionHooks
 from compensate.integrations.datasets import INDEX
 from compensate.integrations.stages import Staged, Whole, last_layer, logits_of
 from compensate.training import checkpoint
@@ -81,7 +81,7 @@ class CompensationMixin:
     ) -> None:
         super().__init__(*args, **kwargs)
         self._is_ready()
-        self.carried = Carried(criterion, clean=clean, meta_optimizer=meta_optimizer, fixed_labels=fixed_labels)
+        self.hooks = CriterionHooks(criterion, clean=clean, meta_optimizer=meta_optimizer, fixed_labels=fixed_labels)
         self.index_column = index_column
         self.model_accepts_loss_kwargs = False  # as above, for trainers before that attribute
         collator: Any = getattr(self, "data_collator")  # noqa: B009 - an attribute of the trainer
@@ -95,7 +95,7 @@ class CompensationMixin:
     @property
     def criterion(self) -> Compensated:
         """The criterion; after the training, `trainer.criterion.suspects()`."""
-        return self.carried.criterion
+        return self.hooks.criterion
 
     def _is_ready(self) -> None:
         if self.args.label_smoothing_factor:
@@ -146,7 +146,7 @@ class CompensationMixin:
         real = inputs.pop(REAL, 0)
         target, index = self._labels(inputs), inputs.pop(self.index_column, None)
         criterion = self.criterion.train(model.training)
-        self.carried.watch.evaluating = not model.training
+        self.hooks.index_check.evaluating = not model.training
         if not model.training:
             outputs = model(**inputs)
             loss = criterion(logits_of(outputs), target)
@@ -154,9 +154,9 @@ class CompensationMixin:
             loss, outputs = self._loss_of_all(model, inputs, target, self._index(index), real)
         else:
             view = self._view(model)
-            if self.carried.clean is not None:
+            if self.hooks.clean is not None:
                 rate = self.optimizer.param_groups[0]["lr"]
-                self.carried.meta(view, (inputs, target, self._index(index)), rate)
+                self.hooks.meta(view, (inputs, target, self._index(index)), rate)
             loss = criterion.evaluate(view, inputs, target, self._index(index)).loss
             outputs = view.outputs
         return (loss, outputs) if return_outputs else loss
@@ -168,7 +168,7 @@ class CompensationMixin:
         return inputs.pop(name)
 
     def _index(self, index: Tensor | None) -> Tensor | None:
-        if index is None and self.carried.watch.num_samples is not None:
+        if index is None and self.hooks.index_check.num_samples is not None:
             raise InputError(
                 f'the training batch has no "{self.index_column}", and this criterion keeps a row per sample. Number the training '
                 "set once, compensate.integrations.datasets.add_index(dataset), and let no set_format, map or collator "
@@ -187,7 +187,7 @@ class CompensationMixin:
     def _loss_of_all(
         self, model: nn.Module, inputs: dict[str, Any], target: Tensor, index: Tensor | None, real: int
     ) -> tuple[Tensor, Any]:
-        if "feature" in self.criterion.terms or self.carried.clean is not None:
+        if "feature" in self.criterion.terms or self.hooks.clean is not None:
             raise InputError(
                 "feature compensation and meta steps need the whole batch, which this trainer cuts in slices for several "
                 "processes. Train in one process, or with compensate.training.fit."
@@ -205,7 +205,7 @@ class CompensationMixin:
         super().save_model(output_dir, _internal_call)  # type: ignore[misc]
         if self.args.should_save:
             folder = Path(output_dir or self.args.output_dir) / FOLDER
-            checkpoint.save(folder, int(self.criterion.step), self.carried.state_dict())
+            checkpoint.save(folder, int(self.criterion.step), self.hooks.state_dict())
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Trains; a checkpoint to resume from must hold the state of the criterion."""
@@ -226,7 +226,7 @@ class CompensationMixin:
                 f"the checkpoint {folder} has no folder {FOLDER}: it was written by a trainer without this criterion, whose tables "
                 "would start from zero. Resume from another, or train anew."
             )
-        self.carried.load_state_dict(state)
+        self.hooks.load_state_dict(state)
 
 
 class CompensatedTrainer(CompensationMixin, Trainer):
@@ -278,7 +278,7 @@ class _Clock(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         trainer, loader = self.trainer, kwargs.get("train_dataloader")
         self.passes = _finished(state)
-        trainer.carried.begin(
+        trainer.hooks.begin(
             total=_batches(state.max_steps, args.gradient_accumulation_steps, loader),
             done=_batches(state.global_step, args.gradient_accumulation_steps, loader),
             epochs=self.passes,
@@ -287,7 +287,7 @@ class _Clock(TrainerCallback):
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.passes += 1
-        self.trainer.carried.catch_up(self.passes)
+        self.trainer.hooks.catch_up(self.passes)
 
 
 def _finished(state: Any) -> int:

@@ -59,7 +59,7 @@ def mixcomp(
     pro: Value = 35.0,
     tau: Value | None = None,
     over: Literal["batch", "epoch"] = "batch",
-    grows: tuple[float, float] | None = None,
+    warmup: tuple[float, float] | None = None,
     eps2: float = 0.0,
     norm: Norm = "linf",
     steps: int = 7,
@@ -85,7 +85,7 @@ def mixcomp(
         pro: percent of samples above the threshold, if `tau` is not given.
         tau: the threshold :math:`\tau` itself.
         over: the losses that `pro` counts: those of the "batch", or of the last "epoch" (needs `num_samples`).
-        grows: the shares of the training between which `eta`, a number, grows from 0 to its value; at once if not given, as in
+        warmup: the shares of the training between which `eta`, a number, rises from 0 to its value; at once if not given, as in
             the paper. A model that is compensated before it knows anything takes long to learn, and may explain a whole class
             away.
         eps2: the radius :math:`\epsilon_2` of the feature compensation.
@@ -99,12 +99,12 @@ def mixcomp(
     tensor(0.6283)
     """
     threshold = Top(pro, over, num_samples) if tau is None else tau
-    if grows is not None:
+    if warmup is not None:
         if callable(eta):
             raise InputError(
-                f"eta is a {type(eta).__name__} and grows={grows}: give a number that grows, or a schedule."
+                f"eta is a {type(eta).__name__} and warmup={warmup}; expected a number to warm up, or a schedule without warmup."
             )
-        begin, finish = grows
+        begin, finish = warmup
         eta = Ramp(0.0, float(eta), begin=begin, finish=finish)
     harder = Where(above(threshold), Pull(eta))
     easier = None

@@ -23,7 +23,7 @@ FEW = 4
 
 
 @final
-class Watch(Statistic):
+class IndexCheck(Statistic):
     r"""Remembers the label that each index came with, and raises as soon as one comes with another.
 
     .. math:: y_i^{(t)} = y_i^{(1)} \quad \text{for all visits } t \text{ of sample } i
@@ -31,7 +31,7 @@ class Watch(Statistic):
     where :math:`y_i^{(t)}` is the given class at visit :math:`t`. An index that is the place in the batch, or that was given
     out anew after shuffling or filtering, breaks this within a few batches. Distributions as targets are left alone: they may
     change from visit to visit. What it remembers is no part of the criterion's `state_dict`, so that a checkpoint fits a
-    criterion without it; :class:`~compensate.integrations.Carried` stores it beside.
+    criterion without it; :class:`~compensate.integrations.CriterionHooks` stores it beside.
 
     Args:
         num_samples: rows of the criterion's tables; None if it keeps nothing per sample.
@@ -41,7 +41,7 @@ class Watch(Statistic):
 
     >>> from compensate import methods
     >>> criterion = methods.logcomp(num_samples=8, num_classes=2)
-    >>> criterion.watch = Watch(8)
+    >>> criterion.index_check = IndexCheck(8)
     >>> u, index = torch.zeros(2, 2), torch.tensor([0, 1])
     >>> _ = criterion(u, torch.tensor([0, 1]), index)
     >>> _ = criterion(u, torch.tensor([0, 0]), index)
@@ -161,5 +161,5 @@ LEARNS_IN_EVALUATION = (
 
 def refuse_in_evaluation(criterion: Any, arguments: Any) -> None:
     """A hook before the drop-in call: without gradients nothing is observed, but compensation would still be added."""
-    if criterion.training and getattr(criterion, "watch", None) is not None and criterion.watch.evaluating:
+    if criterion.training and getattr(criterion, "index_check", None) is not None and criterion.index_check.evaluating:
         raise InputError(LEARNS_IN_EVALUATION)

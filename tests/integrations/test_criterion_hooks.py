@@ -1,4 +1,4 @@
-"""An index that names another sample than before is found; a criterion is carried with its clock and its state."""
+"""An index that names another sample than before is found; a criterion is hooks with its clock and its state."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from compensate import Compensated, InputError, methods
-from compensate.integrations import Carried, Watch
-from compensate.integrations.carrying import check_optimisers
+from compensate.integrations import CriterionHooks, IndexCheck
+from compensate.integrations.common import check_optimisers
 from compensate.terms import Sample
 
 
@@ -25,27 +25,27 @@ def visit(made, index, target):
 
 
 def test_the_same_label_at_every_visit_is_well():
-    made = Carried(criterion()).criterion
+    made = CriterionHooks(criterion()).criterion
     for order in ([0, 1, 2], [2, 0, 1], [1, 1, 0]):
         visit(made, order, [k % 3 for k in order])
-    assert made.watch.given[:3].tolist() == [0, 1, 2]
+    assert made.index_check.given[:3].tolist() == [0, 1, 2]
 
 
 def test_the_place_in_the_batch_is_no_index():
-    made = Carried(criterion()).criterion
+    made = CriterionHooks(criterion()).criterion
     visit(made, range(4), [0, 1, 2, 0])
     with pytest.raises(InputError, match="index 1 came with label 1 before and comes with label 2 now"):
         visit(made, range(4), [0, 2, 1, 0])
 
 
 def test_two_labels_for_one_index_in_one_batch():
-    made = Carried(criterion()).criterion
+    made = CriterionHooks(criterion()).criterion
     with pytest.raises(InputError, match="no longer names the same sample"):
         visit(made, [5, 5], [0, 1])
 
 
 def test_rows_do_not_move_under_a_wrong_index():
-    made = Carried(criterion()).criterion
+    made = CriterionHooks(criterion()).criterion
     visit(made, [0, 1], [0, 1])
     before = copy.deepcopy(made.state_dict())
     with pytest.raises(InputError):
@@ -55,16 +55,16 @@ def test_rows_do_not_move_under_a_wrong_index():
 
 
 def test_labels_that_change_on_purpose_and_distributions():
-    made = Carried(criterion(), fixed_labels=False).criterion
+    made = CriterionHooks(criterion(), fixed_labels=False).criterion
     visit(made, [0], [0]), visit(made, [0], [1])
-    made = Carried(criterion()).criterion
+    made = CriterionHooks(criterion()).criterion
     for share in (0.2, 0.7):
         made(torch.randn(1, 3), torch.tensor([[share, 1 - share, 0.0]]), torch.tensor([0]))
     assert int(made.step) == 2
 
 
 def test_ignored_labels_are_labels_too():
-    made = Carried(criterion()).criterion
+    made = CriterionHooks(criterion()).criterion
     for _ in range(2):
         visit(made, [0, 1], [-100, 1])
     assert int(made.step) == 2
@@ -72,13 +72,13 @@ def test_ignored_labels_are_labels_too():
 
 @pytest.mark.parametrize("n", [12, 3])
 def test_an_index_beyond_the_table(n):
-    made = Carried(criterion(n)).criterion
+    made = CriterionHooks(criterion(n)).criterion
     with pytest.raises(InputError, match=rf"outside 0..{n - 1}"):
         visit(made, [0, n], [0, 1])
 
 
 def test_few_indices_for_many_samples_are_told_of_once_an_epoch():
-    made = Carried(criterion(40)).criterion
+    made = CriterionHooks(criterion(40)).criterion
     for _ in range(8):
         visit(made, range(4), [0, 1, 2, 0])  # labels agree by chance
     with pytest.warns(UserWarning, match="32 samples came under only 4 different indices"):
@@ -89,7 +89,7 @@ def test_few_indices_for_many_samples_are_told_of_once_an_epoch():
 
 
 def test_a_forgotten_end_of_epoch_is_told_of():
-    made = Carried(criterion(4)).criterion
+    made = CriterionHooks(criterion(4)).criterion
     for _ in range(6):
         visit(made, [0], [0])
     with pytest.warns(UserWarning, match="has not been called"):
@@ -97,25 +97,25 @@ def test_a_forgotten_end_of_epoch_is_told_of():
 
 
 def test_a_criterion_on_another_device():
-    made = Carried(criterion()).criterion.to("meta")
+    made = CriterionHooks(criterion()).criterion.to("meta")
     with pytest.raises(InputError, match=r"the criterion is on meta and the logits are on cpu.*criterion.to"):
         visit(made, [0], [0])
 
 
 @pytest.mark.parametrize("gradients", [True, False])
 def test_an_evaluation_batch_in_training_mode(gradients):
-    carried = Carried(criterion())
-    carried.watch.evaluating = True
+    hooks = CriterionHooks(criterion())
+    hooks.index_check.evaluating = True
     with torch.set_grad_enabled(gradients), pytest.raises(InputError, match="evaluation batch"):
-        visit(carried.criterion, [0], [0])
+        visit(hooks.criterion, [0], [0])
     with pytest.raises(InputError, match="evaluation batch"):
-        carried.criterion.evaluate(torch.nn.Linear(2, 3), torch.randn(1, 2), torch.tensor([0]), torch.tensor([0]))
-    visit(carried.criterion.eval(), [0], [0])
-    assert int(carried.criterion.step) == 0
+        hooks.criterion.evaluate(torch.nn.Linear(2, 3), torch.randn(1, 2), torch.tensor([0]), torch.tensor([0]))
+    visit(hooks.criterion.eval(), [0], [0])
+    assert int(hooks.criterion.step) == 0
 
 
-def test_the_watch_is_no_part_of_the_state_and_survives_copies():
-    plain, made = criterion(), Carried(criterion()).criterion
+def test_the_index_check_is_no_part_of_the_state_and_survives_copies():
+    plain, made = criterion(), CriterionHooks(criterion()).criterion
     assert plain.state_dict().keys() == made.state_dict().keys()
     visit(made, [3], [2])
     for twin in (copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
@@ -124,15 +124,15 @@ def test_the_watch_is_no_part_of_the_state_and_survives_copies():
 
 
 def test_a_criterion_without_rows_needs_no_index():
-    made = Carried(methods.label_smoothing(lam=0.1)).criterion
+    made = CriterionHooks(methods.label_smoothing(lam=0.1)).criterion
     made(torch.randn(2, 3), torch.tensor([0, 1]))
     made.end_epoch()
-    assert isinstance(made.watch, Watch)
-    assert made.watch.num_samples is None
+    assert isinstance(made.index_check, IndexCheck)
+    assert made.index_check.num_samples is None
 
 
 def test_state_comes_back_and_another_one_is_refused():
-    one, other = Carried(criterion()), Carried(criterion())
+    one, other = CriterionHooks(criterion()), CriterionHooks(criterion())
     visit(one.criterion, [4, 5], [0, 1])
     one.criterion.end_epoch()
     other.begin(total=30)
@@ -142,32 +142,32 @@ def test_state_comes_back_and_another_one_is_refused():
     with pytest.raises(InputError, match="index 5 came with label 1"):
         visit(other.criterion, [5], [2])
     with pytest.raises(InputError, match="checkpoint is of another criterion"):
-        Carried(criterion(13)).load_state_dict(one.state_dict())
+        CriterionHooks(criterion(13)).load_state_dict(one.state_dict())
     with pytest.raises(InputError, match="expected what"):
         other.load_state_dict({"model": 1})
 
 
 def test_resumed_without_its_state_or_used_before():
-    carried = Carried(criterion())
+    hooks = CriterionHooks(criterion())
     with pytest.raises(InputError, match="resumes after 4 batches, but the criterion has seen none"):
-        carried.begin(total=8, done=4)
-    visit(carried.criterion, [0], [0])
+        hooks.begin(total=8, done=4)
+    visit(hooks.criterion, [0], [0])
     with pytest.warns(UserWarning, match="trained for 1 steps already"):
-        carried.begin(total=8)
-    assert int(carried.criterion.total) == 9  # progress goes on from the step that was reached
+        hooks.begin(total=8)
+    assert int(hooks.criterion.total) == 9  # progress goes on from the step that was reached
 
 
 def test_epochs_are_ended_once_each():
-    carried = Carried(criterion())
-    carried.begin(total=8)
+    hooks = CriterionHooks(criterion())
+    hooks.begin(total=8)
     for epochs in (1, 1, 2, 2, 2):
-        carried.catch_up(epochs)
-        assert int(carried.criterion.epoch) == epochs
+        hooks.catch_up(epochs)
+        assert int(hooks.criterion.epoch) == epochs
 
 
 def test_something_else_than_a_criterion():
     with pytest.raises(InputError, match="CrossEntropyLoss; expected one of compensate"):
-        Carried(torch.nn.CrossEntropyLoss())
+        CriterionHooks(torch.nn.CrossEntropyLoss())
 
 
 class TestOptimisers:
@@ -201,18 +201,18 @@ class TestOptimisers:
     def test_meta_steps_move_what_they_should(self):
         made = methods.meta_weight()
         clean = [(torch.randn(5, 4), torch.arange(5) % 3), (torch.randn(2, 4), torch.tensor([0, 1]))]
-        carried = Carried(made, clean=clean)
-        carried.begin(total=9, optimisers=[self.sgd()])
+        hooks = CriterionHooks(made, clean=clean)
+        hooks.begin(total=9, optimisers=[self.sgd()])
         before = copy.deepcopy(made.state_dict())
         for _ in range(3):  # more than there are batches: they come again
-            carried.meta(self.model, (torch.randn(6, 4), torch.arange(6) % 3), 0.1)
+            hooks.meta(self.model, (torch.randn(6, 4), torch.arange(6) % 3), 0.1)
         assert any(not torch.equal(v, before[k]) for k, v in made.state_dict().items())
-        twin = Carried(methods.meta_weight(), clean=clean)
-        twin.load_state_dict(copy.deepcopy(carried.state_dict()))
+        twin = CriterionHooks(methods.meta_weight(), clean=clean)
+        twin.load_state_dict(copy.deepcopy(hooks.state_dict()))
         assert twin.meta_optimizer.state_dict()["state"].keys() == {0, 1, 2, 3}
 
     def test_clean_data_without_a_batch(self):
-        carried = Carried(methods.meta_weight(), clean=[])
-        carried.begin(total=9)
+        hooks = CriterionHooks(methods.meta_weight(), clean=[])
+        hooks.begin(total=9)
         with pytest.raises(InputError, match="clean has no batch"):
-            carried.meta(self.model, (torch.randn(6, 4), torch.arange(6) % 3), 0.1)
+            hooks.meta(self.model, (torch.randn(6, 4), torch.arange(6) % 3), 0.1)

@@ -14,8 +14,8 @@ from compensate.errors import InputError
 from compensate.granularity import Sample
 from compensate.inference.meta import meta_step, networks
 from compensate.inference.statistics import Statistic
+from compensate.integrations.index_check import IndexCheck, refuse_in_evaluation
 from compensate.integrations.padding import Padding, Rows
-from compensate.integrations.watch import Watch, refuse_in_evaluation
 
 Optimisers = Iterable[torch.optim.Optimizer]
 
@@ -24,10 +24,10 @@ TAKE_THEM = "Call compensate.meta_step(criterion, model, batch, clean_batch, lr=
 
 
 @final
-class Carried:
+class CriterionHooks:
     """What a training loop does for a criterion beside calling it; the integrations are written with it.
 
-    It attaches a :class:`~compensate.integrations.Watch`, sets the clock, ends epochs once each, checks that the right
+    It attaches a :class:`~compensate.integrations.IndexCheck`, sets the clock, ends epochs once each, checks that the right
     optimiser holds the right parameters, and has a `state_dict` with all that a resumed training needs.
 
     Args:
@@ -37,11 +37,11 @@ class Carried:
         fixed_labels: false if labels change on purpose during the training.
 
     >>> from compensate import methods
-    >>> carried = Carried(methods.logcomp(num_samples=8, num_classes=2))
-    >>> carried.begin(total=4)
-    >>> int(carried.criterion.total)
+    >>> hooks = CriterionHooks(methods.logcomp(num_samples=8, num_classes=2))
+    >>> hooks.begin(total=4)
+    >>> int(hooks.criterion.total)
     4
-    >>> sorted(carried.state_dict())
+    >>> sorted(hooks.state_dict())
     ['criterion', 'given']
     """
 
@@ -61,23 +61,23 @@ class Carried:
         self.criterion, self.clean, self.meta_optimizer = criterion, clean, meta_optimizer
         self._batches: Iterator[Any] = iter(())
         self._shift = 0
-        if not isinstance(getattr(criterion, "watch", None), Watch):
+        if not isinstance(getattr(criterion, "index_check", None), IndexCheck):
             sizes = [m.num_samples for m in criterion.modules() if isinstance(m, Sample | Statistic) and m.num_samples]
-            criterion.watch = Watch(max(sizes) if sizes else None, fixed_labels=fixed_labels)
+            criterion.index_check = IndexCheck(max(sizes) if sizes else None, fixed_labels=fixed_labels)
             criterion.register_forward_pre_hook(refuse_in_evaluation)
-            criterion.watch.to(criterion.epoch.device)
-        assert isinstance(criterion.watch, Watch)
-        self.watch = criterion.watch
-        self.watch.fixed_labels = fixed_labels
-        self.watch.evaluating = False
+            criterion.index_check.to(criterion.epoch.device)
+        assert isinstance(criterion.index_check, IndexCheck)
+        self.index_check = criterion.index_check
+        self.index_check.fixed_labels = fixed_labels
+        self.index_check.evaluating = False
 
     def leave_out(self, kept: Callable[[int], Rows | None], share: Callable[[int], float] | None = None) -> None:
         """Cuts what a sampler of several processes repeats off every training batch; see :class:`Padding`."""
-        if self.watch.padding is None:
-            self.watch.padding = Padding()
-            self.criterion.register_forward_pre_hook(self.watch.padding, with_kwargs=True)
-            self.criterion.register_forward_hook(self.watch.padding.scale, with_kwargs=True)
-        self.watch.padding.kept, self.watch.padding.share = kept, share
+        if self.index_check.padding is None:
+            self.index_check.padding = Padding()
+            self.criterion.register_forward_pre_hook(self.index_check.padding, with_kwargs=True)
+            self.criterion.register_forward_hook(self.index_check.padding.scale, with_kwargs=True)
+        self.index_check.padding.kept, self.index_check.padding.share = kept, share
 
     # --- time -------------------------------------------------------------------------------------------------
 
@@ -151,7 +151,7 @@ class Carried:
 
     def state_dict(self) -> dict[str, Any]:
         """Tables, statistics and clock; the labels seen so far; the optimiser of meta steps."""
-        state: dict[str, Any] = {"criterion": self.criterion.state_dict(), "given": self.watch.given}
+        state: dict[str, Any] = {"criterion": self.criterion.state_dict(), "given": self.index_check.given}
         if self.meta_optimizer is not None:
             state["meta_optimizer"] = self.meta_optimizer.state_dict()
         return state
@@ -160,12 +160,12 @@ class Carried:
         """Goes back to a state; the length of the training stays as it was set, if it was."""
         if "criterion" not in state or "given" not in state:
             raise InputError(
-                f"the state holds {', '.join(state) or 'nothing'}; expected what Carried.state_dict() gives."
+                f"the state holds {', '.join(state) or 'nothing'}; expected what CriterionHooks.state_dict() gives."
             )
         total = int(self.criterion.total)
         try:
             self.criterion.load_state_dict(state["criterion"])
-            self.watch.given.copy_(state["given"])
+            self.index_check.given.copy_(state["given"])
         except RuntimeError as error:
             raise InputError(
                 f"the checkpoint is of another criterion: {str(error).strip()} Build it with the method and the sizes of the "
