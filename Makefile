@@ -1,5 +1,6 @@
 # make demo   find wrong labels in a real data set, in three minutes with installing
 # make test   the whole test suite
+# make quick  the tests that are not marked slow, in about two minutes
 # make site   the documentation, into site/
 # make fuzz   ten thousand damaged files of each format
 # Each target makes its own virtual environment first. Nothing else needs to be installed but Python >= 3.10.
@@ -10,13 +11,16 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 WORKERS ?= auto
 
-.PHONY: demo test fuzz lint format bench docs site clean wheel-test
+.PHONY: demo test quick fuzz lint format bench docs site clean wheel-test
 
 demo: $(VENV)/.base
 	$(BIN)/compensate demo
 
 test: $(VENV)/.test
 	OMP_NUM_THREADS=1 SCIPY_ARRAY_API=1 $(BIN)/python -m pytest -q -n $(WORKERS)
+
+quick: $(VENV)/.test
+	OMP_NUM_THREADS=1 SCIPY_ARRAY_API=1 $(BIN)/python -m pytest -q -n $(WORKERS) -m "not slow" tests
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff format --check .

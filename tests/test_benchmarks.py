@@ -15,6 +15,8 @@ from benchmarks.__main__ import names
 from compensate import Compensated
 from compensate.terms import Adversarial
 
+pytestmark = pytest.mark.slow
+
 
 def checked(ratios: list[measure.Ratio]) -> None:
     assert ratios

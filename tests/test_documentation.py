@@ -56,6 +56,8 @@ def test_integrations_are_imported_without_their_libraries():
     """And the first use of one says what to install."""
     code = """
 import importlib, sys
+
+pytestmark = pytest.mark.slow
 for name in ("lightning", "transformers", "datasets", "skorch"):
     sys.modules[name] = None  # as if it were not installed
 for module in ("common", "index_check", "lightning", "transformers", "datasets", "skorch", "accelerate"):

@@ -174,6 +174,7 @@ COMPILED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch does so itself
 @pytest.mark.parametrize("name", [*COMPILED])
 def test_compiled_calls_are_one_graph_and_give_what_plain_calls_give(name: str) -> None:

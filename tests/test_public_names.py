@@ -106,6 +106,7 @@ def test_every_method_has_an_equation_and_an_example():
         assert ">>>" in text, row.name
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="mkdocs is not installed")
 def test_the_site_builds_strictly_and_needs_no_network(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(tmp_path)]

@@ -46,6 +46,7 @@ def blobs(n: int = 120, centers: int = 3) -> tuple[np.ndarray, np.ndarray]:
 # --- conventions ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
 @parametrize_with_checks([CompensatedClassifier()])
 def test_scikit_learn_checks(estimator, check):
@@ -131,6 +132,7 @@ def test_random_state_decides_everything_and_global_generators_do_not_notice():
 # --- oracles --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_base_on_a_linear_module_is_logistic_regression():
     X, y = make_classification(400, 6, n_informative=4, n_classes=3, class_sep=0.7, random_state=0)
     w = np.random.default_rng(0).integers(0, 4, 400).astype(float)
@@ -140,6 +142,7 @@ def test_base_on_a_linear_module_is_logistic_regression():
     np.testing.assert_allclose(model.predict_proba(X * 1000 + 5), oracle.predict_proba(X), atol=2e-3)
 
 
+@pytest.mark.slow
 def test_defaults_come_near_logistic_regression_on_unscaled_data():
     X, y = load_breast_cancer(return_X_y=True)
     oracle = cross_val_score(make_pipeline(StandardScaler(), LogisticRegression()), X, y, cv=3).mean()
@@ -175,6 +178,7 @@ def test_moments_are_those_of_a_standard_scaler(as_sparse):
     np.testing.assert_allclose(Standard.of(given, w).batch(given, [3, 1]), oracle.transform(X)[[3, 1]], atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_fits(name):
     X, y = blobs(90)
@@ -214,6 +218,7 @@ def noisy_digits(seed: int) -> tuple[np.ndarray, ...]:
     return X, CLASSES[y], CLASSES[given], wrong, X_test, CLASSES[y_test]
 
 
+@pytest.mark.slow
 def test_wrong_labels_hurt_less_and_are_found():
     X, y, given, wrong, X_test, y_test = noisy_digits(0)
     base, ours = (CompensatedClassifier(m, random_state=0).fit(X, given) for m in ("base", "logcomp"))

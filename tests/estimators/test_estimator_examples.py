@@ -8,6 +8,8 @@ from pathlib import Path
 import matplotlib
 import pytest
 
+pytestmark = pytest.mark.slow
+
 matplotlib.use("Agg")
 
 ROOT = Path(__file__).parents[2]

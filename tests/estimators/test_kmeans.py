@@ -50,6 +50,7 @@ def brute_force(X: np.ndarray, k: int, lam: float, penalty: str) -> float:
     return min(costs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("penalty", ["l2", "l1"])
 @pytest.mark.parametrize(("seed", "lam", "k"), [(0, 0.5, 2), (1, 1.5, 2), (2, 4.0, 2), (3, 1.0, 3)])
 def test_equals_brute_force(seed: int, lam: float, k: int, penalty: str) -> None:
@@ -87,6 +88,7 @@ def test_is_kmeans_when_lambda_is_large(lam: float, penalty: str) -> None:
     np.testing.assert_allclose(order(ours.cluster_centers_), order(theirs.cluster_centers_), atol=1e-9)
 
 
+@pytest.mark.slow
 def test_outliers_do_not_drag_the_clusters() -> None:
     ours, theirs = [], []
     for seed in range(20):

@@ -33,6 +33,7 @@ def views(seed: int, n: int = 200, k: int = 4, widths: tuple[int, ...] = (20, 12
     return data, truth, np.stack(wrong, axis=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.1, 0.2])
 def test_beats_kmeans_on_corrupted_views(share: float) -> None:
     ours, theirs, precision, recall = [], [], [], []

@@ -48,6 +48,7 @@ def degrees(A: np.ndarray, B: np.ndarray) -> float:
     return float(np.degrees(np.arccos(np.clip(cosine, -1, 1))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("d", [2, 3])
 def test_recovers_a_motion_with_clutter_where_plain_icp_does_not(d: int) -> None:
     robust = plain = control = 0
@@ -140,12 +141,14 @@ def test_value_and_compensations_belong_together(penalty: str) -> None:
     assert model.score(source, target) == pytest.approx(-model.inertia_ / len(source))
 
 
+@pytest.mark.slow
 def test_more_steps_never_cost_more() -> None:
     source, target, _, _ = scene(3, 2)
     values = [RobustICP(lam=0.3, penalty="l2", max_iter=k).fit(source, target).inertia_ for k in range(1, 30)]
     assert (np.diff(values) <= 1e-9).all()
 
 
+@pytest.mark.slow
 def test_further_starts_find_a_large_turn() -> None:
     rng = np.random.default_rng(0)
     target = cloud(rng, 500, 2)

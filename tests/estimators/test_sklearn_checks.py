@@ -61,6 +61,7 @@ def test_scikit_learn_checks(estimator: object, check: object) -> None:
     check(estimator)  # type: ignore[operator]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
 @pytest.mark.parametrize(("estimator", "check"), list(fitting_checks()))
 def test_scikit_learn_checks_of_the_fit(estimator: object, check: object) -> None:

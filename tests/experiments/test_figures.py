@@ -22,6 +22,8 @@ from experiments.__main__ import app
 from experiments.figures import FIGURES, Request, curves, draw, find_figure, trained, tree
 from experiments.figures.pages import figures_page, figures_section
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 

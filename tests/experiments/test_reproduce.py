@@ -22,6 +22,8 @@ from experiments.grid import adversarial_accuracy
 from experiments.protocols import PROTOCOLS, SCALES, cells, trials
 from experiments.tables import BEYOND, every, find_table, published
 
+pytestmark = pytest.mark.slow
+
 runner = CliRunner()
 
 

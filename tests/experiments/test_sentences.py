@@ -16,6 +16,8 @@ from compensate.training.fitting import fit
 from experiments import sentences as s
 from experiments.__main__ import app
 
+pytestmark = pytest.mark.slow
+
 PLANTED = (5, 40, 77, 101)
 GOOD, BAD = ["good", "fine", "lovely", "bright", "warm"], ["bad", "poor", "awful", "dull", "cold"]
 

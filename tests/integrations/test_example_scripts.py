@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = Path(__file__).parents[2] / "examples" / "integrations"
 NEEDS = {"lightning_module": "lightning", "transformers_trainer": "transformers", "skorch_classifier": "skorch"}
 

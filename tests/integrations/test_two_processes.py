@@ -16,6 +16,8 @@ pytest.importorskip("transformers")
 
 import pair
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 
 

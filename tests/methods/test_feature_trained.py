@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from functools import cache
 
+import pytest
 import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import nn
 
 from compensate.methods import base, classwise_universal_at, pgd_at, universal_perturbation
+
+pytestmark = pytest.mark.slow
 
 EPS, BOUNDS = 0.15, (0.0, 1.0)
 

@@ -31,6 +31,7 @@ def kkt_residual(u, v, y, lam):
     return torch.where(v == 0, at_zero, (g + lam * v.sign()).abs()).amax(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("c", "scale"), [(2, 3.0), (2, 30.0), (3, 0.3), (3, 3.0), (3, 30.0), (6, 3.0)])
 def test_optimum_satisfies_the_kkt_conditions_for_any_logits(c, scale):
     """For large logits the path to the optimum moves other classes too and is flat: after t steps of size 3.9 the

@@ -16,6 +16,8 @@ from compensate.inference.margins import CosineHead
 from compensate.methods import METHODS, base, ldam, logit_adjustment, meta_logit_adjustment, metasaug
 from compensate.plots import plot_change_by_class
 
+pytestmark = pytest.mark.slow
+
 EPOCHS, BATCH, SEEDS = 30, 64, (0, 1)
 COUNTS = [round(100 * 50 ** (-c / 9)) for c in range(10)]  # imbalance factor 50
 

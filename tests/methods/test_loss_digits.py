@@ -10,6 +10,8 @@ from compensate.data import noise
 from compensate.data.digits import digits
 from compensate.methods import find
 
+pytestmark = pytest.mark.slow
+
 SEEDS = (0, 1, 2)
 
 

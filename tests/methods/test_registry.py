@@ -62,6 +62,7 @@ def test_state_survives(name, how):
         assert torch.equal(a, b), key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_measured_direction_agrees_with_the_taxonomy(name):
     row = METHODS[name]

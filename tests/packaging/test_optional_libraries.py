@@ -142,6 +142,7 @@ assert logits.grad.abs().sum() > 0
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_the_command_line_and_the_audit_need_no_extra(tmp_path):
     brought = {name_of(r) for name, rs in EXTRAS.items() for r in rs if name not in ("test", "lint", "docs", "bench")}
     hidden = sorted(brought - {name_of(r) for r in PROJECT["dependencies"]})

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("hatchling")
+
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 
 

@@ -25,6 +25,8 @@ from compensate.training import Config, Run, checkpoint, fit, lock, workers
 from compensate.training.lock import alone
 from compensate.training.workers import LOST
 
+pytestmark = pytest.mark.slow
+
 
 def metrics(folder: Path) -> str:
     return (folder / "metrics.jsonl").read_text()

@@ -7,6 +7,8 @@ import os
 import pytest
 from fuzzing import FORMATS, HOSTILE, SECONDS, fuzz, withstand
 
+pytestmark = pytest.mark.slow
+
 COUNT = int(os.environ.get("FUZZ", "200"))
 
 

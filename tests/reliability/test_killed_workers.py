@@ -18,6 +18,8 @@ from compensate.training import tuning, workers
 from compensate.training.config import Config
 from compensate.training.workers import LOST, RETRIES
 
+pytestmark = pytest.mark.slow
+
 TUNE = ["tune", "digits", "--method", "logcomp", "--trials", "3", "--epochs", "1", "--limit", "150", "--workers", "2",
         "--set", "model=mlp"]  # fmt: skip
 

@@ -65,6 +65,7 @@ def two(tmp_path_factory) -> Path:
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_two_processes_are_one(method, two):
     expected = replicas.tensors(*replicas.train(method))

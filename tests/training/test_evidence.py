@@ -221,6 +221,7 @@ def plain() -> nn.Module:
     return nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, C))
 
 
+@pytest.mark.slow
 def test_two_processes_are_one(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

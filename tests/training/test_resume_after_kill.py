@@ -20,6 +20,8 @@ from safetensors.torch import load_file
 sys.path.insert(0, str(Path(__file__).parent))
 import killed
 
+pytestmark = pytest.mark.slow
+
 KILLS = int(os.environ.get("COMPENSATE_KILLS", "6"))
 
 

@@ -16,6 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import compensate
 
+pytestmark = pytest.mark.slow
+
 DOCS = Path(__file__).parents[2] / "docs"
 
 
