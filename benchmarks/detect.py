@@ -443,6 +443,63 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join([*lines, "", *_bars(frame)])
 
 
+NAMES = {
+    "agnews human": "NoisyAG-News, 10,000 texts, **human errors**", "cifar10h human": "CIFAR-10H, one annotator, **human errors**",
+    "sst2 symmetric:0.1": "SST-2, 5,000 sentences, 10 % flipped", "sst2 symmetric:0.2": "SST-2, 20 % flipped",
+    "sst2 oneway:0.1": "SST-2, positives called negative", "sst2 instance:0.1": "SST-2, errors of a weak model",
+    "sst2 symmetric:0.1 words": "SST-2, 10 % flipped, no encoder", "sst2 symmetric:0.2 words": "SST-2, 20 % flipped, no encoder",
+    "imdb symmetric:0.1": "IMDB, 5,000 reviews, 10 % flipped", "cifar10 symmetric:0.2": "CIFAR-10, 10,000 images, 20 % random",
+    "cifar10 pair:0.2": "CIFAR-10, 20 % toward the next class", "cifar10 instance:0.1": "CIFAR-10, errors of a weak model",
+    "digits symmetric:0.2": "digits as images, 20 % random", "digits pair:0.2": "digits as images, 20 % toward the next class",
+    "cancer-table symmetric:0.1": "breast cancer table, 10 % flipped", "wine-table symmetric:0.1": "wine table, 10 % flipped",
+    "digits-table symmetric:0.1": "digits table, 10 % flipped", "diabetes swap:0.1": "diabetes table (a quantity), 10 % swapped",
+}  # fmt: skip
+"""What readers call the cases."""
+
+MARKS = ("<!-- detect: made by python -m benchmarks.detect --write -->", "<!-- /detect -->")
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    """The table of the README: means over the seeds, and under it the data without errors."""
+    frame = pd.DataFrame(rows)
+    lines = [
+        "| data, errors | average precision: ours | cleanlab, same predictions | best single scikit-learn model | flags: precision, recall | stated share (interval) | true | calibration error | seeds |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    means = frame.groupby(["case", "method"]).mean(numeric_only=True)
+    for case, name in NAMES.items():
+        if (case, "compensate") not in means.index:
+            continue
+        own = means.loc[(case, "compensate")]
+        others = [
+            means.loc[(case, m), "ap"] if (case, m) in means.index else float("nan") for m in ("cleanlab", "single")
+        ]
+        best = max(own["ap"], *[value for value in others if value == value])
+        cells = ["" if v != v else f"**{v:.3f}**" if v >= best else f"{v:.3f}" for v in (own["ap"], *others)]
+        count = len(frame[(frame["case"] == case) & (frame["method"] == "compensate")])
+        lines.append(
+            f"| {name} | {' | '.join(cells)} | {own['precision']:.2f}, {own['recall']:.2f} | {own['share']:.1%} ({own['low']:.1%} to {own['high']:.1%}) | "
+            f"{own['wrong']:.1%} | {own['ece']:.3f} | {count} |"
+        )
+    clean = [case for case in means.index.get_level_values(0).unique() if " none" in case]
+    said = ", ".join(f"{case.split()[0]} {means.loc[(case, 'compensate'), 'flagged']:.1%}" for case in clean)
+    ours = frame[frame["method"] == "compensate"]
+    lines += [
+        "",
+        f"Flagged where no error was made: {said}. The interval held the truth in {ours['holds'].sum():.0f} of {len(ours)} runs.",
+    ]
+    return "\n".join(lines)
+
+
+def write(rows: list[dict[str, Any]]) -> None:
+    """Puts the table between its marks in the README and the page on detection."""
+    root = Path(__file__).parent.parent
+    for page in (root / "README.md", root / "docs" / "detection.md"):
+        before, rest = page.read_text("utf-8").split(MARKS[0])
+        after = rest.split(MARKS[1])[1]
+        page.write_text(f"{before}{MARKS[0]}\n{markdown(rows)}\n{MARKS[1]}{after}", "utf-8")
+
+
 def _bars(frame: pd.DataFrame) -> list[str]:
     ours = frame[frame["method"] == "compensate"]
     means = ours.groupby("case").mean(numeric_only=True)
@@ -478,6 +535,7 @@ def main() -> None:
     parser.add_argument("--ours", action="store_true", help="the audit alone")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--show", action="store_true")
+    parser.add_argument("--write", action="store_true", help="put the table into README.md and docs/detection.md")
     parser.add_argument("--choose", action="store_true")
     parser.add_argument("--cost", action="store_true")
     parser.add_argument("--quick", action="store_true", help="tables and digits, one seed")
@@ -490,7 +548,9 @@ def main() -> None:
         choose(seeds, options.data_dir)
         return
     stored = json.loads(options.out.read_text())["rows"] if options.out.exists() else []
-    if options.show:
+    if options.write:
+        write(stored)
+    if options.show or options.write:
         print(table(stored))
         return
     if options.quick:

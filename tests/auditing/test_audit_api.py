@@ -146,6 +146,21 @@ def test_probabilities_are_enough():
         audit_probabilities(p, np.full(2000, 7))
 
 
+def test_probabilities_that_say_nothing_flag_nothing():
+    rng = np.random.default_rng(0)
+    found = audit_probabilities(rng.dirichlet(np.ones(3), size=400), rng.integers(3, size=400))
+    assert not found.mask.any()
+    assert "better than by chance" in found.notes[0]
+
+
+def test_probabilities_that_are_too_sure_still_find_errors():
+    true = np.random.default_rng(0).integers(3, size=600)
+    flipped = noise.symmetric(true, 3, 0.15, seed=0)
+    found = audit_probabilities(np.eye(3)[true], flipped.labels)
+    assert not found.notes
+    assert average_precision_score(flipped.changed, found.score) > 0.99
+
+
 def test_rows_without_a_label_are_predicted():
     x, given, true, _ = blobs()
     labels = np.array([str(y) for y in given], dtype=object)

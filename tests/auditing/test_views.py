@@ -65,12 +65,12 @@ def test_an_encoder_and_words_are_looked_at_together(monkeypatch):
     found = make_views(read(texts, true, None, {}))
     assert [view.name for view in found.views] == ["an encoder", "words"]
     assert found.shown is values
-    assert found.encoder["license"] == "MIT"
+    assert found.about["license"] == "MIT"
     monkeypatch.setattr(encoders, "encode_data", lambda *_, **__: None)
     found = make_views(read(texts, true, None, {}))
     assert [view.name for view in found.views] == ["words"]
-    assert found.hint
-    assert not make_views(read(texts, true, None, {}), "none").hint
+    assert "hint" in found.about
+    assert "hint" not in make_views(read(texts, true, None, {}), "none").about
 
 
 def test_a_table_with_an_id_a_date_and_a_column_of_many_values_is_audited_as_well_as_without():

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from compensate.auditing.folds import FOLDS, assign_folds
 from compensate.auditing.learners import judge_view
-from compensate.auditing.noise_model import Verdict, judge, pool
+from compensate.auditing.noise_model import BY_CHANCE, Verdict, judge, pool
 from compensate.auditing.result import Audit
 from compensate.auditing.source import KINDS, labelled, read
 from compensate.auditing.views import Views, make_views
@@ -27,10 +27,6 @@ Progress = Callable[[str, int, int], None]
 
 FEWEST = 20
 """Rows without which there is nothing to learn from."""
-
-BY_CHANCE = (
-    "The {} cannot be predicted from the samples better than by chance, so none is flagged. Check the label column."
-)
 
 __all__ = ["audit"]
 

@@ -38,7 +38,7 @@ Slope = Callable[[Floats, Floats, Ints], tuple[NDArray[np.floating], Floats]]
 """From probabilities (B, K, C), their logarithms and the rows: the losses (B, K) and their slopes in the logits (B, K, C)."""
 
 BLOCK = 4_000_000
-"""Entries of logits that are in memory at once."""
+"""Entries of logits, and of dense features, that are in memory at once."""
 
 WORK = 20_000_000_000
 """Multiplications in one pass over the rows that are fitted on: of more rows a part is drawn, evenly, and the others are judged only."""
@@ -83,7 +83,8 @@ class LinearFolds:
 
     def blocks(self, number: int) -> Iterator[slice]:
         """So many rows in portions that bound memory."""
-        size = max(1, BLOCK // (self.num_folds * self.num_classes))
+        width = 0 if self.axes is None else self.x.shape[1]  # a portion of dense rows is a copy of them
+        size = max(1, BLOCK // max(self.num_folds * self.num_classes, width))
         for start in range(0, number, size):
             yield slice(start, min(start + size, number))
 

@@ -67,6 +67,11 @@ ROOM = 4_000_000
 CHANCE = 0.02
 """A log loss that is less than this part below that of the frequencies of classes says nothing about the samples."""
 
+BY_CHANCE = (
+    "The {} cannot be predicted from the samples better than by chance, so none is flagged. Check the label column."
+)
+"""The note on such labels or values."""
+
 SMALLEST = 1e-12
 
 

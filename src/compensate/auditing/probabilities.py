@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import logsumexp
 
-from compensate.auditing.noise_model import judge
+from compensate.auditing.noise_model import BY_CHANCE, judge, pool
 from compensate.auditing.result import Audit
 from compensate.data.dataset import UNLABELLED, Data
 from compensate.data.labels import encode_labels
@@ -58,7 +58,9 @@ def audit_probabilities(
     if len(rows) < 20:
         raise InputError(f"{len(rows)} rows have a label; an audit needs 20 or more.")
     q, y = np.log(np.maximum(p[rows], SMALLEST)), given[rows]
-    verdict = judge(q - logsumexp(q, axis=1, keepdims=True), y)
+    # Probabilities that are too sure are tempered as those of a single learner are.
+    log_q, _ = pool({"probabilities": q - logsumexp(q, axis=1, keepdims=True)}, y)
+    verdict = judge(log_q, y)
     own = q[np.arange(len(y)), y]
     others = q.copy()
     others[np.arange(len(y)), y] = -np.inf
@@ -74,12 +76,13 @@ def audit_probabilities(
         given=y,
         suggested=verdict.suggested,
         score=verdict.log_odds,
-        p_error=verdict.p_error,
+        p_error=np.minimum(verdict.p_error, 0.5) if verdict.by_chance else verdict.p_error,
         evidence={"margin": own - others.max(1), "loss": -own},
         noise_rate=verdict.share,
         probabilities=p[rows].astype(np.float32),
         unlabelled=unlabelled,
         config={"views": {"probabilities": 1.0}, "agreement": float((q.argmax(1) == y).mean())},
+        notes=(BY_CHANCE.format("labels"),) if verdict.by_chance else (),
         data=data,
     )
 
