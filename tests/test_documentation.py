@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCKS = [
@@ -56,8 +58,6 @@ def test_integrations_are_imported_without_their_libraries():
     """And the first use of one says what to install."""
     code = """
 import importlib, sys
-
-pytestmark = pytest.mark.slow
 for name in ("lightning", "transformers", "datasets", "skorch"):
     sys.modules[name] = None  # as if it were not installed
 for module in ("common", "index_check", "lightning", "transformers", "datasets", "skorch", "accelerate"):
