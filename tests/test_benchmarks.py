@@ -114,11 +114,10 @@ def test_large_data_is_made_with_the_labels_that_are_said_to_be_wrong(tmp_path: 
 
 
 def test_a_large_audit_is_compared_with_a_smaller_one_of_its_kind() -> None:
-    def seen(kind: str, brief: bool, rows: int, seconds: float) -> load.Seen:
-        return load.Seen(kind, brief, rows, 1000, 0.0, seconds, 5000, 0, 0, 0, 0, 1.0, 1.0, 0.1, 0.0)
+    def seen(kind: str, rows: int, seconds: float) -> load.Seen:
+        return load.Seen(kind, rows, 1000, 0.0, seconds, 5000, 0, 0, 0, 0, 1.0, 1.0, 0.1, 0.0)
 
-    some = [seen("images", False, 10, 2.0), seen("table", False, 10, 1.0), seen("table", True, 10, 3.0)]
-    some += [seen("table", True, 100, 33.0)]
+    some = [seen("images", 10, 2.0), seen("table", 10, 3.0), seen("table", 100, 33.0)]
     time, memory = load.ratios(some, barred=True)
     assert time.median == pytest.approx(1.1)
     assert time.bar == load.LINEAR
