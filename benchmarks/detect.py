@@ -393,7 +393,7 @@ def cost(rows: int = 10_000, columns: int = 1280, classes: int = 10) -> dict[str
     start = time.perf_counter()
     for k in range(FOLDS):
         z = StandardScaler().fit_transform(x[folds != k])
-        LogisticRegression(C=columns / (decay * len(z)) / columns, max_iter=1000).fit(z, y[folds != k])
+        LogisticRegression(C=1 / (decay * len(z) * columns), max_iter=1000).fit(z, y[folds != k])
     theirs = time.perf_counter() - start
     return {
         "audit": round(ours, 2),
