@@ -23,6 +23,9 @@ Progress = Callable[[str, int, int], None]
 WORDS = 50_000
 """The most frequent words and pairs of words that are counted."""
 
+WORD = r"(?u)\b\w+\b|[!?]"
+"""What counts as a word: signs of emphasis do, for they tell sentiment."""
+
 PIXELS = 1024
 """Larger images are brought to about so many pixels where no encoder looks at them."""
 
@@ -154,7 +157,7 @@ def _words(texts: list[str]) -> Any:
 
     rare = 1 if len(texts) < 200 else 2
     counted = TfidfVectorizer(
-        sublinear_tf=True, min_df=rare, max_features=WORDS, ngram_range=(1, 2), token_pattern=r"(?u)\b\w+\b|[!?]"
+        sublinear_tf=True, min_df=rare, max_features=WORDS, ngram_range=(1, 2), token_pattern=WORD
     )
     try:
         return sp.csr_matrix(counted.fit_transform(texts)).astype(np.float32)
