@@ -63,6 +63,7 @@ def test_methods_page_is_written(tmp_path):
     assert "- `lam`: the weight" in text
 
 
+@pytest.mark.slow
 def test_demo_runs_end_to_end(tmp_path):
     done = run("demo", "--seeds", "1", "--epochs", "2", "--out", str(tmp_path / "out"))
     assert done.returncode == 0, done.stderr

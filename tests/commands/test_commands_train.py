@@ -40,6 +40,7 @@ def test_train_stores_a_run_and_resumes_it(tmp_path):
     assert "2 epochs" in run(*command, "--resume")
 
 
+@pytest.mark.slow
 def test_ctrl_c_stores_a_checkpoint_and_prints_the_command_that_resumes_exactly(tmp_path):
     options = ["--limit", "150", "--epochs", "150", "--batch-size", "16", "--model", "mlp", "--quiet"]
     whole, broken = tmp_path / "whole", tmp_path / "my broken"
@@ -119,6 +120,7 @@ def test_a_table_of_ones_own(tmp_path):
     assert result["last"]["test_accuracy"] > 0.85
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_compare_prints_a_table_and_reads_finished_runs(tmp_path, workers):
     out = tmp_path / "c"

@@ -122,6 +122,7 @@ def test_an_interrupted_run_continues_where_it_stopped(bert, tmp_path, counted):
     assert sorted(counted) == sorted(TEXTS)
 
 
+@pytest.mark.slow
 def test_a_killed_process_leaves_what_it_encoded(bert, tmp_path, counted):
     import os
     import subprocess
