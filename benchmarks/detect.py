@@ -463,7 +463,8 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     """The table of the README: means over the seeds, and under it the data without errors."""
     frame = pd.DataFrame(rows)
     lines = [
-        "| data, errors | average precision: ours | cleanlab, same predictions | best single scikit-learn model | flags: precision, recall | stated share (interval) | true | calibration error | seeds |",
+        "| data, errors | average precision: ours | cleanlab, same predictions | best single scikit-learn model "
+        "| flags: precision, recall | stated share (interval) | true | calibration error | seeds |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     means = frame.groupby(["case", "method"]).mean(numeric_only=True)
