@@ -475,7 +475,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
         others = [
             means.loc[(case, m), "ap"] if (case, m) in means.index else float("nan") for m in ("cleanlab", "single")
         ]
-        best = max(own["ap"], *[value for value in others if value == value])
+        best = max([own["ap"], *[value for value in others if value == value]])
         cells = ["" if v != v else f"**{v:.3f}**" if v >= best else f"{v:.3f}" for v in (own["ap"], *others)]
         count = len(frame[(frame["case"] == case) & (frame["method"] == "compensate")])
         lines.append(

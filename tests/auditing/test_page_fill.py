@@ -7,8 +7,10 @@ from dataclasses import replace
 import numpy as np
 from review_pages import planted_audit, planted_regression
 
+from compensate.auditing.audit import audit as run_audit
 from compensate.auditing.page import fill
-from compensate.auditing.page.fill import page, predictable
+from compensate.auditing.page.fill import content, page, predictable
+from compensate.data import Data
 
 
 def test_labels_that_have_nothing_to_do_with_the_samples_cannot_be_predicted() -> None:
@@ -103,3 +105,13 @@ def test_images_of_any_channels_and_range_are_shown() -> None:
     rng = np.random.default_rng(0)
     for channels in (1, 2, 3, 4, 5):
         assert fill._picture(rng.normal(size=(channels, 9, 9)))[:4] == b"\x89PNG"
+
+
+def test_images_are_shown_as_images_beside_embeddings_of_the_users() -> None:
+    images = np.random.default_rng(0).integers(0, 256, (40, 3, 8, 8)).astype(np.uint8)
+    labels = np.arange(40) % 2
+    vectors = np.random.default_rng(1).normal(size=(40, 4)) + 3 * labels[:, None]
+    found = run_audit(Data(images, labels, ("a", "b"), info={"kind": "images"}), features=vectors)
+    shown = content(found.data, 0)
+    assert shown.image is not None
+    assert shown.text is None
