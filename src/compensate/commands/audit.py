@@ -268,10 +268,13 @@ def _summary(found: Audit, folder: Path) -> None:
     precision = f" — {len(flagged):,} flagged, at {found.expected_precision:.2f} expected precision"
     if not len(flagged):
         precision = f" — none of the {what} stands out; the least certain are on the page"
-    console.print(
-        f"about {rate.value:.1%} of {what} look wrong ({rate.low:.1%} to {rate.high:.1%}){precision}", markup=False
-    )
-    if rate.low <= 0 and rate.high > max(OPEN / 100, 2 * rate.value):
+    if found.config.get("by_chance"):
+        console.print(f"the {what} cannot be judged: see the note above", markup=False)
+    else:
+        console.print(
+            f"about {rate.value:.1%} of {what} look wrong ({rate.low:.1%} to {rate.high:.1%}){precision}", markup=False
+        )
+    if not found.config.get("by_chance") and rate.low <= 0 and rate.high > max(OPEN / 100, 2 * rate.value):
         console.print(
             "the interval is wide: these features cannot tell errors that a model learns from samples that are hard",
             style="dim",
