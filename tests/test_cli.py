@@ -86,14 +86,14 @@ def test_control_characters_of_names_do_not_reach_the_terminal(tmp_path, monkeyp
     path = tmp_path / f"d{ESCAPE}.csv"
     path.write_text("\n".join([f"n{ESCAPE},y{ESCAPE}", *rows]))
     for arguments in (
-        ["audit", str(path), "--label", f"y{ESCAPE}", "--epochs", "1", "--out", str(tmp_path / "run")],
+        ["audit", str(path), "--label", f"y{ESCAPE}", "--out", str(tmp_path / "run")],
         ["audit", str(path), "--label", "none"],
         ["audit", str(tmp_path / f"{ESCAPE}.csv")],
     ):
         monkeypatch.setattr(sys, "argv", ["compensate", *arguments])
         with pytest.raises(SystemExit):
             main()
-        said = "".join(capsys.readouterr())
+        said = "".join(capsys.readouterr()).replace("\n", "")  # long paths are wrapped
         assert "red" in said
         assert not set(said) & {"\x1b", "\x07", "\u202e"}, said
 
