@@ -93,7 +93,7 @@ def test_control_characters_of_names_do_not_reach_the_terminal(tmp_path, monkeyp
         monkeypatch.setattr(sys, "argv", ["compensate", *arguments])
         with pytest.raises(SystemExit):
             main()
-        said = "".join(capsys.readouterr()).replace("\n", "")  # long paths are wrapped
+        said = "".join(capsys.readouterr()).replace("\n", "")  # long lines are broken, and no letter is lost
         assert "red" in said
         assert not set(said) & {"\x1b", "\x07", "\u202e"}, said
 

@@ -15,7 +15,7 @@ from compensate.commands.apply import apply
 from compensate.commands.audit import audit
 from compensate.commands.compare import compare
 from compensate.commands.demo import demo
-from compensate.commands.terminal import console, errors
+from compensate.commands.terminal import console, errors, visible
 from compensate.commands.train import train
 from compensate.commands.tune import tune
 from compensate.errors import InputError
@@ -42,11 +42,11 @@ def run(commands: typer.Typer) -> None:
     try:
         commands()
     except InputError as error:
-        errors.print(Text.assemble(("error: ", "bold red"), str(error)))
+        errors.print(Text.assemble(("error: ", "bold red"), visible(str(error))))
         sys.exit(2)
     except OSError as error:
         # A disk or folder that refuses; what was being written is whole or not there.
-        errors.print(Text.assemble(("error: ", "bold red"), str(error)))
+        errors.print(Text.assemble(("error: ", "bold red"), visible(str(error))))
         sys.exit(2)
     except KeyboardInterrupt:
         errors.print("stopped")

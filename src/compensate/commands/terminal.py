@@ -25,6 +25,10 @@ def visible(text: str) -> str:
 class Terminal(Console):
     """A console that shows control characters of what it prints as marks; its own colours and bars are unchanged."""
 
+    def print(self, *objects: Any, **options: Any) -> None:
+        # Before lines are broken: signs without width would make the console cut letters beside them.
+        super().print(*(visible(part) if isinstance(part, str) else part for part in objects), **options)
+
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for text, style, control in super().render(renderable, options):
             yield Segment(text if control else visible(text), style, control)
