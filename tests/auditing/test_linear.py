@@ -122,12 +122,3 @@ def test_portions_of_rows_change_nothing(monkeypatch):
     assert len(list(parts.blocks(240))) == 15
     np.testing.assert_allclose(parts.spread, whole.spread, rtol=1e-3)
     np.testing.assert_allclose(whole.held_out(w), parts.held_out(parts.fit(compensated(y, 0.5), 1e-2)), atol=0.02)
-
-
-def test_the_model_for_new_rows_is_the_mean_of_the_folds():
-    x, y = classified()
-    fitted = LinearFolds(x, assign_folds(y), 5, 3)
-    w = fitted.fit(compensated(y, 0.5), 1e-2)
-    weights, intercept = fitted.model(w)
-    expected = fitted.logits(w, np.arange(20)).mean(1)
-    np.testing.assert_allclose(x[:20] @ weights + intercept, expected, atol=1e-3)

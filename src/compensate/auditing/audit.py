@@ -168,9 +168,6 @@ def _result(
 ) -> Audit:
     agreement = float((verdict.log_q.argmax(1) == given[rows]).mean())
     config |= {"agreement": agreement, "by_chance": verdict.by_chance}
-    own = verdict.log_q[np.arange(len(rows)), given[rows]]
-    others = verdict.log_q.copy()
-    others[np.arange(len(rows)), given[rows]] = -np.inf
     p = np.minimum(verdict.p_error, 0.5) if verdict.by_chance else verdict.p_error
     return Audit(
         **_described(data, rows, config, notes, None if views is None else views.shown),
@@ -179,7 +176,7 @@ def _result(
         suggested=verdict.suggested,
         score=verdict.log_odds,
         p_error=p,
-        evidence={"margin": own - others.max(1), "loss": -own},
+        evidence=verdict.evidence(given[rows]),
         noise_rate=verdict.share,
         probabilities=np.exp(verdict.log_q).astype(np.float32),
         unlabelled=_predicted(data, given, log_q),
@@ -232,7 +229,7 @@ def _quantities(data: Data, encoder: str | Path, device: str | None, seed: int, 
         "index": data.index[lost], "suggested": found.predicted[lost], "probability": np.full(len(lost), np.nan),
     }  # fmt: skip
     config = {
-        "seed": seed, "folds": FOLDS, **views.about, "agreement": max(found.explained, 0.0), "views": found.weights,
+        "seed": seed, "folds": FOLDS, **views.about, "agreement": max(found.explained, 0.0), "views": found.weights, "by_chance": found.by_chance,
     }  # fmt: skip
     notes = (BY_CHANCE.format("values"),) if found.by_chance else ()
     described = _described(data, rows, config, notes, views.shown)

@@ -63,13 +63,11 @@ class Judged:
     Attributes:
         log_p: by learner, (N, C) out-of-fold log probabilities.
         transition: (C, C) how often true class t is written as j, under the assumed share of errors.
-        linear: weights (D, C) and intercepts (C,) by linear learner, for new rows.
         decay: the chosen strength.
     """
 
     log_p: dict[str, Floats] = field(default_factory=dict)
     transition: NDArray[np.float64] = field(default_factory=lambda: np.eye(1))
-    linear: dict[str, tuple[Floats, Floats]] = field(default_factory=dict)
     decay: float = 0.0
 
 
@@ -111,7 +109,6 @@ def _logcomp(fitted: LinearFolds, labels: Ints, found: Judged) -> None:
             break
     assert chosen is not None
     found.log_p["logcomp"] = fitted.held_out(chosen)
-    found.linear["logcomp"] = fitted.model(chosen)
 
 
 def _transitions(fitted: LinearFolds, labels: Ints, found: Judged) -> None:
@@ -130,7 +127,6 @@ def _transitions(fitted: LinearFolds, labels: Ints, found: Judged) -> None:
             a[k] = transition_from(counts[k])
     assert w is not None
     found.log_p["transitions"] = fitted.held_out(w)
-    found.linear["transitions"] = fitted.model(w)
     found.transition = a.mean(0).astype(np.float64)
 
 

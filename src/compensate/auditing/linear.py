@@ -150,12 +150,6 @@ class LinearFolds:
             found[part] = softmax(u[np.arange(len(u)), self.folds[rows[part]]])[1]
         return found
 
-    def model(self, w: Floats) -> tuple[Floats, Floats]:
-        """Weights (D, C) and intercept (C,) for new rows: the mean of the models of all folds."""
-        inner, intercept = self._raw(w)
-        shape = (-1, self.num_folds, self.num_classes)
-        return inner.reshape(shape).mean(1), intercept.reshape(shape[1:]).mean(0)
-
 
 def is_sparse(x: Any) -> bool:
     """Whether it is a sparse matrix of scipy."""

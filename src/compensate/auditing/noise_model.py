@@ -96,6 +96,14 @@ class Verdict:
     contradicting: float
     gain: float
 
+    def evidence(self, labels: Ints) -> dict[str, Floats]:
+        """(N,) each: by how much the given class is ahead of the next likeliest, and the log loss."""
+        rows = np.arange(len(labels))
+        others = self.log_q.copy()
+        others[rows, labels] = -np.inf
+        own = self.log_q[rows, labels]
+        return {"margin": own - others.max(1), "loss": -own}
+
     @property
     def by_chance(self) -> bool:
         """Whether labels are predicted no better than by chance."""

@@ -61,9 +61,6 @@ def audit_probabilities(
     # Probabilities that are too sure are tempered as those of a single learner are.
     log_q, _ = pool({"probabilities": q - logsumexp(q, axis=1, keepdims=True)}, y)
     verdict = judge(log_q, y)
-    own = q[np.arange(len(y)), y]
-    others = q.copy()
-    others[np.arange(len(y)), y] = -np.inf
     lost = np.flatnonzero(given == UNLABELLED)
     unlabelled: dict[str, NDArray[Any]] = {}
     if len(lost):
@@ -77,7 +74,7 @@ def audit_probabilities(
         suggested=verdict.suggested,
         score=verdict.log_odds,
         p_error=np.minimum(verdict.p_error, 0.5) if verdict.by_chance else verdict.p_error,
-        evidence={"margin": own - others.max(1), "loss": -own},
+        evidence=verdict.evidence(y),
         noise_rate=verdict.share,
         probabilities=p[rows].astype(np.float32),
         unlabelled=unlabelled,
