@@ -11,6 +11,7 @@ from compensate.granularity import Category, Sample
 from compensate.inference.adversarial import Adversarial
 from compensate.inference.regularised import L1, L2
 from compensate.inference.statistics import Evidence
+from compensate.inference.tuning import Warmup
 from compensate.methods.registry import method
 from compensate.methods.search import Choice, Kind, Real, Space, each
 from compensate.proximal import Norm
@@ -55,6 +56,7 @@ def logcomp(
     update: Literal["prox", "subgradient"] | None = None,
     preset: Literal["paper", "paper-per-sample"] | None = None,
     batch_size: int = 128,
+    warmup: float | None = None,
     store: Store = "auto",
     path: str | Path | None = None,
     dtype: str | None = None,
@@ -79,6 +81,7 @@ def logcomp(
         preset: the paper's numbers for what is not given: "paper" reads its learning rate as acting on the mean over a batch (divided by
             `batch_size`), "paper-per-sample" on each sample; both by subgradient.
         batch_size: for `preset="paper"`.
+        warmup: epochs over which `lam`, a number, falls from 1, where nothing is compensated, to its value.
         store, path, dtype: how rows are kept, as in :class:`~compensate.terms.Sample`: "auto" is in full up to a gigabyte.
         record: what is kept of each sample for `suspects`: "full", 24 bytes; "lean", 8, without losses and sizes; "none";
             "auto", full up to a million samples and lean beyond.
@@ -95,10 +98,17 @@ def logcomp(
     }
     if preset not in presets:
         raise InputError(f'preset is "{preset}"; expected "paper" or "paper-per-sample".')
-    strength, step, way = presets[preset]
+    numbers, step, way = presets[preset]
+    strength: Value = numbers if lam is None else lam
+    if warmup is not None:
+        if callable(strength):
+            raise InputError(
+                f"lam is a {type(strength).__name__} and warmup={warmup}; expected a number to warm up, or a schedule without warmup."
+            )
+        strength = Warmup(1.0, float(strength), epochs=warmup, num_samples=num_samples)
     table = Sample(
         num_samples, num_classes,
-        penalty=L1(strength if lam is None else lam), lr=step if lr is None else lr, update=update or way,
+        penalty=L1(strength), lr=step if lr is None else lr, update=update or way,
         store=store, path=path, dtype=dtype,
     )  # fmt: skip
     if record not in ("auto", "full", "lean", "none"):
