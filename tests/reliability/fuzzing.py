@@ -35,10 +35,9 @@ from compensate.auditing.corrections import read_corrections
 from compensate.auditing.page.model import Estimate
 from compensate.auditing.result import Audit
 from compensate.data import Splits, load, read_vectors
-from compensate.data.cifar import read_cifar
-from compensate.data.corpora import read_imdb, read_sst2
-from compensate.data.idx import read_mnist
 from compensate.data.labels import read_labels
+from compensate.data.named.image_sets import read_cifar, read_mnist
+from compensate.data.named.text_sets import read_imdb, read_sst2
 from compensate.errors import InputError
 from compensate.training import Config, checkpoint, read_toml
 
@@ -117,7 +116,7 @@ def stored_run() -> Files:
         "table", "pets.csv", ("cat", "dog", "fox"), np.arange(12), Y, (Y + 1) % 3, np.log(p / (1 - p)), p,
         {"margin": RNG.normal(size=12)}, Estimate(0.1, 0.0, 0.2), ids=tuple(f"k{i}" for i in range(12)),
         probabilities=RNG.random((12, 3)).astype(np.float32), curves={"loss": [0.5, 0.25]},
-        unlabelled={"index": np.array([12]), "suggested": np.array([1]), "probability": np.array([0.5])},
+        unlabeled={"index": np.array([12]), "suggested": np.array([1]), "probability": np.array([0.5])},
         config={"source": "pets.csv", "label": "label"}, notes=("a note",), source_digest="sha256:0123456789abcdef",
         row_digests=RNG.integers(1, 1 << 62, size=12).astype(np.uint64),
     )  # fmt: skip

@@ -14,9 +14,9 @@ from compensate.auditing.folds import FOLDS, assign_folds
 from compensate.auditing.learners import judge_view
 from compensate.auditing.noise_model import BY_CHANCE, Verdict, judge, pool
 from compensate.auditing.result import Audit
-from compensate.auditing.source import KINDS, labelled, read
+from compensate.auditing.source import KINDS, labeled, read
 from compensate.auditing.views import Views, make_views
-from compensate.data.dataset import UNLABELLED, Data
+from compensate.data.dataset import UNLABELED, Data
 from compensate.errors import InputError
 
 if TYPE_CHECKING:
@@ -100,13 +100,13 @@ def audit(
                 f'{name} is for the training of a model, and none is given; add model=, for example model="mlp".'
             )
     source = read(data, labels, features, options)
-    known = labelled(source)
+    known = labeled(source)
     if known.regression:
         if model is not None:
             raise InputError("quantities are judged without a model of your own; give its embeddings as features=.")
         return _quantities(known, encoder, device, seed, progress)
     given_labels, notes = _audited(known)
-    rows = np.flatnonzero(given_labels != UNLABELLED)
+    rows = np.flatnonzero(given_labels != UNLABELED)
     if len(rows) < FEWEST:
         raise InputError(f"{len(rows)} rows have a label that can be checked; an audit needs {FEWEST} or more.")
     views = make_views(known, encoder, device=device, progress=progress) if model is None or crossfit else None
@@ -179,7 +179,7 @@ def _result(
         evidence=verdict.evidence(given[rows]),
         noise_rate=verdict.share,
         probabilities=np.exp(verdict.log_q).astype(np.float32),
-        unlabelled=_predicted(data, given, log_q),
+        unlabeled=_predicted(data, given, log_q),
         curves={} if trained is None else trained.curves,
         model=None if trained is None else trained.model,
     )
@@ -207,7 +207,7 @@ def _quantities(data: Data, encoder: str | Path, device: str | None, seed: int, 
     """The audit of quantities: see `compensate.auditing.quantities`."""
     from compensate.auditing.quantities import judge_quantities
 
-    rows = np.flatnonzero(data.labelled)
+    rows = np.flatnonzero(data.labeled)
     if len(rows) < FEWEST:
         raise InputError(f"{len(rows)} rows have a value; an audit needs {FEWEST} or more.")
     values = np.full(len(data), np.nan)
@@ -218,14 +218,14 @@ def _quantities(data: Data, encoder: str | Path, device: str | None, seed: int, 
     if np.ptp(values[rows]) == 0:
         raise InputError(f"all values are {values[rows][0]:g}; there is nothing to compare. Check the label column.")
     views = make_views(data, encoder, device=device, progress=progress)
-    folds = assign_folds(np.where(np.isfinite(values), 0, UNLABELLED), views.keys, folds=FOLDS, seed=seed)
+    folds = assign_folds(np.where(np.isfinite(values), 0, UNLABELED), views.keys, folds=FOLDS, seed=seed)
     if progress is not None:
         progress("fitting", 0, 1)
     found = judge_quantities(views.views, values, folds, FOLDS, seed=seed)
     if progress is not None:
         progress("fitting", 1, 1)
-    lost = np.flatnonzero(~data.labelled)
-    unlabelled = {} if not len(lost) else {
+    lost = np.flatnonzero(~data.labeled)
+    unlabeled = {} if not len(lost) else {
         "index": data.index[lost], "suggested": found.predicted[lost], "probability": np.full(len(lost), np.nan),
     }  # fmt: skip
     config = {
@@ -243,12 +243,12 @@ def _quantities(data: Data, encoder: str | Path, device: str | None, seed: int, 
         p_error=found.p_error[rows],
         evidence={"residual": np.abs(values - found.predicted)[rows], "usual residual": found.scale[rows]},
         noise_rate=found.share,
-        unlabelled=unlabelled,
+        unlabeled=unlabeled,
     )
 
 
 def _predicted(data: Data, given: NDArray[np.int64], log_q: NDArray[np.float64]) -> dict[str, NDArray[Any]]:
-    rows = np.flatnonzero((given == UNLABELLED) & ~data.labelled)
+    rows = np.flatnonzero((given == UNLABELED) & ~data.labeled)
     if not len(rows):
         return {}
     p = np.exp(log_q[rows])
@@ -271,7 +271,7 @@ def _audited(data: Data) -> tuple[NDArray[np.int64], tuple[str, ...]]:
         shown = ", ".join(f'row {data.index[i]} ("{data.classes[given[i]][:40]}")' for i in lone[:5])
         more = f" and {len(lone) - 5} more" if len(lone) > 5 else ""
         notes.append(f"The only sample of its class cannot be checked and is left out: {shown}{more}.")
-        given[lone] = UNLABELLED
+        given[lone] = UNLABELED
     if data.ids is not None:
         # As objects: an array of texts gives each as much room as the longest.
         ids, where, times = np.unique(

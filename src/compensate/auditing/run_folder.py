@@ -137,7 +137,7 @@ def save(found: Audit, folder: Path) -> None:
         "index": found.index, "given": found.given, "suggested": found.suggested,
         "score": found.score, "p_error": found.p_error,
         **{f"evidence.{k}": v for k, v in found.evidence.items()},
-        **{f"unlabelled.{k}": v for k, v in found.unlabelled.items()},
+        **{f"unlabeled.{k}": v for k, v in found.unlabeled.items()},
     }  # fmt: skip
     if found.probabilities is not None:
         arrays["probabilities"] = found.probabilities
@@ -194,7 +194,7 @@ def load(folder: Path) -> dict[str, Any]:
         **{name: arrays.get(name) for name in ("probabilities", "row_digests")},
         "noise_rate": Estimate(*texts["noise_rate"]),
         "evidence": _under(arrays, "evidence."),
-        "unlabelled": _under(arrays, "unlabelled."),
+        "unlabeled": _under(arrays, "unlabeled."),
     }
 
 
@@ -239,13 +239,13 @@ def _check_arrays(arrays: Mapping[str, NDArray[Any]], texts: Mapping[str, Any]) 
     if "row_digests" in arrays:
         found = arrays["row_digests"]
         _expect(found.shape == rows and found.dtype == np.uint64, "row_digests are not one for each row")
-    lost = _under(arrays, "unlabelled.")
+    lost = _under(arrays, "unlabeled.")
     if lost:
-        _expect(set(lost) == {"index", "suggested", "probability"}, "unlabelled lacks one of its parts")
-        _expect(len({v.shape for v in lost.values()}) == 1 and lost["index"].ndim == 1, "unlabelled differs in length")
-        _check_index(lost["index"], "unlabelled.index")
-        _check_labels(lost["suggested"], classes, "unlabelled.suggested")
-        _expect(lost["probability"].dtype.kind == "f", "unlabelled.probability holds no numbers")
+        _expect(set(lost) == {"index", "suggested", "probability"}, "unlabeled lacks one of its parts")
+        _expect(len({v.shape for v in lost.values()}) == 1 and lost["index"].ndim == 1, "unlabeled differs in length")
+        _check_index(lost["index"], "unlabeled.index")
+        _check_labels(lost["suggested"], classes, "unlabeled.suggested")
+        _expect(lost["probability"].dtype.kind == "f", "unlabeled.probability holds no numbers")
 
 
 def _check_index(index: NDArray[Any], name: str) -> None:

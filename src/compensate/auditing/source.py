@@ -14,15 +14,13 @@ from numpy.typing import ArrayLike, NDArray
 from compensate.auditing.digests import digests_of
 from compensate.auditing.views import kind_of
 from compensate.data.arrays import from_arrays, not_finite, read_npz
-from compensate.data.cifar import read_cifar
-from compensate.data.corpora import read_imdb, read_sst2
 from compensate.data.dataset import Data, Splits
-from compensate.data.digits import digits_splits
 from compensate.data.folder import read_folder
-from compensate.data.idx import read_mnist
 from compensate.data.labels import encode_labels, override_labels
 from compensate.data.load import load
-from compensate.data.sources import read_source
+from compensate.data.named.catalog import read_source
+from compensate.data.named.image_sets import digits_splits, read_cifar, read_mnist
+from compensate.data.named.text_sets import read_imdb, read_sst2
 from compensate.data.tables import read_table
 from compensate.errors import InputError, nearest
 
@@ -48,9 +46,9 @@ def read(data: Any, labels: Any, features: ArrayLike | str | Path | None, option
     return found
 
 
-def labelled(data: Data) -> Data:
+def labeled(data: Data) -> Data:
     """The data, after a look at whether any row has a label."""
-    if not data.labelled.any():
+    if not data.labeled.any():
         raise InputError(
             "no row has a label; an audit compares labels with what the samples say. Name the label column (--label), or "
             "give labels=."

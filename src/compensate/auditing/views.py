@@ -173,12 +173,12 @@ def _of_images(data: Data, encoder: str | Path, device: Any, progress: Progress 
         few = pixels.shape[1] <= PIXELS
         return Views((View("pixels", pixels, pixels if few else None),), keys, pixels, about)
     views = [View(about["encoder"], encoded)]
-    if _is_grey(data.x):  # drawings and digits: the pixels themselves say much
+    if _is_gray(data.x):  # drawings and digits: the pixels themselves say much
         views.append(View("pixels", pixels, pixels))
     return Views(tuple(views), keys, encoded, about)
 
 
-def _is_grey(images: NDArray[Any]) -> bool:
+def _is_gray(images: NDArray[Any]) -> bool:
     return images.shape[1] == 1
 
 

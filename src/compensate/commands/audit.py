@@ -244,7 +244,7 @@ def _opening(source: Data) -> str:
     if info.get("text"):
         parts.append(f'text column "{info["text"]}"')
     if source.regression:
-        y = source.target[source.labelled]
+        y = source.target[source.labeled]
         said = f"a quantity from {y.min():g} to {y.max():g}" if len(y) else "empty"
     else:
         counts = source.class_counts
@@ -252,7 +252,7 @@ def _opening(source: Data) -> str:
         named = " · ".join(f"{_short(source.classes[c])} {counts[c]:,}" for c in order)
         said = f"{source.num_classes} classes: {named}{' · …' if source.num_classes > 4 else ''}"
     parts.append(f'label column "{info["label"]}" ({said})' if info.get("label") else said)
-    lost = int((~source.labelled).sum())
+    lost = int((~source.labeled).sum())
     if lost:
         parts.append(f"{lost:,} without a label, which are predicted")
     unused = [_short(c.name) for c in info.get("columns", ()) if c.role in ("identifier", "constant", "ignored")]

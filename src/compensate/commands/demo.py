@@ -28,7 +28,7 @@ def demo(
         bool, typer.Option("--search", help="Repeat the hyper-parameter search, on held-out noisy labels.")
     ] = False,
 ) -> None:
-    """Find wrong labels in a real data set: digits, 20 % of them mislabelled on purpose.
+    """Find wrong labels in a real data set: digits, 20 % of them mislabeled on purpose.
 
     **Example:** `compensate demo`
     """

@@ -119,19 +119,19 @@ def _read(files: list[Path], size: int | None, channels: int | None) -> tuple[ND
     from PIL import Image
 
     sizes: set[tuple[int, int]] = set()
-    grey = True
+    gray = True
     readable = np.zeros(len(files), dtype=bool)
     for i, file in enumerate(files):
         try:
             with Image.open(file) as image:
                 sizes.add(image.size)
-                grey = grey and image.mode in ("1", "L", "I;16")
+                gray = gray and image.mode in ("1", "L", "I;16")
                 readable[i] = True
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
             continue
     if size is None and (len(sizes) > 1 or (sizes and max(next(iter(sizes))) > LARGEST)):
         size = LARGEST
-    mode = "L" if (grey if channels is None else channels == 1) else "RGB"
+    mode = "L" if (gray if channels is None else channels == 1) else "RGB"
     images: list[NDArray[np.uint8]] = []
     for i in np.flatnonzero(readable).tolist():
         try:

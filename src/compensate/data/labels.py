@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from compensate.data.dataset import UNLABELLED, Data
+from compensate.data.dataset import UNLABELED, Data
 from compensate.data.unpickle import load_arrays
 from compensate.errors import InputError, nearest
 from compensate.files import members, numpy_damage, opened, read_numpy, read_text
@@ -36,7 +36,7 @@ def is_missing(value: Any) -> bool:
 def encode_labels(
     values: Sequence[Any] | NDArray[Any], classes: Sequence[str] | None = None
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Class numbers and class names of label cells; a missing label is `UNLABELLED`.
+    """Class numbers and class names of label cells; a missing label is `UNLABELED`.
 
     Names are in numeric order if all are numbers, else in alphabetical order; or as ``classes`` says: then the cells are
     all names, or else all class numbers. Blanks around a name do not count; tabs and line ends do only where every cell of
@@ -58,7 +58,7 @@ def encode_labels(
     there = {cell for cell in cells if cell is not None}
     if not there <= numbers.keys() and there <= by_number.keys():
         numbers = by_number  # all of them or none: with classes 1 and 3, a "1" among names must not change its meaning
-    target = np.full(len(cells), UNLABELLED, dtype=np.int64)
+    target = np.full(len(cells), UNLABELED, dtype=np.int64)
     for row, cell in enumerate(cells):
         if cell is None:
             continue
@@ -208,7 +208,7 @@ def _pick(found: Any, key: str | None, path: Path) -> NDArray[Any]:
 
 
 def _places(data: Data, keys: NDArray[Any], by: str, where: str) -> NDArray[np.int64]:
-    """The position in the data of each labelled sample; -1 if it is a row of the source that is not in this part."""
+    """The position in the data of each labeled sample; -1 if it is a row of the source that is not in this part."""
     if by == "index":
         try:
             index = np.array([int(str(k)) for k in keys], dtype=np.int64)

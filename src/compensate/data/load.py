@@ -10,15 +10,13 @@ from typing import Any
 import pandas as pd
 
 from compensate.data.arrays import read_npz
-from compensate.data.cifar import read_cifar
-from compensate.data.corpora import read_imdb, read_sst2
 from compensate.data.dataset import Data, Splits
-from compensate.data.digits import digits_splits
 from compensate.data.folder import is_image, read_folder
 from compensate.data.hub import from_hub, is_hub
-from compensate.data.idx import read_mnist
 from compensate.data.labels import override_labels
-from compensate.data.sources import SOURCES, read_source
+from compensate.data.named.catalog import SOURCES, read_source
+from compensate.data.named.image_sets import digits_splits, read_cifar, read_mnist
+from compensate.data.named.text_sets import read_imdb, read_sst2
 from compensate.data.tables import from_frame, is_table, read_table
 from compensate.errors import InputError, nearest
 from compensate.files import is_archive

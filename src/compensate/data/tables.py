@@ -126,12 +126,12 @@ def read_table(
         columns: the only columns to use, likewise. By default all but identifiers and columns with one value.
         encoding, delimiter: of the file, if they are not UTF-8 and the obvious sign.
 
-    A column ``split`` that says train, test or validation parts the data. Rows without a label stay, `UNLABELLED`.
+    A column ``split`` that says train, test or validation parts the data. Rows without a label stay, `UNLABELED`.
     ``info`` tells what was chosen; ``raw`` holds the rows as written.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
-    >>> _ = (folder / "t.csv").write_text("size,colour,label\n1,red,a\n2,blue,b\n3,red,a\n")
+    >>> _ = (folder / "t.csv").write_text("size,color,label\n1,red,a\n2,blue,b\n3,red,a\n")
     >>> data = read_table(folder / "t.csv").train
     >>> data.classes, len(data)
     (('a', 'b'), 3)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from compensate.data.dataset import Data
 from compensate.encoders.cache import Cache, cache_folder
-from compensate.encoders.catalogue import Encoder, find_encoder
+from compensate.encoders.catalog import Encoder, find_encoder
 from compensate.encoders.image import image_bytes
 from compensate.errors import InputError
 

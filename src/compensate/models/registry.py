@@ -65,7 +65,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 def build(name: str, data: Data, **options: Any) -> nn.Module:
     """The named model with as many inputs and outputs as the data set has; ``auto`` chooses one.
 
-    Images are normalised by the channel means and deviations of ``data``, which should be the training part.
+    Images are normalized by the channel means and deviations of ``data``, which should be the training part.
 
     >>> from compensate.data import digits
     >>> type(build("auto", digits())).__name__

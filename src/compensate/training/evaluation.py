@@ -79,7 +79,7 @@ def evaluate(model: nn.Module, data: Data, *, device: torch.device | str = "cpu"
     >>> sorted(evaluate(CNN(10), digits().subset(np.arange(100))))
     ['accuracy', 'loss']
     """
-    return shares(sums(model, Samples.of(data.subset(data.labelled)), device))
+    return shares(sums(model, Samples.of(data.subset(data.labeled)), device))
 
 
 def agreement(model: nn.Module, data: Data, which: NDArray[np.bool_], *, device: torch.device | str = "cpu") -> float:

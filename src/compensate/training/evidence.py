@@ -171,9 +171,9 @@ def _samples(inputs: Any, labels: NDArray[Any], num_classes: int) -> Samples:
 
 
 def _chosen(labels: NDArray[np.int64], rows: Any) -> Rows:
-    labelled = np.flatnonzero(labels >= 0)
+    labeled = np.flatnonzero(labels >= 0)
     if rows is None:
-        return labelled
+        return labeled
     chosen = np.unique(np.asarray(rows, dtype=np.int64))
     if len(chosen) and not 0 <= chosen[0] <= chosen[-1] < len(labels):
         raise InputError(f"rows are from {chosen[0]} to {chosen[-1]}; expected positions from 0 to {len(labels) - 1}.")
