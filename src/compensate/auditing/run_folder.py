@@ -87,10 +87,9 @@ def write_run(found: Audit, folder: Path) -> Path:
             found.write_predictions(new / "predictions.csv")
         found.save(new / "audit")
         if found.model is not None:
-            from safetensors.torch import save
+            from compensate.training.checkpoint import save_weights
 
-            state = {name: value.contiguous() for name, value in found.model.state_dict().items()}
-            write_atomically(new / "model.safetensors", save(state))
+            save_weights(new / "model.safetensors", found.model.state_dict())
         found.report(new / "report.html")
     return folder
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 import warnings
@@ -68,10 +69,19 @@ def audit(
             help="Deep model to train, e.g. resnet20, bilstm, cnn or mlp [default: none].", show_default=False
         ),
     ] = None,
+    finetune: Annotated[
+        bool,
+        typer.Option(
+            "--finetune", help="Train the encoder too, with a linear head on the labels; for texts and images."
+        ),
+    ] = False,
     crossfit: Annotated[
-        bool, typer.Option("--crossfit", help="Train the model once per fold, and pool it with the other learners.")
+        bool, typer.Option("--crossfit", help="Train the model or the encoder once per fold; pool it with the others.")
     ] = False,
     epochs: o.Epochs = None,
+    batch_size: o.BatchSize = None,
+    lr: o.Rate = None,
+    precision: o.Precision = None,
     size: Annotated[int | None, typer.Option(help="Image size in pixels, to resize to.", show_default=False)] = None,
     seed: o.Seed = None,
     data_dir: o.DataDir = None,
@@ -92,8 +102,15 @@ def audit(
 
     No flag is needed: the label column is the one named label, target, class, sentiment or the like, or the only one with
     few values that the others can predict.
+
+    `--model` and `--finetune` train a network. If the command is interrupted, the same command goes on where it was. In several
+    processes: `torchrun --nproc-per-node 2 -m compensate audit ...`
     """
     started = time.perf_counter()
+    deep = model is not None or finetune
+    if deep and probs is not None:
+        raise InputError(f"--probs takes the place of a model; leave out {'--finetune' if finetune else '--model'}.")
+    console.quiet = not _main()
     if data is None and probs is None:
         raise InputError("no data is given; write for example: compensate audit reviews.csv.")
     o.check_path(data, labels, features, probs)
@@ -109,15 +126,11 @@ def audit(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         source = _source(data, labels, features, data_dir, options, probs)
-        asked = {
-            **options,
-            "encoder": encoder,
-            "model": model,
-            "crossfit": crossfit,
-            "epochs": epochs,
-            "seed": seed or 0,
-            "data_dir": data_dir and data_dir.absolute(),
-        }
+        learned: dict[str, Any] = {
+            "encoder": encoder, "model": model, "finetune": finetune, "crossfit": crossfit, "epochs": epochs,
+            "batch_size": batch_size, "lr": lr, "precision": precision or "no", "seed": seed or 0,
+        }  # fmt: skip
+        asked = {**options, **learned, "data_dir": data_dir and data_dir.absolute()}
         folder = out or Path("runs") / _name(source, asked, labels, features, probs)
         check_run_folder(folder)
         if probs is not None:
@@ -126,12 +139,13 @@ def audit(
             assert source is not None
             # Checkpoints of a model's training lie beside the run's folder until the run is written.
             training = folder.with_name(f".{folder.name}.training")
-            chosen = {"encoder": encoder, "model": model, "crossfit": crossfit, "epochs": epochs, "seed": seed or 0}
-            found = _judged(source, started, run_folder=None if model is None else training, **chosen)
+            found = _judged(source, started, run_folder=training if deep else None, **learned)
+    if not _main():
+        return
     notes = [str(w.message) for w in caught if w.category is UserWarning and "torch" not in str(w.filename)]
     found = replace(found, notes=tuple(dict.fromkeys([*found.notes, *notes])))
     write_run(found, folder)
-    if model is not None:
+    if deep:
         shutil.rmtree(training, ignore_errors=True)
     for note in found.notes:
         console.print(Text.assemble(("note: ", "yellow"), note))
@@ -203,10 +217,18 @@ def _judged(source: Data, started: float, **chosen: Any) -> Audit:
     config = found.config
     if config.get("encoder"):
         console.print(f"encoded   {config['encoder']} ({config.get('license', 'license unknown')})", markup=False)
+    if config.get("finetuned"):
+        times = f"once for each of {config['folds']} folds" if config["crossfit"] else "once"
+        console.print(f"tuned     {config['finetuned']} · {config['epochs']} epochs, {times}", markup=False)
     console.print(f"fitted    {_learners(found)} · {_clock(time.perf_counter() - started)}", markup=False)
     if config.get("hint"):
         console.print(f"better features: {config['hint']}", markup=False, soft_wrap=True)
     return found
+
+
+def _main() -> bool:
+    """Whether this is the process that writes files and talks, where `torchrun` started several."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _learners(found: Audit) -> str:

@@ -35,6 +35,7 @@ Model = Annotated[str | None, _option("Model: resnet20, bilstm, cnn, mlp, ... [d
 Epochs = Annotated[int | None, _option("Training epochs.")]
 BatchSize = Annotated[int | None, _option("Batch size, over all processes.")]
 Rate = Annotated[float | None, _option("Learning rate.", "--lr")]
+Precision = Annotated[str | None, _option("Mixed precision: no, bf16 or fp16.")]
 Optimizer = Annotated[str | None, _option("Optimizer: sgd, adam or adamw.")]
 Schedule = Annotated[str | None, _option("Learning rate schedule: constant, cosine, linear or step.")]
 Seed = Annotated[int | None, _option("Random seed.")]

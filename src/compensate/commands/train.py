@@ -35,9 +35,7 @@ def train(
     patience: Annotated[
         int | None, typer.Option(help="Early-stopping patience, in epochs.", show_default=False)
     ] = None,
-    precision: Annotated[
-        str | None, typer.Option(help="Mixed precision: no, bf16 or fp16.", show_default=False)
-    ] = None,
+    precision: o.Precision = None,
     accumulate: Annotated[int | None, typer.Option(help="Gradient accumulation steps.", show_default=False)] = None,
     vectors: o.Vectors = None,
     max_length: o.MaxLength = None,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from compensate.errors import InputError
+from compensate.errors import InputError, nearest
 from compensate.extras import require
 from compensate.training.distribution import Processes
 
@@ -37,6 +37,8 @@ class Hardware:
     ) -> None:
         self.device, self.precision = torch.device(device), precision
         self.processes = Processes() if processes is None else processes
+        if precision not in ("no", *_DTYPES):
+            raise InputError(f'precision is "{precision}"; {nearest(precision, ["no", *_DTYPES])}')
         if precision == "fp16" and self.device.type != "cuda":
             raise InputError(f'fp16 needs a CUDA device, and this one is {self.device}. Take precision="bf16" or "no".')
         # Gradients of 16 bits with few digits of exponent are scaled, and steps that overflow are left out.

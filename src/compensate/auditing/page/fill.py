@@ -186,7 +186,7 @@ def _evidence(audit: Audit) -> Evidence:
     return Evidence(
         views=tuple((str(name), float(weight)) for name, weight in (config.get("views") or {}).items()),
         agreement=None if agreement is None else float(agreement),
-        encoder=str(config.get("encoder") or ""),
+        encoder=str(config.get("encoder") or "") + (", fine-tuned on these labels" if config.get("finetuned") else ""),
         license=str(config.get("license") or ""),
         hint=str(config.get("hint") or ""),
     )
