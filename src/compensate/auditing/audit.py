@@ -15,7 +15,7 @@ from compensate.auditing.learners import judge_view
 from compensate.auditing.noise_model import BY_CHANCE, Verdict, judge, pool
 from compensate.auditing.result import Audit
 from compensate.auditing.source import KINDS, labeled, read
-from compensate.auditing.views import Views, make_views
+from compensate.auditing.views import Views, make_views, unused_encoder
 from compensate.data.dataset import UNLABELED, Data
 from compensate.errors import InputError
 
@@ -127,7 +127,12 @@ def audit(
         from compensate.auditing.finetuning import find_tunable
 
         tunable = find_tunable(known, encoder)
-    views = make_views(known, encoder, device=device, progress=progress) if model is None or crossfit else None
+    if model is None or crossfit:
+        views = make_views(known, encoder, device=device, progress=progress)
+        notes = (*notes, *views.notes)
+    else:
+        views = None
+        notes = (*notes, *unused_encoder(encoder, "the samples of a model without crossfit"))
     folds = assign_folds(given_labels, None if views is None else views.keys, seed=seed)
     log_p, transition = _judged(views, given_labels, folds, known.num_classes, seed, progress)
     config: dict[str, Any] = {"seed": seed, "folds": FOLDS, **({} if views is None else views.about)}
@@ -255,7 +260,7 @@ def _quantities(data: Data, encoder: str | Path, device: str | None, seed: int, 
     config = {
         "seed": seed, "folds": FOLDS, **views.about, "agreement": max(found.explained, 0.0), "views": found.weights, "by_chance": found.by_chance,
     }  # fmt: skip
-    notes = (BY_CHANCE.format("values"),) if found.by_chance else ()
+    notes = (*views.notes, BY_CHANCE.format("values")) if found.by_chance else views.notes
     described = _described(data, rows, config, notes, views.shown)
     described["config"]["shown"] = described["kind"]
     return Audit(

@@ -42,32 +42,25 @@ def audit(
     text: o.Text = None,
     ignore: o.Ignore = None,
     columns: o.Columns = None,
-    labels: Annotated[
-        Path | None, typer.Option(help="Label file, for an array or a folder of images.", show_default=False)
-    ] = None,
+    labels: Annotated[Path | None, o.option("Label file, for an array or a folder of images.")] = None,
     features: Annotated[
         Path | None,
-        typer.Option(help="Embeddings of the samples: an .npy file, one row per sample.", show_default=False),
+        o.option("Embeddings of the samples: an .npy file, one row per sample."),
     ] = None,
     probs: Annotated[
         Path | None,
-        typer.Option(
-            help="Out-of-sample class probabilities, an .npy file of shape (N, C); no model is trained.",
-            show_default=False,
-        ),
+        o.option("Out-of-sample class probabilities, an .npy file of shape (N, C); no model is trained."),
     ] = None,
     encoder: Annotated[
         str, typer.Option(help="Pretrained encoder for texts and images: auto, none, a name, or a folder.")
     ] = "auto",
     task: Annotated[
         str | None,
-        typer.Option(help="Task: classification or regression [default: by the labels].", show_default=False),
+        o.option("Task: classification or regression [default: by the labels]."),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(
-            help="Deep model to train, e.g. resnet20, bilstm, cnn or mlp [default: none].", show_default=False
-        ),
+        o.option("Deep model to train, e.g. resnet20, bilstm, cnn or mlp [default: none]."),
     ] = None,
     finetune: Annotated[
         bool,
@@ -76,32 +69,29 @@ def audit(
         ),
     ] = False,
     crossfit: Annotated[
-        bool, typer.Option("--crossfit", help="Train the model or the encoder once per fold; pool it with the others.")
+        bool,
+        typer.Option(
+            "--crossfit", help="Train the network once per fold, so that it is pooled with the other learners."
+        ),
     ] = False,
     epochs: o.Epochs = None,
     batch_size: o.BatchSize = None,
     lr: o.Rate = None,
     precision: o.Precision = None,
-    size: Annotated[int | None, typer.Option(help="Image size in pixels, to resize to.", show_default=False)] = None,
+    size: Annotated[int | None, o.option("Resize images to this many pixels.")] = None,
     seed: o.Seed = None,
     data_dir: o.DataDir = None,
-    encoding: Annotated[str | None, typer.Option(help="File encoding [default: utf-8].", show_default=False)] = None,
-    delimiter: Annotated[
-        str | None, typer.Option(help="Column delimiter [default: detected].", show_default=False)
-    ] = None,
-    labels_key: Annotated[
-        str | None, typer.Option(help="Label set to use, for a label file that holds several.", show_default=False)
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Run folder [default: runs/NAME-DIGEST].", show_default=False)
-    ] = None,
+    encoding: o.Encoding = None,
+    delimiter: o.Delimiter = None,
+    labels_key: Annotated[str | None, o.option("Name of the label set, for a label file that holds several.")] = None,
+    out: Annotated[Path | None, o.option("Run folder [default: runs/NAME-DIGEST].")] = None,
 ) -> None:
     """Find the labels that look wrong, and write a page to review them on.
 
     **Example:** `compensate audit reviews.csv`
 
-    No flag is needed: the label column is the one named label, target, class, sentiment or the like, or the only one with
-    few values that the others can predict.
+    The label column is found by its name (label, target, class, sentiment, ...) or as the column that the others predict
+    best; `--label` names another. The run folder has the review page, a list of suspects and the settings.
 
     `--model` and `--finetune` train a network. If the command is interrupted, the same command goes on where it was. In several
     processes: `torchrun --nproc-per-node 2 -m compensate audit ...`
@@ -120,6 +110,7 @@ def audit(
     }  # fmt: skip
     options = {name: value for name, value in chosen.items() if value is not None}
     from compensate.auditing.run_folder import check_run_folder, write_run
+    from compensate.auditing.views import unused_encoder
     from compensate.files import check_writable
 
     check_writable(out or Path("runs"))
@@ -135,6 +126,7 @@ def audit(
         check_run_folder(folder)
         if probs is not None:
             found = _of_probabilities(source, probs, labels, labels_key)
+            found = replace(found, notes=(*found.notes, *unused_encoder(encoder, "probabilities")))
         else:
             assert source is not None
             # Checkpoints of a model's training lie beside the run's folder until the run is written.

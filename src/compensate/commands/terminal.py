@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.segment import Segment
 
 # Signs that move the cursor, change colors, or turn the direction of writing; a line end and a tab are harmless.
@@ -40,3 +41,11 @@ def _terminal(**options: Any) -> Terminal:
 
 console = _terminal()
 errors = _terminal(stderr=True)
+
+
+def bar_of(what: str, unit: str) -> Progress:
+    """A progress bar that counts: `what` is done, how many `unit`s are, the time so far and the time left."""
+    return Progress(
+        TextColumn(what), BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn(unit), TimeElapsedColumn(),
+        TextColumn("left"), TimeRemainingColumn(), console=console, transient=True,
+    )  # fmt: skip
