@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def apply(
-    data: Annotated[Path, typer.Argument(help="The audited CSV, TSV or Parquet file, or folder of images.")],
+    data: Annotated[Path, typer.Argument(help="The audited file or folder.")],
     corrections: Annotated[
         Path, typer.Argument(help="corrections.csv, exported from the review page; with --accept, the run folder.")
     ],
@@ -46,7 +46,7 @@ def apply(
 
     Without a browser: `compensate apply reviews.csv runs/reviews-3f2a --accept 0.9`
 
-    A corrected CSV or TSV is the same file but for the changed cells. A folder of images gets a label file. A file that is
+    A corrected CSV, TSV or JSONL is the same file but for the changed labels. A folder of images gets a label file. A file that is
     not the audited one is refused, unless its rows shall be found by their content (--rematch).
     """
     o.check_path(data, corrections)

@@ -7,6 +7,7 @@ import json
 import shlex
 import sys
 from collections.abc import Container, Mapping, Sequence
+from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -61,7 +62,7 @@ def check_path(*paths: str | Path | None) -> None:
     """Refuses what can only be a path and is not there, before anything heavy is imported to read it."""
     for path in (p for p in paths if p is not None):
         named = isinstance(path, str) and not Path(path).suffix and len(Path(path).parts) == 1
-        if not named and not Path(path).expanduser().exists():
+        if not named and not Path(path).expanduser().exists() and not glob(str(path)):
             raise InputError(f"there is no file or folder {path}; check the path.")
 
 
