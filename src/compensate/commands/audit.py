@@ -35,7 +35,8 @@ def audit(
     data: Annotated[
         str | None,
         typer.Argument(
-            help="A .csv, .tsv, .parquet, .npy or .npz file, a folder of images, or a name.", show_default=False
+            help="A .csv, .tsv, .jsonl, .xlsx, .parquet, .npy or .npz file, a folder of images or of Parquet files, or a name.",
+            show_default=False,
         ),
     ] = None,
     label: o.Label = None,
@@ -241,7 +242,7 @@ def _of_probabilities(source: Data | None, probs: Path, labels: Path | None, lab
 
     if source is None:
         assert labels is not None
-        cells = read_labels(labels, labels_key)[0]
+        cells = read_labels(labels, labels_key).cells
         return audit_probabilities(read_array(probs), cells, title=labels.name)
     title = str(source.info.get("title", "the data"))
     found = audit_probabilities(
