@@ -110,6 +110,7 @@ def audit(
                 f'{name} is for the training of a model, and none is given; add model=, for example model="mlp", or '
                 "finetune=True for texts and images."
             )
+    _check_training(**training, device=device, deep=model is not None or finetune)
     source = read(data, labels, features, options)
     known = labeled(source)
     if known.regression:
@@ -158,6 +159,28 @@ def audit(
     if verdict.by_chance:
         notes = (*notes, BY_CHANCE.format("labels"))
     return _result(known, rows, given_labels, log_q, verdict, config, notes, views, trained)
+
+
+def _check_training(
+    *,
+    epochs: int | None,
+    batch_size: int | None,
+    lr: float | None,
+    precision: str,
+    device: str | None,
+    deep: bool,
+    **_: Any,
+) -> None:
+    """Refuses what no training can have, before hours of encoding and not after."""
+    for name, value in (("epochs", epochs), ("batch_size", batch_size)):
+        if value is not None and value < 1:
+            raise InputError(f"{name} is {value}; expected 1 or more.")
+    if lr is not None and not 0 < lr < np.inf:
+        raise InputError(f"lr is {lr}; expected a positive number.")
+    if deep:
+        from compensate.training.hardware import Hardware, found_device
+
+        Hardware(found_device(device), precision)
 
 
 def _judged(

@@ -61,8 +61,8 @@ def judge_by_model(
     """
     if isinstance(data.x, np.ndarray) and data.x.dtype.kind == "O":
         raise InputError(
-            "a model of your own takes numbers, and these samples are texts. Make token ids with compensate.data.encode, or "
-            "leave model out: an encoder and words are then looked at."
+            "a model of your own takes numbers, and these samples are texts. Make token ids with compensate.data.encode_texts, "
+            "or leave model out: an encoder and words are then looked at, and finetune=True (--finetune) trains the encoder."
         )
     return _train(data, labels, data.num_classes, _maker(data, model), folds, RECIPE, **training)
 
@@ -107,11 +107,6 @@ def _train(
     """One training, or one for each fold. What is None is as the recipe says."""
     chosen = {"epochs": epochs, "batch_size": batch_size, "lr": lr}
     settings = {**recipe, **{name: value for name, value in chosen.items() if value is not None}}
-    for name in ("epochs", "batch_size"):
-        if settings[name] < 1:
-            raise InputError(f"{name} is {settings[name]}; expected 1 or more.")
-    if not 0 < settings["lr"] < np.inf:
-        raise InputError(f"lr is {settings['lr']}; expected a positive number, for example {recipe['lr']:g}.")
     parts = [None] if folds is None else sorted(set(folds.tolist()))
     found = np.full((len(labels), classes), np.log(1 / classes), np.float32)
     runs: list[Recorded] = []

@@ -47,11 +47,7 @@ class Hardware:
     @classmethod
     def found(cls, device: torch.device | str | None = None, precision: str = "no") -> Hardware:
         """The device that is given, or a graphics card where there is one; with the processes that were launched."""
-        processes = Processes.launched()
-        if device is None:
-            card = int(os.environ.get("LOCAL_RANK", "0"))
-            device = torch.device("cuda", card) if torch.cuda.is_available() else torch.device("cpu")
-        return cls(device, precision, processes)
+        return cls(found_device(device), precision, Processes.launched())
 
     def wrap(self, module: nn.Module) -> nn.Module:
         """The module whose backward pass averages gradients over the processes."""
@@ -79,6 +75,18 @@ class Hardware:
         else:
             self.scaler.step(optimizer)
             self.scaler.update()
+
+
+def found_device(device: torch.device | str | None = None) -> torch.device:
+    """The device that is given, or this process's graphics card where there is one.
+
+    >>> found_device("cpu")
+    device(type='cpu')
+    """
+    if device is not None:
+        return torch.device(device)
+    card = int(os.environ.get("LOCAL_RANK", "0"))
+    return torch.device("cuda", card) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def move(x: Any, device: torch.device | str) -> Any:
