@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from compensate.data import SOURCES, Data, find_vectors, gather
-from compensate.data.sources import find_source
+from compensate.data.named.catalog import find_source
 from compensate.errors import InputError
 from compensate.files import make_folder, write_atomically
 from compensate.training.config import Config

@@ -21,7 +21,7 @@ from compensate.gates import Where, above, below
 from compensate.granularity import Category, Corpus, Fresh, Group, Sample, Table
 from compensate.inference.adversarial import Adversarial
 from compensate.inference.prior import Slack
-from compensate.inference.regularised import L1, AtLeast, Ball
+from compensate.inference.regularized import L1, AtLeast, Ball
 from compensate.inference.statistics import recorded
 from compensate.inference.tuning import Top
 from compensate.methods.registry import METHODS, Method, find
@@ -141,7 +141,7 @@ def compose(
     *,
     target: str = "logit",
     direction: str = "positive",
-    inference: str = "regularised",
+    inference: str = "regularized",
     granularity: str = "sample",
     strength: float | None = None,
     lam: float | None = None,
@@ -156,7 +156,7 @@ def compose(
         target: feature, logit, label, prediction or loss; several joined by a plus sign; "mixed" is logit+feature.
         direction: "positive" lowers losses, "negative" raises them, "mixed" lowers those of the `pro` percent of samples that
             fit worst and raises the others.
-        inference: prior, tuning, regularised, meta or adversarial; "mixed" is regularised with prior knowledge beside it.
+        inference: prior, tuning, regularized, meta or adversarial; "mixed" is regularized with prior knowledge beside it.
         granularity: sample, category, group or corpus; several joined by a plus sign; "mixed" is sample+category.
         strength: the size of a tuned compensation, and the radius of bounds and balls; by default what suits the target.
         lam: the weight of the penalty; by default what suits the target.
@@ -166,10 +166,10 @@ def compose(
         sizes: `num_samples`, `num_classes`, `class_counts`, `num_groups`, `feature_shape`, as far as the cell needs them. With
             `num_samples` the criterion keeps a record of each sample, for `suspects`.
 
-    >>> print(compose(target="logit", inference="regularised", num_samples=50, num_classes=3))
+    >>> print(compose(target="logit", inference="regularized", num_samples=50, num_classes=3))
     mean_i [ l( S(f(x_i) + du_i), y_i ) + penalty_i ]
       du = Sample(50 x 3, L1(0.05), lr=1, prox)
-      logit · positive · regularised · sample · holds 1.8 kB
+      logit · positive · regularized · sample · holds 1.8 kB
     """
     for name, value, known in (
         ("direction", direction, DIRECTIONS),
@@ -203,7 +203,7 @@ def compose(
 
 
 def swap(method: str, /, **changes: Any) -> Compensated:
-    """A neighbour of a published method: the criterion whose place in the taxonomy differs in the given axes.
+    """A neighbor of a published method: the criterion whose place in the taxonomy differs in the given axes.
 
     Args:
         method: a name in `METHODS`.
@@ -264,7 +264,7 @@ class _Parts:
 
     def terms(self, target: str, direction: str, inference: str, granularity: str, pro: float) -> Iterator[Any]:
         levels = ("sample", "category") if granularity == "mixed" else granularity.split("+")
-        ways = ("regularised", "prior") if inference == "mixed" else (inference,)
+        ways = ("regularized", "prior") if inference == "mixed" else (inference,)
         for way, level in product(ways, levels):
             if direction == "mixed" and way == "meta" and target != "loss":
                 yield self.table(level, self.shape(target), update="meta")  # clean data find the direction
@@ -280,7 +280,7 @@ class _Parts:
         if inference == "adversarial":
             per = Fresh() if level == "sample" else self.table(level, self.shape(target))
             return Adversarial(self.strength, sign=sign, per=per, steps=self.steps, random_start=False)
-        if inference == "regularised":
+        if inference == "regularized":
             held: dict[str, Any] = {
                 "penalty": L1(self.lam),
                 "bound": Ball(self.strength, "linf") if sign > 0 else None,

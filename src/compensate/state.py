@@ -445,7 +445,7 @@ class State:
         keys = table.key(self)
         if table.update == "manual":
             v = table.gather(keys)
-            self._penalise(table, v)
+            self._penalize(table, v)
             return v
         moves = table.update == "meta" if self.meta else (self.learn and table.update in ("prox", "subgradient"))
         if moves:
@@ -453,10 +453,10 @@ class State:
             v = touched.rows if touched.which is None else touched.rows[touched.which]
         else:
             v = table.gather(keys).detach()
-        self._penalise(table, v.detach())
+        self._penalize(table, v.detach())
         return v
 
-    def _penalise(self, table: Table, v: Tensor) -> None:
+    def _penalize(self, table: Table, v: Tensor) -> None:
         if table.penalty is not None:
             penalty = table.penalty(v, self)
             penalty = penalty if self.complete and self.gate is None else penalty * self.active

@@ -15,7 +15,7 @@ from compensate.gates import Where, above, below
 from compensate.granularity import Category, Corpus, Fresh, Group, Sample
 from compensate.inference.adversarial import Adversarial, Pull
 from compensate.inference.prior import Slack, Toward, prediction, uniform
-from compensate.inference.regularised import L1, L2, AtLeast, Ball, GroupL2
+from compensate.inference.regularized import L1, L2, AtLeast, Ball, GroupL2
 from compensate.inference.statistics import ClassMean, Evidence, Statistic
 from compensate.inference.tuning import Ramp, StepSchedule, Top, Warmup
 from compensate.state import State
