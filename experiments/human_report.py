@@ -21,7 +21,8 @@ def sections(results: Path) -> list[str]:
     """Parts of the page of results; nothing where nothing is stored."""
     if not (results / "labels.json").is_file():
         return []
-    return ["## Errors that people made", markdown(results)]
+    picture = "![Accuracy by the number of labels that a person read.](img/human-errors.png)"
+    return ["## Errors that people made", markdown(results), picture]
 
 
 def markdown(results: Path) -> str:
