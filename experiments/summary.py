@@ -74,7 +74,7 @@ def drawn(tables: Mapping[str, Comparison]) -> Figure:
             ax.annotate(row, (1.06, last), va="center", fontsize=8, color=color)
         ax.set_xlim(-0.15, 2.0)
         ax.set_xticks([0, 1], ["paper", "here"])
-        ax.invert_yaxis()
+        ax.set_ylim(max(last, len(ranks)) + 0.4, 0.6)  # the best on top
         ax.set_title(found.table.dataset, fontsize=11)
         ax.spines[["top", "right", "bottom"]].set_visible(False)
     figure.axes[0].set_ylabel("mean rank over the columns (1 is best)")
