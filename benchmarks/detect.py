@@ -502,7 +502,15 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-IN_README = ("human errors", "SST-2, 20 % flipped |", "SST-2, errors of", "CIFAR-10, 10,000", "CIFAR-10, 20 %", "CIFAR-10, errors of", "breast cancer")
+IN_README = (
+    "human errors",
+    "SST-2, 20 % flipped |",
+    "SST-2, errors of",
+    "CIFAR-10, 10,000",
+    "CIFAR-10, 20 %",
+    "CIFAR-10, errors of",
+    "breast cancer",
+)
 """Of each kind of data one case of every kind of error, the weak ones included; the other rows are in docs/detection.md."""
 
 

@@ -29,7 +29,7 @@ GOOD = {
 ANY_VALUE = {"--out", "--data-dir", "--markdown"}
 """Folders and files that are made, or looked for where data are named."""
 
-FOR_OTHER_DATA = {"--encoder", "--vectors", "--labels-key", "--teacher"}
+FOR_OTHER_DATA = {"--vectors", "--labels-key", "--teacher"}
 """Not read for a table of numbers, a file without keys or a method without a teacher."""
 
 ADVICE = (
