@@ -173,7 +173,7 @@ class Table(nn.Module, ABC):
     @torch.no_grad()
     def descend(self, touched: Touched, grad: Tensor, s: State) -> None:
         """One step of the touched rows down their mean gradient; `grad` is summed over the samples of each row."""
-        if touched.shared:
+        if touched.shared and touched.count is not None:
             grad = grad / touched.count.clamp(min=1).reshape((-1,) + (1,) * (grad.ndim - 1))
         # Not as they were read if another term of the batch, or another batch before this one's backward, may have moved them.
         alone = touched.slot != "dx" and sum(other.table is self for other in s.touched) == 1
@@ -181,10 +181,12 @@ class Table(nn.Module, ABC):
         if touched.fixed:
             self._descend_together(touched, old, grad, s)
         else:
-            self.write(touched.keys, self.stepped(old, grad, s), where=touched.count > 0, old=old)
+            where = None if touched.count is None else touched.count > 0
+            self.write(touched.keys, self.stepped(old, grad, s), where=where, old=old)
 
     def _descend_together(self, touched: Touched, old: Tensor, grad: Tensor, s: State) -> None:
         """The step in a compiled graph, in as few passes over the rows as it takes: old ones are read once, new ones written once."""
+        assert touched.count is not None
         count = touched.count.clone()
         slid: list[Tensor] = []
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, final, overload
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -89,7 +90,9 @@ class Touched:
     table: Table
     keys: Tensor  # (R,) distinct rows
     rows: Tensor  # (R, *shape) their values, a leaf of the graph
-    count: Tensor  # (R,) samples of the batch that read each row and are not gated out
+    count: (
+        Tensor | None
+    )  # (R,) samples of the batch that read each row and are not gated out; None if it is one for each row
     which: Tensor | None  # (B,) the place of each sample's row among them; None if there is a place for each sample
     slot: Slot
     fixed: bool = False  # in compiled graphs: there is a place for each sample, even if several have one row
@@ -102,6 +105,10 @@ class Touched:
 
 def distinct_rows(keys: Tensor) -> tuple[Tensor, Tensor | None]:
     """Distinct keys and the place of each sample's among them; None if all are distinct, as in most batches of samples."""
+    if at_hand(keys):
+        ordered = np.sort(keys.numpy())
+        if not (ordered[1:] == ordered[:-1]).any():
+            return keys, None
     distinct, which = keys.unique(return_inverse=True)
     return (keys, None) if len(distinct) == len(keys) else (distinct, which)
 
@@ -163,6 +170,7 @@ class State:
         self.gate: Tensor | None = None
         self._seed: int | None = None
         self._checked = False
+        self.checked: dict[int, Tensor] = {}  # the index, by the numbers of rows that it was found to address
         self.masked = False  # true if some logits are minus infinity
         self._recording = torch.is_grad_enabled()
         self._z: Tensor | None = None
@@ -462,10 +470,11 @@ class State:
         assert self.slot is not None
         if self.slot == "dx" and self.learn and self.criterion.reduction == "none":
             raise InputError('A learned table on features needs reduction="mean" or "sum", not "none".')
-        count = self.active.to(torch.get_default_dtype())
         fixed = self.by_slope and torch.compiler.is_compiling()
         distinct, which = (keys, None) if fixed else distinct_rows(keys)
-        if which is not None:
+        every = which is None and not fixed and self.complete and self.gate is None
+        count = None if every else self.active.to(torch.get_default_dtype())
+        if which is not None and count is not None:
             count = count.new_zeros(len(distinct)).index_add_(0, which, count)
         # Where the slope of the loss is at hand, the rows stay out of the graph.
         rows = table.gather(distinct).detach().requires_grad_(not self.by_slope)

@@ -17,7 +17,7 @@ from compensate.inference.adversarial import Adversarial, Pull
 from compensate.inference.prior import Slack, Toward, prediction, uniform
 from compensate.inference.regularized import L1, L2, AtLeast, Ball, GroupL2
 from compensate.inference.statistics import ClassMean, Evidence, Statistic
-from compensate.inference.tuning import Ramp, StepSchedule, Top
+from compensate.inference.tuning import Ramp, StepSchedule, Top, Warmup
 from compensate.state import State
 
 __all__ = [
@@ -42,6 +42,7 @@ __all__ = [
     "StepSchedule",
     "Top",
     "Toward",
+    "Warmup",
     "Where",
     "above",
     "below",

@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from torch import nn
 
 from compensate import files
 from compensate.auditing import run_folder
@@ -26,6 +28,7 @@ from compensate.auditing.result import Audit
 from compensate.auditing.run_folder import check_run_folder, replaced_folder, run_name, write_run
 from compensate.cli import main
 from compensate.errors import InputError
+from compensate.training.checkpoint import load_weights
 
 
 def made(size: int = 30, seed: int = 0, **more: Any) -> Audit:
@@ -174,6 +177,14 @@ def test_the_name_of_a_run_depends_on_everything_that_was_asked_for():
     names = {run_name("d.csv", {"digest": a, "seed": b}) for a in ("x", "y") for b in (0, 1)}
     assert len(names) == 4
     assert run_name("../../\x1b[31m evil name.csv", {}).startswith("31m-evil-name-")
+
+
+def test_a_model_with_shared_weights_is_stored(tmp_path):
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    write_run(replace(made(), model=model), tmp_path / "run")
+    found = load_weights(tmp_path / "run" / "model.safetensors")
+    assert all(torch.equal(found[name], value) for name, value in model.state_dict().items())
 
 
 def test_a_run_replaces_the_former_as_a_whole(tmp_path):

@@ -78,8 +78,9 @@ def test_measured_direction_agrees_with_the_taxonomy(name):
     row = METHODS[name]
     change = measured_change(row)
     assert change.agrees(row), str(change)
-    # D2L waits for the dimensionality of its features to turn, which it does not in a short training.
-    assert (change.direction == "none") == (name in ("base", "d2l"))
+    # D2L waits for the dimensionality of its features to turn, and the floor under the loss for a loss below it: neither
+    # comes in a short training. Their own tests measure them.
+    assert (change.direction == "none") == (name in ("base", "d2l", "loss_bound"))
 
 
 WEIGHTS = [0.5, 2.0, 1.0]

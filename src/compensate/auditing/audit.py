@@ -38,6 +38,7 @@ def audit(
     *,
     features: ArrayLike | str | Path | None = None,
     encoder: str | Path = "auto",
+    finetune: bool = False,
     crossfit: bool = False,
     method: str = "logcomp",
     hyper: Mapping[str, Any] | None = None,
@@ -67,11 +68,14 @@ def audit(
             the engine of `compensate train`. What it said of each sample before it learned from it is the evidence.
         features: embeddings (N, D), or an .npy file, in place of the samples themselves.
         encoder: for texts and images: "auto" (what is installed), "none", a name, or the folder of a saved model.
-        crossfit: train the model once for each fold, and pool it with the other learners.
-        method, hyper: a row of `compensate.METHODS` and its hyper-parameters, for the model.
-        epochs, batch_size, lr, precision: of the model's training.
+        finetune: train the encoder too, with a linear head on the labels, by the same engine, and pool it with the other
+            learners.
+        crossfit: train the model or the encoder once for each fold; the model is then pooled with the other learners.
+        method, hyper: a row of `compensate.METHODS` and its hyper-parameters, for the training.
+        epochs, batch_size, lr, precision: of the training. Of an encoder, ``lr`` is 2e-5 for texts and 5e-5 for images, and its
+            head has fifty times as much.
         device: for the encoder and the model; a graphics card if there is one.
-        run_folder, resume: where the model's training keeps checkpoints, and whether to go on from them.
+        run_folder, resume: where the training keeps checkpoints, and whether to go on from them.
         seed: of folds and everything random.
         progress: told about the stages.
         options: of the reader: ``label`` and ``text``, the columns of a table, ``task``, ``size`` of images, and so on.
@@ -92,23 +96,38 @@ def audit(
     training: dict[str, Any] = {
         "method": method, "hyper": hyper, "epochs": epochs, "batch_size": batch_size, "lr": lr, "precision": precision,
     }  # fmt: skip
-    if model is None:
+    if finetune and model is not None:
+        raise InputError(
+            "finetune trains the encoder, and a model of your own is given too; choose one. Both can be had one after the other: "
+            "two audits."
+        )
+    if model is None and not finetune:
         given = [name for name in ("epochs", "batch_size", "lr", "hyper") if training[name] is not None]
+        given += ["precision"] if precision != "no" else []
         if given or crossfit:
             name = given[0] if given else "crossfit"
             raise InputError(
-                f'{name} is for the training of a model, and none is given; add model=, for example model="mlp".'
+                f'{name} is for the training of a model, and none is given; add model=, for example model="mlp", or '
+                "finetune=True for texts and images."
             )
+    _check_training(**training, device=device, deep=model is not None or finetune)
     source = read(data, labels, features, options)
     known = labeled(source)
     if known.regression:
         if model is not None:
             raise InputError("quantities are judged without a model of your own; give its embeddings as features=.")
+        if finetune:
+            raise InputError("finetune learns classes, and these labels are quantities; leave it out.")
         return _quantities(known, encoder, device, seed, progress)
     given_labels, notes = _audited(known)
     rows = np.flatnonzero(given_labels != UNLABELED)
     if len(rows) < FEWEST:
         raise InputError(f"{len(rows)} rows have a label that can be checked; an audit needs {FEWEST} or more.")
+    tunable = None
+    if finetune:
+        from compensate.auditing.finetuning import find_tunable
+
+        tunable = find_tunable(known, encoder)
     if model is None or crossfit:
         views = make_views(known, encoder, device=device, progress=progress)
         notes = (*notes, *views.notes)
@@ -119,21 +138,49 @@ def audit(
     log_p, transition = _judged(views, given_labels, folds, known.num_classes, seed, progress)
     config: dict[str, Any] = {"seed": seed, "folds": FOLDS, **({} if views is None else views.about)}
     trained = None
-    if model is not None:
-        from compensate.auditing.deep import judge_by_model
+    if model is not None or tunable is not None:
+        from compensate.auditing.deep import judge_by_finetuning, judge_by_model
 
-        trained = judge_by_model(
-            known, given_labels, model, folds if crossfit else None, device=device, seed=seed, run_folder=run_folder,
-            resume=resume, progress=progress, **training,
-        )  # fmt: skip
-        log_p["model"] = trained.log_p
-        config |= {"method": method, "hyper": dict(hyper or {}), "epochs": trained.epochs}
-        config["folds"] = FOLDS if crossfit else 1
+        training |= {
+            "device": device, "seed": seed, "run_folder": run_folder, "resume": resume, "progress": progress,
+        }  # fmt: skip
+        parts = folds if crossfit else None
+        if tunable is not None:
+            trained = judge_by_finetuning(known, given_labels, tunable, parts, **training)
+            log_p[f"{tunable.name}, fine-tuned"] = trained.log_p
+            config["finetuned"] = tunable.name
+        else:
+            trained = judge_by_model(known, given_labels, model, parts, **training)
+            log_p["model"] = trained.log_p
+            config["folds"] = FOLDS if crossfit else 1
+        config |= {"method": method, "hyper": dict(hyper or {}), "epochs": trained.epochs, "crossfit": crossfit}
     log_q, config["views"] = pool(log_p, given_labels)
     verdict = judge(log_q[rows], given_labels[rows], transition)
     if verdict.by_chance:
         notes = (*notes, BY_CHANCE.format("labels"))
     return _result(known, rows, given_labels, log_q, verdict, config, notes, views, trained)
+
+
+def _check_training(
+    *,
+    epochs: int | None,
+    batch_size: int | None,
+    lr: float | None,
+    precision: str,
+    device: str | None,
+    deep: bool,
+    **_: Any,
+) -> None:
+    """Refuses what no training can have, before hours of encoding and not after."""
+    for name, value in (("epochs", epochs), ("batch_size", batch_size)):
+        if value is not None and value < 1:
+            raise InputError(f"{name} is {value}; expected 1 or more.")
+    if lr is not None and not 0 < lr < np.inf:
+        raise InputError(f"lr is {lr}; expected a positive number.")
+    if deep:
+        from compensate.training.hardware import Hardware, found_device
+
+        Hardware(found_device(device), precision)
 
 
 def _judged(

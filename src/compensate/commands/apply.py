@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def apply(
-    data: Annotated[Path, typer.Argument(help="The audited CSV, TSV or Parquet file, or folder of images.")],
+    data: Annotated[Path, typer.Argument(help="The audited file or folder.")],
     corrections: Annotated[
         Path, typer.Argument(help="corrections.csv, exported from the review page; with --accept, the run folder.")
     ],
@@ -38,7 +38,7 @@ def apply(
 
     Without a browser: `compensate apply reviews.csv runs/reviews-3f2a --accept 0.9`
 
-    A corrected CSV or TSV differs in the changed cells alone; a folder of images gets a label file. A file that changed since
+    A corrected CSV, TSV or JSONL differs in the changed cells alone; a folder of images gets a label file. A file that changed since
     the audit is refused; `--rematch` finds its rows by content.
     """
     o.check_path(data, corrections)

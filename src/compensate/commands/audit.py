@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 import warnings
@@ -34,7 +35,8 @@ def audit(
     data: Annotated[
         str | None,
         typer.Argument(
-            help="A .csv, .tsv, .parquet, .npy or .npz file, a folder of images, or a name.", show_default=False
+            help="A .csv, .tsv, .jsonl, .xlsx, .parquet, .npy or .npz file, a folder of images or of Parquet files, or a name.",
+            show_default=False,
         ),
     ] = None,
     label: o.Label = None,
@@ -61,11 +63,22 @@ def audit(
         str | None,
         o.option("Deep model to train, e.g. resnet20, bilstm, cnn or mlp [default: none]."),
     ] = None,
+    finetune: Annotated[
+        bool,
+        typer.Option(
+            "--finetune", help="Train the encoder too, with a linear head on the labels; for texts and images."
+        ),
+    ] = False,
     crossfit: Annotated[
         bool,
-        typer.Option("--crossfit", help="Train --model once per fold, so that it is pooled with the other learners."),
+        typer.Option(
+            "--crossfit", help="Train the network once per fold, so that it is pooled with the other learners."
+        ),
     ] = False,
     epochs: o.Epochs = None,
+    batch_size: o.BatchSize = None,
+    lr: o.Rate = None,
+    precision: o.Precision = None,
     size: Annotated[int | None, o.option("Resize images to this many pixels.")] = None,
     seed: o.Seed = None,
     data_dir: o.DataDir = None,
@@ -80,8 +93,15 @@ def audit(
 
     The label column is found by its name (label, target, class, sentiment, ...) or as the column that the others predict
     best; `--label` names another. The run folder has the review page, a list of suspects and the settings.
+
+    `--model` and `--finetune` train a network. If the command is interrupted, the same command goes on where it was. In several
+    processes: `torchrun --nproc-per-node 2 -m compensate audit ...`
     """
     started = time.perf_counter()
+    deep = model is not None or finetune
+    if deep and probs is not None:
+        raise InputError(f"--probs takes the place of a model; leave out {'--finetune' if finetune else '--model'}.")
+    console.quiet = not _main()
     if data is None and probs is None:
         raise InputError("no data is given; write for example: compensate audit reviews.csv.")
     o.check_path(data, labels, features, probs)
@@ -98,15 +118,11 @@ def audit(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         source = _source(data, labels, features, data_dir, options, probs)
-        asked = {
-            **options,
-            "encoder": encoder,
-            "model": model,
-            "crossfit": crossfit,
-            "epochs": epochs,
-            "seed": seed or 0,
-            "data_dir": data_dir and data_dir.absolute(),
-        }
+        learned: dict[str, Any] = {
+            "encoder": encoder, "model": model, "finetune": finetune, "crossfit": crossfit, "epochs": epochs,
+            "batch_size": batch_size, "lr": lr, "precision": precision or "no", "seed": seed or 0,
+        }  # fmt: skip
+        asked = {**options, **learned, "data_dir": data_dir and data_dir.absolute()}
         folder = out or Path("runs") / _name(source, asked, labels, features, probs)
         check_run_folder(folder)
         if probs is not None:
@@ -116,12 +132,13 @@ def audit(
             assert source is not None
             # Checkpoints of a model's training lie beside the run's folder until the run is written.
             training = folder.with_name(f".{folder.name}.training")
-            chosen = {"encoder": encoder, "model": model, "crossfit": crossfit, "epochs": epochs, "seed": seed or 0}
-            found = _judged(source, started, run_folder=None if model is None else training, **chosen)
+            found = _judged(source, started, run_folder=training if deep else None, **learned)
+    if not _main():
+        return
     notes = [str(w.message) for w in caught if w.category is UserWarning and "torch" not in str(w.filename)]
     found = replace(found, notes=tuple(dict.fromkeys([*found.notes, *notes])))
     write_run(found, folder)
-    if model is not None:
+    if deep:
         shutil.rmtree(training, ignore_errors=True)
     for note in found.notes:
         console.print(Text.assemble(("note: ", "yellow"), note))
@@ -193,10 +210,18 @@ def _judged(source: Data, started: float, **chosen: Any) -> Audit:
     config = found.config
     if config.get("encoder"):
         console.print(f"encoded   {config['encoder']} ({config.get('license', 'license unknown')})", markup=False)
+    if config.get("finetuned"):
+        times = f"once for each of {config['folds']} folds" if config["crossfit"] else "once"
+        console.print(f"tuned     {config['finetuned']} · {config['epochs']} epochs, {times}", markup=False)
     console.print(f"fitted    {_learners(found)} · {_clock(time.perf_counter() - started)}", markup=False)
     if config.get("hint"):
         console.print(f"better features: {config['hint']}", markup=False, soft_wrap=True)
     return found
+
+
+def _main() -> bool:
+    """Whether this is the process that writes files and talks, where `torchrun` started several."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _learners(found: Audit) -> str:
@@ -217,7 +242,7 @@ def _of_probabilities(source: Data | None, probs: Path, labels: Path | None, lab
 
     if source is None:
         assert labels is not None
-        cells = read_labels(labels, labels_key)[0]
+        cells = read_labels(labels, labels_key).cells
         return audit_probabilities(read_array(probs), cells, title=labels.name)
     title = str(source.info.get("title", "the data"))
     found = audit_probabilities(

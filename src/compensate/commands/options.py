@@ -9,6 +9,7 @@ import shlex
 import sys
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, fields
+from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -38,6 +39,7 @@ Model = Annotated[str | None, option("Model: resnet20, bilstm, cnn, mlp, ... [de
 Epochs = Annotated[int | None, option("Training epochs.")]
 BatchSize = Annotated[int | None, option("Batch size, over all processes.")]
 Rate = Annotated[float | None, option("Learning rate.", "--lr")]
+Precision = Annotated[str | None, option("Mixed precision: no, bf16 or fp16.")]
 Optimizer = Annotated[str | None, option("Optimizer: sgd, adam or adamw.")]
 Schedule = Annotated[str | None, option("Learning rate schedule: constant, cosine, linear or step.")]
 Seed = Annotated[int | None, option("Random seed.")]
@@ -143,7 +145,7 @@ def check_path(*paths: str | Path | None) -> None:
     """Refuses what can only be a path and is not there, before anything heavy is imported to read it."""
     for path in (p for p in paths if p is not None):
         named = isinstance(path, str) and not Path(path).suffix and len(Path(path).parts) == 1
-        if not named and not Path(path).expanduser().exists():
+        if not named and not Path(path).expanduser().exists() and not glob(str(path)):
             raise InputError(f"there is no file or folder {path}; check the path.")
 
 

@@ -22,7 +22,7 @@ def train(
     clean: Annotated[float | None, o.option("Share of clean samples, for methods that learn from clean data.")] = None,
     teacher: Annotated[str | None, o.option("Teacher: the folder of a run, or a .npy file of logits.")] = None,
     patience: Annotated[int | None, o.option("Early-stopping patience, in epochs.")] = None,
-    precision: Annotated[str | None, o.option("Mixed precision: no, bf16 or fp16.")] = None,
+    precision: o.Precision = None,
     accumulate: Annotated[int | None, o.option("Gradient accumulation steps.")] = None,
     out: Annotated[Path | None, o.option("Run folder [default: runs/NAME].")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume from the last checkpoint.")] = False,

@@ -86,7 +86,7 @@ def read_npz(path: str | Path, *, labels: str | Path | None = None) -> Splits:
     if not path.is_file():
         raise InputError(f"there is no file {path}; check the path.")
     found = _load(path)
-    y = read_labels(labels)[0] if labels is not None else None
+    y = read_labels(labels).cells if labels is not None else None
     if isinstance(found, np.ndarray):
         return Splits(from_arrays(found, y, where=str(path)))
     classes = next((found[k] for k in ("classes", "class_names") if k in found), None)

@@ -96,9 +96,9 @@ def meta_step(
             )
         for touched, grad in zip(s.touched, rows, strict=True):
             # The outer loss is shared by all samples: its gradient is a sum already, not one per visit.
-            touched.table.descend(
-                touched, -touched.table.sign * grad * touched.count.reshape((-1,) + (1,) * (grad.ndim - 1)), s
-            )
+            if touched.count is not None:
+                grad = grad * touched.count.reshape((-1,) + (1,) * (grad.ndim - 1))
+            touched.table.descend(touched, -touched.table.sign * grad, s)
         return outer
     optimizer.zero_grad(set_to_none=True)
     for touched, grad in zip(s.touched, rows, strict=True):

@@ -10,6 +10,7 @@ from compensate.granularity import Category, Sample
 from compensate.inference.adversarial import Adversarial
 from compensate.inference.regularized import L1, L2
 from compensate.inference.statistics import Evidence
+from compensate.inference.tuning import Warmup
 from compensate.methods.registry import method
 from compensate.methods.search import Choice, Kind, Real, Space, each
 from compensate.proximal import Norm
@@ -54,6 +55,7 @@ def logcomp(
     update: Literal["prox", "subgradient"] | None = None,
     preset: Literal["paper", "paper-per-sample"] | None = None,
     batch_size: int = 128,
+    warmup: float | None = None,
     table: Store = "auto",
     record: Literal["auto", "full", "lean", "none"] = "auto",
     weight: Weights | None = None,
@@ -76,6 +78,7 @@ def logcomp(
         preset: the paper's numbers for what is not given: "paper" reads its learning rate as acting on the mean over a batch (divided by
             `batch_size`), "paper-per-sample" on each sample; both by subgradient.
         batch_size: for `preset="paper"`.
+        warmup: epochs over which `lam`, a number, falls from 1, where nothing is compensated, to its value.
         table: how rows are kept: "auto" (in full up to a gigabyte), "dense", "sparse", or the name of a file, such as
             "rows.tab"; with ":float16" behind it, in 16 bits. See :class:`~compensate.terms.Sample`.
         record: what is kept of each sample for `suspects`: "full", 24 bytes; "lean", 8, without losses and sizes; "none";
@@ -93,10 +96,16 @@ def logcomp(
     }
     if preset not in presets:
         raise InputError(f'preset is "{preset}"; expected "paper" or "paper-per-sample".')
-    strength, step, way = presets[preset]
+    numbers, step, way = presets[preset]
+    strength: Value = numbers if lam is None else lam
+    if warmup is not None:
+        if callable(strength):
+            raise InputError(
+                f"lam is a {type(strength).__name__} and warmup={warmup}; expected a number to warm up, or a schedule without warmup."
+            )
+        strength = Warmup(1.0, float(strength), epochs=warmup, num_samples=num_samples)
     rows = Sample(
-        num_samples, num_classes,
-        penalty=L1(strength if lam is None else lam), lr=step if lr is None else lr, update=update or way, store=table,
+        num_samples, num_classes, penalty=L1(strength), lr=step if lr is None else lr, update=update or way, store=table,
     )  # fmt: skip
     if record not in ("auto", "full", "lean", "none"):
         raise InputError(f'record is "{record}"; expected "auto", "full", "lean" or "none".')

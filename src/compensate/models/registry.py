@@ -43,7 +43,7 @@ def _probe(data: Data, **options: Any) -> nn.Module:
 def _bilstm(data: Data, **options: Any) -> nn.Module:
     if not isinstance(data.x, Ragged):
         raise InputError(
-            "the model bilstm takes token ids, and this data set has none; make them with compensate.data.encode."
+            "the model bilstm takes token ids, and this data set has none; make them with compensate.data.encode_texts."
         )
     if "vectors" in options and "num_words" not in options and options["vectors"] is not None:
         options["num_words"] = len(options["vectors"])
