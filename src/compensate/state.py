@@ -14,7 +14,7 @@ from torch import Tensor
 
 from compensate.checks import at_hand, check_batch, check_target
 from compensate.errors import InputError
-from compensate.forwards import Stages, seeded, traceless
+from compensate.forwards import ModelStages, seeded, traceless
 from compensate.fused import cross_entropy
 
 if TYPE_CHECKING:
@@ -243,14 +243,14 @@ class State:
     # --- the forward pass -------------------------------------------------------------------------------------
 
     @once
-    def stages(self) -> Stages:
+    def stages(self) -> ModelStages:
         """The stages of the model."""
         if self.model is None:
             raise InputError(
                 "This criterion needs the model, not only its logits: it changes the input or reads the features. "
                 "Call criterion.evaluate(model, x, target, index).loss instead of criterion(logits, target, index)."
             )
-        return Stages.of(self.model)
+        return ModelStages.of(self.model)
 
     @once
     def _embedded(self) -> Any:

@@ -14,7 +14,7 @@ from compensate.errors import InputError
 from compensate.extras import stand_in
 from compensate.integrations.common import CriterionHooks
 from compensate.integrations.datasets import INDEX
-from compensate.integrations.stages import Staged, Whole, last_layer, logits_of
+from compensate.integrations.stages import HubModel, StagedHubModel, last_layer, logits_of
 from compensate.training import checkpoint
 from compensate.training.distribution import together
 
@@ -176,13 +176,13 @@ class CompensationMixin:
             )
         return index
 
-    def _view(self, model: nn.Module) -> Whole | Staged:
+    def _view(self, model: nn.Module) -> HubModel | StagedHubModel:
         inner = self.model
         labels = getattr(getattr(inner, "config", None), "num_labels", None)
         head = None if labels is None else last_layer(inner, labels)
         if head is None:
-            return Whole(model)
-        return Staged(model, inner, head, embed="feature" in self.criterion.terms)
+            return HubModel(model)
+        return StagedHubModel(model, inner, head, embed="feature" in self.criterion.terms)
 
     def _loss_of_all(
         self, model: nn.Module, inputs: dict[str, Any], target: Tensor, index: Tensor | None, real: int

@@ -124,7 +124,7 @@ def spread(w: Tensor, k: int | Tensor, sigma: Tensor) -> Tensor:
 
 
 @final
-class Augment(nn.Module):
+class SemanticAugmentation(nn.Module):
     r"""What augmenting features along their class covariance, without end, adds to the logits.
 
     .. math:: \Delta u_{i,c} = \frac{\lambda}{2} (w_c - w_{y_i})^\top \Sigma_{y_i} (w_c - w_{y_i})
@@ -252,7 +252,7 @@ def isda(
     """
     strength = Ramp(0.0, 0.5) if lam is None else lam
     observed = ClassCovariance(num_classes, feature_dim, covariance)
-    return Compensated(logit=Augment(observed, strength, through_head=through_head), weight=weight)
+    return Compensated(logit=SemanticAugmentation(observed, strength, through_head=through_head), weight=weight)
 
 
 @method(
@@ -300,7 +300,7 @@ def metasaug(
     """
     shape = (feature_dim, feature_dim) if covariance == "full" else (feature_dim,)
     offset = Category(num_classes, *shape, update="meta", lr=lr)
-    term = Augment(
+    term = SemanticAugmentation(
         ClassCovariance(num_classes, feature_dim, covariance),
         Ramp(0.0, 0.25) if lam is None else lam,
         offset=offset,
