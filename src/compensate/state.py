@@ -476,7 +476,7 @@ class State:
         count = None if every else self.active.to(torch.get_default_dtype())
         if which is not None and count is not None:
             count = count.new_zeros(len(distinct)).index_add_(0, which, count)
-        # Where the slope of the loss is at hand, the rows stay out of the graph.
+        # Where the slope of the loss is known, the rows stay out of the graph.
         rows = table.gather(distinct).detach().requires_grad_(not self.by_slope)
         touched = Touched(table, distinct, rows, count, which, self.slot, fixed)
         self.touched.append(touched)

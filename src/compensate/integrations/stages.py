@@ -118,7 +118,7 @@ def logits_of(outputs: Any) -> Tensor:
 
 
 def last_layer(model: nn.Module, num_labels: int) -> nn.Linear | None:
-    """The linear layer that gives the logits: the last one with so many outputs.
+    """The linear layer that gives the logits: the last one with this number of outputs.
 
     >>> last_layer(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)), 3)
     Linear(in_features=8, out_features=3, bias=True)

@@ -30,7 +30,7 @@ class ClassCovariance(Statistic):
 
     .. math:: \Sigma_c = \frac1{n_c} \sum_j z_j z_j^\top - \mu_c \mu_c^\top, \qquad \mu_c = \frac1{n_c} \sum_j z_j
 
-    where :math:`j` runs over the samples of class :math:`c`. The batch at hand counts before the terms look at it. Sums
+    where :math:`j` runs over the samples of class :math:`c`. The present batch counts before the terms look at it. Sums
     merge over processes by addition; the difference loses digits only if features are far from zero compared with
     their spread.
 
@@ -43,7 +43,7 @@ class ClassCovariance(Statistic):
     """
 
     granularity, reader = "category", "a covariance of features"
-    observes = "logits"  # the batch at hand counts
+    observes = "logits"  # the present batch counts
 
     def __init__(self, num_classes: int, feature_dim: int, kind: CovarianceKind = "full") -> None:
         super().__init__()

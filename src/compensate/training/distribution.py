@@ -268,7 +268,7 @@ class _Head:
 
 
 def together(*tensors: Tensor, group: Any = None) -> tuple[Tensor, ...]:
-    """The whole batch from the slices of all processes, for a training loop of one's own under DDP.
+    """The whole batch from the slices of all processes, for a custom training loop under DDP.
 
     ``loss = criterion(*together(model(x), target, index))`` is what ``criterion(model(x), target, index)`` is in one
     process: tables, statistics and thresholds see the global batch and stay equal everywhere. All processes need slices of
