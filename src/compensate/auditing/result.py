@@ -65,7 +65,7 @@ class Audit:
         curves: accuracy and loss after each epoch.
         config: how the audit was made.
         notes: what a reader should know, such as rows that were left out.
-        data: the audited data, if it is at hand; it is not saved.
+        data: the audited data, if it is available; it is not saved.
         model: the trained model, if there is one; it is not saved here.
         source_digest: of the file or folder that was audited; see `compensate.auditing.digests`.
         row_digests: (N,) of the rows without their labels, if the source has any.
@@ -264,7 +264,7 @@ class Audit:
     def write_suspects(self, path: str | Path) -> Path:
         """Writes `suspects` as CSV; text that a spreadsheet would evaluate is guarded.
 
-        Flagged rows carry what their samples say, if the data is at hand: the text, or the cells of the table.
+        Flagged rows carry what their samples say, if the data is available: the text, or the cells of the table.
         """
         from compensate.auditing.page.fill import cells
 
