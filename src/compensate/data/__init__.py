@@ -18,6 +18,7 @@ from compensate.data.digits import digits, digits_splits
 from compensate.data.download import fetch
 from compensate.data.features import TableEncoder, TableViews, table_views
 from compensate.data.folder import read_folder
+from compensate.data.graphs import neighbor_graph, with_wrong_edges
 from compensate.data.hub import from_hub
 from compensate.data.idx import read_idx, read_mnist
 from compensate.data.images import CropFlip, channel_statistics
@@ -69,6 +70,7 @@ __all__ = [
     "gather",
     "load",
     "long_tailed",
+    "neighbor_graph",
     "noise",
     "order",
     "override_labels",
@@ -86,6 +88,7 @@ __all__ = [
     "table_views",
     "text_features",
     "tokenise",
+    "with_wrong_edges",
 ]
 
 
