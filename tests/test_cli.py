@@ -26,10 +26,10 @@ def test_methods_are_listed_and_each_has_a_page():
     listed = run("methods")
     assert listed.returncode == 0
     assert "logcomp" in listed.stdout
-    assert "regularised" in listed.stdout
+    assert "regularized" in listed.stdout
     assert "Cross entropy without compensation." in listed.stdout
     page = run("methods", "LogComp")
-    assert "logit · positive · regularised · sample" in page.stdout
+    assert "logit · positive · regularized · sample" in page.stdout
     assert "equation   43" in page.stdout
     assert "Algorithm 1" in page.stdout
 
@@ -81,7 +81,7 @@ ESCAPE = "\x1b[31mred\x1b]0 title\x07\u202e"
 
 
 def test_control_characters_of_names_do_not_reach_the_terminal(tmp_path, monkeypatch, capsys):
-    """Columns, classes and files may be called anything; colours of the command itself are still written."""
+    """Columns, classes and files may be called anything; colors of the command itself are still written."""
     rows = [f"{i},{'ab'[i % 2]}{ESCAPE}" for i in range(40)]
     path = tmp_path / f"d{ESCAPE}.csv"
     path.write_text("\n".join([f"n{ESCAPE},y{ESCAPE}", *rows]))
@@ -98,7 +98,7 @@ def test_control_characters_of_names_do_not_reach_the_terminal(tmp_path, monkeyp
         assert not set(said) & {"\x1b", "\x07", "\u202e"}, said
 
 
-def test_the_colours_of_the_command_itself_are_written(capsys):
+def test_the_colors_of_the_command_itself_are_written(capsys):
     from rich.text import Text
 
     from compensate.commands.terminal import Terminal

@@ -41,7 +41,7 @@ def test_the_grid_is_whole_and_most_of_it_runs():
 def trained(criterion, inference, steps=4):
     """A few steps on one batch; returns the last state."""
     torch.manual_seed(3)
-    # Without batch normalisation, which takes a shift common to all samples away again.
+    # Without batch normalization, which takes a shift common to all samples away again.
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)).double()
     criterion = criterion.double()
     x, y, i = torch.randn(10, 4).double(), torch.tensor([0, 1, 2, 0, 1, 2, 0, 1, 0, 0]), torch.arange(10)
@@ -89,7 +89,7 @@ def test_every_running_cell_trains_in_its_direction(cell):
     signs = measured(s)
     assert (signs != 0).any(), "it compensates somebody"
     total = change(s).sum().item()
-    shared = cell.granularity != "sample" and cell.inference in ("regularised", "adversarial", "mixed")
+    shared = cell.granularity != "sample" and cell.inference in ("regularized", "adversarial", "mixed")
     shared |= cell.target == "structure"  # an edge serves many samples
     if cell.direction == "positive":
         # A row that many samples share lowers their sum; a row of one's own lowers one's own.
@@ -114,7 +114,7 @@ def test_every_running_cell_trains_in_its_direction(cell):
         ({"target": "structure", "granularity": "category"}, "whose classes may differ"),
         ({"target": "structure", "direction": "mixed"}, "choose one direction"),
         ({"target": "structure", "num_edges": None}, "needs num_edges"),
-        ({"inference": "regularised", "num_samples": None}, "needs num_samples"),
+        ({"inference": "regularized", "num_samples": None}, "needs num_samples"),
     ],
 )
 def test_cells_that_make_no_sense_say_why(cell, reason):
@@ -137,8 +137,8 @@ PAIRS = [
     ("logit_adjustment", {"inference": "meta"}),
     ("isda", {"inference": "adversarial"}),
     ("universal_at", {"granularity": "category"}),
-    ("pgd_at", {"inference": "regularised"}),
-    ("mixcomp", {"inference": "regularised"}),
+    ("pgd_at", {"inference": "regularized"}),
+    ("mixcomp", {"inference": "regularized"}),
     ("mixcomp", {"inference": "prior"}),
     ("mixcomp", {"granularity": "corpus"}),
     ("mixcomp", {"target": "label"}),
@@ -160,5 +160,5 @@ def test_groups_and_joined_levels():
 
 
 def test_published_methods_are_found_in_their_cells():
-    assert "logcomp" in [row.name for row in published("logit", "regularised", "sample")]
+    assert "logcomp" in [row.name for row in published("logit", "regularized", "sample")]
     assert "mixcomp" in [row.name for row in published("logit", "adversarial", "sample")]

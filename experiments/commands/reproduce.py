@@ -80,7 +80,7 @@ def reproduce(
             chosen = comparing.stored_choice(place.chosen_path(wanted.dataset, scale))
         else:
             total = sum(len(trials(wanted.dataset, scale, m)) for m in methods)
-            with _bar("choosing") as bar:
+            with progress_bar("choosing") as bar:
                 task = bar.add_task("", total=total)
                 chosen = choose(
                     wanted.dataset, scale, methods, place, lambda: bar.advance(task), lambda *one: failed.append(one)
@@ -90,7 +90,7 @@ def reproduce(
     if not show:
         rows = _names(only)
         todo = [cell for cell in grid if not rows or cell.row in rows]
-        with _bar("training") as bar:
+        with progress_bar("training") as bar:
             known_runs = sum(archive.get(cell.config.id) is not None for cell in todo)
             task = bar.add_task("", total=len(todo), completed=known_runs)
             failed += run(todo, archive, place, lambda: bar.advance(task))
@@ -109,7 +109,7 @@ def _names(text: str | None) -> list[str]:
     return [name.strip().replace("_", "-") for name in (text or "").split(",") if name.strip()]
 
 
-def _bar(what: str) -> Progress:
+def progress_bar(what: str) -> Progress:
     return Progress(
         TextColumn(what), BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("runs"), TimeElapsedColumn(),
         TimeRemainingColumn(), console=console,

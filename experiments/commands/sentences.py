@@ -42,7 +42,9 @@ def sentences(
 
     if out is not None and out.suffix not in (".csv", ".md", ".json"):
         raise InputError(f'{out} ends in "{out.suffix}"; expected .csv, .md or .json.')
-    changes = o.shared(data, set_, label, text, **({} if vectors is None else {"vectors": vectors}))
+    changes = o.settings(
+        set_, {"label": label, "text": text}, data=data, **({} if vectors is None else {"vectors": vectors})
+    )
     changes = {k: v for k, v in changes.items() if k != "data_options" or v}
     found = found_in.find_sentences(
         found_in.setting(limit=limit, **changes), seeds=seeds, top=top, data_dir=data_dir, runs=runs, console=console

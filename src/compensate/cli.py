@@ -22,7 +22,7 @@ from compensate.errors import InputError
 
 app = typer.Typer(
     name="compensate",
-    help="Train on labels you cannot fully trust, and find the ones that are wrong.",
+    help="Train on labels you cannot fully trust, and find the ones that are wrong.\n\n**Example:** `compensate audit reviews.csv`",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -22,7 +22,7 @@ from compensate.granularity import Category, Corpus, Fresh, Group, Sample, Table
 from compensate.inference.adversarial import Adversarial
 from compensate.inference.gradients import Amplify
 from compensate.inference.prior import Slack
-from compensate.inference.regularised import L1, AtLeast, Ball, Between
+from compensate.inference.regularized import L1, AtLeast, Ball, Between
 from compensate.inference.statistics import recorded
 from compensate.inference.tuning import Top
 from compensate.methods.registry import METHODS, Method, find
@@ -151,7 +151,7 @@ def compose(
     *,
     target: str = "logit",
     direction: str = "positive",
-    inference: str = "regularised",
+    inference: str = "regularized",
     granularity: str = "sample",
     strength: float | None = None,
     lam: float | None = None,
@@ -167,7 +167,7 @@ def compose(
             logit+feature.
         direction: "positive" lowers losses, "negative" raises them, "mixed" lowers those of the `pro` percent of samples that
             fit worst and raises the others.
-        inference: prior, tuning, regularised, meta or adversarial; "mixed" is regularised with prior knowledge beside it.
+        inference: prior, tuning, regularized, meta or adversarial; "mixed" is regularized with prior knowledge beside it.
         granularity: sample, category, group or corpus; several joined by a plus sign; "mixed" is sample+category.
         strength: the size of a tuned compensation, and the radius of bounds and balls; by default what suits the target.
         lam: the weight of the penalty; by default what suits the target.
@@ -177,10 +177,10 @@ def compose(
         sizes: `num_samples`, `num_classes`, `class_counts`, `num_groups`, `feature_shape`, `num_edges`, as far as the cell needs them, and
             the `views` of an input if the default ones do not suit. With `num_samples` the criterion keeps a record of each sample, for `suspects`.
 
-    >>> print(compose(target="logit", inference="regularised", num_samples=50, num_classes=3))
+    >>> print(compose(target="logit", inference="regularized", num_samples=50, num_classes=3))
     mean_i [ l( S(f(x_i) + du_i), y_i ) + penalty_i ]
       du = Sample(50 x 3, L1(0.05), lr=1, prox)
-      logit · positive · regularised · sample · holds 1.8 kB
+      logit · positive · regularized · sample · holds 1.8 kB
     """
     for name, value, known in (
         ("direction", direction, DIRECTIONS),
@@ -215,7 +215,7 @@ def compose(
 
 
 def swap(method: str, /, **changes: Any) -> Compensated:
-    """A neighbour of a published method: the criterion whose place in the taxonomy differs in the given axes.
+    """A neighbor of a published method: the criterion whose place in the taxonomy differs in the given axes.
 
     Args:
         method: a name in `METHODS`.
@@ -240,7 +240,7 @@ def why_not(cell: Taxonomy) -> str | None:
     if "loss" in cell.target and cell.inference == "adversarial":
         return "the worst bounded addition to a loss is its bound, a constant, and a constant has no gradient."
     targets, levels = {*cell.target.split("+")}, {*cell.granularity.split("+")}
-    if "gradient" in targets and cell.inference in ("regularised", "mixed"):
+    if "gradient" in targets and cell.inference in ("regularized", "mixed"):
         return (
             "the value of a loss does not depend on what is added to its gradient, so that a penalized step has nothing to "
             "descend; let prior knowledge, clean data or an inner loop infer it."
@@ -289,7 +289,7 @@ class _Parts:
 
     def terms(self, target: str, direction: str, inference: str, granularity: str, pro: float) -> Iterator[Any]:
         levels = ("sample", "category") if granularity == "mixed" else granularity.split("+")
-        ways = ("regularised", "prior") if inference == "mixed" else (inference,)
+        ways = ("regularized", "prior") if inference == "mixed" else (inference,)
         for way, level in product(ways, levels):
             if direction == "mixed" and way == "meta" and target != "loss":
                 yield self.table(target, level, self.shape(target), update="meta")  # clean data find the direction
@@ -309,7 +309,7 @@ class _Parts:
             # Shorter steps for edges: one number for all of them would step over its optimum and back.
             size = self.strength / (4 * self.steps) if target == "structure" else None
             return Adversarial(self.strength, sign=sign, per=per, steps=self.steps, step_size=size, random_start=False)
-        if inference == "regularised":
+        if inference == "regularized":
             held: dict[str, Any] = {
                 "penalty": L1(self.lam),
                 "bound": Ball(self.strength, "linf") if sign > 0 or target in ("view", "structure") else None,

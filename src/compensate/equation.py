@@ -42,10 +42,10 @@ SLOTS: dict[str, Slot] = {
 """The keyword of each target, and the letter its compensation has in the paper."""
 
 
-def normalised(q: Tensor) -> Tensor:
+def normalized(q: Tensor) -> Tensor:
     """Rows divided by their sum, entries cut off at zero first.
 
-    >>> normalised(torch.tensor([[1.0, 3.0, -1.0]]))
+    >>> normalized(torch.tensor([[1.0, 3.0, -1.0]]))
     tensor([[0.2500, 0.7500, 0.0000]])
     """
     q = q.clamp(min=0)
@@ -70,7 +70,7 @@ def class_weights(given: Weights | None) -> Tensor | None:
 
 _ONTO: dict[str, Callable[[Tensor], Tensor]] = {
     "project": project_simplex,
-    "normalise": normalised,
+    "normalize": normalized,
     "none": lambda q: q,
 }
 
@@ -155,7 +155,7 @@ class Compensated(nn.Module):
         reduction: Literal["mean", "sum", "none"] = "mean",
         weight: Weights | None = None,
         ignore_index: int = -100,
-        onto: Literal["project", "normalise", "none"] = "project",
+        onto: Literal["project", "normalize", "none"] = "project",
         check: Check = "sync",
         record: Evidence | None = None,
     ) -> None:
@@ -326,7 +326,7 @@ class Compensated(nn.Module):
         >>> from compensate import methods
         >>> both = methods.logit_adjustment(class_counts=[90, 10]) + methods.logcomp(num_samples=100, num_classes=2)
         >>> print(both.taxonomy)
-        logit · mixed · prior+regularised · corpus+sample
+        logit · mixed · prior+regularized · corpus+sample
         """
         if not isinstance(other, Compensated):
             return NotImplemented
@@ -498,7 +498,7 @@ class Compensated(nn.Module):
 
         >>> from compensate.terms import L1, Category
         >>> print(Compensated(logit=(Sample(9, 3, penalty=L1(0.1)), Category(3, 3, update="meta"))).taxonomy)
-        logit · mixed · regularised+meta · sample+category
+        logit · mixed · regularized+meta · sample+category
         """
         return taxonomy_of({name: self.terms_of(name) for name in self.terms})
 

@@ -55,7 +55,7 @@ def traceless(model: Any) -> Iterator[None]:
     """
     modules = [m for m in model.modules() if m.training] if isinstance(model, nn.Module) else []
     switched = [m for m in modules if isinstance(m, _SWITCHED) and m.track_running_stats]
-    # Instance normalisation writes its statistics whatever the switch says, so they are put back.
+    # Instance normalization writes its statistics whatever the switch says, so they are put back.
     kept = [(b, b.clone()) for m in modules if isinstance(m, _WRITING) for b in m.buffers(False)]
     for layer in switched:
         layer.track_running_stats = False

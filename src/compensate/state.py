@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, final, overload
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -92,7 +93,9 @@ class Touched:
     table: Table
     keys: Tensor  # (R,) distinct rows
     rows: Tensor  # (R, *shape) their values, a leaf of the graph
-    count: Tensor  # (R,) samples of the batch that read each row and are not gated out
+    count: (
+        Tensor | None
+    )  # (R,) samples of the batch that read each row and are not gated out; None if it is one for each row
     which: Tensor | None  # (B,) the place of each sample's row among them; None if there is a place for each sample
     slot: Slot
     fixed: bool = False  # in compiled graphs: there is a place for each sample, even if several have one row
@@ -105,6 +108,10 @@ class Touched:
 
 def distinct_rows(keys: Tensor) -> tuple[Tensor, Tensor | None]:
     """Distinct keys and the place of each sample's among them; None if all are distinct, as in most batches of samples."""
+    if at_hand(keys):
+        ordered = np.sort(keys.numpy())
+        if not (ordered[1:] == ordered[:-1]).any():
+            return keys, None
     distinct, which = keys.unique(return_inverse=True)
     return (keys, None) if len(distinct) == len(keys) else (distinct, which)
 
@@ -171,6 +178,7 @@ class State:
         self.gate: Tensor | None = None
         self._seed: int | None = None
         self._checked = False
+        self.checked: dict[int, Tensor] = {}  # the index, by the numbers of rows that it was found to address
         self.masked = False  # true if some logits are minus infinity
         self._recording = torch.is_grad_enabled()
         self._z: Tensor | None = None
@@ -510,7 +518,7 @@ class State:
         keys = table.key(self)
         if table.update == "manual":
             v = table.gather(keys)
-            self._penalise(table, v)
+            self._penalize(table, v)
             return v
         moves = table.update == "meta" if self.meta else (self.learn and table.update in ("prox", "subgradient"))
         if moves:
@@ -518,10 +526,10 @@ class State:
             v = touched.rows if touched.which is None else touched.rows[touched.which]
         else:
             v = table.gather(keys).detach()
-        self._penalise(table, v.detach())
+        self._penalize(table, v.detach())
         return v
 
-    def _penalise(self, table: Table, v: Tensor) -> None:
+    def _penalize(self, table: Table, v: Tensor) -> None:
         if table.penalty is not None:
             penalty = table.charged(table.penalty(v, self), self)
             self.penalty = penalty if self.penalty is None else self.penalty + penalty
@@ -534,10 +542,11 @@ class State:
         assert self.slot is not None
         if self.slot in THROUGH and self.learn and self.criterion.reduction == "none":
             raise InputError('A learned table on features, views or edges needs reduction="mean" or "sum", not "none".')
-        count = table.counted(self).to(torch.get_default_dtype())
         fixed = self.by_slope and torch.compiler.is_compiling()
         distinct, which = (keys, None) if fixed else distinct_rows(keys)
-        if which is not None:
+        every = which is None and not fixed and self.complete and self.gate is None
+        count = None if every else table.counted(self).to(torch.get_default_dtype())
+        if which is not None and count is not None:
             count = count.new_zeros(len(distinct)).index_add_(0, which, count)
         # Where the slope of the loss is at hand, the rows stay out of the graph.
         rows = table.gather(distinct).detach().requires_grad_(not self.by_slope)

@@ -100,7 +100,7 @@ def test_rows_without_a_value_are_predicted():
     assert np.corrcoef(found.predicted["suggested"].astype(float), y[:20])[0, 1] > 0.7
 
 
-def test_texts_may_be_labelled_with_quantities():
+def test_texts_may_be_labeled_with_quantities():
     rng = np.random.default_rng(0)
     stars = rng.integers(0, 5, size=300)
     texts = [" ".join(["good"] * s + ["bad"] * (4 - s) + list(rng.choice(["film", "plot", "end"], 3))) for s in stars]

@@ -70,7 +70,7 @@ def test_without_data_nothing_is_started(tmp_path, monkeypatch):
         raise InputError(f"{url} could not be fetched")
 
     monkeypatch.setattr("experiments.grid.side_by_side", started)
-    monkeypatch.setattr("compensate.data.sources.fetch", not_found)
+    monkeypatch.setattr("compensate.data.named.catalog.fetch", not_found)
     done = reproduce(tmp_path / "empty", tmp_path, "table-9-sst2")
     assert isinstance(done.exception, InputError)
     assert "sst2 is not in" in str(done.exception)

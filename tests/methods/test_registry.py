@@ -21,6 +21,12 @@ def test_names_may_be_written_with_hyphens_and_misspelling_gets_a_hint():
         find("logcmp")
 
 
+def test_a_misspelt_argument_of_any_method_is_named_with_the_nearest_one():
+    for name, row in METHODS.items():
+        with pytest.raises(InputError, match=f'{name} has no argument "weigth"; did you mean "weight"'):
+            row.build(weigth=[1.0])
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_taxonomy_row_is_what_the_composition_says(name):
     row = METHODS[name]

@@ -61,7 +61,7 @@ class Audit:
         noise_rate: the estimated share of wrong labels, with a 90 % interval.
         ids: (N,) names of the rows, if the source has any.
         probabilities: (N, C) the pooled out-of-fold prediction, if there is one.
-        unlabelled: rows without a label: ``index``, ``suggested`` and its ``probability``.
+        unlabeled: rows without a label: ``index``, ``suggested`` and its ``probability``.
         curves: accuracy and loss after each epoch.
         config: how the audit was made.
         notes: what a reader should know, such as rows that were left out.
@@ -83,7 +83,7 @@ class Audit:
     noise_rate: Estimate
     ids: tuple[str, ...] = ()
     probabilities: NDArray[np.float32] | None = None
-    unlabelled: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    unlabeled: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     curves: Mapping[str, list[float]] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -154,9 +154,9 @@ class Audit:
     @property
     def predicted(self) -> pd.DataFrame:
         """Rows without a label: index, the label the model would give, and its probability."""
-        if not self.unlabelled:
+        if not self.unlabeled:
             return pd.DataFrame({"index": [], "suggested": [], "probability": []})
-        columns = {**self.unlabelled, "suggested": self.names(self.unlabelled["suggested"])}
+        columns = {**self.unlabeled, "suggested": self.names(self.unlabeled["suggested"])}
         return pd.DataFrame(columns)
 
     @cached_property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 import warnings
@@ -34,66 +35,73 @@ def audit(
     data: Annotated[
         str | None,
         typer.Argument(
-            help="A .csv, .tsv, .parquet, .npy or .npz file, a folder of images, or a name.", show_default=False
+            help="A .csv, .tsv, .jsonl, .xlsx, .parquet, .npy or .npz file, a folder of images or of Parquet files, or a name.",
+            show_default=False,
         ),
     ] = None,
     label: o.Label = None,
     text: o.Text = None,
     ignore: o.Ignore = None,
     columns: o.Columns = None,
-    labels: Annotated[
-        Path | None, typer.Option(help="Label file, for an array or a folder of images.", show_default=False)
-    ] = None,
+    labels: Annotated[Path | None, o.option("Label file, for an array or a folder of images.")] = None,
     features: Annotated[
         Path | None,
-        typer.Option(help="Embeddings of the samples: an .npy file, one row per sample.", show_default=False),
+        o.option("Embeddings of the samples: an .npy file, one row per sample."),
     ] = None,
     probs: Annotated[
         Path | None,
-        typer.Option(
-            help="Out-of-sample class probabilities, an .npy file of shape (N, C); no model is trained.",
-            show_default=False,
-        ),
+        o.option("Out-of-sample class probabilities, an .npy file of shape (N, C); no model is trained."),
     ] = None,
     encoder: Annotated[
         str, typer.Option(help="Pretrained encoder for texts and images: auto, none, a name, or a folder.")
     ] = "auto",
     task: Annotated[
         str | None,
-        typer.Option(help="Task: classification or regression [default: by the labels].", show_default=False),
+        o.option("Task: classification or regression [default: by the labels]."),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(
-            help="Deep model to train, e.g. resnet20, bilstm, cnn or mlp [default: none].", show_default=False
-        ),
+        o.option("Deep model to train, e.g. resnet20, bilstm, cnn or mlp [default: none]."),
     ] = None,
+    finetune: Annotated[
+        bool,
+        typer.Option(
+            "--finetune", help="Train the encoder too, with a linear head on the labels; for texts and images."
+        ),
+    ] = False,
     crossfit: Annotated[
-        bool, typer.Option("--crossfit", help="Train the model once per fold, and pool it with the other learners.")
+        bool,
+        typer.Option(
+            "--crossfit", help="Train the network once per fold, so that it is pooled with the other learners."
+        ),
     ] = False,
     epochs: o.Epochs = None,
-    size: Annotated[int | None, typer.Option(help="Image size in pixels, to resize to.", show_default=False)] = None,
+    batch_size: o.BatchSize = None,
+    lr: o.Rate = None,
+    precision: o.Precision = None,
+    size: Annotated[int | None, o.option("Resize images to this many pixels.")] = None,
     seed: o.Seed = None,
     data_dir: o.DataDir = None,
-    encoding: Annotated[str | None, typer.Option(help="File encoding [default: utf-8].", show_default=False)] = None,
-    delimiter: Annotated[
-        str | None, typer.Option(help="Column delimiter [default: detected].", show_default=False)
-    ] = None,
-    labels_key: Annotated[
-        str | None, typer.Option(help="Label set to use, for a label file that holds several.", show_default=False)
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Run folder [default: runs/NAME-DIGEST].", show_default=False)
-    ] = None,
+    encoding: o.Encoding = None,
+    delimiter: o.Delimiter = None,
+    labels_key: Annotated[str | None, o.option("Name of the label set, for a label file that holds several.")] = None,
+    out: Annotated[Path | None, o.option("Run folder [default: runs/NAME-DIGEST].")] = None,
 ) -> None:
     """Find the labels that look wrong, and write a page to review them on.
 
     **Example:** `compensate audit reviews.csv`
 
-    No flag is needed: the label column is the one named label, target, class, sentiment or the like, or the only one with
-    few values that the others can predict.
+    The label column is found by its name (label, target, class, sentiment, ...) or as the column that the others predict
+    best; `--label` names another. The run folder has the review page, a list of suspects and the settings.
+
+    `--model` and `--finetune` train a network. If the command is interrupted, the same command goes on where it was. In several
+    processes: `torchrun --nproc-per-node 2 -m compensate audit ...`
     """
     started = time.perf_counter()
+    deep = model is not None or finetune
+    if deep and probs is not None:
+        raise InputError(f"--probs takes the place of a model; leave out {'--finetune' if finetune else '--model'}.")
+    console.quiet = not _main()
     if data is None and probs is None:
         raise InputError("no data is given; write for example: compensate audit reviews.csv.")
     o.check_path(data, labels, features, probs)
@@ -103,35 +111,34 @@ def audit(
     }  # fmt: skip
     options = {name: value for name, value in chosen.items() if value is not None}
     from compensate.auditing.run_folder import check_run_folder, write_run
+    from compensate.auditing.views import unused_encoder
     from compensate.files import check_writable
 
     check_writable(out or Path("runs"))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         source = _source(data, labels, features, data_dir, options, probs)
-        asked = {
-            **options,
-            "encoder": encoder,
-            "model": model,
-            "crossfit": crossfit,
-            "epochs": epochs,
-            "seed": seed or 0,
-            "data_dir": data_dir and data_dir.absolute(),
-        }
+        learned: dict[str, Any] = {
+            "encoder": encoder, "model": model, "finetune": finetune, "crossfit": crossfit, "epochs": epochs,
+            "batch_size": batch_size, "lr": lr, "precision": precision or "no", "seed": seed or 0,
+        }  # fmt: skip
+        asked = {**options, **learned, "data_dir": data_dir and data_dir.absolute()}
         folder = out or Path("runs") / _name(source, asked, labels, features, probs)
         check_run_folder(folder)
         if probs is not None:
             found = _of_probabilities(source, probs, labels, labels_key)
+            found = replace(found, notes=(*found.notes, *unused_encoder(encoder, "probabilities")))
         else:
             assert source is not None
             # Checkpoints of a model's training lie beside the run's folder until the run is written.
             training = folder.with_name(f".{folder.name}.training")
-            chosen = {"encoder": encoder, "model": model, "crossfit": crossfit, "epochs": epochs, "seed": seed or 0}
-            found = _judged(source, started, run_folder=None if model is None else training, **chosen)
+            found = _judged(source, started, run_folder=training if deep else None, **learned)
+    if not _main():
+        return
     notes = [str(w.message) for w in caught if w.category is UserWarning and "torch" not in str(w.filename)]
     found = replace(found, notes=tuple(dict.fromkeys([*found.notes, *notes])))
     write_run(found, folder)
-    if model is not None:
+    if deep:
         shutil.rmtree(training, ignore_errors=True)
     for note in found.notes:
         console.print(Text.assemble(("note: ", "yellow"), note))
@@ -203,10 +210,18 @@ def _judged(source: Data, started: float, **chosen: Any) -> Audit:
     config = found.config
     if config.get("encoder"):
         console.print(f"encoded   {config['encoder']} ({config.get('license', 'license unknown')})", markup=False)
+    if config.get("finetuned"):
+        times = f"once for each of {config['folds']} folds" if config["crossfit"] else "once"
+        console.print(f"tuned     {config['finetuned']} · {config['epochs']} epochs, {times}", markup=False)
     console.print(f"fitted    {_learners(found)} · {_clock(time.perf_counter() - started)}", markup=False)
     if config.get("hint"):
         console.print(f"better features: {config['hint']}", markup=False, soft_wrap=True)
     return found
+
+
+def _main() -> bool:
+    """Whether this is the process that writes files and talks, where `torchrun` started several."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _learners(found: Audit) -> str:
@@ -227,7 +242,7 @@ def _of_probabilities(source: Data | None, probs: Path, labels: Path | None, lab
 
     if source is None:
         assert labels is not None
-        cells = read_labels(labels, labels_key)[0]
+        cells = read_labels(labels, labels_key).cells
         return audit_probabilities(read_array(probs), cells, title=labels.name)
     title = str(source.info.get("title", "the data"))
     found = audit_probabilities(
@@ -244,7 +259,7 @@ def _opening(source: Data) -> str:
     if info.get("text"):
         parts.append(f'text column "{info["text"]}"')
     if source.regression:
-        y = source.target[source.labelled]
+        y = source.target[source.labeled]
         said = f"a quantity from {y.min():g} to {y.max():g}" if len(y) else "empty"
     else:
         counts = source.class_counts
@@ -252,7 +267,7 @@ def _opening(source: Data) -> str:
         named = " · ".join(f"{_short(source.classes[c])} {counts[c]:,}" for c in order)
         said = f"{source.num_classes} classes: {named}{' · …' if source.num_classes > 4 else ''}"
     parts.append(f'label column "{info["label"]}" ({said})' if info.get("label") else said)
-    lost = int((~source.labelled).sum())
+    lost = int((~source.labeled).sum())
     if lost:
         parts.append(f"{lost:,} without a label, which are predicted")
     unused = [_short(c.name) for c in info.get("columns", ()) if c.role in ("identifier", "constant", "ignored")]

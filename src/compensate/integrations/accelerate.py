@@ -80,7 +80,7 @@ def prepare(
     except TypeError:
         size = None
     total = None if size is None or epochs is None else epochs * size
-    hooks.begin(total=total, optimisers=many, own_meta=own_meta, remedy=TAKE_THEM)
+    hooks.begin(total=total, optimizers=many, own_meta=own_meta, remedy=TAKE_THEM)
     accelerator.register_for_checkpointing(hooks)
     return criterion
 

@@ -282,7 +282,7 @@ class _Clock(TrainerCallback):
             total=_batches(state.max_steps, args.gradient_accumulation_steps, loader),
             done=_batches(state.global_step, args.gradient_accumulation_steps, loader),
             epochs=self.passes,
-            optimisers=[_unwrapped(trainer.optimizer)],
+            optimizers=[_unwrapped(trainer.optimizer)],
         )
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -296,7 +296,7 @@ def _finished(state: Any) -> int:
 
 
 def _batches(updates: int, gathered: int, loader: Any) -> int:
-    """Batches that so many steps of the optimiser take: an epoch ends with a step, however few were gathered.
+    """Batches that so many steps of the optimizer take: an epoch ends with a step, however few were gathered.
 
     >>> _batches(5, 2, [None] * 5)  # epochs of 2 + 2 + 1 batches
     9
@@ -309,5 +309,5 @@ def _batches(updates: int, gathered: int, loader: Any) -> int:
     return updates // steps * size + min(updates % steps * gathered, size)
 
 
-def _unwrapped(optimiser: Any) -> Any:
-    return getattr(optimiser, "optimizer", optimiser)
+def _unwrapped(optimizer: Any) -> Any:
+    return getattr(optimizer, "optimizer", optimizer)

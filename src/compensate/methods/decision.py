@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from compensate.equation import Compensated, Weights
 from compensate.errors import InputError
 from compensate.inference.statistics import recorded
-from compensate.inference.weights import of_given
 from compensate.methods.registry import method
 from compensate.methods.search import Real, Space, each
+from compensate.methods.weighting import of_given
 from compensate.state import State
 
 __all__ = ["epsilon_softmax"]
@@ -109,6 +109,6 @@ def epsilon_softmax(
     tensor(9.1930)
     """
     return Compensated(
-        prediction=TowardDecision(m, floor), loss=WithAbsoluteError(alpha, beta), onto="normalise",
+        prediction=TowardDecision(m, floor), loss=WithAbsoluteError(alpha, beta), onto="normalize",
         record=recorded(num_samples), weight=weight,
     )  # fmt: skip

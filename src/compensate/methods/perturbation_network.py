@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from compensate.equation import Compensated, Weights
 from compensate.errors import InputError
 from compensate.inference.statistics import recorded
-from compensate.inference.weights import of_given
 from compensate.methods.registry import method
+from compensate.methods.weighting import of_given
 from compensate.state import State
 
 __all__ = ["causal_logit"]

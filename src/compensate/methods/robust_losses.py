@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from compensate.equation import Compensated, Weights
 from compensate.errors import InputError
 from compensate.inference.statistics import recorded
-from compensate.inference.weights import Becomes, of_given
 from compensate.methods.registry import method
 from compensate.methods.search import Real, Space, each
+from compensate.methods.weighting import Becomes, of_given
 from compensate.proximal import TINY
 from compensate.state import State
 

@@ -48,7 +48,7 @@ class Change:
 @lru_cache(maxsize=1)
 def _data() -> tuple[Tensor, Tensor]:
     """Digits: a batch whose first labels are wrong, and as many clean ones."""
-    from compensate.data.digits import digits
+    from compensate.data.named.image_sets import digits
 
     data = digits().subset(range(2 * BATCH))
     y = torch.from_numpy(data.target).clone()
@@ -105,6 +105,6 @@ def measured_change(row: Method) -> Change:
     """What the method does to the losses of the batch late in a short training."""
     s = tried(row)
     signs = measured(s)
-    shared = row.taxonomy.granularity != "sample" and row.taxonomy.inference in ("regularised", "adversarial")
+    shared = row.taxonomy.granularity != "sample" and row.taxonomy.inference in ("regularized", "adversarial")
     mean = float(change(s).mean())
     return Change(int((signs > 0).sum()), int((signs < 0).sum()), mean, shared)

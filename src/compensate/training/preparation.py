@@ -150,8 +150,8 @@ def prepare(config: Config, data: Splits | Data | None = None, data_dir: str | P
 def _limited(splits: Splits, limit: int | None, limit_test: int | None, seed: int) -> Splits:
     """The samples that have a label, and no more of them than are wanted. A smaller set of texts has fewer words, too."""
     train, test, validation = splits.train, splits.test, splits.validation
-    train = train if train.labelled.all() else train.subset(train.labelled)
-    validation = None if validation is None else validation.subset(validation.labelled)
+    train = train if train.labeled.all() else train.subset(train.labeled)
+    validation = None if validation is None else validation.subset(validation.labeled)
     if limit is not None and limit < len(train):
         train = train.split((share := limit / len(train), 1 - share), seed=seed)[0]
     if test is not None and limit_test is not None and limit_test < len(test):
@@ -262,7 +262,7 @@ def make_criterion(prepared: Prepared, model: nn.Module, data_dir: str | Path | 
 
     >>> prepared = prepare(Config(data="digits", method="logcomp"))
     >>> print(make_criterion(prepared, make_model(prepared)).taxonomy)
-    logit · positive · regularised · sample
+    logit · positive · regularized · sample
     """
     config, method = prepared.config, prepared.method
     known: dict[str, Any] = {**sizes(prepared, model), "batch_size": config.batch_size}

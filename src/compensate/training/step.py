@@ -169,13 +169,13 @@ class Learner:
 
         Args:
             batch: the batch.
-            lr: learning rate of the model.
+            lr: learning rate of the model; a group of parameters with a ``factor`` has that times as much.
             clean: a trusted batch, for a meta step before this one.
             share: the part of the batch in the gradient of its group.
             first, last: whether the batch begins and ends a group whose gradients make one update.
         """
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group.get("factor", 1.0)
         if clean is not None:
             batch = self._meta_step(batch, clean, lr)
         if first:

@@ -280,7 +280,7 @@ class Trainer:
             "train_accuracy": right / count,
             "compensated": moved / count,
         }
-        # Running means of batch normalisation are each process's own; those of the main one count.
+        # Running means of batch normalization are each process's own; those of the main one count.
         self.processes.share(learner.model.buffers())
         for name, samples in self.held_out.items():
             found = shares(self.processes.sum(sums(learner.model, samples, self.device, self.processes)))

@@ -27,6 +27,7 @@ from compensate.auditing.page.model import (
 )
 from compensate.auditing.page.thumbnails import thumbnail
 from compensate.auditing.result import Audit
+from compensate.auditing.rewrite import fixed_name
 from compensate.data.dataset import Data
 
 MOST_ITEMS = 5000
@@ -129,8 +130,7 @@ def command(audit: Audit) -> str:
     source = audit.config.get("source")
     if not source:
         return ""
-    path = Path(str(source))
-    fixed = f"{path.stem}.fixed{path.suffix}" if path.suffix else f"{path.name}.fixed.csv"
+    fixed = fixed_name(Path(str(source))).name
     label = f" --label {shlex.quote(str(audit.config['label']))}" if audit.config.get("label_given") else ""
     return f"compensate apply {shlex.quote(str(source))} corrections.csv -o {shlex.quote(fixed)}{label}"
 
@@ -186,7 +186,7 @@ def _evidence(audit: Audit) -> Evidence:
     return Evidence(
         views=tuple((str(name), float(weight)) for name, weight in (config.get("views") or {}).items()),
         agreement=None if agreement is None else float(agreement),
-        encoder=str(config.get("encoder") or ""),
+        encoder=str(config.get("encoder") or "") + (", fine-tuned on these labels" if config.get("finetuned") else ""),
         license=str(config.get("license") or ""),
         hint=str(config.get("hint") or ""),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +16,7 @@ from compensate.encoders import hub
 from compensate.encoders.efficientnet import EfficientNetLite0
 from compensate.encoders.hub import Run
 from compensate.encoders.image import ImageEncoder
-from compensate.errors import InputError
+from compensate.errors import InputError, nearest
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,23 @@ def find_encoder(name: str | Path, kind: str) -> Encoder | None:
     described = hub.describe(folder, kind)
     source = f"huggingface.co/{name} at {revision[:12]}"
     return Encoder(str(name), described.license, source, f"{VERSION} {kind} {name} {revision}", described.load)
+
+
+def check_encoder(name: str | Path) -> None:
+    """Raises for what can be no encoder: neither a known name, nor a folder, nor the ``owner/model`` of the hub.
+
+    >>> check_encoder("all-MiniLM-L6-v3")
+    Traceback (most recent call last):
+    compensate.errors.InputError: there is no encoder "all-MiniLM-L6-v3"; did you mean "all-MiniLM-L6-v2"?
+    """
+    known = ("auto", "none", *PACKAGES)
+    on_hub = (
+        isinstance(name, str)
+        and re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", name) is not None
+        and name[0] not in "./~"
+    )
+    if str(name) not in known and not on_hub and not Path(name).expanduser().is_dir():
+        raise InputError(f'there is no encoder "{name}"; {nearest(str(name), known)}')
 
 
 def hint(kind: str) -> str:

@@ -1,4 +1,4 @@
-"""The two corpora of reviews: SST-2 and IMDB."""
+"""Texts: the movie reviews of SST-2 and IMDB."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compensate.data.dataset import UNLABELLED, Data, Splits
+from compensate.data.dataset import UNLABELED, Data, Splits
 from compensate.data.tables import is_table, read_table
 from compensate.errors import InputError
 from compensate.files import decode, members
@@ -46,7 +46,7 @@ def read_sst2(path: str | Path, *, phrases: bool = False) -> Splits:
         raise InputError(f"{path} lacks {' and '.join(missing)}; SST-2 is train.tsv, dev.tsv and test.tsv.")
     train, dev = (_sentences(found[name], f"{path}: {name}") for name in (first, "dev.tsv"))
     test = _sentences(found["test.tsv"], f"{path}: test.tsv") if "test.tsv" in found else None
-    return Splits(train, test if test is not None and test.labelled.all() else None, dev)
+    return Splits(train, test if test is not None and test.labeled.all() else None, dev)
 
 
 def _sentences(content: bytes, where: str) -> Data:
@@ -61,7 +61,7 @@ def _sentences(content: bytes, where: str) -> Data:
             raise InputError(f"row {number} of {where} is not a sentence, a tab and 0 or 1: {str(row)[:80]}.")
     if not rows:
         raise InputError(f"{where} has no sentences.")
-    target = np.array([int(row[1]) if row[1].strip() else UNLABELLED for row in rows], dtype=np.int64)
+    target = np.array([int(row[1]) if row[1].strip() else UNLABELED for row in rows], dtype=np.int64)
     return Data(np.array([row[0] for row in rows], dtype=object), target, SENTIMENT, info={"kind": "text"})
 
 
@@ -134,7 +134,7 @@ def _renamed(data: Data | None, named: dict[str, str]) -> Data | None:
         return None
     names = [named.get(name.lower(), name.lower()) for name in data.classes]
     order: NDArray[Any] = np.argsort(names, kind="stable")
-    place = np.append(np.argsort(order), UNLABELLED)  # a missing label, -1, stays one
+    place = np.append(np.argsort(order), UNLABELED)  # a missing label, -1, stays one
     return Data(
         data.x, place[data.target], tuple(sorted(names)), data.index, ids=data.ids, rows=data.rows, info=data.info
     )

@@ -1,4 +1,4 @@
-"""Features toward the centre of their class."""
+"""Features toward the center of their class."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from compensate.direction import measured, summary
 from compensate.methods import center_feature
 
 
-def test_centres_are_running_means_and_inputs_go_part_of_the_way():
+def test_centers_are_running_means_and_inputs_go_part_of_the_way():
     model = nn.Linear(4, 3).double()
     criterion = center_feature(num_classes=3, feature_shape=(4,), lam=0.3).double()
     seen, labels = np.zeros((0, 4)), np.zeros(0)
@@ -41,8 +41,8 @@ def test_limits():
     for _ in range(2):
         unmoved, moved = none.evaluate(model, x, y), whole.evaluate(model, x, y)
     assert torch.equal(unmoved.loss, F.cross_entropy(model(x), y))
-    centres = torch.stack([x[y == c].mean(0) for c in range(3)])
-    assert torch.allclose(moved.loss, F.cross_entropy(model(centres), torch.arange(3)), atol=1e-6)
+    centers = torch.stack([x[y == c].mean(0) for c in range(3)])
+    assert torch.allclose(moved.loss, F.cross_entropy(model(centers), torch.arange(3)), atol=1e-6)
 
 
 def test_only_the_worst_may_move():
@@ -58,10 +58,10 @@ def test_only_the_worst_may_move():
 
 def test_direction_is_mixed_and_wrong_samples_are_calmed():
     """On separated classes: a sample far from its class loses most of its loss, others may gain a little."""
-    centres = 6 * torch.eye(3)
+    centers = 6 * torch.eye(3)
     y = torch.arange(90) % 3
-    x = centres[y] + torch.randn(90, 3)
-    x[0] = centres[1]  # a wrong label
+    x = centers[y] + torch.randn(90, 3)
+    x[0] = centers[1]  # a wrong label
     model = nn.Linear(3, 3, bias=False)
     model.weight.data = torch.eye(3)
     criterion = center_feature(num_classes=3, feature_shape=(3,), lam=0.8)

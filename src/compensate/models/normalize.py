@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from compensate.errors import InputError
 
 
-class Normalise(nn.Module):
+class Normalize(nn.Module):
     r"""Shifts and scales each channel.
 
     .. math:: x \mapsto (x - \mu_c) / \sigma_c
@@ -18,7 +18,7 @@ class Normalise(nn.Module):
     where :math:`\mu_c` and :math:`\sigma_c` are the mean and standard deviation of channel :math:`c`, the first
     dimension after the batch.
 
-    >>> Normalise([0.5], [0.25])(torch.ones(1, 1, 2, 2)).unique()
+    >>> Normalize([0.5], [0.25])(torch.ones(1, 1, 2, 2)).unique()
     tensor([2.])
     """
 
@@ -42,10 +42,10 @@ class Normalise(nn.Module):
         return f"channels={len(self.mean)}"
 
 
-def normaliser(channels: int, mean: Sequence[float] | None, std: Sequence[float] | None) -> nn.Module:
-    """`Normalise` with the given statistics, or with 0.5 and 0.25, the middle of the range of pixels."""
+def normalizer(channels: int, mean: Sequence[float] | None, std: Sequence[float] | None) -> nn.Module:
+    """`Normalize` with the given statistics, or with 0.5 and 0.25, the middle of the range of pixels."""
     mean = [0.5] * channels if mean is None else mean
     std = [0.25] * channels if std is None else std
     if len(mean) != channels:
         raise InputError(f"mean has {len(mean)} values; the model was asked to take {channels} channels.")
-    return Normalise(mean, std)
+    return Normalize(mean, std)

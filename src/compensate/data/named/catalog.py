@@ -9,11 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from compensate.data.cifar import read_cifar
-from compensate.data.corpora import read_imdb, read_sst2
 from compensate.data.dataset import Splits
-from compensate.data.download import bar, fetch
-from compensate.data.idx import FASHION, read_mnist
+from compensate.data.named.download import bar, fetch
+from compensate.data.named.image_sets import FASHION, read_cifar, read_mnist
+from compensate.data.named.text_sets import read_imdb, read_sst2
 from compensate.errors import InputError
 
 VARIABLE = "COMPENSATE_DATA"

@@ -1,4 +1,4 @@
-"""Rows of a matrix, dense or sparse, standardised a batch at a time."""
+"""Rows of a matrix, dense or sparse, standardized a batch at a time."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def moments(X: Any, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class Standard:
-    """Brings each column to mean 0 and deviation 1; constant columns are only centred.
+    """Brings each column to mean 0 and deviation 1; constant columns are only centered.
 
     >>> X = np.array([[1.0, 5.0], [3.0, 5.0]])
     >>> Standard.of(X, np.ones(2)).batch(X, [1])
@@ -63,6 +63,6 @@ class Standard:
         return cls(np.zeros(columns), np.ones(columns))
 
     def batch(self, X: Any, rows: Any) -> np.ndarray:
-        """(B, d) these rows, dense and standardised; only they are made dense, whatever the size of `X`."""
+        """(B, d) these rows, dense and standardized; only they are made dense, whatever the size of `X`."""
         x = X[rows]
         return ((x if isinstance(x, np.ndarray) else x.toarray()) - self.mean) / self.scale

@@ -1,4 +1,4 @@
-r"""Inference with regularisation: a table moves down its loss, and a penalty holds it back.
+r"""Inference with regularization: a table moves down its loss, and a penalty holds it back.
 
 .. math:: v \leftarrow \mathrm{prox}_{\eta\lambda r}\left(v - \eta \frac{\partial l_i}{\partial v}\right)
 

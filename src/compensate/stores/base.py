@@ -1,7 +1,8 @@
-"""The numbers that stores keep, in 32 or 16 bits, and the form in which rows travel."""
+"""What stores have in common: numbers in 32 or 16 bits, the form in which rows travel, and the note of changed rows."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -115,3 +116,64 @@ class Packed:
             raise InputError(
                 f"these rows are not of a table of {num_rows} x {width}. Build the criterion with the sizes it was saved with."
             )
+
+
+class RowStore(ABC):
+    """A table of `num_rows` x `width` numbers, of which some rows are read and written at a time."""
+
+    kind: Kind
+    num_rows: int
+    width: int
+    _changed: NDArray[np.bool_] | None = None
+
+    @abstractmethod
+    def read(self, keys: Ints, out: Floats | None = None) -> Floats:
+        """(len(keys), width) some rows, in `out` if it is given."""
+
+    @abstractmethod
+    def write(self, keys: Ints, rows: Floats) -> None:
+        """Replaces distinct rows."""
+
+    @abstractmethod
+    def pack(self, rows: Ints | None = None) -> Packed:
+        """Some rows, or all that are not zero, without their zeros."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Sets all rows to zero."""
+
+    @property
+    @abstractmethod
+    def filled(self) -> int:
+        """Rows that are not zero."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes of memory that it takes."""
+
+    def put(self, packed: Packed) -> None:
+        """Replaces these rows."""
+        packed.check(self.num_rows, self.width)
+        for rows, full in packed.blocks(self.width):
+            self.write(rows, full)
+
+    def watch(self) -> None:
+        """From now on, notes which rows are written."""
+        self._changed = np.zeros(self.num_rows, bool)
+
+    def changed(self) -> NDArray[np.int64]:
+        """The rows written since the last call."""
+        if self._changed is None:
+            raise InputError("this store does not note changed rows; call watch() first.")
+        rows = np.flatnonzero(self._changed)
+        self._changed[rows] = False
+        return rows
+
+    def _note(self, rows: Ints) -> None:
+        if self._changed is not None:
+            self._changed[rows] = True
+
+    @property
+    def _note_nbytes(self) -> int:
+        return 0 if self._changed is None else self._changed.nbytes
