@@ -15,6 +15,7 @@ from compensate.commands.apply import apply
 from compensate.commands.audit import audit
 from compensate.commands.compare import compare
 from compensate.commands.demo import demo
+from compensate.commands.export import export
 from compensate.commands.terminal import console, errors, visible
 from compensate.commands.train import train
 from compensate.commands.tune import tune
@@ -28,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for command in (audit, apply, train, compare, tune):
+for command in (audit, apply, export, train, compare, tune):
     app.command()(command)
 
 

@@ -26,9 +26,18 @@ def measured(s: State) -> Tensor:
     >>> measured(s)
     tensor([-1., -1.])
     """
-    before, after = s.plain_losses, s.compensated.detach()
-    change = after - before
-    return torch.where(change.abs() <= TOLERANCE * (1 + before.abs()), 0.0, change.sign())
+    moved = change(s)
+    return torch.where(moved.abs() <= TOLERANCE * (1 + s.plain_losses.abs()), 0.0, moved.sign())
+
+
+def change(s: State) -> Tensor:
+    r"""(B,) :math:`l'_i - l_i`, constants; where gradients are compensated, with :math:`\langle \Delta g_i, g_i \rangle` added.
+
+    What is added to a gradient leaves the value of the loss alone. A sample counts more if it lengthens its gradient, as it
+    does if its loss is raised, so that the same sign says the same.
+    """
+    found = s.compensated.detach() - s.plain_losses
+    return found if s.dg is None else found + (s.dg.detach() * s.gradient).sum(-1)
 
 
 def summary(signs: Tensor) -> str:

@@ -17,7 +17,8 @@ _WRITING = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 class ModelStages(NamedTuple):
     """A model cut where compensation may enter: `head(features(embed(x) + dx))`.
 
-    A model that does not offer the three methods is run whole; then only `dx` on raw input is possible.
+    A model that does not offer the three methods is run whole; then only `dx` on raw input is possible. A graph network
+    offers `structure`, (E,) the weights of its edges, and takes a change of them: `model(x, change)`.
     """
 
     embed: Callable[[Any], Any] | None
@@ -25,10 +26,11 @@ class ModelStages(NamedTuple):
     head: Callable[[Tensor], Tensor] | None
     whole: Callable[[Any], Tensor]
     padding: Callable[[Any], Tensor] | None
+    structure: Tensor | None = None
 
     @classmethod
     def of(cls, model: Callable[[Any], Tensor]) -> ModelStages:
-        """The stages that `model` offers by the names `embed`, `features`, `head` and `padding`."""
+        """The stages that `model` offers by the names `embed`, `features`, `head` and `padding`, and its `structure`."""
         features, head = getattr(model, "features", None), getattr(model, "head", None)
         staged = callable(features) and callable(head)
         return cls(
@@ -37,6 +39,7 @@ class ModelStages(NamedTuple):
             head=head if staged else None,
             whole=model,
             padding=getattr(model, "padding", None) if staged else None,
+            structure=getattr(model, "structure", None),
         )
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from compensate.checks import at_hand, checked_index, checked_keys
 from compensate.errors import InputError
 from compensate.inference.regularized import L1, Bound, GroupL2, Penalty, row_step
-from compensate.state import State, Touched
+from compensate.state import THROUGH, State, Touched
 from compensate.stores import Kept, Spec, Store, choose
 from compensate.stores.transfer import restored
 
@@ -116,6 +116,14 @@ class Table(nn.Module, ABC):
     def key(self, s: State) -> Tensor:
         """(B,) the row of each sample."""
 
+    def counted(self, s: State) -> Tensor:
+        """(B,) which of the keys count: those of samples that are neither ignored nor gated out."""
+        return s.active
+
+    def charged(self, penalty: Tensor, s: State) -> Tensor:
+        """(B,) the penalty of each sample, from that of its row."""
+        return penalty if s.complete and s.gate is None else penalty * s.active
+
     def forward(self, s: State) -> Tensor:
         """(B, *shape) the rows of the batch."""
         return s.rows(self)
@@ -176,7 +184,7 @@ class Table(nn.Module, ABC):
         if touched.shared and touched.count is not None:
             grad = grad / touched.count.clamp(min=1).reshape((-1,) + (1,) * (grad.ndim - 1))
         # Not as they were read if another term of the batch, or another batch before this one's backward, may have moved them.
-        alone = touched.slot != "dx" and sum(other.table is self for other in s.touched) == 1
+        alone = touched.slot not in THROUGH and sum(other.table is self for other in s.touched) == 1
         old = (touched.rows if alone else self.gather(touched.keys)).detach()
         if touched.fixed:
             self._descend_together(touched, old, grad, s)

@@ -9,7 +9,7 @@ from torch import nn
 
 from compensate.gates import Where
 
-TARGETS = ("feature", "logit", "label", "prediction", "loss")
+TARGETS = ("feature", "logit", "label", "prediction", "loss", "gradient", "view", "structure")
 DIRECTIONS = ("positive", "negative", "mixed")
 INFERENCES = ("prior", "tuning", "regularized", "meta", "adversarial", "mixed")
 GRANULARITIES = ("sample", "category", "group", "corpus", "mixed")

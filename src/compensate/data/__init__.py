@@ -14,6 +14,7 @@ from compensate.data.columns import Column, analyze
 from compensate.data.dataset import UNLABELED, Data, Splits
 from compensate.data.features import TableEncoder, TableViews, table_views
 from compensate.data.folder import read_folder
+from compensate.data.graphs import neighbor_graph, with_wrong_edges
 from compensate.data.hub import from_hub
 from compensate.data.images import CropFlip, channel_statistics
 from compensate.data.imbalance import class_sizes, long_tailed
@@ -67,6 +68,7 @@ __all__ = [
     "gather",
     "load",
     "long_tailed",
+    "neighbor_graph",
     "noise",
     "order",
     "override_labels",
@@ -84,6 +86,7 @@ __all__ = [
     "table_views",
     "text_features",
     "tokenize",
+    "with_wrong_edges",
 ]
 
 

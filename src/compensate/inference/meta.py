@@ -163,7 +163,7 @@ def along_direction(
     lr: float,
 ) -> Found | None:
     """The same by a pass with directions; None if the criterion needs more than logits, or a layer has no such pass."""
-    if "feature" in criterion.terms or model in _WITHOUT_DIRECTIONS:
+    if criterion.before_logits or model in _WITHOUT_DIRECTIONS:
         return None
     x, target, (index, group) = _parts(batch)
     before = torch.get_rng_state()

@@ -191,6 +191,32 @@ class AtLeast(nn.Module):
         return f"AtLeast({self.low:g})"
 
 
+@final
+class Between(nn.Module):
+    """The bound that every entry lies between two numbers.
+
+    Args:
+        low, high: the smallest and the largest entry.
+
+    >>> import torch
+    >>> Between(-1.0, 0.0)(torch.tensor([-3.0, -0.5, 2.0]))
+    tensor([-1.0000, -0.5000,  0.0000])
+    """
+
+    def __init__(self, low: float, high: float) -> None:
+        super().__init__()
+        if low > high:
+            raise InputError(f"low={low}, high={high}; expected low <= high.")
+        self.low, self.high = low, high
+
+    def forward(self, v: Tensor) -> Tensor:
+        """The nearest rows in the set."""
+        return v.clamp(self.low, self.high)
+
+    def __repr__(self) -> str:
+        return f"Between({self.low:g}, {self.high:g})"
+
+
 def row_step(
     v: Tensor,
     grad: Tensor,

@@ -182,12 +182,12 @@ class CompensationMixin:
         head = None if labels is None else last_layer(inner, labels)
         if head is None:
             return HubModel(model)
-        return StagedHubModel(model, inner, head, embed="feature" in self.criterion.terms)
+        return StagedHubModel(model, inner, head, embed=self.criterion.reads_inputs)
 
     def _loss_of_all(
         self, model: nn.Module, inputs: dict[str, Any], target: Tensor, index: Tensor | None, real: int
     ) -> tuple[Tensor, Any]:
-        if "feature" in self.criterion.terms or self.hooks.clean is not None:
+        if self.criterion.reads_inputs or self.hooks.clean is not None:
             raise InputError(
                 "feature compensation and meta steps need the whole batch, which this trainer cuts in slices for several "
                 "processes. Train in one process, or with compensate.training.fit."

@@ -8,6 +8,7 @@ from compensate.methods.bootstrapping import *
 from compensate.methods.class_perturbation import *
 from compensate.methods.decision import *
 from compensate.methods.feature import *
+from compensate.methods.gradient import *
 from compensate.methods.guessing import *
 from compensate.methods.imbalance import *
 from compensate.methods.label import *
@@ -28,4 +29,5 @@ from compensate.methods.semantic import *
 from compensate.methods.slack import *
 from compensate.methods.smoothing import *
 from compensate.methods.universal import *
+from compensate.methods.views import *
 from compensate.methods.weighting import *

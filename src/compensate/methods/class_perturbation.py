@@ -19,6 +19,31 @@ from compensate.state import State
 __all__ = ["lpl"]
 
 
+def harder_or_easier(
+    likely: Tensor, present: Tensor, shares: tuple[Tensor, Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
+    r"""What parts the classes of a batch: +1 for those below the mean and -1 above it, and how far from it, in [0, 1].
+
+    Args:
+        likely: (R,) the mean probability of each class in the batch.
+        present: (R,) false for classes without a sample that counts.
+        shares: if given, the share of every class (C,) takes the place of the former, and (R,) says which classes these are.
+
+    >>> harder_or_easier(torch.tensor([0.9, 0.5, 0.4]), torch.ones(3, dtype=torch.bool))
+    (tensor([-1.,  1.,  1.]), tensor([1.0000, 0.5000, 1.0000]))
+    """
+    if shares is None:
+        gap = ((likely * present).sum() / present.sum().clamp(min=1) - likely) * present
+    else:
+        gap = shares[0].mean() - shares[0].to(likely.dtype)[shares[1]]
+    # Equal classes differ by rounding alone, which is no reason to part them.
+    gap = torch.where(gap.abs() < 1e-6, 0.0, gap)
+    if not len(gap):
+        return gap, gap
+    widest = torch.where(gap > 0, gap.clamp(min=0).max(), (-gap).clamp(min=0).max()).clamp(min=TINY)
+    return gap.sign(), gap.abs() / widest
+
+
 @final
 class ClassPerturbation(nn.Module):
     r"""A shift of the logits for each class of the batch, by unit steps up or down the mean loss of the class.
@@ -62,25 +87,14 @@ class ClassPerturbation(nn.Module):
             return torch.zeros_like(d).index_add_(0, which, p) / size.clamp(min=1)[:, None] - corner
 
         d = torch.zeros_like(corner)
-        sign, steps = self._plan(1 + gradients(d).gather(1, classes[:, None])[:, 0], classes, size > 0)
+        likely = 1 + gradients(d).gather(1, classes[:, None])[:, 0]
+        sign, far = harder_or_easier(likely, size > 0, None if self.shares is None else (self.shares, classes))
+        steps = (self.eps * (1 + self.growth * far) / self.step).round()
         for k in range(round(self.eps * (1 + self.growth) / self.step)):
             g = gradients(d)
             moves = (sign * (k < steps))[:, None]
             d = d + moves * self.step * g / row_norm(g).clamp(min=TINY)
         return d[which].to(s.u.dtype)
-
-    def _plan(self, likely: Tensor, classes: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
-        """Sign and number of steps of each class in the batch."""
-        if self.shares is None:
-            gap = (likely * present).sum() / present.sum().clamp(min=1) - likely
-            gap = gap * present
-        else:
-            gap = self.shares.mean() - self.shares.to(likely.dtype)[classes]
-        # Equal classes differ by rounding alone, which is no reason to part them.
-        gap = torch.where(gap.abs() < 1e-6, 0.0, gap)
-        side = torch.stack([gap.clamp(min=0).max(), (-gap).clamp(min=0).max()]) if len(gap) else gap.new_ones(2)
-        widest = torch.where(gap > 0, side[0], side[1]).clamp(min=TINY)
-        return gap.sign(), (self.eps * (1 + self.growth * gap.abs() / widest) / self.step).round()
 
     def extra_repr(self) -> str:
         """The radius."""

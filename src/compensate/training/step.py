@@ -110,8 +110,8 @@ class Learner:
         self.processes, self.device, self.clip = self.hardware.processes, self.hardware.device, clip
         self.model = model.to(self.device).train()
         criterion = criterion.to(self.device).train()
-        # Terms on features, and teachers, look at the inputs of the whole batch; others leave each process its own.
-        self._given = "feature" in criterion.terms or "teacher" in needs
+        # Terms on features and views, and teachers, look at the inputs of the whole batch; others leave each process its own.
+        self._given = criterion.reads_inputs or "teacher" in needs
         self.meta = "clean" in needs
         self.forward = Forward(self._view("features" in needs), criterion)
         self._wrapped = self.hardware.wrap(self.forward)

@@ -328,7 +328,7 @@ class Trainer:
 def compensated(s: State) -> Tensor:
     """(B,) true for samples that some compensation is given to."""
     found = torch.zeros(len(s.target), dtype=torch.bool, device=s.target.device)
-    for delta in (s.dx, s.du, s.dp, s.dy, s.dl):
+    for delta in (s.dx, s.du, s.dp, s.dy, s.dl, s.dg, s.dv):
         if delta is not None:
             size = delta.detach().abs()
             found |= (size.flatten(1).amax(1) if size.ndim > 1 else size) > 1e-6
