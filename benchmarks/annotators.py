@@ -21,6 +21,7 @@ from compensate.data import load
 from compensate.files import write_atomically
 
 RESULTS = Path(__file__).parent / "results" / "annotators.json"
+PAGE = Path(__file__).parent.parent / "docs" / "annotators.md"
 IMAGES = 4000
 
 
@@ -95,12 +96,30 @@ def consensus_predictions(x: Any, votes: Votes, seed: int) -> Any:
     return p / p.sum(1, keepdims=True)
 
 
+def write_page(stored: dict[str, dict[str, dict[str, float]]]) -> None:
+    """The table between its marks on the page."""
+    kinds = ("majority", "Dawid-Skene", "CROWDLAB", "ours")
+    lines = [
+        "| data | accuracy: majority | Dawid-Skene | CROWDLAB | ours | average precision: Dawid-Skene | CROWDLAB | ours | stated share wrong | true | seeds |",
+        "|---|" + "---|" * 10,
+    ]
+    for case, runs in stored.items():
+        mean = {k: float(np.mean([run[k] for run in runs.values()])) for k in next(iter(runs.values()))}
+        cells = [f"{mean[f'accuracy {k}']:.3f}" for k in kinds] + [f"{mean[f'ap {k}']:.3f}" for k in kinds[1:]]
+        lines.append(f"| {case} | {' | '.join(cells)} | {mean['stated']:.1%} | {mean['wrong']:.1%} | {len(runs)} |")
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition("<!-- annotators -->")
+    _, _, after = rest.partition("<!-- /annotators -->")
+    text = f"{before}<!-- annotators -->\n{chr(10).join(lines)}\n<!-- /annotators -->{after}"
+    write_atomically(PAGE, text.encode())
+
+
 def main() -> None:
     """Measures what is missing, and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path, default=Path("data"))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--show", action="store_true")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/annotators.md")
     given = parser.parse_args()
     stored: dict[str, dict[str, dict[str, float]]] = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
     cases = [("digits, 8 annotators", 3), ("CIFAR-10H", 3), ("CIFAR-10H", 5)]
@@ -111,6 +130,8 @@ def main() -> None:
                 made = digits(people, seed) if name.startswith("digits") else cifar10h(given.data_dir, people, seed)
                 row[str(seed)] = {k: round(v, 4) for k, v in measured(*made, seed).items()}
                 write_atomically(RESULTS, (json.dumps(stored, indent=1) + "\n").encode())
+    if given.write:
+        write_page(stored)
     for case, runs in stored.items():
         means = {k: np.mean([run[k] for run in runs.values()]) for k in next(iter(runs.values()))}
         print(f"{case} ({len(runs)} seeds):", ", ".join(f"{k} {v:.3f}" for k, v in means.items()))

@@ -44,6 +44,9 @@ ACCURATE = 0.8
 ROUNDS, STILL = 100, 1e-6
 """Rounds of expectation and maximization at most, and the gain in mean log-likelihood below which they end."""
 
+LABEL = "consensus"
+"""The column that models learn."""
+
 LARGEST = 50_000_000
 """Entries of the tables of all annotators; beyond it they share one table."""
 
@@ -103,6 +106,21 @@ class Consensus:
         """(N,) the probability that a label, by default the consensus, is wrong."""
         rows = np.arange(len(self.probabilities))
         return np.asarray(1 - self.probabilities[rows, self.label if label is None else label])
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row for each item: consensus and its probability, the majority, the share of votes that agree, all votes."""
+        counts = self.votes.counts
+        names = np.array(self.votes.classes, dtype=object)
+        total = counts.sum(1)
+        agree = counts[np.arange(len(counts)), self.label] / np.maximum(total, 1)
+        said: list[list[str]] = [[] for _ in range(self.votes.items)]
+        for i, a, c in zip(self.votes.item, self.votes.annotator, self.votes.label, strict=True):
+            said[i].append(f"{self.votes.annotators[a]}: {names[c]}")
+        columns = {
+            "item": np.arange(len(counts)), "consensus": names[self.label], "probability": 1 - self.p_error(),
+            "majority": np.where(total > 0, names[self.votes.majority()], ""), "agreement": agree, "votes": ["; ".join(v) for v in said],
+        }  # fmt: skip
+        return pd.DataFrame(columns)
 
     def to_label_again(self, top: int | None = None) -> pd.DataFrame:
         """Items in the order in which another vote helps most, with the best annotator who has not voted on it."""
@@ -295,7 +313,11 @@ def audit_votes(
     for _ in range(rounds):
         labels = np.array([None] * votes.items, dtype=object)
         labels[seen] = named[consensus.label[seen]]
-        found = audit(items, labels, encoder=encoder, device=device, seed=seed, progress=progress, **options)
+        chosen = {"encoder": encoder, "device": device, "seed": seed, "progress": progress, **options}
+        if isinstance(items, pd.DataFrame):
+            found = audit(items.assign(**{LABEL: labels}), label=LABEL, **chosen)
+        else:
+            found = audit(items, labels, **chosen)
         log_q = np.zeros((votes.items, len(named)))
         order = np.array([votes.classes.index(c) for c in found.classes])
         assert found.probabilities is not None
