@@ -43,7 +43,7 @@ _OPENERS: dict[str, Callable[..., IO[bytes]]] = {
 
 
 GROWTH, SMALL = 250, 1 << 28
-"""A packed file may unpack to so many times its own size, and to this many bytes in any case: data sets stay far below,
+"""A packed file may unpack to this many times its own size, and to this many bytes in any case: data sets stay far below,
 files that are made to fill a memory do not."""
 
 

@@ -14,7 +14,7 @@ _SWITCHED = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _WRITING = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 
-class Stages(NamedTuple):
+class ModelStages(NamedTuple):
     """A model cut where compensation may enter: `head(features(embed(x) + dx))`.
 
     A model that does not offer the three methods is run whole; then only `dx` on raw input is possible. A graph network
@@ -29,7 +29,7 @@ class Stages(NamedTuple):
     structure: Tensor | None = None
 
     @classmethod
-    def of(cls, model: Callable[[Any], Tensor]) -> Stages:
+    def of(cls, model: Callable[[Any], Tensor]) -> ModelStages:
         """The stages that `model` offers by the names `embed`, `features`, `head` and `padding`, and its `structure`."""
         features, head = getattr(model, "features", None), getattr(model, "head", None)
         staged = callable(features) and callable(head)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from compensate.checks import at_hand, check_batch, check_target
 from compensate.errors import InputError
-from compensate.forwards import Stages, seeded, traceless
+from compensate.forwards import ModelStages, seeded, traceless
 from compensate.fused import cross_entropy
 
 if TYPE_CHECKING:
@@ -251,14 +251,14 @@ class State:
     # --- the forward pass -------------------------------------------------------------------------------------
 
     @once
-    def stages(self) -> Stages:
+    def stages(self) -> ModelStages:
         """The stages of the model."""
         if self.model is None:
             raise InputError(
                 "This criterion needs the model, not only its logits: it changes the input or reads the features. "
                 "Call criterion.evaluate(model, x, target, index).loss instead of criterion(logits, target, index)."
             )
-        return Stages.of(self.model)
+        return ModelStages.of(self.model)
 
     @once
     def _embedded(self) -> Any:
@@ -548,7 +548,7 @@ class State:
         count = None if every else table.counted(self).to(torch.get_default_dtype())
         if which is not None and count is not None:
             count = count.new_zeros(len(distinct)).index_add_(0, which, count)
-        # Where the slope of the loss is at hand, the rows stay out of the graph.
+        # Where the slope of the loss is known, the rows stay out of the graph.
         rows = table.gather(distinct).detach().requires_grad_(not self.by_slope)
         touched = Touched(table, distinct, rows, count, which, self.slot, fixed)
         self.touched.append(touched)

@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 from compensate.cli import app
 from compensate.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 runner = CliRunner()
 
 

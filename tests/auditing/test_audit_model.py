@@ -16,6 +16,8 @@ from compensate.data import digits, noise
 from compensate.errors import InputError
 from compensate.models import MLP
 
+pytestmark = pytest.mark.slow
+
 
 def blobs(size: int = 300, seed: int = 0):
     rng = np.random.default_rng(seed)

@@ -22,6 +22,8 @@ from compensate.auditing.page import (
     Pair,
 )
 
+pytestmark = pytest.mark.slow
+
 CLASSES = ("bird", "cat", "dog")
 
 

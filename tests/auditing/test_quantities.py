@@ -10,6 +10,8 @@ from sklearn.metrics import average_precision_score
 from compensate import audit
 from compensate.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 
 def friedman(share: float, size: int = 600, seed: int = 0):
     """Values of which a share is that of another row."""

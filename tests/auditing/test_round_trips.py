@@ -23,6 +23,8 @@ from compensate.cli import app
 from compensate.data import load, read_frame
 from compensate.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 ROWS, WRONG = 80, (3, 17, 41)
 
 

@@ -244,6 +244,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_a_killed_process_never_leaves_parts_of_two_runs(tmp_path):
     known = {float(made(seed=seed).p_error[0]) for seed in range(2)}
     folder = tmp_path / "run"

@@ -28,6 +28,7 @@ def logcomp(n=N):
 # --- coming back ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["base", "logcomp", "mixcomp_over_epoch"])
 def test_a_resumed_training_is_the_uninterrupted_one(method, tmp_path):
     """From the middle of an epoch, from its last step before it is ended, and from its end."""

@@ -43,8 +43,7 @@ def test_rows_are_documented(name):
 
 
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("how", ["state_dict", "deepcopy", "pickle"])
-def test_state_survives(name, how):
+def test_state_survives_copies_pickles_and_state_dicts(name):
     from tiny import TinyNet
 
     torch.manual_seed(1)
@@ -54,18 +53,23 @@ def test_state_survives(name, how):
     for _ in range(3):
         criterion.evaluate(model, x, y, i).loss.backward()
     criterion.end_epoch()
-    if how == "state_dict":
-        other = METHODS[name].make(**SIZES)
-        other.load_state_dict(criterion.state_dict())
-    else:
-        other = copy.deepcopy(criterion) if how == "deepcopy" else pickle.loads(pickle.dumps(criterion))
-    losses = []
-    for c in (criterion, other):
+    loaded = METHODS[name].make(**SIZES)
+    loaded.load_state_dict(criterion.state_dict())
+    others = {
+        "state_dict": loaded,
+        "deepcopy": copy.deepcopy(criterion),
+        "pickle": pickle.loads(pickle.dumps(criterion)),
+    }
+
+    def loss(one):
         torch.manual_seed(2)
-        losses.append(c.evaluate(copy.deepcopy(model), x, y, i).loss)
-    assert torch.equal(*losses)
-    for (key, a), b in zip(criterion.state_dict().items(), other.state_dict().values(), strict=True):
-        assert torch.equal(a, b), key
+        return one.evaluate(copy.deepcopy(model), x, y, i).loss
+
+    expected = loss(criterion)
+    for how, other in others.items():
+        assert torch.equal(loss(other), expected), how
+        for (key, a), b in zip(criterion.state_dict().items(), other.state_dict().values(), strict=True):
+            assert torch.equal(a, b), (how, key)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ the row it was made about: if the file is another one, or its label is, nothing 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -86,7 +86,20 @@ class Applied:
 
 
 def read_corrections(path: str | Path) -> tuple[Correction, ...]:
-    """The decisions of a file; an error names the line that cannot be used."""
+    """The decisions of a file: ``corrections.csv``, or what Label Studio or Argilla exports; an error names the line that cannot be used."""
+    from compensate.auditing.imported import SUFFIXES, read_exported
+
+    rows = read_exported(path) if Path(path).suffix.lower() in SUFFIXES else _cells(path)
+    found = [_correction(list(row), path, n) for n, row in enumerate(rows, 1)]
+    seen: set[int] = set()
+    for correction in found:
+        if correction.index in seen:
+            raise InputError(f"{path} decides on row {correction.index} more than once; keep one line for each.")
+        seen.add(correction.index)
+    return tuple(found)
+
+
+def _cells(path: str | Path) -> Iterator[list[str]]:
     from compensate.data.tables import read_frame
 
     frame = read_frame(path)
@@ -98,14 +111,8 @@ def read_corrections(path: str | Path) -> tuple[Correction, ...]:
         )
     columns = [list(frame[names[name]]) for name in COLUMNS]
     columns += [list(frame[names[name]]) if name in names else [""] * len(frame) for name in DIGESTS]
-    rows = zip(*columns, strict=True)
-    found = [_correction([str(cell) for cell in row], path, n) for n, row in enumerate(rows, 1)]
-    seen: set[int] = set()
-    for correction in found:
-        if correction.index in seen:
-            raise InputError(f"{path} decides on row {correction.index} more than once; keep one line for each.")
-        seen.add(correction.index)
-    return tuple(found)
+    for index, given, decision, label, *digests in zip(*columns, strict=True):
+        yield [str(index), unguard(str(given)), str(decision), unguard(str(label)), *map(str, digests)]
 
 
 def write_corrections(path: str | Path, corrections: Iterable[Correction]) -> None:
@@ -248,7 +255,7 @@ def apply_corrections(
 
 
 def _correction(cells: list[str], path: str | Path, row: int) -> Correction:
-    index, given, decision, label = cells[0].strip(), unguard(cells[1]), cells[2].strip().lower(), unguard(cells[3])
+    index, given, decision, label = cells[0].strip(), cells[1], cells[2].strip().lower(), cells[3]
     cells = [*cells[:4], *(cell.strip() for cell in cells[4:])]
     if not (index.isascii() and index.isdigit()):
         raise InputError(f'{path}, row {row}: the index is "{_short(index)}"; expected a row number from 0 on.')

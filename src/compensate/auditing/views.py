@@ -27,14 +27,14 @@ WORD = r"(?u)\b\w+\b|[!?]"
 """What counts as a word: signs of emphasis do, for they tell sentiment."""
 
 PIXELS = 1024
-"""Larger images are brought to about so many pixels where no encoder looks at them."""
+"""Larger images are brought to about this many pixels where no encoder looks at them."""
 
 FAR, LARGE, LOOKED_AT = 10, 1e3, 1_000
 """Values farther from the median than this many times the nearer of the 5 % and 95 % quantiles are cut; columns that reach
 beyond 1e3, or nowhere beyond 1e-3, are scaled; and the rows in which quantiles are looked up."""
 
 FEW_COLUMNS = 200
-"""Features of at most so many columns are looked at by trees too: they may be a table."""
+"""Features of at most this many columns are looked at by trees too: they may be a table."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 def apply(
     data: Annotated[Path, typer.Argument(help="The audited file or folder.")],
     corrections: Annotated[
-        Path, typer.Argument(help="corrections.csv, exported from the review page; with --accept, the run folder.")
+        Path,
+        typer.Argument(
+            help="corrections.csv of the review page, or the JSON export of Label Studio or Argilla; with --accept, the run folder."
+        ),
     ],
     accept: Annotated[
         float | None, o.option("Apply every suggestion with at least this error probability, without review.")

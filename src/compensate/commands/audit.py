@@ -28,7 +28,7 @@ PAIRS = 6
 """Lines of the summary's table."""
 
 OPEN = 10
-"""Where the upper end of the interval is so many times the estimate, the summary says that the share cannot be known."""
+"""Where the upper end of the interval is this many times the estimate, the summary says that the share cannot be known."""
 
 
 def audit(

@@ -15,7 +15,7 @@ from compensate.errors import InputError
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 LARGEST = 64
-"""Images that are larger, or that differ in size, are brought to squares of so many pixels, unless a size is given."""
+"""Images that are larger, or that differ in size, are resized to squares of this many pixels, unless a size is given."""
 
 
 def is_image(path: Path) -> bool:

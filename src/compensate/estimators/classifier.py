@@ -94,7 +94,7 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         Share of the samples that is held out, labels as given; the module of the epoch with the best accuracy on it is kept.
         These samples are not among the suspects.
     patience : int or None, default=None
-        `fit` stops after so many epochs in which the validation accuracy, or without validation the training loss (by
+        `fit` stops after this many epochs in which the validation accuracy, or without validation the training loss (by
         more than `tol`), has not improved. None never stops: methods with a schedule need all their epochs.
     tol : float, default=1e-4
     standardize : bool, default=True
@@ -342,7 +342,7 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         self.n_iter_ = 0
 
     def _grow(self, needed: int) -> None:
-        """Room for so many samples; it doubles, so that a stream of many calls is not copied at each of them."""
+        """Room for this many samples; it doubles, so that a stream of many calls is not copied at each of them."""
         self._seen = max(self._seen, needed)
         before = len(self._given)
         if needed <= before:

@@ -29,7 +29,7 @@ from compensate.proximal import group_soft_threshold, soft_threshold
 Penalty = Literal["l2", "l1"]
 PROX = {"l2": group_soft_threshold, "l1": soft_threshold}
 ROWS = 8192  # samples handled at once, so that their distances stay in the cache
-SOFT_STEPS = 1000  # at most so many alternations between degrees of membership and compensation of a new sample
+SOFT_STEPS = 1000  # the maximum number of alternations between degrees of membership and compensation of a new sample
 
 
 def profile(r: np.ndarray, t: float) -> np.ndarray:

@@ -21,7 +21,7 @@ from compensate.proximal import project_ball, row_norm
 
 EMBED_STEPS = 500  # most alternations for the representation of given samples
 WIDE = 1.5  # bound of a representation, relative to the median length of the first one
-FAR = 3.0  # residuals of so many times the median one count as corrupted in any case
+FAR = 3.0  # residuals of this many times the median one count as corrupted in any case
 REST = 1e-9  # movement at which they stop
 
 

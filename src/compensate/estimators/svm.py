@@ -1,6 +1,6 @@
 r"""The support vector machine read as compensation: slack variables compensate losses, flips compensate labels.
 
-Use `compensate="loss"` for the ordinary soft-margin SVM with its slacks at hand, and `compensate="label"` when some
+Use `compensate="loss"` for the ordinary soft-margin SVM with its slacks as an attribute, and `compensate="label"` when some
 labels are plainly wrong: a sample deep on the other side then changes its label instead of bending the boundary.
 """
 

@@ -124,7 +124,7 @@ class CriterionHooks:
             self.meta_optimizer = torch.optim.Adam(free, lr=1e-3)
 
     def catch_up(self, epochs: int) -> None:
-        """Ends epochs until so many of this training are ended: calling it twice after an epoch does no harm."""
+        """Ends epochs until this number of them is ended: calling it twice after an epoch does no harm."""
         while int(self.criterion.epoch) - self._shift < epochs:
             self.criterion.end_epoch()
 

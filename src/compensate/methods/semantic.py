@@ -30,7 +30,7 @@ class ClassCovariance(Statistic):
 
     .. math:: \Sigma_c = \frac1{n_c} \sum_j z_j z_j^\top - \mu_c \mu_c^\top, \qquad \mu_c = \frac1{n_c} \sum_j z_j
 
-    where :math:`j` runs over the samples of class :math:`c`. The batch at hand counts before the terms look at it. Sums
+    where :math:`j` runs over the samples of class :math:`c`. The present batch counts before the terms look at it. Sums
     merge over processes by addition; the difference loses digits only if features are far from zero compared with
     their spread.
 
@@ -43,7 +43,7 @@ class ClassCovariance(Statistic):
     """
 
     granularity, reader = "category", "a covariance of features"
-    observes = "logits"  # the batch at hand counts
+    observes = "logits"  # the present batch counts
 
     def __init__(self, num_classes: int, feature_dim: int, kind: CovarianceKind = "full") -> None:
         super().__init__()
@@ -124,7 +124,7 @@ def spread(w: Tensor, k: int | Tensor, sigma: Tensor) -> Tensor:
 
 
 @final
-class Augment(nn.Module):
+class SemanticAugmentation(nn.Module):
     r"""What augmenting features along their class covariance, without end, adds to the logits.
 
     .. math:: \Delta u_{i,c} = \frac{\lambda}{2} (w_c - w_{y_i})^\top \Sigma_{y_i} (w_c - w_{y_i})
@@ -252,7 +252,7 @@ def isda(
     """
     strength = Ramp(0.0, 0.5) if lam is None else lam
     observed = ClassCovariance(num_classes, feature_dim, covariance)
-    return Compensated(logit=Augment(observed, strength, through_head=through_head), weight=weight)
+    return Compensated(logit=SemanticAugmentation(observed, strength, through_head=through_head), weight=weight)
 
 
 @method(
@@ -300,7 +300,7 @@ def metasaug(
     """
     shape = (feature_dim, feature_dim) if covariance == "full" else (feature_dim,)
     offset = Category(num_classes, *shape, update="meta", lr=lr)
-    term = Augment(
+    term = SemanticAugmentation(
         ClassCovariance(num_classes, feature_dim, covariance),
         Ramp(0.0, 0.25) if lam is None else lam,
         offset=offset,

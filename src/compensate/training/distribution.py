@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from compensate.equation import Compensated
-from compensate.forwards import Stages
+from compensate.forwards import ModelStages
 from compensate.granularity import Sample, Table
 from compensate.inference.statistics import Merge, Statistic
 from compensate.stores import Kept, Packed
@@ -202,7 +202,7 @@ class WholeStages(nn.Module):
     def __init__(self, model: nn.Module, processes: Processes, *, given: bool) -> None:
         super().__init__()
         self.whole = Whole(model, processes, given=given)
-        stages = Stages.of(model)
+        stages = ModelStages.of(model)
         self._stages = [stages]  # in a list: a stage that is a layer must not be registered a second time
         if stages.padding is not None:
             self.padding = stages.padding
@@ -212,7 +212,7 @@ class WholeStages(nn.Module):
         self.whole.expect(n)
 
     @property
-    def _model(self) -> Stages:
+    def _model(self) -> ModelStages:
         return self._stages[0]
 
     def _gather(self, local: Tensor) -> Tensor:
@@ -268,7 +268,7 @@ class _Head:
 
 
 def together(*tensors: Tensor, group: Any = None) -> tuple[Tensor, ...]:
-    """The whole batch from the slices of all processes, for a training loop of one's own under DDP.
+    """The whole batch from the slices of all processes, for a custom training loop under DDP.
 
     ``loss = criterion(*together(model(x), target, index))`` is what ``criterion(model(x), target, index)`` is in one
     process: tables, statistics and thresholds see the global batch and stay equal everywhere. All processes need slices of

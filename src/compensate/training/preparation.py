@@ -31,7 +31,7 @@ from compensate.data.seeding import generator
 from compensate.equation import Compensated
 from compensate.errors import InputError
 from compensate.files import read_array
-from compensate.forwards import Stages
+from compensate.forwards import ModelStages
 from compensate.inference.margins import CosineHead
 from compensate.methods.registry import Method, find
 from compensate.models.registry import build, resolve
@@ -233,7 +233,7 @@ def model_sizes(model: nn.Module, x: Any, *, sequences: bool = False) -> dict[st
         sequences: whether `x` is token ids. One row of a text serves all its words: the shape of a word is the shape of a
             text's compensation.
     """
-    stages, was_training = Stages.of(model), model.training
+    stages, was_training = ModelStages.of(model), model.training
     model.eval()
     e = x if stages.embed is None else stages.embed(x)
     found: dict[str, Any] = {}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from compensate.equation import Compensated
-from compensate.forwards import Stages
+from compensate.forwards import ModelStages
 from compensate.inference.meta import meta_step, networks
 from compensate.methods.registry import Need
 from compensate.state import State
@@ -133,7 +133,7 @@ class Learner:
         """The model as the criterion sees it: one that speaks of the whole batch."""
         if self.processes.size == 1:
             return self.model
-        if Stages.of(self.model).features is not None and (reads_features or self._given):
+        if ModelStages.of(self.model).features is not None and (reads_features or self._given):
             return WholeStages(self.model, self.processes, given=self._given)
         return Whole(self.model, self.processes, given=self._given)
 

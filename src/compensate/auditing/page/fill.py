@@ -269,7 +269,7 @@ def _values(audit: Audit, flagged: NDArray[np.int64]) -> Values | None:
 def content(data: Data | None, row: int) -> Content:
     """What can be shown of a row of the audited data."""
     if data is None:
-        return Content(missing="The data is not at hand.")
+        return Content(missing="The data are not available.")
     kind = data.info.get("kind")
     raw = data.raw
     images = data.x if np.ndim(data.x) == 4 else raw  # beside embeddings, the images themselves are in raw
@@ -295,7 +295,7 @@ def cells(audit: Audit, rows: NDArray[np.int64], taken: Collection[str]) -> dict
     Long texts are cut. A name in `taken` gets an addition. Images and embeddings have nothing that fits in a cell.
 
     Args:
-        audit: of data that is at hand, else there are no columns.
+        audit: with its data, else there are no columns.
         rows: positions among the audited rows.
         taken: names of columns that are there already.
     """
