@@ -79,6 +79,9 @@ def methods(
     markdown: Annotated[
         Path | None, typer.Option(help="Write the pages of all methods to this file.", show_default=False)
     ] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write the grid as an interactive page to this file.", show_default=False)
+    ] = None,
 ) -> None:
     """List all methods with their place in the taxonomy, or print the page of one.
 
@@ -89,10 +92,16 @@ def methods(
     if markdown is not None:
         pages.write_pages(markdown)
         console.print(f"{len(METHODS)} methods: {markdown}")
+    elif html is not None:
+        from compensate.grid import write_grid_page
+
+        console.print(f"{write_grid_page(html)} cells run: {html}")
     elif name is not None:
         console.print(pages.page(find(name)), markup=False, soft_wrap=True)
     elif grid:
-        pages.print_grid(console)
+        from compensate.grid import print_grid
+
+        print_grid(console)
     else:
         table = Table("method", "what it does", "taxonomy", box=None, pad_edge=False, padding=(0, 2, 0, 0))
         table.columns[0].no_wrap = True
