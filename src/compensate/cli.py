@@ -13,8 +13,10 @@ from rich.text import Text
 from compensate._version import __version__
 from compensate.commands.apply import apply
 from compensate.commands.audit import audit
+from compensate.commands.check import check
 from compensate.commands.compare import compare
 from compensate.commands.demo import demo
+from compensate.commands.review import review
 from compensate.commands.terminal import console, errors, visible
 from compensate.commands.train import train
 from compensate.commands.tune import tune
@@ -28,7 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for command in (audit, apply, train, compare, tune):
+for command in (audit, review, apply, check, train, compare, tune):
     app.command()(command)
 
 

@@ -65,6 +65,15 @@ def check_path(*paths: str | Path | None) -> None:
             raise InputError(f"there is no file or folder {path}; check the path.")
 
 
+def quoted(path: str | Path) -> str:
+    """A path as one word of a command line.
+
+    >>> quoted("my run")
+    "'my run'"
+    """
+    return shlex.quote(str(path))
+
+
 def value_of(text: str) -> Any:
     """A value as written on a command line: JSON where it is, else the text itself.
 
