@@ -235,6 +235,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Nothing: addresses hold the token."""
 
     def _answer(self, act: Callable[[Review | None, str], tuple[HTTPStatus, str, bytes]]) -> None:
+        self.close_connection = True  # a request each: no thread waits for a tab that is gone
         location = ""
         try:
             path = _PATH.fullmatch(self.path.partition("?")[0])
@@ -247,14 +248,13 @@ class _Handler(BaseHTTPRequestHandler):
             status, kind, content = act(self.server.reviews.get(path[2]), path[3] or "")
         except Refused as refused:
             status, kind, content = refused.status, "text/plain; charset=utf-8", str(refused).encode()
-            self.close_connection = self.close_connection or status >= HTTPStatus.BAD_REQUEST
         self.send_response(status)
         headers = {
             "Content-Type": kind, "Content-Length": str(len(content)), "Cache-Control": "no-store",
             "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "X-Frame-Options": "DENY",
             "Content-Security-Policy": "frame-ancestors 'none'", "Cross-Origin-Resource-Policy": "same-origin",
             "Cross-Origin-Opener-Policy": "same-origin", **({"Location": location} if location else {}),
-            **({"Connection": "close"} if self.close_connection else {}),
+            "Connection": "close",
         }  # fmt: skip
         for name, value in headers.items():
             self.send_header(name, value)
