@@ -376,7 +376,7 @@ def test_a_thousand_decisions_of_two_tabs_survive_a_killed_server(tmp_path: Path
     address.append(first)
     up.set()
     tabs = [
-        threading.Thread(target=work, args=("one", range(0, 500))),
+        threading.Thread(target=work, args=("one", range(500))),
         threading.Thread(target=work, args=("two", range(500, 1000))),
     ]
     for tab in tabs:
@@ -483,10 +483,9 @@ def flipped(n: int = 300) -> tuple[pd.DataFrame, np.ndarray]:
 
 def command(*arguments: str) -> None:
     sys.argv = ["compensate", *arguments]
-    try:
+    with pytest.raises(SystemExit) as end:
         main()
-    except SystemExit as end:
-        assert not end.code
+    assert not end.value.code
 
 
 def decide_truly(run: Path, true: np.ndarray, tab: str = "a", most: int = 1000) -> int:

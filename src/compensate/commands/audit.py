@@ -380,8 +380,8 @@ def _summary(found: Audit, folder: Path) -> None:
 def _since(since: dict[str, Any]) -> str:
     decided = since["corrected"] + since["confirmed"]
     return (
-        f"with {decided:,} decided labels ({since['corrected']:,} corrected, {since['confirmed']:,} confirmed): "
-        f"{len(since['new']):,} suspects are new, {len(since['gone']):,} are suspect no longer"
+        f"with {decided:,} decided labels ({since['corrected']:,} corrected, {since['confirmed']:,} confirmed); "
+        f"new suspects: {len(since['new']):,}, no longer suspect: {len(since['gone']):,}"
     )
 
 

@@ -21,8 +21,8 @@ def check(
         list[Path], typer.Argument(help="Files or folders of the kind that was audited.", show_default=False)
     ],
     against: Annotated[
-        Path, typer.Option(help="Run folder of the audit, or the folder audit in it.", show_default=False)
-    ],
+        Path | None, typer.Option(help="Run folder of the audit, or the folder audit in it.", show_default=False)
+    ] = None,
     max_wrong: Annotated[
         str,
         typer.Option(help="Labels that may look wrong: a number, or a share of the judged rows such as 0.02 or 2%."),
@@ -55,7 +55,10 @@ def check(
     if fail_above is not None and not 0 <= fail_above <= 1:
         raise InputError(f"--fail-above is {fail_above:g}; expected a probability from 0 to 1, such as 0.9.")
     number, share = _bound(max_wrong)
+    o.check_reader(encoding, delimiter)
     o.check_path(*data, against, features)
+    if against is None:
+        raise InputError("--against is missing; give the run of an audit, for example --against runs/reviews-3f2a.")
     from compensate.auditing import check_report
     from compensate.auditing.check import check as run
     from compensate.auditing.journal import run_decisions

@@ -28,7 +28,7 @@ function showProgress() {
   frame.progress.title = store.kept ? "" : "This browser does not let the page keep your decisions. Export before you close it.";
   showNotice();
   frame.fill.style.setProperty("width", goal ? (100 * tally.decided) / goal + "%" : "0");
-  frame.export.disabled = tally.all + tally.skip === 0;
+  frame.export.disabled = !served && tally.all + tally.skip === 0; // an earlier audit's decisions may be in the folder
 }
 
 function showNotice() {
