@@ -32,8 +32,8 @@ SHARE = 0.5
 
 ABOUT = """A check of new rows against a stored run, without training: the file is read, rows are compared with those of the audit by their digests, and all of
 them are new. Texts have 12 short words, and their embeddings (all-MiniLM-L6-v2 where it is installed) are in the cache; the table has eight numbers and three
-columns of categories. Seconds of the processor after start-up, with the stored model loaded anew each time, beside the ten seconds that are promised for 10,000 rows (in
-proportion for fewer), and beside an audit of as many rows of the same kind, embeddings cached too."""
+columns of categories. Seconds of the processor after start-up, with the stored model loaded anew each time, beside the ten seconds that are
+promised for 10,000 rows (in proportion for fewer), and beside an audit of as many rows of the same kind, embeddings cached too."""
 
 
 def texts(path: Path, rows: int, seed: int) -> Path:
