@@ -20,6 +20,7 @@ from compensate.auditing.page.model import (
     Kind,
     Page,
     Pair,
+    Since,
     Values,
 )
 from compensate.auditing.page.thumbnails import thumbnail
@@ -37,6 +38,7 @@ __all__ = [
     "Kind",
     "Page",
     "Pair",
+    "Since",
     "Values",
     "render_page",
     "thumbnail",

@@ -23,6 +23,7 @@ from compensate.auditing.page.model import (
     Kind,
     Page,
     Pair,
+    Since,
     Values,
 )
 from compensate.auditing.page.thumbnails import thumbnail
@@ -49,7 +50,7 @@ SURE = 2.0
 def page(audit: Audit) -> Page:
     """The page of an audit."""
     kind: Kind = next((k for k in KINDS if k == audit.kind), "embedding")
-    order = np.argsort(-audit.score, kind="stable")
+    order = np.argsort(-audit.log_odds, kind="stable")
     flagged = order[audit.mask[order]]
     shown = flagged[:MOST_ITEMS] if len(flagged) else order[:LEAST_CERTAIN]
     notes = list(audit.notes)
@@ -63,6 +64,8 @@ def page(audit: Audit) -> Page:
         given = _as_written(audit, given)
         for i, error in zip(shown, usual, strict=True):
             suggested[i] = _rounded(float(audit.suggested[i]), error or 0.0)
+    since = audit.config.get("since")
+    fresh = set(since["new"]) if since else set()
     likes = beside(audit, shown)
     used = sorted({j for pair in likes.values() for side in pair for j in side})
     items = tuple(
@@ -70,7 +73,7 @@ def page(audit: Audit) -> Page:
             index=int(audit.index[i]),
             given=given[i],
             suggested=suggested[i],
-            score=float(audit.score[i]),
+            score=float(audit.log_odds[i]),
             p_error=float(audit.p_error[i]),
             flagged=bool(audit.mask[i]),
             content=content(audit.data, int(i)),
@@ -80,6 +83,7 @@ def page(audit: Audit) -> Page:
             like_suggested=tuple(int(audit.index[j]) for j in likes[int(i)][1]) if likes else (),
             likely=likely[k],
             usual_error=usual[k],
+            new=int(audit.index[i]) in fresh,
         )
         for k, i in enumerate(shown)
     )
@@ -115,6 +119,7 @@ def page(audit: Audit) -> Page:
         predictable=predictable(audit),
         evidence=_evidence(audit),
         values=_values(audit, flagged),
+        since=Since(since["corrected"], since["confirmed"], len(fresh), tuple(since["gone"])) if since else None,
     )
 
 

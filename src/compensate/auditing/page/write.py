@@ -2,7 +2,8 @@
 
 Style and scripts are joined from the small files in ``assets``, in the order below, and stand inside the page. A
 Content-Security-Policy names the hash of each: a script that is not ours, wherever it came from, does not run, and
-nothing can be fetched or sent.
+nothing can be fetched or sent, except to the server of `compensate review` where the page comes from it. The same file is
+served and opened from disk.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ SCRIPTS = (
     "dom.js",
     "words.js",
     "data.js",
+    "sync.js",
     "store.js",
     "queue.js",
     "csv.js",
@@ -74,6 +76,7 @@ def _policy(style: str, script: str) -> str:
             f"script-src '{_hash(script)}'",
             f"style-src '{_hash(style)}'",
             "img-src data:",
+            "connect-src 'self'",
             "base-uri 'none'",
             "form-action 'none'",
         )

@@ -9,7 +9,8 @@ function makeFrame() {
   };
   frame.progress = el("span", { class: "progress-words" });
   frame.fill = el("span");
-  frame.export = el("button", { type: "button", class: "export", onclick: exportDialog }, "Export", el("span", { class: "wide-only" }, " corrections"));
+  frame.export = el("button", { type: "button", class: "export", onclick: exportDialog }, served ? "Finish" : ["Export", el("span", { class: "wide-only" }, " corrections")]);
+  frame.notice = el("p", { class: "notice", role: "alert", hidden: true });
   fill(
     byId("bar"),
     el("div", { class: "data-name" }, el("b", null, label(data.title, 80)), el("span", { class: "flag-count" }, data.predictable && `${count(data.allFlagged)} flagged`)),
@@ -17,14 +18,38 @@ function makeFrame() {
     el("div", { class: "progress" }, frame.progress, el("span", { class: "meter", "aria-hidden": "true" }, frame.fill)),
     frame.export,
   );
+  byId("bar").after(frame.notice);
 }
 
 function showProgress() {
   const tally = store.tally();
-  frame.progress.textContent = `${count(tally.decided)} of ${count(goal)} decided` + (store.kept ? "" : " · not kept");
+  const kept = served ? " · " + sync.words() : store.kept ? "" : " · not kept";
+  frame.progress.textContent = `${count(tally.decided)} of ${count(goal)} decided` + kept;
   frame.progress.title = store.kept ? "" : "This browser does not let the page keep your decisions. Export before you close it.";
+  showNotice();
   frame.fill.style.setProperty("width", goal ? (100 * tally.decided) / goal + "%" : "0");
-  frame.export.disabled = tally.all + tally.skip === 0;
+  frame.export.disabled = !served && tally.all + tally.skip === 0; // an earlier audit's decisions may be in the folder
+}
+
+function showNotice() {
+  // Once for each text: it is read aloud when it changes.
+  const text = noticeText();
+  if (frame.notice.dataset.text === text) return;
+  frame.notice.dataset.text = text;
+  frame.notice.hidden = text === "";
+  const newer = sync.audit.state === "done" && sync.audit.of === data.key && sync.problem === "";
+  fill(frame.notice, text, newer && [" ", el("a", { href: `../${sync.audit.key}/` }, "Open it")]);
+}
+
+function noticeText() {
+  if (!served) return "";
+  const run = sync.run || "the folder of the run";
+  if (sync.problem !== "" && sync.waiting.length > 0) return `Not saved yet: ${count(sync.waiting.length, "decision")} (${plainText(sync.problem)}). They are sent once the server is there again: compensate review ${plainText(run)}`;
+  if (sync.problem !== "") return `The server has ended; every decision is saved. To go on: compensate review ${plainText(run)}`;
+  if (sync.audit.of !== data.key) return "";
+  if (sync.audit.state === "running") return `Auditing again with your decisions: ${plainText(sync.audit.said)} …`;
+  if (sync.audit.state === "failed") return `The audit failed: ${plainText(sync.audit.said)}`;
+  return sync.audit.state === "done" ? "The new audit is done." : "";
 }
 
 function announce(text) {
@@ -106,8 +131,8 @@ function act(event, what) {
 makeFrame();
 makeReview();
 makeQueue();
-overview((given, suggested) => {
-  reviewPair(given, suggested);
+overview((given, suggested, show) => {
+  reviewPair(given, suggested, show);
   location.hash = "#review";
 });
 showFilters();
@@ -115,10 +140,17 @@ strip.reset();
 showItem();
 showProgress();
 store.listeners.push(showProgress);
+if (served) {
+  sync.listeners.push((changed) => {
+    strip.draw(true);
+    if (current() === null || changed.includes(current())) showItem();
+  });
+  sync.poll();
+}
 addEventListener("hashchange", showView);
 addEventListener("keydown", onKey);
 addEventListener("storage", (event) => {
-  if (event.key !== store.place) return;
+  if (served || event.key !== store.place) return;
   store.load();
   showProgress();
   strip.draw(true);
