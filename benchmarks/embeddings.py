@@ -20,9 +20,9 @@ WIDTH, CLASSES, ITERATIONS = 512, 100, 20
 ROOM = 6e9
 """The bar: bytes that the process of an audit may take in all, 2 GB of which are the embeddings."""
 
-ABOUT = """Embeddings (N, 512) in float32 around 100 centres, one label in twenty wrong, made in a file and loaded by a fresh process.
+ABOUT = """Embeddings (N, 512) in float32 around 100 centers, one label in twenty wrong, made in a file and loaded by a fresh process.
 The audit runs with its defaults: five folds, linear learners fitted on an even part of the rows, neighbors, the noise model, and a
-judgement on every row; logistic regression runs for at most 20 iterations of lbfgs, without standardising. Memory is the peak
+judgement on every row; logistic regression runs for at most 20 iterations of lbfgs, without standardizing. Memory is the peak
 of the resident set of the whole process, interpreter and libraries included, on one thread. Times are seconds of the processor, for
 others were at work on the machine."""
 
@@ -55,13 +55,13 @@ print(json.dumps([seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 
 def make(folder: Path, rows: int) -> None:
     """Writes the embeddings, some at a time, and their labels."""
     rng = np.random.default_rng(0)
-    centres = rng.standard_normal((CLASSES, WIDTH), dtype=np.float32)
+    centers = rng.standard_normal((CLASSES, WIDTH), dtype=np.float32)
     true = rng.integers(CLASSES, size=rows)
     y = np.where(rng.random(rows) < 0.05, rng.integers(CLASSES, size=rows), true)
     x = np.lib.format.open_memmap(folder / "x.npy", "w+", np.float32, (rows, WIDTH))
     for first in range(0, rows, 20_000):
         part = true[first : first + 20_000]
-        x[first : first + len(part)] = 0.3 * centres[part] + rng.standard_normal((len(part), WIDTH), dtype=np.float32)
+        x[first : first + len(part)] = 0.3 * centers[part] + rng.standard_normal((len(part), WIDTH), dtype=np.float32)
     x.flush()
     np.save(folder / "y.npy", y)
 

@@ -119,7 +119,7 @@ def _cifar(data_dir: Path, rows: int) -> tuple[NDArray[np.uint8], NDArray[np.int
 
 
 def _shapes(rows: int, rng: np.random.Generator) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Stripes, of a direction and a width for each class, in two colours of any kind."""
+    """Stripes, of a direction and a width for each class, in two colors of any kind."""
     true = rng.integers(10, size=rows)
     angle, width = (true % 5) * np.pi / 5, np.where(true < 5, 4.0, 8.0)
     down, right = np.mgrid[:32, :32]

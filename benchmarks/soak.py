@@ -43,11 +43,11 @@ def cycles(minutes: float) -> list[Cycle]:
     """Trains for so long."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    centres = torch.randn(CLASSES, FEATURES)
+    centers = torch.randn(CLASSES, FEATURES)
     true = torch.randint(CLASSES, (SAMPLES,))
     model = nn.Linear(FEATURES, CLASSES)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
-    criterion = logcomp(num_samples=SAMPLES, num_classes=CLASSES, store="sparse", lam=0.3, lr=4.0)
+    criterion = logcomp(num_samples=SAMPLES, num_classes=CLASSES, table="sparse", lam=0.3, lr=4.0)
     kept = next(criterion.tables()).kept
     assert kept is not None
     begun, found = time.monotonic(), []
@@ -57,7 +57,7 @@ def cycles(minutes: float) -> list[Cycle]:
         for epoch in range(EPOCHS):
             given = noisy if epoch < EPOCHS // 2 else true
             for i in torch.randperm(SAMPLES).split(BATCH):
-                x = centres[true[i]] + 0.3 * torch.randn(len(i), FEATURES)
+                x = centers[true[i]] + 0.3 * torch.randn(len(i), FEATURES)
                 loss = criterion(model(x), given[i], i)
                 optimizer.zero_grad()
                 loss.backward()

@@ -64,7 +64,7 @@ def stepper(criterion: Compensated, samples: int, classes: int = CLASSES) -> Cal
 
 def built(samples: int) -> Compensated:
     """The criterion with rows in it."""
-    criterion = logcomp(num_samples=samples, num_classes=CLASSES, store="sparse")
+    criterion = logcomp(num_samples=samples, num_classes=CLASSES, table="sparse")
     fill(criterion, samples, 2)
     for record in criterion.record.buffers():
         record.add_(0)
@@ -72,9 +72,9 @@ def built(samples: int) -> Compensated:
 
 
 def naive(samples: int) -> Callable[[], None]:
-    """A step of a dense parameter under a dense optimiser: every row moves, and costs, in every step."""
+    """A step of a dense parameter under a dense optimizer: every row moves, and costs, in every step."""
     v = nn.Parameter(torch.zeros(samples, CLASSES))
-    optimiser = torch.optim.SGD([v], lr=1.0, momentum=0.9)
+    optimizer = torch.optim.SGD([v], lr=1.0, momentum=0.9)
     generator = torch.Generator().manual_seed(1)
     y = torch.randint(CLASSES, (BATCH,), generator=generator)
     u = torch.randn(BATCH, CLASSES, generator=generator, requires_grad=True)
@@ -82,9 +82,9 @@ def naive(samples: int) -> Callable[[], None]:
     def step() -> None:
         rows = v[torch.randint(samples, (BATCH,), generator=generator)]
         loss = F.cross_entropy(u + rows, y) + 0.05 * rows.abs().sum(1).mean()
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
 
     return step
 
@@ -118,10 +118,10 @@ RECORDS = {"none": "none", "auto": "lean (as by default)", "full": "full"}
 def growth(samples: int, classes: int, entries: int, record: str) -> int:
     """What this process grows by; to be called in a fresh one."""
     torch.set_num_threads(1)
-    stepper(logcomp(num_samples=1000, num_classes=classes, store="sparse"), 1000, classes)()  # what is loaded lazily
+    stepper(logcomp(num_samples=1000, num_classes=classes, table="sparse"), 1000, classes)()  # what is loaded lazily
     gc.collect()
     before = resident()
-    criterion = logcomp(num_samples=samples, num_classes=classes, store="sparse", record=record)
+    criterion = logcomp(num_samples=samples, num_classes=classes, table="sparse", record=record)
     fill(criterion, samples, entries)
     for buffer in criterion.record.buffers() if criterion.record is not None else ():
         buffer.add_(0)

@@ -1,7 +1,7 @@
 """Draws the pictures of the review page: ``python docs/screenshots.py [FOLDER]`` (needs playwright and chromium).
 
 The suspects are made up on real or invented samples: digits with some labels changed, short reviews, and wines. Their
-probabilities come from the votes of the nearest neighbours, not from an audit, which is enough to see the page.
+probabilities come from the votes of the nearest neighbors, not from an audit, which is enough to see the page.
 """
 
 from __future__ import annotations

@@ -5,7 +5,9 @@ from __future__ import annotations
 import typer
 
 from compensate.cli import run
+from experiments.commands.defaults import defaults
 from experiments.commands.figure import figure
+from experiments.commands.human import human
 from experiments.commands.reproduce import reproduce
 from experiments.commands.sentences import sentences
 
@@ -17,7 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for command in (reproduce, figure, sentences):
+for command in (reproduce, human, defaults, figure, sentences):
     app.command()(command)
 
 

@@ -6,14 +6,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from compensate.training.comparison import paired
 from experiments.comparing import Comparison
 
-Answer = Literal["holds", "partly", "does not hold", "not run here"]
+Answer = Literal["holds", "level", "does not hold", "one seed", "not run here"]
+"""A claim holds where the interval over the seeds excludes zero; "level" where it does not."""
+
 Tables = Mapping[str, Comparison]
+Gaps = list[tuple[str, tuple[float, ...]]]
+"""Differences seed by seed, by the name of the column."""
+
 OURS = ("logcomp", "mixcomp")
-WORTH = 0.05
-"""Differences below this many points of accuracy count as none."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +27,40 @@ class Verdict:
 
     answer: Answer
     figures: str
+
+
+NOT_RUN = Verdict("not run here", "")
+
+
+def judged(gaps: Gaps, *, every: bool = False, digits: int = 1) -> Verdict:
+    """Of differences that a claim says are positive: over all columns together, and each by itself.
+
+    With `every`, it holds only if no column goes the other way.
+
+    >>> judged([("20 %", (1.0, 1.2, 1.1)), ("30 %", (2.0, 2.2, 1.9))]).answer
+    'holds'
+    >>> judged([("20 %", (0.3, -0.2, 0.1))]).answer, judged([("20 %", (0.3,))]).answer
+    ('level', 'one seed')
+    """
+    if not gaps:
+        return NOT_RUN
+    said = "; ".join(f"{name}: {_shown(each, digits)}" for name, each in gaps)
+    seeds = min(len(each) for _, each in gaps)
+    if seeds < 2:
+        return Verdict("one seed", said)
+    _, low, high = paired(list(np.mean([each[:seeds] for _, each in gaps], axis=0)))
+    if len(gaps) > 1:
+        said = f"together {_shown(tuple(np.mean([each[:seeds] for _, each in gaps], axis=0)), digits)}; {said}"
+    below = [name for name, each in gaps if len(each) > 1 and paired(each)[2] < 0]
+    if high < 0 or (below and low <= 0):
+        return Verdict("does not hold", said)
+    against = every and any(np.mean(each) <= 0 for _, each in gaps)
+    return Verdict("holds" if low > 0 and not below and not against else "level", said)
+
+
+def _shown(each: tuple[float, ...], digits: int) -> str:
+    mean, low, high = paired(each)
+    return f"{mean:+.{digits}f}" + (f" ({low:+.{digits}f} to {high:+.{digits}f})" if len(each) > 1 else " (1 seed)")
 
 
 @dataclass(frozen=True)
@@ -39,60 +78,40 @@ class Claim:
     judge: Callable[[Tables], Verdict]
 
 
-NOT_RUN = Verdict("not run here", "")
+def _gaps(tables: Tables, ids: tuple[str, ...], of: Callable[[Comparison, int], tuple[float, ...] | None], column: Callable[[str], bool]) -> Gaps:  # fmt: skip
+    """A difference for each column that has one."""
+    found = []
+    for one in (tables[i] for i in ids if i in tables):
+        for c in one.columns:
+            name = one.table.column_name(c)
+            if column(name) and (each := of(one, c)) is not None:
+                found.append((f"{one.table.dataset} {name}", each))
+    return found
 
 
-def judged(share: float) -> Answer:
-    """All, some or none of the comparisons went the paper's way.
-
-    >>> judged(1.0), judged(0.4), judged(0.0)
-    ('holds', 'partly', 'does not hold')
-    """
-    return "holds" if share == 1 else "does not hold" if share == 0 else "partly"
+def _minus(found: Comparison, row: str, other: str, c: int) -> tuple[float, ...] | None:
+    """Differences seed by seed of two rows, if both were trained."""
+    a, b = found.ours.get((row, c)), found.ours.get((other, c))
+    return None if a is None or b is None else tuple(x - y for x, y in zip(a.each, b.each, strict=False))
 
 
 def _best(*ids: str) -> Callable[[Tables], Verdict]:
-    """LogComp or MixComp has the highest accuracy of each column."""
+    """The better of LogComp and MixComp is above every other row of the paper, in each column."""
 
-    def judge(tables: Tables) -> Verdict:
-        wins, said = 0, []
-        for found in (tables[i] for i in ids if i in tables):
-            for c in found.columns:
-                ranks = found.ranks(c)
-                if not ranks or not set(OURS) <= set(ranks):
-                    continue
-                winner = min(ranks, key=lambda row: ranks[row])
-                wins += winner in OURS
-                said.append(f"{found.table.column_name(c)}: {winner} {found.ours[winner, c].mean:.1f}")
-        return Verdict(judged(wins / len(said)), "; ".join(said)) if said else NOT_RUN
+    def gap(found: Comparison, c: int) -> tuple[float, ...] | None:
+        ranks = found.ranks(c)
+        if not set(OURS) <= set(ranks):
+            return None
+        ours = min(OURS, key=lambda row: ranks[row])
+        rival = min((row for row in ranks if row not in OURS), key=lambda row: ranks[row])
+        return _minus(found, ours, rival, c)
 
-    return judge
+    return lambda tables: judged(_gaps(tables, ids, gap, lambda name: True), every=True)
 
 
 def _above(row: str, other: str, ids: tuple[str, ...], column: Callable[[str], bool] = lambda name: True) -> Callable[[Tables], Verdict]:  # fmt: skip
-    """One row is above another in these columns; the figure is the paired difference over the seeds."""
-
-    def judge(tables: Tables) -> Verdict:
-        wins, said = 0, []
-        for found in (tables[i] for i in ids if i in tables):
-            for c in found.columns:
-                a, b = found.ours.get((row, c)), found.ours.get((other, c))
-                if a is None or b is None or not column(found.table.column_name(c)):
-                    continue
-                gap = a.mean - b.mean
-                wins += gap > WORTH
-                low, high = _interval(a.each, b.each)
-                said.append(f"{found.table.dataset} {found.table.column_name(c)}: {gap:+.1f}{low}{high}")
-        return Verdict(judged(wins / len(said)), "; ".join(said)) if said else NOT_RUN
-
-    return judge
-
-
-def _interval(a: tuple[float, ...], b: tuple[float, ...]) -> tuple[str, str]:
-    if len(a) != len(b) or len(a) < 2:
-        return "", ""
-    _, low, high = paired([x - y for x, y in zip(a, b, strict=True)])
-    return f" ({low:+.1f}", f" to {high:+.1f})"
+    """One row is above another in these columns."""
+    return lambda tables: judged(_gaps(tables, ids, lambda found, c: _minus(found, row, other, c), column))
 
 
 def _noisy(name: str) -> bool:
@@ -111,18 +130,19 @@ def _not_above(row: str, other: str, table: str) -> Callable[[Tables], Verdict]:
 
 
 def _trade_off(tables: Tables) -> Verdict:
-    """A larger radius costs clean accuracy and gains adversarial accuracy: first column against last, and every step."""
+    """A larger radius costs clean accuracy and gains adversarial accuracy: the last column against the first."""
     found = tables.get("table-4-mixcomp-eps2")
     if found is None or len(found.columns) < 2:
         return NOT_RUN
-    said, holds = [], []
+    first, last = found.columns[0], found.columns[-1]
+    gaps = []
     for row in found.rows:
-        values = [found.ours[row, c].mean for c in found.columns if (row, c) in found.ours]
-        falls = row == "mixcomp-clean"
-        ends = values[-1] - values[0]
-        holds.append(ends < 0 if falls else ends > 0)
-        said.append(f"{row}: " + ", ".join(f"{v:.1f}" for v in values))
-    return Verdict(judged(sum(holds) / len(holds)), "; ".join(said))
+        a, b = found.ours.get((row, first)), found.ours.get((row, last))
+        if a is not None and b is not None:
+            sign = -1 if row == "mixcomp-clean" else 1
+            change = "loss of" if sign < 0 else "gain of"
+            gaps.append((f"{change} {row}", tuple(sign * (y - x) for x, y in zip(a.each, b.each, strict=False))))
+    return judged(gaps)
 
 
 def _slower(tables: Tables) -> Verdict:
@@ -130,15 +150,13 @@ def _slower(tables: Tables) -> Verdict:
     found = tables.get("table-8-imdb")
     if found is None:
         return NOT_RUN
-    pairs = [
-        (found.epochs["base", c].mean, found.epochs["logcomp", c].mean, found.table.column_name(c))
-        for c in found.columns
-        if ("base", c) in found.epochs and ("logcomp", c) in found.epochs
-    ]
-    if not pairs:
-        return NOT_RUN
-    said = "; ".join(f"{name}: epoch {base:.1f} and {ours:.1f}" for base, ours, name in pairs)
-    return Verdict(judged(sum(ours > base for base, ours, _ in pairs) / len(pairs)), said)
+    gaps = []
+    for c in found.columns:
+        base, ours = found.epochs.get(("base", c)), found.epochs.get(("logcomp", c))
+        if base is not None and ours is not None:
+            each = tuple(y - x for x, y in zip(base.each, ours.each, strict=False))
+            gaps.append((f"{found.table.column_name(c)}, epochs", each))
+    return judged(gaps)
 
 
 _IMAGES = ("table-1-cifar10", "table-2-cifar100")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from compensate.data import SOURCES, Data, find_vectors, gather
-from compensate.data.sources import find_source
+from compensate.data.named.catalog import find_source
 from compensate.errors import InputError
 from compensate.files import make_folder, write_atomically
 from compensate.training.config import Config
@@ -131,14 +131,26 @@ def choose(
     done: Callable[[], None] = lambda: None,
     lost: Callable[[Config, str], None] = lambda config, message: None,
 ) -> dict[str, dict[str, Any]]:
-    """The hyper-parameters of each method: of its candidates, those with the best accuracy on noisy held-out labels.
-
-    The mean over the last epochs counts. Trials have a seed and a split of their own, and are kept in an archive beside the
-    others. The choice is written to a file and used for all columns. A candidate whose process was lost is no bad
-    candidate: `lost` is told of it, and it is tried again when the command is started again.
-    """
+    """The hyper-parameters of each method of a table; see `best_of`. One choice is used for all columns."""
     archive = Archive(place.results / f"{dataset}-{scale}-search.jsonl")
     by_method = {m: trials(dataset, scale, m) for m in methods}
+    return best_of(by_method, archive, place.chosen_path(dataset, scale), place, done, lost)
+
+
+def best_of(
+    by_method: Mapping[str, Sequence[Config]],
+    archive: Archive,
+    path: Path,
+    place: Place,
+    done: Callable[[], None] = lambda: None,
+    lost: Callable[[Config, str], None] = lambda config, message: None,
+) -> dict[str, dict[str, Any]]:
+    """Of each method's candidates, the hyper-parameters with the best accuracy on noisy held-out labels.
+
+    The mean over the last epochs counts. Trials have a seed of their own, and are kept in an archive beside the others. The choice is
+    written to `path`. A candidate whose process was lost is no bad candidate: `lost` is told of it, and it is tried again when the
+    command is started again.
+    """
     runs = [Cell("search", 0, config) for configs in by_method.values() for config in configs]
     failed = run(runs, archive, place, done)
     for config, message in failed:
@@ -155,7 +167,6 @@ def choose(
             best = max(range(len(scores)), key=lambda k: scores[k][0])
             chosen[method] = scores[best][1]
             table[method] = {"chosen": scores[best][1], "trials": [{"hyper": h, "validation": s} for s, h in scores]}
-    path = place.chosen_path(dataset, scale)
     before = json.loads(path.read_text()) if path.is_file() else {}
     make_folder(path.parent)
     write_atomically(path, (json.dumps(before | table, indent=1) + "\n").encode())

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from compensate.files import write_atomically
-from experiments.report import sections, table_lines
+from experiments import human_report
+from experiments.report import sections, table_lines, trained_tables
+from experiments.summary import drawn, summary
 
 _TITLES = {
     "last": "accuracy, last epoch",
@@ -36,6 +38,8 @@ def results_page(results: Path) -> str:
         "# Results",
         "Made from the files in `results/` by `make docs`; every figure is stored there with its seeds and settings. Accuracy is "
         "on clean test data, in percent, mean ± deviation over seeds.",
+        *summary(trained_tables(results / "reproduce")),
+        *human_report.sections(results / "human"),
         *_demo(results / "demo" / "results.json"),
         *(part for path in sorted((results / "compare").glob("*.json")) for part in _comparison(path)),
         *sections(results / "reproduce"),
@@ -108,8 +112,11 @@ def _runs(paths: list[Path]) -> list[str]:
 
 
 def main(arguments: list[str] | None = None) -> Any:
-    """Writes the page."""
+    """Writes the page and its pictures."""
     results, page = map(Path, arguments or sys.argv[1:])
+    drawn(trained_tables(results / "reproduce")).savefig(page.parent / "img" / "ranks.png", dpi=150)
+    if (results / "human" / "labels.json").is_file():
+        human_report.drawn(results / "human").savefig(page.parent / "img" / "human-errors.png", dpi=150)
     write_atomically(page, results_page(results).encode())
 
 

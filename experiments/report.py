@@ -37,9 +37,14 @@ def comparison(table: Published, results: Path, scale: Scale) -> Comparison | No
     return found if found.ours else None
 
 
+def trained_tables(results: Path, scale: Scale = "small") -> dict[str, Comparison]:
+    """All tables, as far as they are trained."""
+    return {t.id: found for t in every().values() if (found := comparison(t, results, scale)) is not None}
+
+
 def sections(results: Path, scale: Scale = "small") -> list[str]:
     """Markdown parts, one after another; nothing where nothing is stored."""
-    tables = {t.id: found for t in every().values() if (found := comparison(t, results, scale)) is not None}
+    tables = trained_tables(results, scale)
     if not tables:
         return []
     intro = (
@@ -92,7 +97,7 @@ def _beside(found: Comparison, title: str, values: Mapping[tuple[str, int], Valu
 
 
 def _claims(tables: dict[str, Comparison]) -> str:
-    rows = [["where", "claim", "here", "figures (difference of means, 95 % interval over seeds)"]]
+    rows = [["where", "claim", "here", "difference of means in points (95 % interval over the seeds)"]]
     for claim in CLAIMS:
         verdict = claim.judge(tables)
         rows.append([claim.where, claim.says, verdict.answer, verdict.figures])

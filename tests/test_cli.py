@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
 import pytest
+import typer.main
+from typer.testing import CliRunner
 
-from compensate.cli import main
+from compensate.cli import app, main
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -22,16 +25,22 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def output(*arguments: str) -> str:
+    """What a command prints, in this process."""
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, list(arguments), catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
 def test_methods_are_listed_and_each_has_a_page():
-    listed = run("methods")
-    assert listed.returncode == 0
-    assert "logcomp" in listed.stdout
-    assert "regularised" in listed.stdout
-    assert "Cross entropy without compensation." in listed.stdout
-    page = run("methods", "LogComp")
-    assert "logit · positive · regularised · sample" in page.stdout
-    assert "equation   43" in page.stdout
-    assert "Algorithm 1" in page.stdout
+    listed = output("methods")
+    assert "logcomp" in listed
+    assert "regularized" in listed
+    assert "Cross entropy without compensation." in listed
+    page = output("methods", "LogComp")
+    assert "logit · positive · regularized · sample" in page
+    assert "equation   43" in page
+    assert "Algorithm 1" in page
 
 
 @pytest.mark.parametrize(
@@ -49,14 +58,32 @@ def test_mistakes_end_in_a_message_and_not_in_a_stack_trace(arguments, said):
     assert "Traceback" not in done.stderr
 
 
-def test_help_opens_with_an_example():
-    for command in ("methods", "demo"):
-        assert f"compensate {command}" in run(command, "--help").stdout.split("Options")[0]
+COMMANDS = typer.main.get_command(app).commands
+
+
+def test_help_opens_with_an_example_that_is_a_command_line():
+    assert "compensate audit reviews.csv" in output("--help")
+    assert len(COMMANDS) >= 7
+    for name, command in COMMANDS.items():
+        opening = output(name, "--help").split("Options")[0]
+        example = re.search(rf"Example: compensate {name}(.*)", opening)
+        assert example, f"{name} has no example"
+        known = {text for option in command.params for text in option.opts}
+        assert set(re.findall(r"(?<= )--?[a-z][\w-]*", example[1].partition(", or ")[0])) <= known, example[0]
+
+
+def test_options_that_commands_share_have_one_help():
+    shared: dict[str, set[str]] = {}
+    for name in ("train", "compare", "tune"):
+        for option in COMMANDS[name].params:
+            shared.setdefault(option.opts[0], set()).add(option.help)
+    differing = {option for option, texts in shared.items() if len(texts) > 1}
+    assert differing == {"--hyper", "--method", "--out", "--seeds"}
+    assert len(shared) > 30
 
 
 def test_methods_page_is_written(tmp_path):
-    done = run("methods", "--markdown", str(tmp_path / "methods.md"))
-    assert done.returncode == 0
+    output("methods", "--markdown", str(tmp_path / "methods.md"))
     text = (tmp_path / "methods.md").read_text()
     assert "## logcomp" in text
     assert "$$" in text
@@ -81,7 +108,7 @@ ESCAPE = "\x1b[31mred\x1b]0 title\x07\u202e"
 
 
 def test_control_characters_of_names_do_not_reach_the_terminal(tmp_path, monkeypatch, capsys):
-    """Columns, classes and files may be called anything; colours of the command itself are still written."""
+    """Columns, classes and files may be called anything; colors of the command itself are still written."""
     rows = [f"{i},{'ab'[i % 2]}{ESCAPE}" for i in range(40)]
     path = tmp_path / f"d{ESCAPE}.csv"
     path.write_text("\n".join([f"n{ESCAPE},y{ESCAPE}", *rows]))
@@ -98,7 +125,7 @@ def test_control_characters_of_names_do_not_reach_the_terminal(tmp_path, monkeyp
         assert not set(said) & {"\x1b", "\x07", "\u202e"}, said
 
 
-def test_the_colours_of_the_command_itself_are_written(capsys):
+def test_the_colors_of_the_command_itself_are_written(capsys):
     from rich.text import Text
 
     from compensate.commands.terminal import Terminal

@@ -235,7 +235,7 @@ def test_repr_is_the_equation_with_numbers_taxonomy_and_memory():
     text = repr(Compensated(logit=Sample(1000, 10, penalty=L1(0.1)), label=Toward(uniform, 0.1)))
     assert "mean_i [ l( S(f(x_i) + du_i), y_i + dy_i ) + penalty_i ]" in text
     assert "Sample(1000 x 10, L1(0.1), lr=1, prox)" in text
-    assert "logit+label · mixed · regularised+prior · sample" in text
+    assert "logit+label · mixed · regularized+prior · sample" in text
     assert "holds 40 kB" in text
 
 

@@ -130,7 +130,7 @@ def test_a_row_that_would_not_be_finite_is_not_written_by_the_fast_way() -> None
     assert table.weight[1, 0] > 0
 
 
-def test_a_table_that_an_optimiser_moves_gets_its_gradient() -> None:
+def test_a_table_that_an_optimizer_moves_gets_its_gradient() -> None:
     table = Sample(N, 3, update="manual", penalty=L2(0.1))
     short = Compensated(logit=table)
     long = by_definition(short)

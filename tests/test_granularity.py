@@ -160,7 +160,7 @@ def test_shared_rows_follow_the_mean_over_their_samples(table, keys):
 
 
 @pytest.mark.parametrize("penalty", [L1(0.3), L2(0.3), GroupL2(0.3)])
-def test_proximal_maps_minimise_their_definition(penalty):
+def test_proximal_maps_minimize_their_definition(penalty):
     """Against brute force: no nearby point has a lower value."""
     v = torch.randn(4, 3, dtype=torch.float64)
     best = penalty.prox(v, 0.8, None)
@@ -203,12 +203,12 @@ def test_model_gradient_treats_rows_as_constants():
     assert torch.allclose(ours, model.weight.grad, atol=1e-7)
 
 
-def test_an_optimiser_over_the_criterion_cannot_touch_learned_tables():
+def test_an_optimizer_over_the_criterion_cannot_touch_learned_tables():
     assert not list(Compensated(logit=Sample(4, 3, penalty=L1(0.1))).parameters())
     assert len(list(Compensated(logit=Sample(4, 3, update="manual")).parameters())) == 1
 
 
-def test_manual_tables_learn_by_the_users_optimiser():
+def test_manual_tables_learn_by_the_users_optimizer():
     table = Sample(4, 3, update="manual")
     Compensated(logit=table)(torch.randn(2, 3), torch.tensor([0, 1]), torch.tensor([2, 3])).backward()
     assert table.weight.grad[:2].abs().sum() == 0

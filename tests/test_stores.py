@@ -19,8 +19,8 @@ from torch import nn
 from compensate import Compensated
 from compensate.errors import InputError
 from compensate.methods import logcomp
-from compensate.stores import Kept, Mapped, Packed, Sparse, choice, choose
-from compensate.stores.numbers import decode, encode
+from compensate.stores import Kept, Mapped, Packed, Sparse, Spec, choice, choose
+from compensate.stores.base import decode, encode
 from compensate.stores.sparse import ladder
 from compensate.terms import L1, L2, Adversarial, Sample
 from compensate.training import Config, checkpoint, fit
@@ -149,12 +149,9 @@ def test_wide_rows_and_many_samples_have_room_in_a_pointer():
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 
-def tables(tmp_path, n: int, *shape: int, **settings) -> dict[str, Sample]:
-    return {
-        "dense": Sample(n, *shape, store="dense", **settings),
-        "sparse": Sample(n, *shape, store="sparse", **settings),
-        "mapped": Sample(n, *shape, store="mapped", path=tmp_path / "table", **settings),
-    }
+def tables(tmp_path, n: int, *shape: int, dtype: str = "float32", **settings) -> dict[str, Sample]:
+    stores = {"dense": "dense", "sparse": "sparse", "mapped": tmp_path / "table"}
+    return {name: Sample(n, *shape, store=f"{store}:{dtype}", **settings) for name, store in stores.items()}
 
 
 def trained(table: Sample, steps: int = 30, seed: int = 0, record=None) -> tuple[list[float], Compensated]:
@@ -164,16 +161,16 @@ def trained(table: Sample, steps: int = 30, seed: int = 0, record=None) -> tuple
     x, y = torch.randn(n, 5), torch.randint(c, (n,))
     model = nn.Linear(5, c)
     criterion = Compensated(logit=table)
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
     losses = []
     for _ in range(steps):
         i = torch.randint(n, (16,))
         target = y[i].clone()
         target[0] = -100
         loss = criterion(model(x[i]), target, i)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         losses.append(loss.item())
     return losses, criterion
 
@@ -194,12 +191,12 @@ def test_all_stores_train_alike_bit_for_bit(tmp_path, dtype, update):
 
 
 def test_a_table_of_16_bits_takes_half_and_ends_near_that_of_32():
-    tables = {dtype: Sample(60, 7, penalty=L1(0.05), store="sparse", dtype=dtype) for dtype in KINDS}
+    tables = {dtype: Sample(60, 7, penalty=L1(0.05), store=f"sparse:{dtype}") for dtype in KINDS}
     rows = {dtype: (trained(table), table.dense())[1] for dtype, table in tables.items()}
     assert torch.allclose(rows["float16"], rows["float32"], atol=5e-3)
     assert torch.allclose(rows["bfloat16"], rows["float32"], atol=5e-2)
     assert not torch.equal(rows["float16"], rows["float32"])
-    dense = [Sample(1000, 7, penalty=L1(0.05), store="dense", dtype=dtype).nbytes for dtype in KINDS]
+    dense = [Sample(1000, 7, penalty=L1(0.05), store=f"dense:{dtype}").nbytes for dtype in KINDS]
     assert dense == [28_000, 14_000, 14_000]
 
 
@@ -289,7 +286,7 @@ def test_a_pickled_table_is_the_table():
 
 
 def test_rows_follow_the_type_of_the_model():
-    criterion = logcomp(num_samples=5, num_classes=3, store="sparse").double()
+    criterion = logcomp(num_samples=5, num_classes=3, table="sparse").double()
     loss = criterion(
         torch.zeros(2, 3, dtype=torch.float64, requires_grad=True), torch.tensor([0, 1]), torch.tensor([4, 2])
     )
@@ -333,12 +330,13 @@ def test_runs_are_alike_and_resumed_exactly_whatever_keeps_the_rows(tmp_path):
         result = fit(config, folder=place, resume=resume, every=5, on_step=keep)
         return result.model.state_dict(), next(result.criterion.tables()).dense()
 
-    expected = run(store="dense")
+    expected = run(table="dense")
     assert expected[1].any()
-    for hyper in ({"store": "sparse"}, {"store": "mapped", "path": str(tmp_path / "rows")}):
+    for name, table in {"sparse": "sparse", "mapped": str(tmp_path / "rows")}.items():
         with pytest.raises(KeyboardInterrupt):
-            run(hyper["store"], stop=True, **hyper)
-        for found in (run(hyper["store"], resume=True, **hyper), run(**hyper)):  # the last finds the file of the first
+            run(name, stop=True, table=table)
+        # The last finds the file of the first.
+        for found in (run(name, resume=True, table=table), run(table=table)):
             assert torch.equal(found[1], expected[1])
             assert all(torch.equal(value, expected[0][name]) for name, value in found[0].items())
 
@@ -349,25 +347,25 @@ def test_runs_are_alike_and_resumed_exactly_whatever_keeps_the_rows(tmp_path):
 def test_auto_is_dense_while_it_is_small_and_says_when_it_is_not(caplog):
     choice._said.clear()
     with caplog.at_level(logging.WARNING, "compensate"):
-        assert choose("auto", 50_000, (1000,), free=2**40) is None
+        assert choose(Spec("auto"), 50_000, (1000,), free=2**40) is None
         assert not caplog.records
         for _ in range(2):
-            assert isinstance(choose("auto", 10_000_000, (1000,), free=2**40), Sparse)
-        assert isinstance(choose("auto", 50_000, (1000,), free=10**8), Sparse)
+            assert isinstance(choose(Spec("auto"), 10_000_000, (1000,), free=2**40), Sparse)
+        assert isinstance(choose(Spec("auto"), 50_000, (1000,), free=10**8), Sparse)
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 2
     assert "10,000,000 x 1,000 is kept sparse: 40 MB" in said[0]
     assert "instead of 40.0 GB" in said[0]
-    assert choose("auto", 10_000_000, (1000,), sparse=False, free=2**40) is None
+    assert choose(Spec("auto"), 10_000_000, (1000,), sparse=False, free=2**40) is None
 
 
 def test_what_cannot_fit_is_refused_with_its_size_and_a_way_out():
     with pytest.raises(
-        InputError, match=r"40,000,000,000 bytes \(40\.0 GB\), and 1,000,000,000 are free.*sparse.*mapped"
+        InputError, match=r"40,000,000,000 bytes \(40\.0 GB\), and 1,000,000,000 are free.*sparse.*file"
     ):
-        choose("dense", 10_000_000, (1000,), free=10**9)
+        choose(Spec("dense"), 10_000_000, (1000,), free=10**9)
     with pytest.raises(InputError, match="Category"):
-        choose("auto", 10_000_000, (1000,), movable=False, free=10**9)
+        choose(Spec("auto"), 10_000_000, (1000,), movable=False, free=10**9)
     with pytest.raises(InputError, match=r"is free|are free"):
         Sample(10**9, 10**5, penalty=L2(0.1))
 
@@ -380,12 +378,16 @@ def test_free_memory_is_what_the_system_says():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"store": "tiny"}, 'store is "tiny"; expected one of auto, dense, sparse, mapped'),
-        ({"store": "sparse", "update": "meta"}, "not by an optimiser or a meta step"),
+        (
+            {"store": "tiny"},
+            '"tiny" is no way to keep a table (a file has a suffix, such as "rows.tab"); known: auto, dense, sparse',
+        ),
+        ({"store": "spare"}, 'did you mean "sparse"?'),
+        ({"store": "sparse", "update": "meta"}, "not by an optimizer or a meta step"),
         ({"store": "sparse", "init": 1.0}, "rows that start at zero"),
-        ({"store": "sparse", "path": "x"}, 'path="x" is for store="mapped"'),
-        ({"store": "mapped"}, "say which: path="),
-        ({"store": "sparse", "dtype": "int8"}, "dtype is int8; a table keeps float32, float16, bfloat16"),
+        ({"store": "rows.tab", "update": "manual"}, "not by an optimizer or a meta step"),
+        ({"store": "sparse:int8"}, '"int8" is not a type that a table keeps; known: float32, float16, bfloat16'),
+        ({"store": "sparse:float61"}, 'did you mean "float16"?'),
     ],
 )
 def test_bad_settings_are_refused(settings, message):
@@ -449,7 +451,7 @@ def test_a_full_disk_is_found_when_a_mapped_table_is_made(tmp_path, monkeypatch)
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(InputError, match=r"No space left on device.*on a disk with enough room"):
-        Sample(1000, 64, penalty=L1(0.1), store="mapped", path=tmp_path / "table")
+        Sample(1000, 64, penalty=L1(0.1), store=tmp_path / "table")
     assert not list(tmp_path.iterdir())
 
 

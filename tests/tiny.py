@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 class TinyNet(nn.Module):
-    """A staged model with batch normalisation and dropout, the two layers that extra forwards could upset."""
+    """A staged model with batch normalization and dropout, the two layers that extra forwards could upset."""
 
     def __init__(self, inputs: int = 4, classes: int = 3, dropout: float = 0.0) -> None:
         super().__init__()

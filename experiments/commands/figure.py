@@ -13,17 +13,13 @@ from compensate.commands.terminal import console
 
 def figure(
     name: Annotated[
-        str | None, typer.Argument(help="Such as taxonomy; all are listed without it.", show_default=False)
+        str | None, typer.Argument(help="Name of the figure, e.g. taxonomy [default: list all].", show_default=False)
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out", "-o", help="The .png, .pdf or .svg file; figure-NAME.png if not given.", show_default=False
-        ),
+        o.option("Output file, .png, .pdf or .svg [default: figure-NAME.png].", "--out", "-o"),
     ] = None,
-    data: Annotated[
-        str | None, typer.Option(help="Another data set, such as cifar10; each figure has its own.", show_default=False)
-    ] = None,
+    data: Annotated[str | None, o.option("Data set, e.g. cifar10 [default: that of the figure].")] = None,
     noise: o.Noise = None,
     seed: o.Seed = None,
     set_: o.Set = None,
@@ -31,12 +27,10 @@ def figure(
     results: Annotated[
         Path, typer.Option(help="Folder of the runs that `python -m experiments reproduce` stored.")
     ] = Path("results/reproduce"),
-    runs: Annotated[Path, typer.Option(help="Folder of trainings; finished ones are read again.")] = Path(
-        "runs/figures"
-    ),
+    runs: Annotated[Path, typer.Option(help="Folder of the runs; finished ones are reused.")] = Path("runs/figures"),
     markdown: Annotated[
         Path | None,
-        typer.Option(help="Draw nothing; write the page of figures to this file.", show_default=False),
+        o.option("Write the page of figures to this file without drawing."),
     ] = None,
 ) -> None:
     """Draw a figure of the paper from the code, from stored runs or from a short training.

@@ -18,35 +18,28 @@ if TYPE_CHECKING:
 
 def reproduce(
     table: Annotated[
-        str | None, typer.Argument(help="Such as table-9-sst2, or 9; all are listed without it.", show_default=False)
+        str | None,
+        typer.Argument(help="Name of the table, e.g. table-9-sst2 or 9 [default: list all].", show_default=False),
     ] = None,
     scale: Annotated[
-        str, typer.Option(help="paper (GPUs, days), small (two cores, hours) or tiny (a test).")
+        str, typer.Option(help="Scale: paper (GPUs, days), small (two cores, hours) or tiny (a test).")
     ] = "small",
-    seeds: Annotated[int, typer.Option(help="Runs of each cell.", min=1)] = 3,
+    seeds: Annotated[int, typer.Option(help="Seeds per cell.", min=1)] = 3,
     extra: Annotated[
         str | None,
-        typer.Option(
-            help="Methods beyond the paper's, with commas between; NAME-default, mixcomp-warmup.", show_default=False
-        ),
+        o.option("Further methods, separated by commas, e.g. elr or logcomp-default."),
     ] = None,
     defaults: Annotated[
-        bool, typer.Option("--defaults", help="Do not choose hyper-parameters; take each method's own.")
+        bool, typer.Option("--defaults", help="Skip the hyper-parameter search; use the defaults of each method.")
     ] = False,
-    only: Annotated[
-        str | None, typer.Option(help="Train only these rows, with commas between.", show_default=False)
-    ] = None,
-    results: Annotated[Path, typer.Option(help="Folder of the finished runs.")] = Path("results/reproduce"),
-    runs: Annotated[Path, typer.Option(help="Folder of the runs under way.")] = Path("runs/reproduce"),
+    only: Annotated[str | None, o.option("Rows to train, separated by commas [default: all].")] = None,
+    results: Annotated[Path, typer.Option(help="Folder of finished runs.")] = Path("results/reproduce"),
+    runs: Annotated[Path, typer.Option(help="Folder of unfinished runs.")] = Path("runs/reproduce"),
     data_dir: o.DataDir = None,
-    workers: Annotated[
-        int | None, typer.Option(help="Processes; as many as cores if not given.", min=1, show_default=False)
-    ] = None,
-    backend: Annotated[str, typer.Option(help="local for this machine, or ray for a cluster.")] = "local",
-    show: Annotated[bool, typer.Option("--show", help="Train nothing; print what is stored.")] = False,
-    out: Annotated[
-        Path | None, typer.Option(help="Write the table to this .md, .csv or .tex file.", show_default=False)
-    ] = None,
+    workers: o.Workers = None,
+    backend: Annotated[str, typer.Option(help="Backend: local (this machine) or ray (a cluster).")] = "local",
+    show: Annotated[bool, typer.Option("--show", help="Print the stored results without training.")] = False,
+    out: Annotated[Path | None, o.option("Write the table to this .md, .csv or .tex file.")] = None,
 ) -> None:
     """Train a table of the paper again and put the figures side by side.
 
@@ -80,7 +73,7 @@ def reproduce(
             chosen = comparing.stored_choice(place.chosen_path(wanted.dataset, scale))
         else:
             total = sum(len(trials(wanted.dataset, scale, m)) for m in methods)
-            with _bar("choosing") as bar:
+            with progress_bar("choosing") as bar:
                 task = bar.add_task("", total=total)
                 chosen = choose(
                     wanted.dataset, scale, methods, place, lambda: bar.advance(task), lambda *one: failed.append(one)
@@ -90,7 +83,7 @@ def reproduce(
     if not show:
         rows = _names(only)
         todo = [cell for cell in grid if not rows or cell.row in rows]
-        with _bar("training") as bar:
+        with progress_bar("training") as bar:
             known_runs = sum(archive.get(cell.config.id) is not None for cell in todo)
             task = bar.add_task("", total=len(todo), completed=known_runs)
             failed += run(todo, archive, place, lambda: bar.advance(task))
@@ -109,7 +102,7 @@ def _names(text: str | None) -> list[str]:
     return [name.strip().replace("_", "-") for name in (text or "").split(",") if name.strip()]
 
 
-def _bar(what: str) -> Progress:
+def progress_bar(what: str) -> Progress:
     return Progress(
         TextColumn(what), BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("runs"), TimeElapsedColumn(),
         TimeRemainingColumn(), console=console,

@@ -15,22 +15,18 @@ from compensate.commands.terminal import console
 
 def sentences(
     data: Annotated[str, typer.Argument(help="sst2, imdb, or a table with a column of texts.", show_default=False)],
-    top: Annotated[int, typer.Option(help="How many texts to name.", min=1)] = 20,
-    seeds: Annotated[int, typer.Option(help="Trainings to average over.", min=1)] = 3,
-    limit: Annotated[
-        int | None, typer.Option(help="At most so many texts; all of SST-2, 2,000 of others.", show_default=False)
-    ] = None,
+    top: Annotated[int, typer.Option(help="Number of texts to list.", min=1)] = 20,
+    seeds: Annotated[int, typer.Option(help="Number of seeds to average over.", min=1)] = 3,
+    limit: Annotated[int | None, o.option("Maximum number of texts [default: all of SST-2, 2,000 of others].")] = None,
     vectors: o.Vectors = None,
     set_: o.Set = None,
     label: o.Label = None,
     text: o.Text = None,
     data_dir: o.DataDir = None,
-    runs: Annotated[Path, typer.Option(help="Folder of the trainings; they are resumed and read again.")] = Path(
-        "runs/sentences"
-    ),
+    runs: Annotated[Path, typer.Option(help="Folder of the runs; finished ones are reused.")] = Path("runs/sentences"),
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Write the table to this .csv, .md or .json file.", show_default=False),
+        o.option("Write the table to this .csv, .md or .json file.", "--out", "-o"),
     ] = None,
 ) -> None:
     """Name the texts that take the largest compensation: wrong labels, and sentences that are hard for a machine.
@@ -42,7 +38,9 @@ def sentences(
 
     if out is not None and out.suffix not in (".csv", ".md", ".json"):
         raise InputError(f'{out} ends in "{out.suffix}"; expected .csv, .md or .json.')
-    changes = o.shared(data, set_, label, text, **({} if vectors is None else {"vectors": vectors}))
+    changes = o.settings(
+        set_, {"label": label, "text": text}, data=data, **({} if vectors is None else {"vectors": vectors})
+    )
     changes = {k: v for k, v in changes.items() if k != "data_options" or v}
     found = found_in.find_sentences(
         found_in.setting(limit=limit, **changes), seeds=seeds, top=top, data_dir=data_dir, runs=runs, console=console

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 EPOCHS = 6
 """That the paper shows."""
 
-COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+COLORS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKS = "os^Dvp*"
-"""Colours that survive colour blindness, and marks that say the same without colour."""
+"""Colors that survive color blindness, and marks that say the same without color."""
 
 
 def validation(request: Request) -> Figure:
@@ -38,12 +38,12 @@ def validation(request: Request) -> Figure:
     figure = Figure(figsize=(7.8, 3.2), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
     for ax, (method, title) in zip(axes, (("base", "base"), ("logcomp", "LogComp")), strict=True):
-        for noise, colour, mark in zip(shared, COLOURS, MARKS, strict=False):
+        for noise, color, mark in zip(shared, COLORS, MARKS, strict=False):
             curves = np.array(found[method][noise])
             mean, spread = 100 * curves.mean(0), 100 * curves.std(0)
             epochs = np.arange(1, len(mean) + 1)
-            ax.plot(epochs, mean, marker=mark, markersize=4.5, color=colour, label=_noise_name(noise))
-            ax.fill_between(epochs, mean - spread, mean + spread, color=colour, alpha=0.12, linewidth=0)
+            ax.plot(epochs, mean, marker=mark, markersize=4.5, color=color, label=_noise_name(noise))
+            ax.fill_between(epochs, mean - spread, mean + spread, color=color, alpha=0.12, linewidth=0)
         ax.set_title(title, fontsize=11)
         ax.set_xlabel("epoch")
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -120,12 +120,12 @@ def self_paced_ratio(request: Request) -> Figure:
     figure = Figure(figsize=(5.2, 3.4), layout="constrained")
     ax: Any = figure.subplots()
     largest = 2 * float(u.norm(dim=-1).max())
-    for eta, colour, mark, name in (
-        (largest, COLOURS[2], "o", f"η = 2 max‖u‖ = {largest:.0f}"),
-        (largest / 10, COLOURS[1], "^", f"η = {largest / 10:.1f}"),
+    for eta, color, mark, name in (
+        (largest, COLORS[2], "o", f"η = 2 max‖u‖ = {largest:.0f}"),
+        (largest / 10, COLORS[1], "^", f"η = {largest / 10:.1f}"),
     ):
         losses, left = _ratio(u, y, tau, eta)
-        ax.plot(losses, left, linestyle="", marker=mark, markersize=3, alpha=0.6, color=colour, label=name)
+        ax.plot(losses, left, linestyle="", marker=mark, markersize=3, alpha=0.6, color=color, label=name)
     ax.axvline(tau, color="#888888", linewidth=0.8, linestyle=":")
     ax.annotate("τ", (tau, 1.06), ha="center", va="bottom", annotation_clip=False)
     ax.set(xlabel="loss", ylabel="compensated loss : loss", ylim=(-0.03, 1.05))

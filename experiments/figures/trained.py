@@ -142,11 +142,11 @@ def distribution(request: Request) -> Figure:
     bins = np.linspace(0, float(sizes.max()) or 1.0, 41).tolist()
     parts = [(~wrong, RIGHT, "right labels", "")]
     parts += [(wrong, WRONG, "wrong labels", "//")] if wrong.any() else []
-    for mask, colour, name, hatch in parts:
+    for mask, color, name, hatch in parts:
         label = (
             f"{name}: {mask.sum():,}, median {np.median(sizes[mask]):.2f}" if wrong.any() else f"{mask.sum():,} samples"
         )
-        ax.hist(sizes[mask], bins, color=colour, alpha=0.6, label=label, hatch=hatch, edgecolor="white", linewidth=0.3)
+        ax.hist(sizes[mask], bins, color=color, alpha=0.6, label=label, hatch=hatch, edgecolor="white", linewidth=0.3)
     ax.set_yscale("log")
     ax.set(xlabel="|v|, after the last epoch", ylabel="samples")
     ax.set_title(f"{result.config.data}, {_said(result.config.noise)}", fontsize=10)

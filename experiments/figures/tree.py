@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SIGNS = {"positive": "+", "negative": "−", "mixed": "±", "none": " "}
-COLOURS = {"positive": "#0072B2", "negative": "#D55E00", "mixed": "#555555", "none": "#777777"}
+COLORS = {"positive": "#0072B2", "negative": "#D55E00", "mixed": "#555555", "none": "#777777"}
 SAID = {"positive": "lowers losses", "negative": "raises losses", "mixed": "goes both ways"}
 MIXED, OTHER = "mixed targets", "for contrast"
 COLUMNS = (0.0, 0.19, 0.4, 0.62, 0.84)
@@ -96,7 +96,7 @@ def taxonomy(_: Request) -> Figure:
     for x, name in zip(COLUMNS[1:], ("target", "inference", "granularity", "method, direction"), strict=True):
         ax.text(x, -1.1, name, fontsize=9, fontweight="bold", va="center")
     marks = [
-        Line2D([], [], linestyle="", marker=f"${SIGNS[d]}$", color=COLOURS[d], markersize=6, label=f"{d}: {SAID[d]}")
+        Line2D([], [], linestyle="", marker=f"${SIGNS[d]}$", color=COLORS[d], markersize=6, label=f"{d}: {SAID[d]}")
         for d in SAID
     ]
     ax.legend(handles=marks, loc="upper center", ncols=3, frameon=False, fontsize=8.5, bbox_to_anchor=(0.5, 1.005))
@@ -121,8 +121,8 @@ def _draw(ax: Any, branch: Branch, depth: int, top: float) -> float:
             ax.plot([bend, begin - 0.008], [place, place], **line)
     if branch.method is not None:
         direction = branch.method.taxonomy.direction if branch.method.kind == "compensation" else "none"
-        ax.text(x, middle, SIGNS[direction], fontsize=8.5, va="center", color=COLOURS[direction], fontweight="bold")
-        ax.text(x + 0.022, middle, branch.name, fontsize=8, va="center", color=COLOURS[direction])
+        ax.text(x, middle, SIGNS[direction], fontsize=8.5, va="center", color=COLORS[direction], fontweight="bold")
+        ax.text(x + 0.022, middle, branch.name, fontsize=8, va="center", color=COLORS[direction])
         return middle
     weight, size = ("bold", 9.0) if depth <= 1 else ("normal", 8.5)
     box = {"facecolor": "white", "edgecolor": "none", "pad": 1.2}

@@ -31,8 +31,8 @@ def within(values: Tensor, size: int) -> bool:
     >>> within(torch.tensor([0, 4]), 4), within(torch.tensor([0, 3]), 4), within(torch.tensor([-1, 3]), 4)
     (False, True, False)
     """
-    low, high = values.aminmax()
-    return int(low) >= 0 and int(high) < size
+    numbers = values.numpy()  # calls of numpy take a tenth of the time
+    return bool(numbers.min() >= 0 and numbers.max() < size)
 
 
 def require(condition: Tensor, message: str, check: Check) -> None:
@@ -97,7 +97,7 @@ def check_batch(s: State, u: Tensor, check: Check) -> None:
         total = u.detach().sum()
         if check == "async":
             require(~total.isnan(), _NAN, check)
-        elif not bool(total.isfinite()):
+        elif not math.isfinite(total.item()):
             _look_closer(s, u.detach())
 
 
@@ -112,7 +112,9 @@ def _look_closer(s: State, u: Tensor) -> None:
 def check_losses(s: State, check: Check) -> None:
     """Raises if finite logits gave a loss that is not, or if a logit of minus infinity took out the class of a label."""
     losses = s.l.detach() if s.dl is None else (s.l + s.dl).detach()
-    if check == "sync" and not torch.compiler.is_compiling() and not bool(losses.isfinite().all()):
+    if check != "sync" or torch.compiler.is_compiling() or math.isfinite(losses.sum().item()):
+        return
+    if not bool(losses.isfinite().all()):
         rows = (~losses.isfinite()).nonzero().flatten().tolist()
         if s.masked:
             said = (
@@ -180,7 +182,11 @@ def _check_classes(s: State, u: Tensor, check: Check) -> None:
             f"target is {target.dtype}; class numbers are torch.long. Write target.long(), or give distributions of shape "
             f"{tuple(u.shape)}."
         )
-    if check == "off" or not len(target) or (at_hand(target) and within(target, classes)):
+    if check == "off" or not len(target):
+        return
+    if at_hand(target) and within(target, classes):
+        if not 0 <= s.criterion.ignore_index < classes:
+            s.complete = True
         return
     message = (
         f"a target lies outside 0..{classes - 1}, but the logits have {classes} classes. Number the classes from 0, or "
@@ -195,6 +201,8 @@ def _check_classes(s: State, u: Tensor, check: Check) -> None:
 def checked_index(s: State, num_samples: int, reader: str) -> Tensor:
     """The index of the batch, if it can address `num_samples` rows."""
     index = s.index
+    if num_samples in s.checked:
+        return s.checked[num_samples]
     if index is None:
         raise InputError(
             f"index is missing: {reader} keeps a row per sample. Wrap the data set with "
@@ -207,7 +215,9 @@ def checked_index(s: State, num_samples: int, reader: str) -> Tensor:
         raise InputError(f"index is {index.dtype}; expected whole numbers, the row of each sample in the training set.")
     if index.shape != s.target.shape[:1]:
         raise InputError(f"index has shape {tuple(index.shape)}; expected ({len(s.target)},), one row per sample.")
-    return checked_keys(index.to(s.target.device), num_samples, reader, "index", s.criterion.check)
+    found = checked_keys(index.to(s.target.device), num_samples, reader, "index", s.criterion.check)
+    s.checked[num_samples] = found
+    return found
 
 
 def checked_keys(keys: Tensor, rows: int, reader: str, name: str, check: Check) -> Tensor:

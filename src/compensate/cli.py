@@ -15,7 +15,9 @@ from compensate.commands.apply import apply
 from compensate.commands.audit import audit
 from compensate.commands.check import check
 from compensate.commands.compare import compare
+from compensate.commands.consensus import consensus
 from compensate.commands.demo import demo
+from compensate.commands.export import export
 from compensate.commands.review import review
 from compensate.commands.terminal import console, errors, visible
 from compensate.commands.train import train
@@ -24,13 +26,13 @@ from compensate.errors import InputError
 
 app = typer.Typer(
     name="compensate",
-    help="Train on labels you cannot fully trust, and find the ones that are wrong.",
+    help="Train on labels you cannot fully trust, and find the ones that are wrong.\n\n**Example:** `compensate audit reviews.csv`",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for command in (audit, review, apply, check, train, compare, tune):
+for command in (audit, review, apply, check, export, consensus, train, compare, tune):
     app.command()(command)
 
 
@@ -79,6 +81,9 @@ def methods(
     markdown: Annotated[
         Path | None, typer.Option(help="Write the pages of all methods to this file.", show_default=False)
     ] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write the grid as an interactive page to this file.", show_default=False)
+    ] = None,
 ) -> None:
     """List all methods with their place in the taxonomy, or print the page of one.
 
@@ -89,10 +94,16 @@ def methods(
     if markdown is not None:
         pages.write_pages(markdown)
         console.print(f"{len(METHODS)} methods: {markdown}")
+    elif html is not None:
+        from compensate.grid import write_grid_page
+
+        console.print(f"{write_grid_page(html)} cells run: {html}")
     elif name is not None:
         console.print(pages.page(find(name)), markup=False, soft_wrap=True)
     elif grid:
-        pages.print_grid(console)
+        from compensate.grid import print_grid
+
+        print_grid(console)
     else:
         table = Table("method", "what it does", "taxonomy", box=None, pad_edge=False, padding=(0, 2, 0, 0))
         table.columns[0].no_wrap = True

@@ -20,18 +20,21 @@ from compensate.errors import InputError, nearest
 from compensate.gates import Where, above, below
 from compensate.granularity import Category, Corpus, Fresh, Group, Sample, Table
 from compensate.inference.adversarial import Adversarial
+from compensate.inference.gradients import Amplify
 from compensate.inference.prior import Slack
-from compensate.inference.regularised import L1, AtLeast, Ball
+from compensate.inference.regularized import L1, AtLeast, Ball, Between
 from compensate.inference.statistics import recorded
 from compensate.inference.tuning import Top
 from compensate.methods.registry import METHODS, Method, find
 from compensate.proximal import TINY, row_norm
-from compensate.state import State, Value, at, rowwise
+from compensate.state import THROUGH, State, Value, at, rowwise
+from compensate.structure import Dissimilarity, Edges
 from compensate.taxonomy import DIRECTIONS, GRANULARITIES, INFERENCES, TARGETS, Taxonomy
+from compensate.views import DEFAULT, Views
 
 Sign = Literal[1, -1]
 
-SIZES = ("num_samples", "num_classes", "class_counts", "num_groups", "feature_shape")
+SIZES = ("num_samples", "num_classes", "class_counts", "num_groups", "feature_shape", "num_edges", "views")
 _NUMBERS = ("strength", "lam", "lr", "pro", "steps")
 
 _SUITABLE = {
@@ -40,6 +43,9 @@ _SUITABLE = {
     "label": (0.5, 0.1, 1.0),
     "prediction": (0.05, 0.1, 0.02),  # the slope of the loss in a prediction is 1/p, so steps must be small
     "loss": (0.5, 0.1, 1.0),
+    "gradient": (0.3, 0.1, 1.0),
+    "view": (0.3, 0.01, 1.0),
+    "structure": (0.5, 0.001, 0.1),
 }
 """For each target the default strength, weight of the penalty and step."""
 
@@ -52,8 +58,9 @@ class Along(nn.Module):
 
     where :math:`\kappa_i \ge 0` is the strength and :math:`d_i` the way, a constant in the gradient of the model:
     for a logit :math:`\mp(p_i - y_i)`; for a label from :math:`y_i` toward the likeliest or the least likely other class; for
-    a prediction from :math:`p_i` toward the label or the least likely other class; for a feature the unit gradient of the loss; for
-    a loss the smooth slack, taken off or put on.
+    a prediction from :math:`p_i` toward the label or the least likely other class; for a feature, and for the weights of views,
+    the unit gradient of the loss; for edges that gradient over its largest entry; for a loss the smooth slack, taken off or
+    put on; for a gradient :math:`\mp(p_i - y_i)`, too, which makes it shorter or longer.
 
     Args:
         sign: -1 lowers the loss (positive compensation), +1 raises it (negative compensation).
@@ -80,18 +87,21 @@ class Along(nn.Module):
             slack = Slack(lambda _: at(self.strength, s), temperature=1.0)
             return -self.sign * slack(s)
         strength = rowwise(at(self.strength, s), s.like)
-        if s.slot in ("dy", "dp"):
+        if s.slot in ("dy", "dp") or (s.slot == "dg" and self.sign < 0):
             strength = torch.as_tensor(strength).clamp(0, 1)
         return strength * self._way(s).detach()
 
     def _way(self, s: State) -> Tensor:
-        if s.slot == "dx":
+        if s.slot in THROUGH:
             s.require_gradients()
-            zero = torch.zeros_like(s.e, requires_grad=True)
+            zero, so_far = torch.zeros_like(s.like, requires_grad=True), getattr(s, s.slot)
             with torch.enable_grad():
-                losses = s.loss_at(dx=zero if s.dx is None else s.dx.detach() + zero)
+                losses = s.loss_at(**{s.slot: zero if so_far is None else so_far.detach() + zero})
                 (grad,) = torch.autograd.grad((losses * s.active).sum(), zero)
-            return self.sign * grad / row_norm(grad).clamp(min=TINY)
+            length = grad.abs().amax() if s.slot == "da" else row_norm(grad)
+            return self.sign * grad / length.clamp(min=TINY)
+        if s.slot == "dg":
+            return self.sign * s.gradient
         if s.slot == "du":
             return self.sign * (s.p - s.y)
         others = s.p.masked_fill(s.y > 0, torch.inf)
@@ -141,7 +151,7 @@ def compose(
     *,
     target: str = "logit",
     direction: str = "positive",
-    inference: str = "regularised",
+    inference: str = "regularized",
     granularity: str = "sample",
     strength: float | None = None,
     lam: float | None = None,
@@ -153,23 +163,24 @@ def compose(
     """Builds a criterion for a cell of the taxonomy.
 
     Args:
-        target: feature, logit, label, prediction or loss; several joined by a plus sign; "mixed" is logit+feature.
+        target: feature, logit, label, prediction, loss, gradient, view or structure; several joined by a plus sign; "mixed" is
+            logit+feature.
         direction: "positive" lowers losses, "negative" raises them, "mixed" lowers those of the `pro` percent of samples that
             fit worst and raises the others.
-        inference: prior, tuning, regularised, meta or adversarial; "mixed" is regularised with prior knowledge beside it.
+        inference: prior, tuning, regularized, meta or adversarial; "mixed" is regularized with prior knowledge beside it.
         granularity: sample, category, group or corpus; several joined by a plus sign; "mixed" is sample+category.
         strength: the size of a tuned compensation, and the radius of bounds and balls; by default what suits the target.
         lam: the weight of the penalty; by default what suits the target.
         lr: the step of learned tables; by default what suits the target.
         pro: see `direction`.
         steps: of the inner loop.
-        sizes: `num_samples`, `num_classes`, `class_counts`, `num_groups`, `feature_shape`, as far as the cell needs them. With
-            `num_samples` the criterion keeps a record of each sample, for `suspects`.
+        sizes: `num_samples`, `num_classes`, `class_counts`, `num_groups`, `feature_shape`, `num_edges`, as far as the cell needs them, and
+            the `views` of an input if the default ones do not suit. With `num_samples` the criterion keeps a record of each sample, for `suspects`.
 
-    >>> print(compose(target="logit", inference="regularised", num_samples=50, num_classes=3))
+    >>> print(compose(target="logit", inference="regularized", num_samples=50, num_classes=3))
     mean_i [ l( S(f(x_i) + du_i), y_i ) + penalty_i ]
       du = Sample(50 x 3, L1(0.05), lr=1, prox)
-      logit · positive · regularised · sample · holds 1.8 kB
+      logit · positive · regularized · sample · holds 1.8 kB
     """
     for name, value, known in (
         ("direction", direction, DIRECTIONS),
@@ -199,11 +210,12 @@ def compose(
             sizes,
         )
         terms[t] = tuple(parts.terms(t, direction, inference, granularity, pro))
-    return Compensated(**terms, record=recorded(sizes.get("num_samples"), "margin"))
+    views = Views(*(sizes.get("views") or DEFAULT)) if "view" in targets else None
+    return Compensated(**terms, views=views, record=recorded(sizes.get("num_samples"), "margin"))
 
 
 def swap(method: str, /, **changes: Any) -> Compensated:
-    """A neighbour of a published method: the criterion whose place in the taxonomy differs in the given axes.
+    """A neighbor of a published method: the criterion whose place in the taxonomy differs in the given axes.
 
     Args:
         method: a name in `METHODS`.
@@ -227,6 +239,19 @@ def why_not(cell: Taxonomy) -> str | None:
     """One sentence why a cell makes no sense, or None if it runs."""
     if "loss" in cell.target and cell.inference == "adversarial":
         return "the worst bounded addition to a loss is its bound, a constant, and a constant has no gradient."
+    targets, levels = {*cell.target.split("+")}, {*cell.granularity.split("+")}
+    if "gradient" in targets and cell.inference in ("regularized", "mixed"):
+        return (
+            "the value of a loss does not depend on what is added to its gradient, so that a penalized step has nothing to "
+            "descend; let prior knowledge, clean data or an inner loop infer it."
+        )
+    if "structure" in targets and levels - {"sample", "corpus"}:
+        return "an edge joins two samples, whose classes may differ; give each edge its own change, or all the same."
+    if "structure" in targets and cell.direction == "mixed" and cell.inference != "meta":
+        return (
+            "an edge serves samples that fit well and samples that fit badly, and cannot lower the losses of some and raise "
+            "those of others; choose one direction, or let clean data choose it."
+        )
     if cell.inference == "tuning" and {"sample", "mixed"} & {*cell.granularity.split("+")}:
         return (
             "a hyper-parameter for every sample cannot be tuned; let a penalty, clean data or an inner loop infer it."
@@ -235,7 +260,7 @@ def why_not(cell: Taxonomy) -> str | None:
 
 
 def cells() -> Iterator[Taxonomy]:
-    """The whole grid: 5 targets, 3 directions, 6 ways of inference, 4 granularities."""
+    """The whole grid: 8 targets, 3 directions, 6 ways of inference, 4 granularities."""
     for cell in product(TARGETS, DIRECTIONS, INFERENCES, ("sample", "category", "corpus", "mixed")):
         yield Taxonomy(*cell)
 
@@ -264,10 +289,10 @@ class _Parts:
 
     def terms(self, target: str, direction: str, inference: str, granularity: str, pro: float) -> Iterator[Any]:
         levels = ("sample", "category") if granularity == "mixed" else granularity.split("+")
-        ways = ("regularised", "prior") if inference == "mixed" else (inference,)
+        ways = ("regularized", "prior") if inference == "mixed" else (inference,)
         for way, level in product(ways, levels):
             if direction == "mixed" and way == "meta" and target != "loss":
-                yield self.table(level, self.shape(target), update="meta")  # clean data find the direction
+                yield self.table(target, level, self.shape(target), update="meta")  # clean data find the direction
             elif direction == "mixed":
                 tau = Top(pro)
                 yield Where(above(tau), self.term(target, -1, way, level))
@@ -277,33 +302,41 @@ class _Parts:
 
     def term(self, target: str, sign: Sign, inference: str, level: str) -> Any:
         """One term: one target, one sign, one way of inference, one level."""
+        if inference == "adversarial" and target == "gradient":
+            return Amplify(self.strength, sign=sign, per=level)  # type: ignore[arg-type]
         if inference == "adversarial":
-            per = Fresh() if level == "sample" else self.table(level, self.shape(target))
-            return Adversarial(self.strength, sign=sign, per=per, steps=self.steps, random_start=False)
-        if inference == "regularised":
+            per = Fresh() if level == "sample" else self.table(target, level, self.shape(target))
+            # Shorter steps for edges: one number for all of them would step over its optimum and back.
+            size = self.strength / (4 * self.steps) if target == "structure" else None
+            return Adversarial(self.strength, sign=sign, per=per, steps=self.steps, step_size=size, random_start=False)
+        if inference == "regularized":
             held: dict[str, Any] = {
                 "penalty": L1(self.lam),
-                "bound": Ball(self.strength, "linf") if sign > 0 else None,
+                "bound": Ball(self.strength, "linf") if sign > 0 or target in ("view", "structure") else None,
                 "sign": sign,
             }
             if target == "loss":
-                held["bound"] = _Between(0.0, self.strength)
-                return Along(sign, self.table(level, (), **held))
-            return self.table(level, self.shape(target), **held)
+                held["bound"] = Between(0.0, self.strength)
+                return Along(sign, self.table(target, level, (), **held))
+            return self.table(target, level, self.shape(target), **held)
         if inference == "meta":
-            return Along(sign, self.table(level, (), update="meta", bound=AtLeast(0.0), init=self.strength / 10))
+            start = self.strength / 10
+            return Along(sign, self.table(target, level, (), update="meta", bound=AtLeast(0.0), init=start))
         if inference == "tuning":
             return Along(sign, self.strength, inference="tuning", granularity=level)
-        knowledge: Value = {"sample": Doubt, "corpus": lambda scale: scale}.get(level, self.rarity)(self.strength)
+        of_each = Dissimilarity if target == "structure" else Doubt
+        knowledge: Value = {"sample": of_each, "corpus": lambda scale: scale}.get(level, self.rarity)(self.strength)
         return Along(sign, knowledge, inference="prior", granularity=level)
 
     def rarity(self, scale: float) -> Rarity:
         """Prior knowledge about categories."""
         return Rarity(self.size("class_counts"), scale)
 
-    def table(self, level: str, shape: tuple[int, ...], **settings: Any) -> Table:
+    def table(self, target: str, level: str, shape: tuple[int, ...], **settings: Any) -> Table:
         """A table of a level with rows of a shape."""
         settings = {"lr": self.lr, **settings}
+        if target == "structure":
+            return Edges(self.size("num_edges"), shared=level == "corpus", **settings)
         if level == "corpus":
             return Corpus(*shape, **settings)
         build: Callable[..., Table] = {"sample": Sample, "category": Category, "group": Group}[level]
@@ -314,22 +347,12 @@ class _Parts:
         """The shape of a row for a target."""
         if target == "feature":
             return tuple(self.size("feature_shape"))
-        return () if target == "loss" else (self.size("num_classes"),)
+        if target == "view":
+            return (len(self.sizes.get("views") or DEFAULT),)
+        return () if target in ("loss", "structure") else (self.size("num_classes"),)
 
     def size(self, name: str) -> Any:
         """A size that was given."""
         if self.sizes.get(name) is None:
             raise InputError(f"this cell of the taxonomy needs {name}=...; pass it to compose or swap.")
         return self.sizes[name]
-
-
-@final
-class _Between(nn.Module):
-    """The bound that every entry lies between two numbers."""
-
-    def __init__(self, low: float, high: float) -> None:
-        super().__init__()
-        self.low, self.high = low, high
-
-    def forward(self, v: Tensor) -> Tensor:
-        return v.clamp(self.low, self.high)

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from compensate.data import noise
-from compensate.data.digits import digits
+from compensate.data.named.image_sets import digits
 from compensate.errors import InputError
 from compensate.extras import require
 from compensate.files import write_atomically
@@ -47,7 +47,7 @@ GRID: dict[str, dict[str, tuple[float, ...]]] = {
     "logcomp": {"lam": (0.03, 0.05, 0.1), "lr": (0.5, 1.0, 2.0)},
     "mixcomp": {"eta": (2.0, 5.0, 8.0), "pro": (25.0, 35.0, 45.0)},
 }
-"""What `search` tries: nine settings each. Cross entropy has none; the optimiser is the same for all."""
+"""What `search` tries: nine settings each. Cross entropy has none; the optimizer is the same for all."""
 
 SEARCH_SEEDS = (100, 101, 102)
 """Not those of the demonstration, which count from 0."""
@@ -209,7 +209,7 @@ def review(path: Path, setting: Setting, *, seed: int = 0) -> Audit:
     given, _ = digits().split((0.7, 0.3), seed=seed)
     flipped = noise.symmetric(given.target, 10, setting.rate, seed=seed)
     noisy = replace(
-        given.relabel(flipped.labels), info={**given.info, "title": f"digits, {setting.rate:.0%} of them mislabelled"}
+        given.relabel(flipped.labels), info={**given.info, "title": f"digits, {setting.rate:.0%} of them mislabeled"}
     )
     found = audit(noisy, encoder="none", seed=seed)
     found.report(path)

@@ -19,6 +19,7 @@ from compensate.proximal import project_simplex
 from compensate.rows import step_rows
 from compensate.state import Slot, State
 from compensate.taxonomy import Taxonomy, taxonomy_of
+from compensate.views import Views
 
 Term = Callable[[State], Tensor]
 Terms = Term | tuple[Term, ...] | None
@@ -34,14 +35,17 @@ SMALLEST = 1e-12
 PATIENCE = 100
 """Training steps after which a criterion that waits for its first meta step says so."""
 
-SLOTS: dict[str, Slot] = {"feature": "dx", "logit": "du", "label": "dy", "prediction": "dp", "loss": "dl"}
+SLOTS: dict[str, Slot] = {
+    "feature": "dx", "logit": "du", "label": "dy", "prediction": "dp", "loss": "dl", "gradient": "dg", "view": "dv",
+    "structure": "da",
+}  # fmt: skip
 """The keyword of each target, and the letter its compensation has in the paper."""
 
 
-def normalised(q: Tensor) -> Tensor:
+def normalized(q: Tensor) -> Tensor:
     """Rows divided by their sum, entries cut off at zero first.
 
-    >>> normalised(torch.tensor([[1.0, 3.0, -1.0]]))
+    >>> normalized(torch.tensor([[1.0, 3.0, -1.0]]))
     tensor([[0.2500, 0.7500, 0.0000]])
     """
     q = q.clamp(min=0)
@@ -66,7 +70,7 @@ def class_weights(given: Weights | None) -> Tensor | None:
 
 _ONTO: dict[str, Callable[[Tensor], Tensor]] = {
     "project": project_simplex,
-    "normalise": normalised,
+    "normalize": normalized,
     "none": lambda q: q,
 }
 
@@ -103,6 +107,10 @@ class Compensated(nn.Module):
         label: term or terms for :math:`\Delta y`, (B, C).
         prediction: term or terms for :math:`\Delta p`, (B, C), the other side of label compensation (Eq. 5-ii).
         loss: term or terms for :math:`\Delta l`, (B,); they must depend on `s.l`, a constant has no gradient.
+        gradient: term or terms that are added to :math:`\partial l_i / \partial u_i`, (B, C); the loss keeps its value.
+        view: term or terms for the weights :math:`w` of `views`, (B, K); see there.
+        structure: term or terms that are added to the weights of a graph network's edges, (E,).
+        views: the :class:`~compensate.terms.Views` of an input.
         base: the loss :math:`l`, a function of logits (B, C) and targets (class numbers (B,), or distributions (B, C))
             that returns (B,); cross entropy if not given.
         reduction, weight, ignore_index: as in :func:`torch.nn.functional.cross_entropy`, but for a batch in which no sample counts:
@@ -139,16 +147,23 @@ class Compensated(nn.Module):
         label: Terms = None,
         prediction: Terms = None,
         loss: Terms = None,
+        gradient: Terms = None,
+        view: Terms = None,
+        structure: Terms = None,
+        views: Views | None = None,
         base: Base | None = None,
         reduction: Literal["mean", "sum", "none"] = "mean",
         weight: Weights | None = None,
         ignore_index: int = -100,
-        onto: Literal["project", "normalise", "none"] = "project",
+        onto: Literal["project", "normalize", "none"] = "project",
         check: Check = "sync",
         record: Evidence | None = None,
     ) -> None:
         super().__init__()
-        given = {"feature": feature, "logit": logit, "label": label, "prediction": prediction, "loss": loss}
+        given = {
+            "feature": feature, "logit": logit, "label": label, "prediction": prediction, "loss": loss, "gradient": gradient,
+            "view": view, "structure": structure,
+        }  # fmt: skip
         self.terms = nn.ModuleDict({name: Sum(terms) for name, terms in given.items() if terms})
         if reduction not in ("mean", "sum", "none"):
             raise InputError(f'reduction is "{reduction}"; expected "mean", "sum" or "none".')
@@ -158,7 +173,9 @@ class Compensated(nn.Module):
         """Whether the losses may be found together with their slope, in one softmax, where that gives the same."""
         self.base, self.reduction, self.ignore_index, self.onto = base, reduction, ignore_index, onto
         self.check: Check = check
-        self.record = record
+        self.record, self.views = record, views
+        if "view" in self.terms and views is None:
+            raise InputError("view= needs views=..., the transformations whose weights it sets: views=Views(shifted).")
         self.register_buffer("weight", class_weights(weight))
         for name in ("epoch", "step", "total"):
             self.register_buffer(name, torch.zeros((), dtype=torch.long))
@@ -185,9 +202,9 @@ class Compensated(nn.Module):
             index: (B,) row of each sample in the training set, for criteria that keep something per sample.
             group: (B,) group of each sample, for criteria that keep something per group.
         """
-        if "feature" in self.terms and self.training:
+        if self.before_logits and self.training:
             raise InputError(
-                "Feature compensation changes the input, so it needs the model and not only its logits. "
+                f"{self.before_logits[0].capitalize()} compensation changes the input, so it needs the model and not only its logits. "
                 "Write criterion.evaluate(model, x, target, index).loss instead of criterion(model(x), target, index)."
             )
         return self.settle(State(self, target, index, group, logits=logits, learn=self._learns())).loss
@@ -221,9 +238,10 @@ class Compensated(nn.Module):
         watching = [*self.statistics()] if s.learn else []
         if s.meta and self._awaits_meta:
             self._awaits_meta = False
-        if self.training and "feature" in self.terms:
+        if self.training and self.before_logits:
             s.fix_randomness()
-            self._infer(s, "feature")
+            for name in self.before_logits:
+                self._infer(s, name)
         _ = s.u  # the forward pass, here and not inside a term that looks at it without gradients
         self._weigh(s, watching)
         if s.learn:
@@ -259,6 +277,9 @@ class Compensated(nn.Module):
         s.l = self._losses_with_slope(s) if self._slopes(s) else self.losses_of(s, s.u, du=s.du, dp=s.dp, dy=s.dy)
         if self.training:
             self._infer(s, "loss")
+            self._infer(s, "gradient")
+            if s.dg is not None:
+                s.lean(s.u, s.dg)
         if s.masked or self.terms or not s.ordinary:
             check_losses(s, self.check)
 
@@ -289,13 +310,23 @@ class Compensated(nn.Module):
             s.add(term(s))
         s.slot = None
 
+    @property
+    def before_logits(self) -> tuple[str, ...]:
+        """The targets of this criterion that lie before the logits, in the order in which they are inferred."""
+        return tuple(name for name in ("structure", "view", "feature") if name in self.terms)
+
+    @property
+    def reads_inputs(self) -> bool:
+        """True if it looks at the inputs of the model."""
+        return bool(self.before_logits) or self.views is not None
+
     def __add__(self, other: Compensated) -> Compensated:
         """Both at once: the terms of each target are added up. Tables are shared with the two, not copied.
 
         >>> from compensate import methods
         >>> both = methods.logit_adjustment(class_counts=[90, 10]) + methods.logcomp(num_samples=100, num_classes=2)
         >>> print(both.taxonomy)
-        logit · mixed · prior+regularised · corpus+sample
+        logit · mixed · prior+regularized · corpus+sample
         """
         if not isinstance(other, Compensated):
             return NotImplemented
@@ -304,7 +335,10 @@ class Compensated(nn.Module):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine is not theirs and (isinstance(mine, Tensor) or isinstance(theirs, Tensor) or mine != theirs):
                 raise InputError(f"two criteria cannot be added that differ in {name}: {mine} and {theirs}.")
+        if self.views is not None and other.views is not None and self.views is not other.views:
+            raise InputError("two criteria cannot be added that have different views; give both the same Views object.")
         terms: dict[str, Any] = {name: self.terms_of(name) + other.terms_of(name) for name in SLOTS}
+        terms["views"] = self.views if self.views is not None else other.views
         options = {name: getattr(self, name) for name in shared}
         return Compensated(**terms, **options, record=self.record if self.record is not None else other.record)
 
@@ -464,7 +498,7 @@ class Compensated(nn.Module):
 
         >>> from compensate.terms import L1, Category
         >>> print(Compensated(logit=(Sample(9, 3, penalty=L1(0.1)), Category(3, 3, update="meta"))).taxonomy)
-        logit · mixed · regularised+meta · sample+category
+        logit · mixed · regularized+meta · sample+category
         """
         return taxonomy_of({name: self.terms_of(name) for name in self.terms})
 
@@ -476,11 +510,12 @@ class Compensated(nn.Module):
 
     def __repr__(self) -> str:
         has = self.terms.keys()
-        x = "x_i + dx_i" if "feature" in has else "x_i"
+        x = "x_i" + " + V_i dv_i" * ("view" in has) + " + dx_i" * ("feature" in has) + "; A + da" * ("structure" in has)
         p = f"S(f({x}) + du_i)" if "logit" in has else f"S(f({x}))"
         p = f"{p} + dp_i" if "prediction" in has else p
         y = "y_i + dy_i" if "label" in has else "y_i"
         tail = (" + dl_i" if "loss" in has else "") + (" + penalty_i" if any(t.penalty for t in self.tables()) else "")
+        tail += " + <dg_i, u_i - [u_i]>" if "gradient" in has else ""  # in brackets, a constant
         lines = [f"{self.reduction}_i [ l( {p}, {y} ){tail} ]" if self.reduction != "none" else f"l( {p}, {y} ){tail}"]
         lines += [f"  {SLOTS[name]} = {' + '.join(map(shown, self.terms_of(name)))}" for name in has]
         lines += [f"  {self.taxonomy} · holds {in_bytes(self.nbytes)}"]

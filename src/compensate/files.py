@@ -9,6 +9,7 @@ import io
 import lzma
 import os
 import secrets
+import shutil
 import stat
 import struct
 import tarfile
@@ -42,7 +43,7 @@ _OPENERS: dict[str, Callable[..., IO[bytes]]] = {
 
 
 GROWTH, SMALL = 250, 1 << 28
-"""A packed file may unpack to so many times its own size, and to this many bytes in any case: data sets stay far below,
+"""A packed file may unpack to this many times its own size, and to this many bytes in any case: data sets stay far below,
 files that are made to fill a memory do not."""
 
 
@@ -172,6 +173,37 @@ def make_folder(path: str | Path) -> Path:
     with writing(path):
         Path(path).mkdir(parents=True, exist_ok=True)
     return Path(path)
+
+
+@contextmanager
+def replaced_folder(folder: Path) -> Iterator[Path]:
+    """A new folder to write to, which takes the place of `folder` once everything is written.
+
+    >>> import tempfile
+    >>> place = Path(tempfile.mkdtemp()) / "run"
+    >>> with replaced_folder(place) as new:
+    ...     _ = (new / "a.txt").write_text("whole")
+    >>> [path.name for path in place.iterdir()]
+    ['a.txt']
+    """
+    folder = Path(os.path.realpath(folder))
+    make_folder(folder.parent)
+    new, old = (folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.{word}") for word in ("partial", "before"))
+    with writing(folder):
+        new.mkdir()
+    try:
+        yield new
+        with writing(folder):
+            if folder.is_dir():
+                new.chmod(stat.S_IMODE(folder.stat().st_mode))
+                folder.rename(old)
+            new.rename(folder)
+    except BaseException:
+        if old.is_dir() and not folder.exists():
+            old.rename(folder)
+        shutil.rmtree(new, ignore_errors=True)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
 
 
 @contextmanager

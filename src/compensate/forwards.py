@@ -14,10 +14,11 @@ _SWITCHED = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _WRITING = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 
-class Stages(NamedTuple):
+class ModelStages(NamedTuple):
     """A model cut where compensation may enter: `head(features(embed(x) + dx))`.
 
-    A model that does not offer the three methods is run whole; then only `dx` on raw input is possible.
+    A model that does not offer the three methods is run whole; then only `dx` on raw input is possible. A graph network
+    offers `structure`, (E,) the weights of its edges, and takes a change of them: `model(x, change)`.
     """
 
     embed: Callable[[Any], Any] | None
@@ -25,10 +26,11 @@ class Stages(NamedTuple):
     head: Callable[[Tensor], Tensor] | None
     whole: Callable[[Any], Tensor]
     padding: Callable[[Any], Tensor] | None
+    structure: Tensor | None = None
 
     @classmethod
-    def of(cls, model: Callable[[Any], Tensor]) -> Stages:
-        """The stages that `model` offers by the names `embed`, `features`, `head` and `padding`."""
+    def of(cls, model: Callable[[Any], Tensor]) -> ModelStages:
+        """The stages that `model` offers by the names `embed`, `features`, `head` and `padding`, and its `structure`."""
         features, head = getattr(model, "features", None), getattr(model, "head", None)
         staged = callable(features) and callable(head)
         return cls(
@@ -37,6 +39,7 @@ class Stages(NamedTuple):
             head=head if staged else None,
             whole=model,
             padding=getattr(model, "padding", None) if staged else None,
+            structure=getattr(model, "structure", None),
         )
 
 
@@ -52,7 +55,7 @@ def traceless(model: Any) -> Iterator[None]:
     """
     modules = [m for m in model.modules() if m.training] if isinstance(model, nn.Module) else []
     switched = [m for m in modules if isinstance(m, _SWITCHED) and m.track_running_stats]
-    # Instance normalisation writes its statistics whatever the switch says, so they are put back.
+    # Instance normalization writes its statistics whatever the switch says, so they are put back.
     kept = [(b, b.clone()) for m in modules if isinstance(m, _WRITING) for b in m.buffers(False)]
     for layer in switched:
         layer.track_running_stats = False

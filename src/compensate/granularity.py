@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, ClassVar, Literal, final
 
 import torch
@@ -18,17 +17,16 @@ from torch import Tensor, nn
 
 from compensate.checks import at_hand, checked_index, checked_keys
 from compensate.errors import InputError
-from compensate.inference.regularised import L1, Bound, GroupL2, Penalty, row_step
-from compensate.state import State, Touched
-from compensate.stores import Kept, Store, choose
-from compensate.stores.numbers import kind_of
-from compensate.stores.saving import restored
+from compensate.inference.regularized import L1, Bound, GroupL2, Penalty, row_step
+from compensate.state import THROUGH, State, Touched
+from compensate.stores import Kept, Spec, Store, choose
+from compensate.stores.transfer import restored
 
 Update = Literal["prox", "subgradient", "meta", "manual", "inner"]
 
 _INFERENCE = {
-    "prox": "regularised",
-    "subgradient": "regularised",
+    "prox": "regularized",
+    "subgradient": "regularized",
     "meta": "meta",
     "manual": "tuning",
     "inner": "adversarial",
@@ -46,11 +44,11 @@ class Table(nn.Module, ABC):
             label away and the model would learn nothing, so that must be asked for with `penalty=None`.
         bound: the set that rows are projected on after each step.
         update: who moves the rows: "prox" or "subgradient", the criterion itself in each training step; "meta",
-            :func:`compensate.meta_step`; "manual", an optimiser of the user's; "inner", the inner loop that owns it.
+            :func:`compensate.meta_step`; "manual", an optimizer of the user's; "inner", the inner loop that owns it.
         init: the value of all entries at the start.
         sign: -1, learned rows go down the loss (positive compensation); +1, they go up (negative compensation), and then
             a bound is needed, because no penalty holds them for sure.
-        store, path, dtype: how rows are kept; see :class:`Sample`.
+        store: how rows are kept; see :class:`Sample`.
 
     Rows move only when one of their samples is in the batch, and a step costs in proportion to the batch, not to the table.
     """
@@ -69,8 +67,6 @@ class Table(nn.Module, ABC):
         init: float = 0.0,
         sign: Literal[1, -1] = -1,
         store: Store = "dense",
-        path: str | Path | None = None,
-        dtype: Any = None,
     ) -> None:
         super().__init__()
         if rows < 1 or any(size < 1 for size in shape):
@@ -81,36 +77,35 @@ class Table(nn.Module, ABC):
             raise InputError(f'update="{update}"; expected one of {", ".join(_INFERENCE)}.')
         self.shape = (rows, *shape)
         own = update in ("meta", "manual")
-        kept = choose(
-            store, rows, shape, dtype=dtype, path=path, movable=not own and init == 0,
-            sparse=update == "prox" and isinstance(penalty, L1 | GroupL2),
-        )  # fmt: skip
+        spec = Spec.of(store)
+        leaves_zeros = update == "prox" and isinstance(penalty, L1 | GroupL2)
+        kept = choose(spec, rows, shape, movable=not own and init == 0, sparse=leaves_zeros)
         self.kept = None if kept is None else Kept(kept, shape)
         """The rows, where they are not the tensor `weight`."""
-        self.compact = kept is None and kind_of(dtype) != "float32"
+        self.compact = kept is None and spec.dtype != "float32"
         if self.kept is not None:
             self.register_buffer("like", torch.empty(0), persistent=False)  # knows the device and type of the model
             self.like: Tensor
         else:
-            weight = torch.full(self.shape, init, dtype=None if dtype is None else getattr(torch, kind_of(dtype)))
+            weight = torch.full(self.shape, init, dtype=getattr(torch, spec.dtype) if self.compact else None)
             if own:
                 self.weight = nn.Parameter(weight)
             else:
-                # A buffer: an optimiser handed `criterion.parameters()` must not move rows whose samples are absent.
+                # A buffer: an optimizer handed `criterion.parameters()` must not move rows whose samples are absent.
                 self.register_buffer("weight", weight)
         self.lr, self.bound, self.sign = lr, bound, sign
         self.update: Update = update
-        self._unpenalised = penalty == "required"
+        self._unpenalized = penalty == "required"
         self.penalty = None if isinstance(penalty, str) else penalty
 
     def validate(self) -> None:
         """Raises for a learned table that nothing holds back."""
-        if self.inference == "regularised" and self.sign > 0 and self.bound is None:
+        if self.inference == "regularized" and self.sign > 0 and self.bound is None:
             raise InputError(
                 f"{type(self).__name__}{self.shape} goes up the loss (sign=+1) without a bound: it would never "
                 "stop. Give it one, such as bound=Ball(1.0)."
             )
-        if self.update in ("prox", "subgradient") and self._unpenalised and self.bound is None:
+        if self.update in ("prox", "subgradient") and self._unpenalized and self.bound is None:
             raise InputError(
                 f"{type(self).__name__}{self.shape} is learned with neither penalty nor bound: it would "
                 "explain every label away and the model would learn nothing (the remark after Eq. 8). Give it a penalty "
@@ -120,6 +115,14 @@ class Table(nn.Module, ABC):
     @abstractmethod
     def key(self, s: State) -> Tensor:
         """(B,) the row of each sample."""
+
+    def counted(self, s: State) -> Tensor:
+        """(B,) which of the keys count: those of samples that are neither ignored nor gated out."""
+        return s.active
+
+    def charged(self, penalty: Tensor, s: State) -> Tensor:
+        """(B,) the penalty of each sample, from that of its row."""
+        return penalty if s.complete and s.gate is None else penalty * s.active
 
     def forward(self, s: State) -> Tensor:
         """(B, *shape) the rows of the batch."""
@@ -178,18 +181,20 @@ class Table(nn.Module, ABC):
     @torch.no_grad()
     def descend(self, touched: Touched, grad: Tensor, s: State) -> None:
         """One step of the touched rows down their mean gradient; `grad` is summed over the samples of each row."""
-        if touched.shared:
+        if touched.shared and touched.count is not None:
             grad = grad / touched.count.clamp(min=1).reshape((-1,) + (1,) * (grad.ndim - 1))
         # Not as they were read if another term of the batch, or another batch before this one's backward, may have moved them.
-        alone = touched.slot != "dx" and sum(other.table is self for other in s.touched) == 1
+        alone = touched.slot not in THROUGH and sum(other.table is self for other in s.touched) == 1
         old = (touched.rows if alone else self.gather(touched.keys)).detach()
         if touched.fixed:
             self._descend_together(touched, old, grad, s)
         else:
-            self.write(touched.keys, self.stepped(old, grad, s), where=touched.count > 0, old=old)
+            where = None if touched.count is None else touched.count > 0
+            self.write(touched.keys, self.stepped(old, grad, s), where=where, old=old)
 
     def _descend_together(self, touched: Touched, old: Tensor, grad: Tensor, s: State) -> None:
         """The step in a compiled graph, in as few passes over the rows as it takes: old ones are read once, new ones written once."""
+        assert touched.count is not None
         count = touched.count.clone()
         slid: list[Tensor] = []
 
@@ -218,7 +223,7 @@ class Table(nn.Module, ABC):
     @property
     def direction(self) -> str:
         """A learned table moves the loss its way; of the others nothing can be said beforehand."""
-        if self.inference != "regularised":
+        if self.inference != "regularized":
             return "mixed"
         return "positive" if self.sign < 0 else "negative"
 
@@ -239,11 +244,11 @@ class Sample(Table):
         num_samples: the size of the training set.
         shape: of a row.
         store: how rows are kept. "dense", in full: 4 bytes an entry, zero or not. "sparse": 4 bytes a sample, and about 6 an
-            entry that is not zero. "mapped": in full, in the file `path`. "auto": dense up to a gigabyte, and beyond it
-            sparse, if steps leave zeros. All give the same rows.
-        path: of the file of a mapped table; see :class:`compensate.stores.Mapped` for what it promises.
-        dtype: of the numbers that are kept: "float32", "float16" or "bfloat16". A step is computed in 32 bits and rounded;
-            one that is smaller than the last digit is lost.
+            entry that is not zero. "rows.tab" or another name of a file: in full, in that file; see
+            :class:`compensate.stores.Mapped` for what it promises. "auto": dense up to a gigabyte, and beyond it
+            sparse, if steps leave zeros. All give the same rows. ":float16" or ":bfloat16" behind it, as in
+            "sparse:float16", keeps numbers in 16 bits: a step is computed in 32 and rounded, and one that is
+            smaller than the last digit is lost.
         settings: as of every :class:`Table`.
 
     Sparse and mapped rows stay in main memory when the criterion is moved to another device; only those of the batch travel.

@@ -12,7 +12,7 @@ from compensate.errors import InputError
 from compensate.extras import require
 
 RAISED, LOWERED = "#D55E00", "#0072B2"
-"""Two colours that survive colour blindness; the sign of a bar says the same."""
+"""Two colors that survive color blindness; the sign of a bar says the same."""
 
 
 def plot_change_by_class(change: Tensor, class_counts: Sequence[int] | Tensor | None = None, *, ax: Any = None) -> Any:

@@ -5,27 +5,28 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from compensate.state import State, Touched
+from compensate.state import THROUGH, State, Touched
 
 
 def step_rows(s: State) -> None:
     """Moves the rows of learned tables by the gradient of the unreduced losses.
 
     On logits under plain cross entropy the slope of the loss is that gradient. Elsewhere autograd finds it, between the
-    losses and the rows only. Rows on features wait for the backward pass of the user.
+    losses and the rows only. Rows on features, views and edges wait for the backward
+    pass of the user.
     """
     if s.by_slope:
         assert s.slope is not None
         for touched in s.touched:
             touched.table.descend(touched, _by_row(s.slope, touched), s)
         return
-    now = [touched for touched in s.touched if touched.slot != "dx"]
+    now = [touched for touched in s.touched if touched.slot not in THROUGH]
     if now:
         rows = [touched.rows for touched in now]
         grads = torch.autograd.grad(s.compensated.sum(), rows, retain_graph=True, materialize_grads=True)
         for touched, grad in zip(now, grads, strict=True):
             touched.table.descend(touched, grad, s)
-    later = [touched for touched in s.touched if touched.slot == "dx"]
+    later = [touched for touched in s.touched if touched.slot in THROUGH]
     if later:
         _step_in_backward(s, later)
 

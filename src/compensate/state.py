@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, final, overload
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from compensate.checks import at_hand, check_batch, check_target
 from compensate.errors import InputError
-from compensate.forwards import Stages, seeded, traceless
+from compensate.forwards import ModelStages, seeded, traceless
 from compensate.fused import cross_entropy
 
 if TYPE_CHECKING:
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
 Value = Any
 """A number, or a callable of the state: a schedule, a table, a statistic, a function."""
 
-Slot = Literal["dx", "du", "dp", "dy", "dl"]
+Slot = Literal["dx", "du", "dp", "dy", "dl", "dg", "dv", "da"]
+
+THROUGH: tuple[Slot, ...] = ("da", "dv", "dx")
+"""Compensation that enters before the logits, in order: of edges, by views, of features. Its gradient runs through the model."""
 
 T = TypeVar("T")
 
@@ -89,7 +93,9 @@ class Touched:
     table: Table
     keys: Tensor  # (R,) distinct rows
     rows: Tensor  # (R, *shape) their values, a leaf of the graph
-    count: Tensor  # (R,) samples of the batch that read each row and are not gated out
+    count: (
+        Tensor | None
+    )  # (R,) samples of the batch that read each row and are not gated out; None if it is one for each row
     which: Tensor | None  # (B,) the place of each sample's row among them; None if there is a place for each sample
     slot: Slot
     fixed: bool = False  # in compiled graphs: there is a place for each sample, even if several have one row
@@ -102,6 +108,10 @@ class Touched:
 
 def distinct_rows(keys: Tensor) -> tuple[Tensor, Tensor | None]:
     """Distinct keys and the place of each sample's among them; None if all are distinct, as in most batches of samples."""
+    if at_hand(keys):
+        ordered = np.sort(keys.numpy())
+        if not (ordered[1:] == ordered[:-1]).any():
+            return keys, None
     distinct, which = keys.unique(return_inverse=True)
     return (keys, None) if len(distinct) == len(keys) else (distinct, which)
 
@@ -119,7 +129,8 @@ class State:
     - `u` (B, C) logits with feature compensation, `logp` and `p` their (log-)softmax, `logq` the former as a constant,
       `z` (B, D) features, `head`;
     - `plain` (B, C) logits without any compensation and `plain_losses` (B,), both constants;
-    - `dx du dp dy dl`, the compensation so far (None where there is none), `l` (B,) once it is known;
+    - `dx du dp dy dl dg dv da`, the compensation so far (None where there is none), `l` (B,) once it is known, and then
+      `gradient` (B, C), its derivative by the logits;
     - `loss_at(du=...)`, the losses under other compensation, for inner loops.
 
     `learn` is true while rows may move and statistics may observe; `meta` is true in the inner pass of a meta step.
@@ -154,6 +165,10 @@ class State:
         self.dp: Tensor | None = None
         self.dy: Tensor | None = None
         self.dl: Tensor | None = None
+        self.dg: Tensor | None = None
+        self.dv: Tensor | None = None
+        self.da: Tensor | None = None
+        self.tilt: Tensor | None = None  # (B,) zeros whose gradient is what was added to that of the losses
         self.l: Tensor  # set by the criterion
         self.slope: Tensor | None = None
         self.penalty: Tensor | None = None
@@ -163,6 +178,7 @@ class State:
         self.gate: Tensor | None = None
         self._seed: int | None = None
         self._checked = False
+        self.checked: dict[int, Tensor] = {}  # the index, by the numbers of rows that it was found to address
         self.masked = False  # true if some logits are minus infinity
         self._recording = torch.is_grad_enabled()
         self._z: Tensor | None = None
@@ -235,14 +251,14 @@ class State:
     # --- the forward pass -------------------------------------------------------------------------------------
 
     @once
-    def stages(self) -> Stages:
+    def stages(self) -> ModelStages:
         """The stages of the model."""
         if self.model is None:
             raise InputError(
                 "This criterion needs the model, not only its logits: it changes the input or reads the features. "
                 "Call criterion.evaluate(model, x, target, index).loss instead of criterion(logits, target, index)."
             )
-        return Stages.of(self.model)
+        return ModelStages.of(self.model)
 
     @once
     def _embedded(self) -> Any:
@@ -273,15 +289,20 @@ class State:
         """From here on, every forward of this batch sees the same dropout mask."""
         self._seed = int(torch.randint(2**62, ()).item())
 
-    def forward(self, dx: Tensor | None) -> Tensor:
-        """Logits at `x + dx`, without leaving traces in the model."""
+    def forward(self, *, dx: Tensor | None = None, dv: Tensor | None = None, da: Tensor | None = None) -> Tensor:
+        """Logits with features, views and edges compensated as given, without leaving traces in the model."""
         with traceless(self.model):
-            return self._forward(dx)[0]
+            return self._forward(dx, dv, da)[0]
 
-    def _forward(self, dx: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def _forward(self, dx: Tensor | None, dv: Tensor | None, da: Tensor | None) -> tuple[Tensor, Tensor | None]:
         stages = self.stages
+        if dv is not None:
+            mixed = (self.views * dv.reshape(dv.shape + (1,) * (self.e.ndim - 1))).sum(1)
+            dx = mixed if dx is None else dx + mixed
         with seeded(self._seed, self.target.device):
-            if stages.features is None or stages.head is None:
+            if da is not None:
+                u, z = stages.whole(self.x, da), None  # type: ignore[call-arg]
+            elif stages.features is None or stages.head is None:
                 u, z = stages.whole(self.x if dx is None else self.e + dx), None
             else:
                 z = stages.features(self._embedded if dx is None else self.e + dx)
@@ -299,8 +320,20 @@ class State:
     @once
     def u(self) -> Tensor:
         """(B, C) logits, feature compensation included."""
-        u, self._z = self._forward(self.dx)
+        u, self._z = self._forward(self.dx, self.dv, self.da)
         return u
+
+    @once
+    def views(self) -> Tensor:
+        """(B, K, ...) what leads from each input to each of its K views."""
+        views = self.criterion.views
+        assert views is not None
+        return torch.stack([self._unpadded(view(self.e) - self.e) for view in views.of], 1)
+
+    @property
+    def plain_inputs(self) -> bool:
+        """True if nothing is compensated before the logits."""
+        return self.slot not in THROUGH and all(getattr(self, name) is None for name in THROUGH)
 
     @property
     def z(self) -> Tensor:
@@ -343,15 +376,15 @@ class State:
     @once
     def plain(self) -> Tensor:
         """(B, C) logits without compensation, a constant; one extra forward if features are compensated."""
-        if self.slot != "dx" and self.dx is None:
+        if self.plain_inputs:
             return self.u.detach()
         with torch.no_grad():
-            return self.forward(None)
+            return self.forward()
 
     @once
     def plain_losses(self) -> Tensor:
         """(B,) losses without compensation, constants."""
-        if self.ordinary and self.slot != "dx" and self.dx is None:
+        if self.ordinary and self.plain_inputs:
             if torch.compiler.is_compiling():
                 u = self.u.detach()
                 losses = u.logsumexp(-1) - u.gather(1, self.labels[:, None])[:, 0]
@@ -364,11 +397,12 @@ class State:
             return self.criterion.losses_of(self, self.plain)
 
     def loss_at(self, **changes: Tensor) -> Tensor:
-        """(B,) base losses with some of `dx du dp dy` replaced, the others as they are so far."""
-        unknown = changes.keys() - {"dx", "du", "dp", "dy"}
+        """(B,) base losses with some of `da dv dx du dp dy` replaced, the others as they are so far."""
+        unknown = changes.keys() - {*THROUGH, "du", "dp", "dy"}
         if unknown:
-            raise InputError(f"loss_at takes dx, du, dp and dy, not {', '.join(sorted(unknown))}.")
-        u = self.forward(changes["dx"]) if "dx" in changes else self.u
+            raise InputError(f"loss_at takes da, dv, dx, du, dp and dy, not {', '.join(sorted(unknown))}.")
+        inputs = {name: changes.get(name, getattr(self, name)) for name in THROUGH}
+        u = self.forward(**inputs) if changes.keys() & {*THROUGH} else self.u
         du, dp, dy = (changes.get(name, getattr(self, name)) for name in ("du", "dp", "dy"))
         return self.criterion.losses_of(self, u, du=du, dp=dp, dy=dy)
 
@@ -380,7 +414,17 @@ class State:
         match self.slot:
             case "dx":
                 return self.e
-            case "du" | "dp":
+            case "dv":
+                assert self.criterion.views is not None
+                return self.e.new_zeros(len(self.target), len(self.criterion.views.of))
+            case "da":
+                if self.stages.structure is None:
+                    raise InputError(
+                        "Structure compensation changes the edges of a graph, and this model has none. Use a graph network with "
+                        "the attribute structure, (E,) the weights of its edges, such as compensate.models.GCN."
+                    )
+                return self.stages.structure
+            case "du" | "dp" | "dg":
                 return self.u
             case "dy":
                 return self.y
@@ -390,10 +434,13 @@ class State:
     def fitted(self, delta: Tensor) -> Tensor:
         """`delta` shaped like the target under evaluation, and zero on the padding of texts."""
         delta = rowwise(delta, self.like)
-        if self.slot == "dx" and self.stages.padding is not None:
-            padding = self.stages.padding(self.x)
-            delta = delta.masked_fill(padding.reshape(padding.shape + (1,) * (delta.ndim - padding.ndim)), 0.0)
-        return delta
+        return self._unpadded(delta) if self.slot == "dx" else delta
+
+    def _unpadded(self, delta: Tensor) -> Tensor:
+        if self.stages.padding is None:
+            return delta
+        padding = self.stages.padding(self.x)
+        return delta.masked_fill(padding.reshape(padding.shape + (1,) * (delta.ndim - padding.ndim)), 0.0)
 
     def add(self, delta: Tensor) -> None:
         """Adds a term to the target under evaluation."""
@@ -422,6 +469,40 @@ class State:
         """(B,) samples that are neither ignored nor gated out."""
         return self.valid if self.gate is None else self.valid & self.gate
 
+    @property
+    def acting(self) -> Tensor:
+        """Which places of the compensation under evaluation count: the active samples (B,); of edges (E,), all."""
+        return torch.ones_like(self.like, dtype=torch.bool) if self.slot == "da" else self.active
+
+    @once
+    def gradient(self) -> Tensor:
+        """(B, C) the derivative of each loss by its logits, compensation included, a constant."""
+        if self.compensated.requires_grad and self.u.requires_grad:
+            (slope,) = torch.autograd.grad(self.compensated.sum(), self.u, retain_graph=True)
+            return slope.detach()
+        self.require_gradients()
+        with torch.enable_grad():
+            u = self.u.detach().requires_grad_()
+            losses = self.criterion.losses_of(self, u, du=self.du, dp=self.dp, dy=self.dy)
+            (slope,) = torch.autograd.grad(losses.sum(), u)
+        return slope
+
+    def lean(self, x: Tensor, delta: Tensor) -> None:
+        """For terms on gradients: adds `delta` to the derivative of each loss at `x` (B, ...); values stay as they are."""
+        x = torch.where(x.isfinite(), x, 0.0) if self.masked else x  # a masked logit has no gradient to add to
+        zeros = (delta * (x - x.detach())).flatten(1).sum(1)
+        zeros = zeros if self.complete else torch.where(self.valid, zeros, 0.0)
+        self.tilt = zeros if self.tilt is None else self.tilt + zeros
+
+    def lean_parameters(self, parameters: Sequence[Tensor], deltas: Sequence[Tensor]) -> None:
+        """The same for the derivative of the reduced loss by the parameters of the model."""
+        zero = torch.stack([(d * (p - p.detach())).sum() for p, d in zip(parameters, deltas, strict=True)]).sum()
+        share = (self.weights * self.valid).to(zero.dtype)
+        if self.criterion.reduction != "mean":
+            share = share / share.sum().clamp(min=1e-12)
+        zeros = zero * share
+        self.tilt = zeros if self.tilt is None else self.tilt + zeros
+
     @once
     def by_slope(self) -> bool:
         """True if the rows of this batch move by the slope of its cross entropy, without autograd."""
@@ -437,7 +518,7 @@ class State:
         keys = table.key(self)
         if table.update == "manual":
             v = table.gather(keys)
-            self._penalise(table, v)
+            self._penalize(table, v)
             return v
         moves = table.update == "meta" if self.meta else (self.learn and table.update in ("prox", "subgradient"))
         if moves:
@@ -445,13 +526,12 @@ class State:
             v = touched.rows if touched.which is None else touched.rows[touched.which]
         else:
             v = table.gather(keys).detach()
-        self._penalise(table, v.detach())
+        self._penalize(table, v.detach())
         return v
 
-    def _penalise(self, table: Table, v: Tensor) -> None:
+    def _penalize(self, table: Table, v: Tensor) -> None:
         if table.penalty is not None:
-            penalty = table.penalty(v, self)
-            penalty = penalty if self.complete and self.gate is None else penalty * self.active
+            penalty = table.charged(table.penalty(v, self), self)
             self.penalty = penalty if self.penalty is None else self.penalty + penalty
 
     def later(self, write: Callable[[], None]) -> None:
@@ -460,14 +540,15 @@ class State:
 
     def _touch(self, table: Table, keys: Tensor) -> Touched:
         assert self.slot is not None
-        if self.slot == "dx" and self.learn and self.criterion.reduction == "none":
-            raise InputError('A learned table on features needs reduction="mean" or "sum", not "none".')
-        count = self.active.to(torch.get_default_dtype())
+        if self.slot in THROUGH and self.learn and self.criterion.reduction == "none":
+            raise InputError('A learned table on features, views or edges needs reduction="mean" or "sum", not "none".')
         fixed = self.by_slope and torch.compiler.is_compiling()
         distinct, which = (keys, None) if fixed else distinct_rows(keys)
-        if which is not None:
+        every = which is None and not fixed and self.complete and self.gate is None
+        count = None if every else table.counted(self).to(torch.get_default_dtype())
+        if which is not None and count is not None:
             count = count.new_zeros(len(distinct)).index_add_(0, which, count)
-        # Where the slope of the loss is at hand, the rows stay out of the graph.
+        # Where the slope of the loss is known, the rows stay out of the graph.
         rows = table.gather(distinct).detach().requires_grad_(not self.by_slope)
         touched = Touched(table, distinct, rows, count, which, self.slot, fixed)
         self.touched.append(touched)
@@ -483,7 +564,8 @@ class State:
     @property
     def losses(self) -> Tensor:
         """(B,) the summands of the equation, before the mean."""
-        return self.compensated if self.penalty is None else self.compensated + self.penalty
+        losses = self.compensated if self.penalty is None else self.compensated + self.penalty
+        return losses if self.tilt is None else losses + self.tilt
 
     @once
     def loss(self) -> Tensor:

@@ -9,9 +9,9 @@ from torch import nn
 
 from compensate.gates import Where
 
-TARGETS = ("feature", "logit", "label", "prediction", "loss")
+TARGETS = ("feature", "logit", "label", "prediction", "loss", "gradient", "view", "structure")
 DIRECTIONS = ("positive", "negative", "mixed")
-INFERENCES = ("prior", "tuning", "regularised", "meta", "adversarial", "mixed")
+INFERENCES = ("prior", "tuning", "regularized", "meta", "adversarial", "mixed")
 GRANULARITIES = ("sample", "category", "group", "corpus", "mixed")
 
 
@@ -20,8 +20,8 @@ class Taxonomy(NamedTuple):
 
     Several values on an axis are joined by a plus sign; the paper calls that mixed.
 
-    >>> print(Taxonomy("logit", "mixed", "regularised", "sample"))
-    logit · mixed · regularised · sample
+    >>> print(Taxonomy("logit", "mixed", "regularized", "sample"))
+    logit · mixed · regularized · sample
     """
 
     target: str

@@ -21,8 +21,8 @@ def blobs(size: int = 600, classes: int = 3, seed: int = 0):
     """Well separated features, a tenth of whose labels are wrong."""
     rng = np.random.default_rng(seed)
     true = rng.integers(classes, size=size)
-    centres = rng.normal(size=(classes, 8)) * 3
-    x = (centres[true] + rng.normal(size=(size, 8))).astype(np.float32)
+    centers = rng.normal(size=(classes, 8)) * 3
+    x = (centers[true] + rng.normal(size=(size, 8))).astype(np.float32)
     flipped = noise.symmetric(true, classes, 0.1, seed=seed)
     return x, flipped.labels, true, flipped.changed
 

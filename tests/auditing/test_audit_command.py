@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 from compensate.cli import app
 from compensate.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 runner = CliRunner()
 
 
@@ -321,3 +323,19 @@ def test_a_set_of_labels_is_named_by_an_option(scored, tmp_path, name):
     run("audit", "--probs", "a/p.npy", "--labels", name, "--labels-key", "good", "--out", "run")
     given = pd.read_csv(tmp_path / "run" / "suspects.csv").set_index("index")["given"].sort_index()
     assert list(given) == list(sets["good"])
+
+
+def test_an_unknown_encoder_is_refused_and_an_unused_one_is_named(table, tmp_path):
+    np.save("p.npy", np.full((len(table[0]), 2), 0.5))
+    for where in (
+        ["people.csv"],
+        ["people.csv", "--model", "mlp", "--epochs", "1"],
+        ["people.csv", "--probs", "p.npy"],
+    ):
+        with pytest.raises(
+            InputError, match=r'there is no encoder "efficientnet-lite"; did you mean "efficientnet-lite0"'
+        ):
+            run("audit", *where, "--encoder", "efficientnet-lite")
+    assert not (tmp_path / "runs").exists()
+    said = run("audit", "people.csv", "--encoder", "all-MiniLM-L6-v2")
+    assert "the encoder all-MiniLM-L6-v2 is not used: the columns of a table are not encoded" in said

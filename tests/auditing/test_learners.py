@@ -20,7 +20,7 @@ def classified(size: int = 200, classes: int = 3, seed: int = 0, apart: float = 
 # --- folds ----------------------------------------------------------------------------------------------------
 
 
-def test_folds_spread_each_class_and_unlabelled_rows_evenly():
+def test_folds_spread_each_class_and_unlabeled_rows_evenly():
     labels = np.random.default_rng(0).choice([-1, 0, 1, 2], p=[0.1, 0.5, 0.3, 0.1], size=503)
     folds = assign_folds(labels, seed=3)
     for label in (-1, 0, 1, 2):

@@ -11,6 +11,8 @@ import pytest
 from compensate.auditing.corrections import apply_corrections, read_corrections
 from compensate.auditing.page import ClassCount, Content, Estimate, Example, Item, Page
 
+pytestmark = pytest.mark.slow
+
 HOSTILE = (
     "<script>window.ran = 1</script>",
     "</script><script>window.ran = 2</script>",

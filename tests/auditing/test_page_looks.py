@@ -22,6 +22,8 @@ from compensate.auditing.page import (
     Pair,
 )
 
+pytestmark = pytest.mark.slow
+
 CLASSES = ("bird", "cat", "dog")
 
 
@@ -135,8 +137,8 @@ CONTRAST = """() => {
     const svg = e.closest('svg');
     if (e.tagName === 'title') continue;
     const below = ground(svg ? svg.parentElement : e);
-    const colour = over(parse(svg ? getComputedStyle(e).fill : getComputedStyle(e).color), below);
-    const [a, b] = [light(colour), light(below)].sort((x, y) => y - x);
+    const color = over(parse(svg ? getComputedStyle(e).fill : getComputedStyle(e).color), below);
+    const [a, b] = [light(color), light(below)].sort((x, y) => y - x);
     const ratio = (a + 0.05) / (b + 0.05);
     seen++;
     if (ratio < 4.5) poor.push([e.className.baseVal ?? e.className, e.textContent.slice(0, 30), ratio.toFixed(2)].join(' | '));

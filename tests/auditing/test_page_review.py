@@ -14,6 +14,8 @@ from compensate.auditing.corrections import apply_corrections, read_corrections
 from compensate.auditing.page import Content, Estimate, Example, Item, Page
 from compensate.auditing.page.model import Histogram
 
+pytestmark = pytest.mark.slow
+
 CLASSES = ("bird", "cat", "dog", "fox")
 
 

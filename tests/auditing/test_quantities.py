@@ -10,6 +10,8 @@ from sklearn.metrics import average_precision_score
 from compensate import audit
 from compensate.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 
 def friedman(share: float, size: int = 600, seed: int = 0):
     """Values of which a share is that of another row."""
@@ -100,7 +102,7 @@ def test_rows_without_a_value_are_predicted():
     assert np.corrcoef(found.predicted["suggested"].astype(float), y[:20])[0, 1] > 0.7
 
 
-def test_texts_may_be_labelled_with_quantities():
+def test_texts_may_be_labeled_with_quantities():
     rng = np.random.default_rng(0)
     stars = rng.integers(0, 5, size=300)
     texts = [" ".join(["good"] * s + ["bad"] * (4 - s) + list(rng.choice(["film", "plot", "end"], 3))) for s in stars]

@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from torch import nn
 
 from compensate import files
 from compensate.auditing import run_folder
@@ -26,6 +28,7 @@ from compensate.auditing.result import Audit
 from compensate.auditing.run_folder import check_run_folder, replaced_folder, run_name, write_run
 from compensate.cli import main
 from compensate.errors import InputError
+from compensate.training.checkpoint import load_weights
 
 
 def made(size: int = 30, seed: int = 0, **more: Any) -> Audit:
@@ -36,7 +39,7 @@ def made(size: int = 30, seed: int = 0, **more: Any) -> Audit:
         "table", "pets.csv", ("cat", "dog"), np.arange(size), given, 1 - given, np.log(p / (1 - p)), p,
         {"margin": rng.normal(size=size)}, Estimate(0.1, 0.0, 0.2), ids=tuple(f"k{i}" for i in range(size)),
         probabilities=rng.random((size, 2)).astype(np.float32), curves={"loss": [0.5, 0.25]},
-        unlabelled={"index": np.array([size]), "suggested": np.array([1]), "probability": np.array([0.5])},
+        unlabeled={"index": np.array([size]), "suggested": np.array([1]), "probability": np.array([0.5])},
         config={"source": "pets.csv", "label": "label"}, source_digest="sha256:" + "0" * 16,
         row_digests=rng.integers(1, 1 << 62, size=size).astype(np.uint64), **more,
     )  # fmt: skip
@@ -104,8 +107,8 @@ DAMAGE: dict[str, Callable[[dict[str, Any], dict[str, Any]], object]] = {
     "evidence-short": array("evidence.margin", np.zeros(3)),
     "probabilities-shape": array("probabilities", np.zeros((30, 3), np.float32)),
     "rows-text": array("row_digests", np.full(30, "a")),
-    "unlabelled-part": lambda texts, arrays: arrays.pop("unlabelled.index"),
-    "unlabelled-class": array("unlabelled.suggested", np.array([7])),
+    "unlabeled-part": lambda texts, arrays: arrays.pop("unlabeled.index"),
+    "unlabeled-class": array("unlabeled.suggested", np.array([7])),
 }
 
 
@@ -176,11 +179,19 @@ def test_the_name_of_a_run_depends_on_everything_that_was_asked_for():
     assert run_name("../../\x1b[31m evil name.csv", {}).startswith("31m-evil-name-")
 
 
+def test_a_model_with_shared_weights_is_stored(tmp_path):
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    write_run(replace(made(), model=model), tmp_path / "run")
+    found = load_weights(tmp_path / "run" / "model.safetensors")
+    assert all(torch.equal(found[name], value) for name, value in model.state_dict().items())
+
+
 def test_a_run_replaces_the_former_as_a_whole(tmp_path):
     folder = tmp_path / "run"
     write_run(made(seed=1), folder)
     folder.chmod(0o750)
-    write_run(replace(made(seed=2), unlabelled={}), folder)
+    write_run(replace(made(seed=2), unlabeled={}), folder)
     assert Audit.load(folder / "audit").p_error[0] == made(seed=2).p_error[0]
     assert not (folder / "predictions.csv").exists(), "of the former audit"
     assert folder.stat().st_mode & 0o777 == 0o750
@@ -233,6 +244,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_a_killed_process_never_leaves_parts_of_two_runs(tmp_path):
     known = {float(made(seed=seed).p_error[0]) for seed in range(2)}
     folder = tmp_path / "run"

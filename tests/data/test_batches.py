@@ -127,7 +127,7 @@ def test_as_images():
         (lambda: gather(pictures(), np.arange(2), augment=CropFlip()), "drawn="),
         (lambda: CropFlip()(torch.zeros(3, 4), np.zeros((3, 3))), r"\(B, C, H, W\)"),
         (lambda: as_images(np.zeros((2, 3)), "x"), "shape"),
-        (lambda: as_images(np.full((2, 3, 3), -1.0), "x"), "undo the normalisation"),
+        (lambda: as_images(np.full((2, 3, 3), -1.0), "x"), "undo the normalization"),
     ],
 )
 def test_bad_input(call, hint):
@@ -139,4 +139,4 @@ def test_regression_targets_are_floats():
     data = Data(np.zeros((4, 2)), np.array([0.5, 1.5, 2.5, np.nan]), ())
     x, target, _ = next(batches(data, 4, shuffle=False))
     assert target.dtype == x.dtype == torch.float32
-    assert data.labelled.tolist() == [True, True, True, False]
+    assert data.labeled.tolist() == [True, True, True, False]

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from compensate.data import UNLABELLED, Data, digits, digits_splits
+from compensate.data import UNLABELED, Data, digits, digits_splits
 from compensate.errors import InputError
 
 
@@ -53,9 +53,9 @@ def test_it_is_a_torch_data_set():
     assert data.rows == 10
 
 
-def test_unlabelled_rows():
-    data = toy(10).relabel([0, 1, UNLABELLED, 2, 0, 1, 1, UNLABELLED, 0, 0])
-    assert list(np.flatnonzero(~data.labelled)) == [2, 7]
+def test_unlabeled_rows():
+    data = toy(10).relabel([0, 1, UNLABELED, 2, 0, 1, 1, UNLABELED, 0, 0])
+    assert list(np.flatnonzero(~data.labeled)) == [2, 7]
     assert list(data.class_counts) == [4, 3, 1]
 
 

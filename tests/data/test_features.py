@@ -74,8 +74,8 @@ def test_a_column_of_many_values_is_no_wall_of_one_hot():
     z = encoder(table)
     assert z.var(0).sum() == pytest.approx(1, abs=1e-3)
     upper = table["c"].str.startswith("upper")
-    centres = z[upper].mean(0), z[~upper].mean(0)
-    nearer = np.linalg.norm(z - centres[0], axis=1) < np.linalg.norm(z - centres[1], axis=1)
+    centers = z[upper].mean(0), z[~upper].mean(0)
+    nearer = np.linalg.norm(z - centers[0], axis=1) < np.linalg.norm(z - centers[1], axis=1)
     assert (nearer == upper).mean() > 0.95, "values written alike lie near each other"
     assert np.isfinite(encoder(pd.DataFrame({"c": ["never seen", None, ""]}))).all()
 

@@ -20,7 +20,7 @@ from PIL import Image
 
 from compensate import files
 from compensate.data import (
-    UNLABELLED,
+    UNLABELED,
     from_arrays,
     from_hub,
     load,
@@ -405,7 +405,7 @@ def test_images_with_a_label_file(tmp_path):
         picture(tmp_path / f"{i}.png", i)
     (tmp_path / "labels.csv").write_text("file,label\n2.png,dog\n0.png,cat\n")
     data = load(tmp_path).train
-    assert data.target.tolist() == [0, UNLABELLED, 1]
+    assert data.target.tolist() == [0, UNLABELED, 1]
     (tmp_path / "other.csv").write_text("file,label\n2.png,cat\n1.png,cat\n0.png,dog\n")
     assert load(tmp_path, labels=tmp_path / "other.csv").train.target.tolist() == [1, 0, 0]
     (tmp_path / "other.csv").write_text("file,label\n9.png,cat\n")
@@ -457,7 +457,7 @@ def test_npz_and_npy(tmp_path):
     np.save(tmp_path / "y.npy", np.array(["b", "a"] * 3))
     data = load(tmp_path / "x.npy", labels=tmp_path / "y.npy").train
     assert data.target.tolist() == [1, 0] * 3
-    assert not load(tmp_path / "x.npy").train.labelled.any()
+    assert not load(tmp_path / "x.npy").train.labeled.any()
     assert load(tmp_path / "x.npy", labels=y).train.classes == ("1", "3")
     np.savez(
         tmp_path / "k.npz",
@@ -548,7 +548,7 @@ def test_a_table_of_labels_overrides_its_rows_only(tmp_path):
     (tmp_path / "some.csv").write_text(f"index,label\n{rows[0]},4\n{rows[1]},\n{outside},3\n")
     got = override_labels(data, tmp_path / "some.csv").target
     assert got[3] == 4
-    assert got[10] == UNLABELLED
+    assert got[10] == UNLABELED
     assert np.array_equal(np.delete(got, [3, 10]), np.delete(data.target, [3, 10]))
 
 
@@ -664,7 +664,7 @@ def test_regression_is_seen(tmp_path):
         (b"a,label\n1,x\n2,y\n", {"task": "regression"}, '"x", which is not a number'),
         (b"a,label\n1,x\n2,y\n", {"encoding": "klingon"}, "klingon"),
         (b"a,label,split\n1,x,train\n2,y,later\n", {}, 'says "later"'),
-        (b"a,label\n1,x\n2,y\n", {"colour": 1}, "colour"),
+        (b"a,label\n1,x\n2,y\n", {"color": 1}, "color"),
     ],
 )
 def test_table_damage(tmp_path, content, options, hint):
@@ -726,7 +726,7 @@ def test_hub_texts():
     assert splits.train.x.tolist() == columns["text"]
     assert len(splits.validation) == 6
     assert load(part).test is None
-    assert not from_hub(hidden, label="label").train.labelled.any()
+    assert not from_hub(hidden, label="label").train.labeled.any()
     with pytest.raises(InputError, match="named train"):
         load({"all": part})
 

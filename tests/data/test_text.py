@@ -19,7 +19,7 @@ from compensate.data import (
     encode_texts,
     find_vectors,
     read_vectors,
-    tokenise,
+    tokenize,
 )
 from compensate.data.text import text_features
 from compensate.errors import InputError
@@ -43,14 +43,14 @@ GLOVE = "the 0.5 -1 2e-1\nfilm 1 2 3\nn't 0 0 1\n"
         ("", []),
     ],
 )
-def test_tokenise(text, words):
-    assert tokenise(text) == words
+def test_tokenize(text, words):
+    assert tokenize(text) == words
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.text(max_size=60))
-def test_tokenise_keeps_every_letter_and_no_blank(text):
-    words = tokenise(text)
+def test_tokenize_keeps_every_letter_and_no_blank(text):
+    words = tokenize(text)
     assert all(word and not any(c.isspace() for c in word) for word in words)
     if "<" not in text:
         kept = "".join(words)
@@ -59,7 +59,7 @@ def test_tokenise_keeps_every_letter_and_no_blank(text):
 
 def test_words_already_split_stay_split():
     line = "you 'll laugh at either the obviousness of it all or its stupidity , but do n't go"
-    assert tokenise(line) == line.split()
+    assert tokenize(line) == line.split()
 
 
 def test_vocabulary(tmp_path):
@@ -177,7 +177,7 @@ TEXTS = [
 
 def test_tfidf_weights_are_those_of_its_formula():
     weights = Tfidf.fit(TEXTS, dims=3, min_count=1).matrix(TEXTS).toarray()
-    terms = [[*words, *(f"{a} {b}" for a, b in pairwise(words))] for words in map(tokenise, TEXTS)]
+    terms = [[*words, *(f"{a} {b}" for a, b in pairwise(words))] for words in map(tokenize, TEXTS)]
     known = sorted({term for text in terms for term in text})
     naive = np.zeros((len(TEXTS), len(known)))
     for t, text in enumerate(terms):

@@ -7,7 +7,7 @@ import torch
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *(f"w{i}" for i in range(40))]
 
 
-def save_bert(folder, *, length=16, seed=0):
+def save_bert(folder, *, length=16, seed=0, dropout=0.1):
     """A transformer of words ``w0`` to ``w39`` with random weights, 8 numbers a text."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
@@ -22,7 +22,7 @@ def save_bert(folder, *, length=16, seed=0):
     ).save_pretrained(folder)  # fmt: skip
     config = BertConfig(
         vocab_size=len(WORDS), hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
-        max_position_embeddings=length,
+        max_position_embeddings=length, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
     )  # fmt: skip
     BertModel(config).eval().save_pretrained(folder)
     (folder / "README.md").write_text("---\nlicense: mit\n---\n")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from saved_models import save_bert, save_vit
 
 from compensate.encoders import cache as cache_module
-from compensate.encoders import catalogue, clear_cache, encode, encode_data, hint
+from compensate.encoders import catalog, clear_cache, encode, encode_data, hint
 from compensate.encoders.cache import Cache
 from compensate.encoders.text import TextEncoder, chunks
 from compensate.errors import InputError
@@ -212,8 +212,8 @@ def test_images_of_any_form_give_the_features_of_the_network(tmp_path):
         files.append(tmp_path / f"{i}.png")
         Image.fromarray(image.transpose(1, 2, 0)).save(files[-1])
     assert np.allclose(encode(files, folder, "image", cache=False).values, found.values, atol=1e-5)
-    grey = encode(x[:, 0], folder, "image", cache=False).values
-    assert np.allclose(grey, encode(np.repeat(x[:, :1], 3, 1), folder, "image", cache=False).values, atol=1e-5)
+    gray = encode(x[:, 0], folder, "image", cache=False).values
+    assert np.allclose(gray, encode(np.repeat(x[:, :1], 3, 1), folder, "image", cache=False).values, atol=1e-5)
     mixed = encode([x[0], np.zeros((3, 40, 20), np.uint8), x[1]], folder, "image", cache=False).values
     assert np.allclose(mixed[[0, 2]], found.values[:2], atol=1e-5)
     x[2] += 1
@@ -229,7 +229,7 @@ def test_what_is_no_image_is_named(tmp_path, items, hint):
 
 
 def test_without_the_extra_auto_is_none_and_a_hint_says_what_it_would_bring(monkeypatch):
-    monkeypatch.setattr(catalogue.Package, "find", lambda self: None)
+    monkeypatch.setattr(catalog.Package, "find", lambda self: None)
     for kind in ("text", "image"):
         assert encode(["a"], "auto", kind) is None
         assert encode(["a"], "none", kind) is None

@@ -11,7 +11,7 @@ import pytest
 import torch
 from saved_models import save_bert, save_vit
 
-from compensate.encoders import PACKAGES, catalogue, encode, find_encoder
+from compensate.encoders import PACKAGES, catalog, encode, find_encoder
 from compensate.encoders.efficientnet import EfficientNetLite0
 from compensate.errors import InputError
 
@@ -192,7 +192,7 @@ def test_changed_weights_of_a_package_are_not_loaded(tmp_path, monkeypatch):
     package = PACKAGES["efficientnet-lite0"]
     changed = tmp_path / "weights.pth"
     changed.write_bytes(package.find().read_bytes()[:-1] + b"x")
-    monkeypatch.setattr(catalogue.Package, "find", lambda self: changed)
+    monkeypatch.setattr(catalog.Package, "find", lambda self: changed)
     with pytest.raises(InputError, match="differs from the published weights"):
         encode(np.zeros((1, 3, 8, 8), np.uint8), "efficientnet-lite0", "image", cache=False)
 

@@ -30,7 +30,7 @@ def blobs(seed: int, n: int = 200, k: int = 4, outliers: float = 0.1, spread: fl
 
 
 def brute_force(X: np.ndarray, k: int, lam: float, penalty: str) -> float:
-    """The least value of Eq. (21) over all assignments; every group's centre and compensations by scipy."""
+    """The least value of Eq. (21) over all assignments; every group's center and compensations by scipy."""
     t, best = lam / 2, {}
 
     def group_cost(m: np.ndarray, members: np.ndarray) -> float:
@@ -198,7 +198,7 @@ def test_rbf_kernel_equals_distances_by_the_kernel_trick() -> None:
     far = np.random.default_rng(0).uniform(-6, 6, size=(12, 2))
     X = np.vstack([X, far])
     model = RobustKMeans(2, kernel="rbf", gamma=3.0, lam=1.6, n_init=20, tol=1e-14, random_state=0).fit(X)
-    # Centres are weighted means of the mapped samples, by what compensation leaves of each.
+    # Centers are weighted means of the mapped samples, by what compensation leaves of each.
     K = rbf_kernel(X, gamma=3.0)
     distance = model.transform(X)
     left = np.minimum(1, (model.lam_ / 2) / distance[np.arange(len(X)), model.labels_])
@@ -289,5 +289,5 @@ def test_plot_shows_every_outlier(d: int) -> None:
     ax = model.plot(X)
     drawn = {artist.get_label(): len(artist.get_offsets()) for artist in ax.collections}
     assert drawn["outlier and its compensation"] == model.outliers_.sum()
-    assert drawn["centre"] == 4
+    assert drawn["center"] == 4
     plt.close("all")

@@ -119,7 +119,7 @@ def test_nonrigid_motion_bends_where_a_rigid_one_cannot() -> None:
     assert errors["nonrigid"] < 0.3 * errors["rigid"]
     assert errors["nonrigid"] < 0.02
     assert model.outliers_[250:].all()
-    # A smooth field: neighbours move alike.
+    # A smooth field: neighbors move alike.
     step = 1e-3
     near = model.transform(flat + step) - model.transform(flat) - step
     assert np.abs(near).max() < 5 * step

@@ -1,4 +1,4 @@
-"""SlackSVC against libsvm, against direct minimisation of its equations, and against flipped labels."""
+"""SlackSVC against libsvm, against direct minimization of its equations, and against flipped labels."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def value(w: np.ndarray, b: float, X: np.ndarray, signs: np.ndarray, C: float) -
 @pytest.mark.parametrize("C", [1e-3, 0.1, 1.0, 10.0, 100.0])
 @pytest.mark.parametrize(("n", "d", "separation"), SETS)
 @pytest.mark.parametrize("seed", [0, 1])
-def test_equals_the_quadratic_programme(n: int, d: int, separation: float, C: float, seed: int) -> None:
+def test_equals_the_quadratic_program(n: int, d: int, separation: float, C: float, seed: int) -> None:
     X, y = problem(n, d, separation, seed)
     ours = SlackSVC(C=C).fit(X, y)
     theirs = SVC(kernel="linear", C=C, tol=1e-8).fit(X, y)
     np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=1e-3)
-    # The programme's value, by its dual: libsvm's own primal point is the less exact of the two at large C.
+    # The program's value, by its dual: libsvm's own primal point is the less exact of the two at large C.
     dual = np.abs(theirs.dual_coef_).sum() - 0.5 * (theirs.coef_**2).sum()
     primal = value(ours.coef_[0], ours.intercept_[0], X, 2 * y - 1, C)
     assert primal == pytest.approx(dual, rel=1e-6)
@@ -104,7 +104,7 @@ def solve_eq32(X: np.ndarray, signs: np.ndarray, lam: float) -> float:
 
 
 @pytest.mark.parametrize("lam", [0.2, 0.9, 1.5, 8.0])
-def test_eq32_is_minimised(lam: float) -> None:
+def test_eq32_is_minimized(lam: float) -> None:
     X, y = problem(24, 3, 0.4)
     model = SlackSVC(C=lam, form="eq32").fit(X, y)
     assert model.objective_ == pytest.approx(solve_eq32(X, 2 * y - 1, lam), rel=1e-6)

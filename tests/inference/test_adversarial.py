@@ -128,7 +128,7 @@ def test_logit_attack_reaches_the_exact_optimum_of_the_ball():
 
 
 def test_gated_out_samples_stay_clean_while_the_others_are_attacked(tiny, batch):
-    """With batch normalisation the attack of one sample sees the others: they must be as they are in the end."""
+    """With batch normalization the attack of one sample sees the others: they must be as they are in the end."""
     x, y, _ = batch
     gate = torch.tensor([True, False, True, False, True])
     inside = Adversarial(0.5, steps=3, step_size=0.3, random_start=False)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from compensate import Compensated
 from compensate.forwards import traceless
-from compensate.inference.lookahead import along_direction, through_graph
+from compensate.inference.meta import along_direction, through_graph
 from compensate.methods import METHODS
 from compensate.terms import Category, Sample, Slack
 from tiny import TinyNet

@@ -57,7 +57,7 @@ CRITERIA = {
 @pytest.mark.parametrize("name", CRITERIA)
 @pytest.mark.parametrize("lr", [0.1, 0.7])
 def test_gradient_equals_finite_differences(name, lr, tiny, batch):
-    """The model has batch normalisation; both sides use batch statistics."""
+    """The model has batch normalization; both sides use batch statistics."""
     criterion = CRITERIA[name]().double()
     clean = torch.randn(6, 4).double(), torch.randint(3, (6,))
     tiny.train()
@@ -108,7 +108,7 @@ def test_rows_of_absent_samples_rest_and_the_others_descend(tiny, batch):
 
 
 @pytest.mark.parametrize("kind", ["sample logit", "category logit"])
-def test_an_optimiser_may_move_the_tables(kind, tiny, batch):
+def test_an_optimizer_may_move_the_tables(kind, tiny, batch):
     criterion = CRITERIA[kind]().double()
     clean = torch.randn(6, 4).double(), torch.randint(3, (6,))
     _, s, (grad,), _ = meta_gradient(criterion, tiny, batch, clean, lr=0.5)

@@ -88,11 +88,11 @@ def hf_trainer(criterion, folder, *, model=None, data=None, epochs=3, arguments=
         "use_cpu": True, "disable_tqdm": True, "save_strategy": "no", "logging_strategy": "no",
         "train_sampling_strategy": "sequential", "dataloader_pin_memory": False, **(arguments or {}),
     }  # fmt: skip
-    optimiser = torch.optim.SGD(model.parameters(), lr=RATE)
-    steady = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda _: 1.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    steady = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
     return Listening(
         model, TrainingArguments(str(folder), **arguments), train_dataset=rows() if data is None else data,
-        criterion=criterion, **{"optimizers": (optimiser, steady), **options},
+        criterion=criterion, **{"optimizers": (optimizer, steady), **options},
     )  # fmt: skip
 
 
@@ -107,16 +107,16 @@ def by_transformers(criterion, folder, accumulate=1):
 def by_accelerate(criterion, folder, accumulate=1):
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=accumulate)
     model, losses = Net(), []
-    optimiser = torch.optim.SGD(model.parameters(), lr=RATE)
-    net, optimiser, batches = accelerator.prepare(model, optimiser, loader())
-    criterion = prepare(accelerator, criterion, batches, epochs=3, optimizer=optimiser)
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    net, optimizer, batches = accelerator.prepare(model, optimizer, loader())
+    criterion = prepare(accelerator, criterion, batches, epochs=3, optimizer=optimizer)
     for _ in range(3):
         for x, y, index in batches:
             with accelerator.accumulate(net):
                 loss = criterion.evaluate(net, x, y, index).loss
                 accelerator.backward(loss)
-                optimiser.step()
-                optimiser.zero_grad()
+                optimizer.step()
+                optimizer.zero_grad()
             losses.append(float(loss.detach()))
         criterion.end_epoch()
     return losses, model

@@ -98,7 +98,7 @@ def loader(**options) -> DataLoader:
 def plain(criterion, epochs: int = 3, accumulate: int = 1) -> tuple[list[float], nn.Module]:
     """Losses of every batch, and the model, by the loop that anyone would write."""
     net, losses = Net(), []
-    optimiser = torch.optim.SGD(net.parameters(), lr=RATE)
+    optimizer = torch.optim.SGD(net.parameters(), lr=RATE)
     size = len(loader())
     criterion.start(epochs * size)
     for _ in range(epochs):
@@ -108,8 +108,8 @@ def plain(criterion, epochs: int = 3, accumulate: int = 1) -> tuple[list[float],
             first = k - k % accumulate
             (loss / len(batches[first : first + accumulate])).backward()
             if (k + 1) % accumulate == 0 or k + 1 == size:
-                optimiser.step()
-                optimiser.zero_grad()
+                optimizer.step()
+                optimizer.zero_grad()
             losses.append(float(loss.detach()))
         criterion.end_epoch()
     return losses, net

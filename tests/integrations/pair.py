@@ -57,16 +57,16 @@ def data(case: Case) -> Indexed:
 def plain(method: str, case: Case):
     """One process, the whole batch."""
     net, made = model(), criterion(method, case)
-    optimiser = torch.optim.SGD(net.parameters(), lr=RATE)
+    optimizer = torch.optim.SGD(net.parameters(), lr=RATE)
     made.start(EPOCHS * case.batches)
     for _ in range(EPOCHS):
         batches = list(DataLoader(data(case), batch_size=BATCH, drop_last=case.drop_last))
         for first in range(0, len(batches), case.accumulate):
             group = batches[first : first + case.accumulate]
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             for x, y, index in group:
                 (made(net(x), y, index) / len(group)).backward()
-            optimiser.step()
+            optimizer.step()
         made.end_epoch()
     return net, made
 
@@ -116,10 +116,10 @@ def by_accelerate(method: str, folder: Path, case: Case):
     from compensate.training import together
 
     accelerator, net, made = Accelerator(cpu=True), model(), criterion(method, case)
-    optimiser = torch.optim.SGD(net.parameters(), lr=RATE)
+    optimizer = torch.optim.SGD(net.parameters(), lr=RATE)
     loader = DataLoader(data(case), batch_size=BATCH // 2, drop_last=case.drop_last)
-    wrapped, optimiser, loader = accelerator.prepare(net, optimiser, loader)
-    made = prepare(accelerator, made, loader, epochs=EPOCHS, optimizer=optimiser)
+    wrapped, optimizer, loader = accelerator.prepare(net, optimizer, loader)
+    made = prepare(accelerator, made, loader, epochs=EPOCHS, optimizer=optimizer)
     x, y, index = next(iter(loader))
     try:
         made(wrapped(x), y, index)
@@ -129,9 +129,9 @@ def by_accelerate(method: str, folder: Path, case: Case):
         raise AssertionError("own slices were not found out")
     for _ in range(EPOCHS):
         for x, y, index in loader:
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             accelerator.backward(made(*together(wrapped(x), y, index)))
-            optimiser.step()
+            optimizer.step()
         made.end_epoch()
     return net, made
 
@@ -159,10 +159,10 @@ def by_transformers(method: str, folder: Path, case: Case):
         train_sampling_strategy="sequential", dataloader_drop_last=case.drop_last,
         gradient_accumulation_steps=case.accumulate,
     )  # fmt: skip
-    optimiser = torch.optim.SGD(net.parameters(), lr=RATE)
-    steady = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda _: 1.0)
+    optimizer = torch.optim.SGD(net.parameters(), lr=RATE)
+    steady = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
     rows = [{"x": x, "labels": int(y), "index": k} for k, (x, y, _) in enumerate(data(case))]
-    CompensatedTrainer(net, arguments, train_dataset=rows, criterion=made, optimizers=(optimiser, steady)).train()
+    CompensatedTrainer(net, arguments, train_dataset=rows, criterion=made, optimizers=(optimizer, steady)).train()
     return net.layer, made
 
 

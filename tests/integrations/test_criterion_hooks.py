@@ -11,7 +11,7 @@ import torch
 
 from compensate import Compensated, InputError, methods
 from compensate.integrations import CriterionHooks, IndexCheck
-from compensate.integrations.common import check_optimisers
+from compensate.integrations.common import check_optimizers
 from compensate.terms import Sample
 
 
@@ -170,7 +170,7 @@ def test_something_else_than_a_criterion():
         CriterionHooks(torch.nn.CrossEntropyLoss())
 
 
-class TestOptimisers:
+class TestOptimizers:
     model = torch.nn.Linear(4, 3)
 
     def sgd(self, *more):
@@ -179,30 +179,30 @@ class TestOptimisers:
     @pytest.mark.parametrize("build", [lambda: methods.meta_logit(num_samples=9, num_classes=3), methods.meta_weight])
     def test_meta_methods(self, build):
         made = build()
-        check_optimisers(made, [self.sgd()], meta=True)
+        check_optimizers(made, [self.sgd()], meta=True)
         with pytest.raises(InputError, match="nothing takes them"):
-            check_optimisers(made, [self.sgd()], meta=False)
-        with pytest.raises(InputError, match="the optimiser of the model holds parameters of the criterion"):
-            check_optimisers(made, [self.sgd(*made.parameters())], meta=True)
+            check_optimizers(made, [self.sgd()], meta=False)
+        with pytest.raises(InputError, match="the optimizer of the model holds parameters of the criterion"):
+            check_optimizers(made, [self.sgd(*made.parameters())], meta=True)
 
     def test_manual_tables(self):
         made = Compensated(logit=Sample(9, 3, update="manual"))
         with pytest.raises(InputError, match="none holds its weight"):
-            check_optimisers(made, [self.sgd()], meta=False)
-        check_optimisers(made, [self.sgd(*made.parameters())], meta=False)
+            check_optimizers(made, [self.sgd()], meta=False)
+        check_optimizers(made, [self.sgd(*made.parameters())], meta=False)
 
-    def test_an_optimiser_that_looks_several_times(self):
+    def test_an_optimizer_that_looks_several_times(self):
         with pytest.warns(UserWarning, match="LBFGS"):
-            check_optimisers(criterion(), [torch.optim.LBFGS(self.model.parameters())], meta=False)
+            check_optimizers(criterion(), [torch.optim.LBFGS(self.model.parameters())], meta=False)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            check_optimisers(methods.base(), [torch.optim.LBFGS(self.model.parameters())], meta=False)
+            check_optimizers(methods.base(), [torch.optim.LBFGS(self.model.parameters())], meta=False)
 
     def test_meta_steps_move_what_they_should(self):
         made = methods.meta_weight()
         clean = [(torch.randn(5, 4), torch.arange(5) % 3), (torch.randn(2, 4), torch.tensor([0, 1]))]
         hooks = CriterionHooks(made, clean=clean)
-        hooks.begin(total=9, optimisers=[self.sgd()])
+        hooks.begin(total=9, optimizers=[self.sgd()])
         before = copy.deepcopy(made.state_dict())
         for _ in range(3):  # more than there are batches: they come again
             hooks.meta(self.model, (torch.randn(6, 4), torch.arange(6) % 3), 0.1)

@@ -180,7 +180,7 @@ def test_no_criterion_and_two(tmp_path):
         trainer(tmp_path).fit(module, small())
 
 
-def test_the_optimiser_holds_what_meta_steps_move(tmp_path):
+def test_the_optimizer_holds_what_meta_steps_move(tmp_path):
     class Greedy(Small):
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=RATE)  # the criterion is one of the module's parts
@@ -206,16 +206,16 @@ def test_meta_steps_are_taken_before_each_step(build, tmp_path):
     torch.manual_seed(0)
     module = Small(build())
     module.load_state_dict(expected.state_dict())
-    optimiser = torch.optim.SGD(expected.layer.parameters(), lr=RATE)
+    optimizer = torch.optim.SGD(expected.layer.parameters(), lr=RATE)
     networks = build is methods.meta_weight
     meta = torch.optim.Adam(expected.criterion.parameters(), lr=1e-3) if networks else None
     expected.criterion.start(8)
     for _ in range(2):
         for x, y, index in small():
             meta_step(expected.criterion, expected.layer, (x, y, index), (X, Y), lr=RATE, optimizer=meta)
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             expected.criterion(expected.layer(x), y, index).backward()
-            optimiser.step()
+            optimizer.step()
         expected.criterion.end_epoch()
     trainer(tmp_path, epochs=2, callbacks=[CompensationCallback(clean=[(X, Y)])]).fit(module, small())
     assert_same(module.criterion, expected.criterion)

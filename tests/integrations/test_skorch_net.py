@@ -155,7 +155,7 @@ def test_a_stream_has_no_rows():
 def test_parameters_without_a_mover():
     with pytest.raises(InputError, match="Pass clean="):
         net(methods.meta_logit).fit(X, Y)
-    # skorch gives the optimiser all parameters of the criterion, so a manual table has its mover.
+    # skorch gives the optimizer all parameters of the criterion, so a manual table has its mover.
     made = net(Compensated(logit=Sample(N, C, update="manual")), train_split=None).fit(X, Y)
     assert float(next(made.criterion_.tables()).weight.detach().abs().max()) > 0
 
@@ -173,6 +173,6 @@ def test_meta_steps_are_taken(method):
     assert len(moved) == len(list(fresh.parameters()))
 
 
-def test_an_optimiser_that_looks_several_times():
+def test_an_optimizer_that_looks_several_times():
     with pytest.warns(UserWarning, match="LBFGS"):
         net(optimizer=torch.optim.LBFGS, train_split=None, max_epochs=1, optimizer__max_iter=1).fit(X, Y)

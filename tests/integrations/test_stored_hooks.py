@@ -15,7 +15,7 @@ from compensate.training import checkpoint
 @pytest.mark.parametrize("store", ["dense", "sparse"])
 def test_any_store_comes_back(store, tmp_path):
     def made():
-        return CriterionHooks(methods.logcomp(num_samples=40, num_classes=3, store=store))
+        return CriterionHooks(methods.logcomp(num_samples=40, num_classes=3, table=store))
 
     def steps(criterion, batches):
         return [float(criterion(u, y, k)) for u, y, k in batches]

@@ -28,6 +28,7 @@ def logcomp(n=N):
 # --- coming back ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["base", "logcomp", "mixcomp_over_epoch"])
 def test_a_resumed_training_is_the_uninterrupted_one(method, tmp_path):
     """From the middle of an epoch, from its last step before it is ended, and from its end."""
@@ -183,13 +184,13 @@ def test_meta_steps_are_taken(tmp_path):
     expected, criterion = (methods.meta_logit(num_samples=N, num_classes=C) for _ in range(2))
     net = Net()
     net.inner.set_attn_implementation("eager")  # others have no second derivative
-    optimiser = torch.optim.SGD(net.parameters(), lr=RATE)
+    optimizer = torch.optim.SGD(net.parameters(), lr=RATE)
     expected.start(4)
     for x, y, index in loader():
         meta_step(expected, net, (x, y, index), (ids[:5], target[:5]), lr=RATE)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         expected.evaluate(net, x, y, index).loss.backward()
-        optimiser.step()
+        optimizer.step()
     expected.end_epoch()
     model = bert()
     model.set_attn_implementation("eager")

@@ -10,8 +10,8 @@ import torch
 
 from compensate import Compensated, meta_step
 from compensate.equation import PATIENCE
-from compensate.inference.dimensionality import local_dimensionality
 from compensate.methods import METHODS
+from compensate.methods.bootstrapping import local_dimensionality
 from compensate.terms import Category
 from tiny import TinyNet
 

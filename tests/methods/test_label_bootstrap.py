@@ -24,7 +24,7 @@ def agree(ours, theirs, u, atol=1e-8):
     assert torch.allclose(ours, theirs, atol=atol)
 
 
-def test_soft_is_the_loss_of_reed_and_regularises_entropy():
+def test_soft_is_the_loss_of_reed_and_regularizes_entropy():
     u, y = logits()
     p, logp = u.softmax(-1), u.log_softmax(-1)
     entropy = -(p * logp).sum(-1).mean()

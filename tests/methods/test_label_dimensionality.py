@@ -11,8 +11,8 @@ import torch.nn.functional as F
 
 from compensate import METHODS, InputError
 from compensate.direction import measured, summary
-from compensate.inference.dimensionality import Dimensionality, local_dimensionality
 from compensate.methods import d2l
+from compensate.methods.bootstrapping import Dimensionality, local_dimensionality
 
 
 def naive_lid(z, k):

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from compensate import METHODS, InputError
-from compensate.inference.prototypes import Prototypes, choose_prototypes
 from compensate.methods import deep_self_learning
+from compensate.methods.guessing import Prototypes, choose_prototypes
 
 
 def cosine(a, b):

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 
 from compensate import InputError, meta_step
 from compensate.direction import measured, summary
-from compensate.inference.covariance import spread
 from compensate.inference.meta import meta_gradient
 from compensate.methods import isda, metasaug
+from compensate.methods.semantic import spread
 
 
 def naive_isda(u, z_seen, y_seen, w, y, lam, diagonal=False):

@@ -192,24 +192,24 @@ def test_the_step_is_the_papers_condition_unless_logits_are_small():
     assert (weak.losses / weak.plain_losses).item() == pytest.approx(0.668, abs=1e-3), "the errata's example"
 
 
-def brute_force(loss, regulariser, grid):
-    return grid[np.argmin(grid * loss + regulariser(grid))]
+def brute_force(loss, regularizer, grid):
+    return grid[np.argmin(grid * loss + regularizer(grid))]
 
 
 @pytest.mark.parametrize("loss", [0.05, 0.2, 0.31, 0.45, 0.59, 0.7, 1.5])
-def test_self_paced_weights_minimise_their_objectives(loss):
-    """Each kind is the minimiser of w l + r(w) for its own regulariser, found here on a fine grid."""
+def test_self_paced_weights_minimize_their_objectives(loss):
+    """Each kind is the minimizer of w l + r(w) for its own regularizer, found here on a fine grid."""
     lam, easy, grid = 0.6, 0.3, np.linspace(0, 1, 200_001)
     zeta, mixed = 1 - lam, lam * easy / (lam - easy)
-    regularisers = {
+    regularizers = {
         "hard": lambda w: -lam * w,
         "linear": lambda w: lam * (w**2 / 2 - w),
         "logarithmic": lambda w: zeta * w - zeta**w / math.log(zeta),
         "mixture": lambda w: -mixed * np.log(w + mixed / lam),
     }
-    for kind, regulariser in regularisers.items():
+    for kind, regularizer in regularizers.items():
         found = self_paced_weights(torch.tensor([loss], dtype=torch.double), lam, kind, easy=easy).item()
-        assert found == pytest.approx(brute_force(loss, regulariser, grid), abs=2e-5), kind
+        assert found == pytest.approx(brute_force(loss, regularizer, grid), abs=2e-5), kind
 
 
 @pytest.mark.parametrize("bad", [(0.0, "hard"), (1.0, "logarithmic"), (0.5, "soft")])

@@ -128,8 +128,8 @@ def test_the_picture_shows_the_largest_class_first():
     ax = plot_change_by_class(torch.tensor([0.5, -0.2, 0.1]), class_counts=[5, 80, 20])
     assert [bar.get_height() for bar in ax.patches] == pytest.approx([-0.2, 0.1, 0.5])
     assert [tick.get_text() for tick in ax.get_xticklabels()] == ["1", "2", "0"]
-    colours = {bar.get_facecolor() for bar in ax.patches}
-    assert len(colours) == 2
+    colors = {bar.get_facecolor() for bar in ax.patches}
+    assert len(colors) == 2
     assert plot_change_by_class(torch.tensor([0.5, -0.2, 0.1]), ax=ax) is ax
     plt.close(ax.figure)
     with pytest.raises(InputError, match="class_counts"):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from compensate.data import noise
-from compensate.data.digits import digits
+from compensate.data.named.image_sets import digits
 from compensate.methods import find
 
 pytestmark = pytest.mark.slow

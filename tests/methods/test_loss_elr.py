@@ -1,4 +1,4 @@
-"""Early-learning regularisation: its loss in a loop, its gradient as its paper derives it."""
+"""Early-learning regularization: its loss in a loop, its gradient as its paper derives it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import nn
 
 from compensate import METHODS, InputError
 from compensate.direction import measured, summary
-from compensate.inference.memory import TemporalEnsemble
 from compensate.methods import elr
+from compensate.methods.loss import TemporalEnsemble
 
 
 def rows(criterion):

@@ -9,18 +9,18 @@ from torch import nn
 
 from compensate import METHODS, InputError
 from compensate.direction import measured, summary
-from compensate.inference.overparameterised import OverParameterised
 from compensate.methods import sop
+from compensate.methods.prediction import OverParameterized
 
 FLOOR = 1e-4
 
 
 def term(criterion):
-    return next(s for s in criterion.statistics() if isinstance(s, OverParameterised))
+    return next(s for s in criterion.statistics() if isinstance(s, OverParameterized))
 
 
 class Loop:
-    """Every sample by itself, with one optimiser over all rows, as the paper describes it."""
+    """Every sample by itself, with one optimizer over all rows, as the paper describes it."""
 
     def __init__(self, mu, nu, lr_u, lr_v, joint):
         self.mu, self.nu, self.joint = mu.double().requires_grad_(), nu.double().requires_grad_(), joint

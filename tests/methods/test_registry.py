@@ -21,6 +21,12 @@ def test_names_may_be_written_with_hyphens_and_misspelling_gets_a_hint():
         find("logcmp")
 
 
+def test_a_misspelt_argument_of_any_method_is_named_with_the_nearest_one():
+    for name, row in METHODS.items():
+        with pytest.raises(InputError, match=f'{name} has no argument "weigth"; did you mean "weight"'):
+            row.build(weigth=[1.0])
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_taxonomy_row_is_what_the_composition_says(name):
     row = METHODS[name]
@@ -37,8 +43,7 @@ def test_rows_are_documented(name):
 
 
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("how", ["state_dict", "deepcopy", "pickle"])
-def test_state_survives(name, how):
+def test_state_survives_copies_pickles_and_state_dicts(name):
     from tiny import TinyNet
 
     torch.manual_seed(1)
@@ -48,18 +53,23 @@ def test_state_survives(name, how):
     for _ in range(3):
         criterion.evaluate(model, x, y, i).loss.backward()
     criterion.end_epoch()
-    if how == "state_dict":
-        other = METHODS[name].make(**SIZES)
-        other.load_state_dict(criterion.state_dict())
-    else:
-        other = copy.deepcopy(criterion) if how == "deepcopy" else pickle.loads(pickle.dumps(criterion))
-    losses = []
-    for c in (criterion, other):
+    loaded = METHODS[name].make(**SIZES)
+    loaded.load_state_dict(criterion.state_dict())
+    others = {
+        "state_dict": loaded,
+        "deepcopy": copy.deepcopy(criterion),
+        "pickle": pickle.loads(pickle.dumps(criterion)),
+    }
+
+    def loss(one):
         torch.manual_seed(2)
-        losses.append(c.evaluate(copy.deepcopy(model), x, y, i).loss)
-    assert torch.equal(*losses)
-    for (key, a), b in zip(criterion.state_dict().items(), other.state_dict().values(), strict=True):
-        assert torch.equal(a, b), key
+        return one.evaluate(copy.deepcopy(model), x, y, i).loss
+
+    expected = loss(criterion)
+    for how, other in others.items():
+        assert torch.equal(loss(other), expected), how
+        for (key, a), b in zip(criterion.state_dict().items(), other.state_dict().values(), strict=True):
+            assert torch.equal(a, b), (how, key)
 
 
 @pytest.mark.slow
@@ -68,8 +78,9 @@ def test_measured_direction_agrees_with_the_taxonomy(name):
     row = METHODS[name]
     change = measured_change(row)
     assert change.agrees(row), str(change)
-    # D2L waits for the dimensionality of its features to turn, which it does not in a short training.
-    assert (change.direction == "none") == (name in ("base", "d2l"))
+    # D2L waits for the dimensionality of its features to turn, and the floor under the loss for a loss below it: neither
+    # comes in a short training. Their own tests measure them.
+    assert (change.direction == "none") == (name in ("base", "d2l", "loss_bound"))
 
 
 WEIGHTS = [0.5, 2.0, 1.0]

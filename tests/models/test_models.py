@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from compensate.data import Data, digits
 from compensate.data.ragged import Ragged
 from compensate.errors import InputError
-from compensate.models import CNN, MLP, BiLSTM, Normalise, ResNet, Staged, Stages, build, probe
+from compensate.models import CNN, MLP, BiLSTM, Normalize, ResNet, Staged, Stages, build, probe
 
 SIZES = {8: 0.08, 14: 0.17, 20: 0.27, 32: 0.46, 44: 0.66, 56: 0.85, 110: 1.7}  # million, He et al., Table 6
 
@@ -141,11 +141,11 @@ def test_resnet_block_by_hand():
     assert torch.allclose(block(x), (f + short).clamp(min=0))
 
 
-def test_normalise_is_inside_the_model():
+def test_normalize_is_inside_the_model():
     model = ResNet(8, 10, mean=[0.1, 0.2, 0.3], std=[0.5, 0.6, 0.7]).eval()
     x = images()
     by_hand = torch.stack([(x[:, c] - m) / s for c, (m, s) in enumerate([(0.1, 0.5), (0.2, 0.6), (0.3, 0.7)])], 1)
-    assert torch.allclose(model.normalise(x), by_hand)
+    assert torch.allclose(model.normalize(x), by_hand)
     assert torch.equal(model.embed(x), x), "perturbations are in pixels"
 
 
@@ -209,9 +209,9 @@ def test_staged_equals_and_shares_the_user_s_model():
     assert staged.training
     assert {id(p) for p in staged.parameters()} == {id(p) for p in model.parameters()}
     assert len(list(staged.parameters())) == len(list(model.parameters()))
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     F.cross_entropy(staged(tokens()), torch.tensor([0, 1, 2])).backward()
-    optimiser.step()
+    optimizer.step()
     staged.eval(), model.eval()
     assert torch.allclose(staged(tokens()), model(tokens())), "buffers are shared too: BatchNorm has moved in both"
     assert torch.equal(staged.padding(tokens()), tokens() == 0)
@@ -241,7 +241,7 @@ class Softmaxed(nn.Module):
         ),
         (lambda: ResNet(21), "6n"),
         (lambda: ResNet(20, mean=[0.5], std=[0.5]), "3 channels"),
-        (lambda: Normalise([0.0], [0.0]), "positive"),
+        (lambda: Normalize([0.0], [0.0]), "positive"),
         (lambda: build("resnet21", digits()), 'did you mean "resnet20"|did you mean "resnet'),
         (lambda: build("bilstm", digits()), "token ids"),
         (lambda: build("resnet20", Data(np.zeros((3, 2)), np.zeros(3, int), ("a",))), "takes images"),
@@ -256,8 +256,8 @@ def test_build_fits_the_data():
     data = digits()
     model = build("resnet-8", data)
     assert model.head.out_features == 10
-    assert model.normalise.mean.item() == pytest.approx(data.x.mean(), abs=1e-5)
-    assert model.normalise.std.item() == pytest.approx(data.x.std(), abs=1e-5)
+    assert model.normalize.mean.item() == pytest.approx(data.x.mean(), abs=1e-5)
+    assert model.normalize.std.item() == pytest.approx(data.x.std(), abs=1e-5)
     text = Data(Ragged.of([[2, 3], [4]]), np.array([0, 1]), ("a", "b"))
     assert build("auto", text, num_words=5, hidden=4)(torch.tensor([[2, 3]])).shape == (1, 2)
     assert build("auto", Data(np.zeros((3, 7)), np.zeros(3, int), ("a", "b"))).body[1].in_features == 7

@@ -39,7 +39,7 @@ def test_every_file_of_the_package_is_in_the_wheel(names):
     assert tracked() - names == set()
 
 
-def test_page_data_types_and_licence_are_in_the_wheel(names):
+def test_page_data_types_and_license_are_in_the_wheel(names):
     assert "compensate/py.typed" in names
     assert sum(name.startswith("compensate/auditing/page/assets/") for name in names) >= 10
     assert any(name.endswith("LICENSE") for name in names)

@@ -35,10 +35,9 @@ from compensate.auditing.corrections import read_corrections
 from compensate.auditing.page.model import Estimate
 from compensate.auditing.result import Audit
 from compensate.data import Splits, load, read_vectors
-from compensate.data.cifar import read_cifar
-from compensate.data.corpora import read_imdb, read_sst2
-from compensate.data.idx import read_mnist
 from compensate.data.labels import read_labels
+from compensate.data.named.image_sets import read_cifar, read_mnist
+from compensate.data.named.text_sets import read_imdb, read_sst2
 from compensate.errors import InputError
 from compensate.training import Config, checkpoint, read_toml
 
@@ -59,6 +58,49 @@ def parquet() -> bytes:
     out = io.BytesIO()
     pd.DataFrame({"size": np.arange(20.0), "word": ["u", "v"] * 10, "label": ["a", "b", "b", "a"] * 5}).to_parquet(out)
     return out.getvalue()
+
+
+def jsonl() -> bytes:
+    lines = [
+        json.dumps({"size": round(RNG.normal(), 3), "word": f"w{i % 4} \u00e9", "label": "abc"[i % 3]})
+        for i in range(24)
+    ]
+    return "\n".join(lines).encode()
+
+
+def excel() -> bytes:
+    """Not packed, or the checksum of the archive would refuse most damage before it is read."""
+    out, plain = io.BytesIO(), io.BytesIO()
+    frame = pd.DataFrame({"size": np.arange(20.0), "word": ["u", "v"] * 10, "label": ["a", "b", "b", "a"] * 5})
+    frame.to_excel(out, index=False)
+    with zipfile.ZipFile(out) as packed, zipfile.ZipFile(plain, "w") as stored:
+        for name in packed.namelist():
+            stored.writestr(name, packed.read(name))
+    return plain.getvalue()
+
+
+def damaged_sheet(folder: Path) -> Any:
+    """A workbook whose sheet was damaged before it was packed."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(EXCEL)) as packed, zipfile.ZipFile(out, "w") as stored:
+        for name in packed.namelist():
+            stored.writestr(name, (folder / "sheet1.xml").read_bytes() if "sheet1" in name else packed.read(name))
+    (folder / "a.xlsx").write_bytes(out.getvalue())
+    return load(folder / "a.xlsx")
+
+
+def sheet() -> bytes:
+    with zipfile.ZipFile(io.BytesIO(EXCEL)) as packed:
+        return packed.read("xl/worksheets/sheet1.xml")
+
+
+def saved_dataset() -> Files:
+    import datasets
+
+    with tempfile.TemporaryDirectory() as folder:
+        rows = {"size": np.arange(20.0), "word": ["u", "v"] * 10, "label": [0, 1, 1, 0] * 5}
+        datasets.Dataset.from_dict(rows).save_to_disk(folder)
+        return {p.name: p.read_bytes() for p in sorted(Path(folder).iterdir())}
 
 
 def saved(write: Callable[..., None], *args: Any, **named: Any) -> bytes:
@@ -117,7 +159,7 @@ def stored_run() -> Files:
         "table", "pets.csv", ("cat", "dog", "fox"), np.arange(12), Y, (Y + 1) % 3, np.log(p / (1 - p)), p,
         {"margin": RNG.normal(size=12)}, Estimate(0.1, 0.0, 0.2), ids=tuple(f"k{i}" for i in range(12)),
         probabilities=RNG.random((12, 3)).astype(np.float32), curves={"loss": [0.5, 0.25]},
-        unlabelled={"index": np.array([12]), "suggested": np.array([1]), "probability": np.array([0.5])},
+        unlabeled={"index": np.array([12]), "suggested": np.array([1]), "probability": np.array([0.5])},
         config={"source": "pets.csv", "label": "label"}, notes=("a note",), source_digest="sha256:0123456789abcdef",
         row_digests=RNG.integers(1, 1 << 62, size=12).astype(np.uint64),
     )  # fmt: skip
@@ -144,6 +186,7 @@ def read_run(folder: Path, *, trusting: bool = False) -> Any:
     return found.accepted(0.5)
 
 
+EXCEL = excel()
 RUN = stored_run()
 TOML = b'method = "logcomp"\nnoise = "pair:0.2"\nepochs = 3\nlr = 0.1\nseed = 1\n[hyper]\nlam = 0.1\n[model_options]\nhidden = [8]\n'
 CORRECTIONS = (
@@ -167,6 +210,24 @@ FORMATS: dict[str, tuple[Files, Callable[[Path], Any]]] = {
     "csv.gz": ({"a.csv.gz": gzip.compress(table(","), mtime=0)}, lambda folder: load(folder / "a.csv.gz")),
     "tsv": ({"a.tsv": table("\t")}, lambda folder: load(folder / "a.tsv")),
     "parquet": ({"a.parquet": parquet()}, lambda folder: load(folder / "a.parquet")),
+    "parquet-parts": (
+        {"a/1.parquet": parquet(), "a/2.parquet": parquet()},
+        lambda folder: load(folder / "a"),
+    ),
+    "jsonl": ({"a.jsonl": jsonl()}, lambda folder: load(folder / "a.jsonl")),
+    "jsonl.gz": ({"a.jsonl.gz": gzip.compress(jsonl(), mtime=0)}, lambda folder: load(folder / "a.jsonl.gz")),
+    "xlsx": ({"a.xlsx": EXCEL}, lambda folder: load(folder / "a.xlsx")),
+    "xlsx-sheet": ({"sheet1.xml": sheet()}, damaged_sheet),
+    "saved-dataset": (saved_dataset(), load),
+    "images-metadata": (
+        {
+            "metadata.jsonl": b"\n".join(
+                b'{"file_name": "%d.png", "label": "%s"}' % (i, b"ab"[i % 2 : i % 2 + 1]) for i in range(4)
+            ),
+            **{f"{i}.png": png(40 * i) for i in range(4)},
+        },
+        load,
+    ),
     "npz": ({"a.npz": saved(np.savez, x=X, y=Y)}, lambda folder: load(folder / "a.npz")),
     "npy": (
         {"a.npy": saved(np.save, X), "y.npy": saved(np.save, Y)},
@@ -343,6 +404,11 @@ HOSTILE: dict[str, tuple[Callable[[Path, int], None], Callable[[Path], Any]]] = 
     ".npy that promises 1 TB": (lambda at, size: promised(at / "a.npy", size), lambda at: load(at / "a.npy")),
     ".csv.gz of 1 GB": (lambda at, size: packed_lines(at / "a.csv.gz", size), lambda at: load(at / "a.csv.gz")),
     ".parquet of 1 GB": (lambda at, size: repeated(at / "a.parquet", size), lambda at: load(at / "a.parquet")),
+    ".jsonl of 10,000 columns, 3 million rows": (
+        lambda at, size: (at / "a.jsonl").write_text(json.dumps({f"c{j}": 1 for j in range(10_000)}) + "\n" + "{}\n" * 3_000_000) and None,
+        lambda at: load(at / "a.jsonl"),
+    ),
+    ".xlsx of 1 GB": (lambda at, size: zeros(at / "a.xlsx", "xl/worksheets/sheet1.xml", size), lambda at: load(at / "a.xlsx")),
     "run folder of 1 GB": (hostile_run, Audit.load),
 }  # fmt: skip
 """What was made to take all memory or time: how it is written, given the bytes it unpacks to, and how it is read."""

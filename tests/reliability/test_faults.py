@@ -20,9 +20,9 @@ import torch
 from compensate import InputError, files
 from compensate.auditing.page import Estimate, Page, write_page
 from compensate.cli import main
-from compensate.data.digits import digits
-from compensate.training import Config, Run, checkpoint, fit, lock, workers
-from compensate.training.lock import alone
+from compensate.data.named.image_sets import digits
+from compensate.training import Config, Run, checkpoint, fit, run, workers
+from compensate.training.run import alone
 from compensate.training.workers import LOST
 
 pytestmark = pytest.mark.slow
@@ -242,7 +242,7 @@ def test_a_disk_without_locks_is_trained_on(tmp_path, monkeypatch):
     def refuse(*_: object, **__: object) -> None:
         raise NotImplementedError("no locks")
 
-    monkeypatch.setattr(lock.FileLock, "acquire", refuse)
+    monkeypatch.setattr(run.FileLock, "acquire", refuse)
     with alone(tmp_path):
         pass
 

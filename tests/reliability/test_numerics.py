@@ -90,6 +90,7 @@ def test_a_single_class(name):
         criterion.end_epoch()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_ten_thousand_classes(name):
     criterion, model = build(name, 10_000)

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from compensate.data import Data, Splits, digits
 from compensate.methods import METHODS
 from compensate.stores import Packed
-from compensate.stores.saving import PARTS
+from compensate.stores.transfer import PARTS
 from compensate.training import Config, Exchange, fit, together
 
 STOP = 4
@@ -45,7 +45,7 @@ def _first(data: Data, n: int) -> Data:
 
 
 def config(method: str, **changes) -> Config:
-    """A short run with a network that has neither batch normalisation nor dropout."""
+    """A short run with a network that has neither batch normalization nor dropout."""
     base = {
         "noise": "pair:0.3", "epochs": 2, "batch_size": 24, "model": "mlp", "optimizer": "sgd", "lr": 0.1,
         "model_options": {"hidden": [16]}, "validation": 0.0, "clean": 0.15 if "clean" in METHODS[method].needs else 0.0,
@@ -156,7 +156,7 @@ def exchanging_loop(method: str = "online_label_smoothing", **hyper) -> dict[str
 
 def sparse_run() -> dict[str, torch.Tensor]:
     """A run whose table keeps only what is not zero."""
-    losses, result = train("logcomp", hyper={"store": "sparse"})
+    losses, result = train("logcomp", hyper={"table": "sparse"})
     table = next(result.criterion.tables())
     weights = {f"model.{k}": v.clone() for k, v in result.model.state_dict().items()}
     return {"losses": torch.tensor(losses, dtype=torch.float64), "table": table.dense(), **weights}
@@ -164,7 +164,7 @@ def sparse_run() -> dict[str, torch.Tensor]:
 
 def exchanging_sparse_loop() -> dict[str, torch.Tensor]:
     """As `exchanging_loop`, and the rows that travel are without zeros."""
-    found = exchanging_loop("logcomp", store="sparse", record="lean")
+    found = exchanging_loop("logcomp", table="sparse", record="lean")
     packed = Packed.from_tensors({name: found.pop(f"terms.logit.0.{name}") for name in PARTS})
     table = torch.zeros(small().train.rows, 10)
     for rows, block in packed.blocks(10):

@@ -106,7 +106,7 @@ def test_a_run_that_was_stopped_goes_on_exactly(tmp_path):
     class Stop(Exception):
         pass
 
-    def stop(done: int, *_: object) -> None:
+    def stop(done: int, total: int) -> None:
         if done == 3:
             raise Stop
 
@@ -120,13 +120,38 @@ def test_a_run_that_was_stopped_goes_on_exactly(tmp_path):
         progress=lambda *said: told.append(said), **OPTIONS,
     )  # fmt: skip
     same(whole, again)
-    assert [said[:2] for said in told] == [(3, 4), (4, 4)]
+    steps = OPTIONS["epochs"] * 5
+    assert told == [(done, steps) for done in range(3, steps + 1)]
     for change in ({"seed": 6}, {"rows": range(79)}, {"hyper": {"lam": 0.5}}):
         options = {**OPTIONS, "rows": range(80), **change}
         with pytest.raises(InputError, match=f"differs in .*{next(iter(change))}"):
             train_and_record(x, y, C, model=network, run_folder=tmp_path, resume=True, **options)
     with pytest.raises(InputError, match="differs in inputs"):
         train_and_record(x + 1, y, C, model=network, rows=range(80), run_folder=tmp_path, resume=True, **OPTIONS)
+
+
+def test_a_part_of_the_model_can_have_a_learning_rate_of_its_own():
+    x, y = blobs()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, C))
+    options = {**OPTIONS, "batch_size": len(x), "epochs": 1, "optimizer": "adam", "lr": 1e-3, "schedule": "constant"}
+    found = train_and_record(x, y, C, model=model, factors={"2": 10.0}, **options).model
+    # The first step of Adam is as long as the learning rate, whatever the gradient.
+    for part, step in ((0, 1e-3), (2, 1e-2)):
+        change = (found[part].weight - model[part].weight).abs()
+        assert change.max().item() == pytest.approx(step, rel=1e-3)
+    slow = train_and_record(x, y, C, model=model, factors={"2": 10.0}, warmup=0.5, **{**options, "epochs": 4}).history
+    assert [row["lr"] for row in slow] == pytest.approx([5e-4, 1e-3, 1e-3, 1e-3])
+
+
+def test_sequences_of_like_length_share_a_batch():
+    lengths = np.random.default_rng(0).permutation(np.repeat([3, 50], 40))
+    batches = even_batches(80, 8, seed=0, epoch=0, lengths=lengths)
+    assert sorted(np.concatenate(batches)) == list(range(80))
+    assert sum(len(set(lengths[rows])) > 1 for rows in batches) == 0
+    assert [lengths[rows][0] for rows in batches] != sorted(lengths[rows][0] for rows in batches)
+    again = even_batches(80, 8, seed=0, epoch=1, lengths=lengths)
+    assert any((a != b).any() for a, b in zip(batches, again, strict=True))
 
 
 class Pair(nn.Linear):

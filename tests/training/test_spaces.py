@@ -16,8 +16,8 @@ SPACES += [(m, k, s) for m, row in METHODS.items() for k, s in row.paper_search.
 
 
 def test_no_space_was_lost():
-    assert len(SPACES) == 31 + 9
-    assert sum(bool(row.candidates) for row in METHODS.values()) == 12
+    assert len(SPACES) >= 31 + 9
+    assert sum(bool(row.candidates) for row in METHODS.values()) >= 12
 
 
 @pytest.mark.parametrize("name", [m for m, row in METHODS.items() if row.candidates])

@@ -18,9 +18,9 @@ from compensate.auditing.learners import judge_view
 from compensate.auditing.noise_model import BY_CHANCE, Verdict, after_decisions, judge, pool, shares
 from compensate.auditing.result import Audit
 from compensate.auditing.scorer import Scorer
-from compensate.auditing.source import KINDS, labelled, read
-from compensate.auditing.views import Views, make_views
-from compensate.data.dataset import UNLABELLED, Data
+from compensate.auditing.source import KINDS, labeled, read
+from compensate.auditing.views import Views, make_views, unused_encoder
+from compensate.data.dataset import UNLABELED, Data
 from compensate.errors import InputError
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def audit(
     *,
     features: ArrayLike | str | Path | None = None,
     encoder: str | Path = "auto",
+    finetune: bool = False,
     crossfit: bool = False,
     method: str = "logcomp",
     hyper: Mapping[str, Any] | None = None,
@@ -72,14 +73,17 @@ def audit(
             the engine of `compensate train`. What it said of each sample before it learned from it is the evidence.
         features: embeddings (N, D), or an .npy file, in place of the samples themselves.
         encoder: for texts and images: "auto" (what is installed), "none", a name, or the folder of a saved model.
-        crossfit: train the model once for each fold, and pool it with the other learners.
-        method, hyper: a row of `compensate.METHODS` and its hyper-parameters, for the model.
-        epochs, batch_size, lr, precision: of the model's training.
+        finetune: train the encoder too, with a linear head on the labels, by the same engine, and pool it with the other
+            learners.
+        crossfit: train the model or the encoder once for each fold; the model is then pooled with the other learners.
+        method, hyper: a row of `compensate.METHODS` and its hyper-parameters, for the training.
+        epochs, batch_size, lr, precision: of the training. Of an encoder, ``lr`` is 2e-5 for texts and 5e-5 for images, and its
+            head has fifty times as much.
         device: for the encoder and the model; a graphics card if there is one.
         decisions: what people have decided about labels of an earlier audit: ``corrections.csv``, the run's folder, or `Correction`
             records. Those labels are taken as decided, learned from without compensation, and never flagged; what was decided also
             calibrates the probabilities of the others.
-        run_folder, resume: where the model's training keeps checkpoints, and whether to go on from them.
+        run_folder, resume: where the training keeps checkpoints, and whether to go on from them.
         seed: of folds and everything random.
         progress: told about the stages.
         options: of the reader: ``label`` and ``text``, the columns of a table, ``task``, ``size`` of images, and so on.
@@ -100,42 +104,68 @@ def audit(
     training: dict[str, Any] = {
         "method": method, "hyper": hyper, "epochs": epochs, "batch_size": batch_size, "lr": lr, "precision": precision,
     }  # fmt: skip
-    if model is None:
+    if finetune and model is not None:
+        raise InputError(
+            "finetune trains the encoder, and a model of your own is given too; choose one. Both can be had one after the other: "
+            "two audits."
+        )
+    if model is None and not finetune:
         given = [name for name in ("epochs", "batch_size", "lr", "hyper") if training[name] is not None]
+        given += ["precision"] if precision != "no" else []
         if given or crossfit:
             name = given[0] if given else "crossfit"
             raise InputError(
-                f'{name} is for the training of a model, and none is given; add model=, for example model="mlp".'
+                f'{name} is for the training of a model, and none is given; add model=, for example model="mlp", or '
+                "finetune=True for texts and images."
             )
+    _check_training(**training, device=device, deep=model is not None or finetune)
     source = read(data, labels, features, options)
-    known = labelled(source)
+    known = labeled(source)
     if known.regression:
         if decisions is not None:
             raise InputError("decisions are about classes; quantities are audited without them. Leave decisions out.")
         if model is not None:
             raise InputError("quantities are judged without a model of your own; give its embeddings as features=.")
+        if finetune:
+            raise InputError("finetune learns classes, and these labels are quantities; leave it out.")
         return _quantities(known, encoder, device, seed, progress)
     decided = None if decisions is None else decided_labels(known, decisions)
     given_labels, notes = _audited(known if decided is None else known.relabel(decided.labels))
     trusted = None if decided is None else decided.rows
-    rows = np.flatnonzero(given_labels != UNLABELLED)
+    rows = np.flatnonzero(given_labels != UNLABELED)
     if len(rows) < FEWEST:
         raise InputError(f"{len(rows)} rows have a label that can be checked; an audit needs {FEWEST} or more.")
-    views = make_views(known, encoder, device=device, progress=progress) if model is None or crossfit else None
+    tunable = None
+    if finetune:
+        from compensate.auditing.finetuning import find_tunable
+
+        tunable = find_tunable(known, encoder)
+    if model is None or crossfit:
+        views = make_views(known, encoder, device=device, progress=progress)
+        notes = (*notes, *views.notes)
+    else:
+        views = None
+        notes = (*notes, *unused_encoder(encoder, "the samples of a model without crossfit"))
     folds = assign_folds(given_labels, None if views is None else views.keys, seed=seed)
     log_p, transition, fitted = _judged(views, given_labels, folds, known.num_classes, trusted, seed, progress)
     config: dict[str, Any] = {"seed": seed, "folds": FOLDS, **({} if views is None else views.about)}
     trained = None
-    if model is not None:
-        from compensate.auditing.deep import judge_by_model
+    if model is not None or tunable is not None:
+        from compensate.auditing.deep import judge_by_finetuning, judge_by_model
 
-        trained = judge_by_model(
-            known, given_labels, model, folds if crossfit else None, device=device, seed=seed, run_folder=run_folder,
-            resume=resume, progress=progress, **training,
-        )  # fmt: skip
-        log_p["model"] = trained.log_p
-        config |= {"method": method, "hyper": dict(hyper or {}), "epochs": trained.epochs}
-        config["folds"] = FOLDS if crossfit else 1
+        training |= {
+            "device": device, "seed": seed, "run_folder": run_folder, "resume": resume, "progress": progress,
+        }  # fmt: skip
+        parts = folds if crossfit else None
+        if tunable is not None:
+            trained = judge_by_finetuning(known, given_labels, tunable, parts, **training)
+            log_p[f"{tunable.name}, fine-tuned"] = trained.log_p
+            config["finetuned"] = tunable.name
+        else:
+            trained = judge_by_model(known, given_labels, model, parts, **training)
+            log_p["model"] = trained.log_p
+            config["folds"] = FOLDS if crossfit else 1
+        config |= {"method": method, "hyper": dict(hyper or {}), "epochs": trained.epochs, "crossfit": crossfit}
     log_q, weights = pool(log_p, given_labels)
     config["views"] = shares(weights)
     if decided is None:
@@ -158,6 +188,28 @@ def _scorer(views: Views, fitted: list[dict[str, Learner]], weights: Mapping[str
         for view, learners in zip(views.views, fitted, strict=True)
     )
     return Scorer(views.makers, tuple(fitted), by_view, verdict.model, verdict.by_chance)
+
+
+def _check_training(
+    *,
+    epochs: int | None,
+    batch_size: int | None,
+    lr: float | None,
+    precision: str,
+    device: str | None,
+    deep: bool,
+    **_: Any,
+) -> None:
+    """Refuses what no training can have, before hours of encoding and not after."""
+    for name, value in (("epochs", epochs), ("batch_size", batch_size)):
+        if value is not None and value < 1:
+            raise InputError(f"{name} is {value}; expected 1 or more.")
+    if lr is not None and not 0 < lr < np.inf:
+        raise InputError(f"lr is {lr}; expected a positive number.")
+    if deep:
+        from compensate.training.hardware import Hardware, found_device
+
+        Hardware(found_device(device), precision)
 
 
 def _judged(
@@ -212,7 +264,7 @@ def _result(
         evidence=verdict.evidence(given[rows]),
         noise_rate=verdict.share,
         probabilities=np.exp(verdict.log_q).astype(np.float32),
-        unlabelled=_predicted(data, given, log_q),
+        unlabeled=_predicted(data, given, log_q),
         curves={} if trained is None else trained.curves,
         model=None if trained is None else trained.model,
         fitted=scorer,
@@ -241,7 +293,7 @@ def _quantities(data: Data, encoder: str | Path, device: str | None, seed: int, 
     """The audit of quantities: see `compensate.auditing.quantities`."""
     from compensate.auditing.quantities import judge_quantities
 
-    rows = np.flatnonzero(data.labelled)
+    rows = np.flatnonzero(data.labeled)
     if len(rows) < FEWEST:
         raise InputError(f"{len(rows)} rows have a value; an audit needs {FEWEST} or more.")
     values = np.full(len(data), np.nan)
@@ -252,20 +304,20 @@ def _quantities(data: Data, encoder: str | Path, device: str | None, seed: int, 
     if np.ptp(values[rows]) == 0:
         raise InputError(f"all values are {values[rows][0]:g}; there is nothing to compare. Check the label column.")
     views = make_views(data, encoder, device=device, progress=progress)
-    folds = assign_folds(np.where(np.isfinite(values), 0, UNLABELLED), views.keys, folds=FOLDS, seed=seed)
+    folds = assign_folds(np.where(np.isfinite(values), 0, UNLABELED), views.keys, folds=FOLDS, seed=seed)
     if progress is not None:
         progress("fitting", 0, 1)
     found = judge_quantities(views.views, values, folds, FOLDS, seed=seed)
     if progress is not None:
         progress("fitting", 1, 1)
-    lost = np.flatnonzero(~data.labelled)
-    unlabelled = {} if not len(lost) else {
+    lost = np.flatnonzero(~data.labeled)
+    unlabeled = {} if not len(lost) else {
         "index": data.index[lost], "suggested": found.predicted[lost], "probability": np.full(len(lost), np.nan),
     }  # fmt: skip
     config = {
         "seed": seed, "folds": FOLDS, **views.about, "agreement": max(found.explained, 0.0), "views": found.weights, "by_chance": found.by_chance,
     }  # fmt: skip
-    notes = (BY_CHANCE.format("values"),) if found.by_chance else ()
+    notes = (*views.notes, BY_CHANCE.format("values")) if found.by_chance else views.notes
     described = _described(data, rows, config, notes, views.shown)
     described["config"]["shown"] = described["kind"]
     return Audit(
@@ -277,12 +329,12 @@ def _quantities(data: Data, encoder: str | Path, device: str | None, seed: int, 
         p_error=found.p_error[rows],
         evidence={"residual": np.abs(values - found.predicted)[rows], "usual residual": found.scale[rows]},
         noise_rate=found.share,
-        unlabelled=unlabelled,
+        unlabeled=unlabeled,
     )
 
 
 def _predicted(data: Data, given: NDArray[np.int64], log_q: NDArray[np.float64]) -> dict[str, NDArray[Any]]:
-    rows = np.flatnonzero((given == UNLABELLED) & ~data.labelled)
+    rows = np.flatnonzero((given == UNLABELED) & ~data.labeled)
     if not len(rows):
         return {}
     p = np.exp(log_q[rows])
@@ -305,7 +357,7 @@ def _audited(data: Data) -> tuple[NDArray[np.int64], tuple[str, ...]]:
         shown = ", ".join(f'row {data.index[i]} ("{data.classes[given[i]][:40]}")' for i in lone[:5])
         more = f" and {len(lone) - 5} more" if len(lone) > 5 else ""
         notes.append(f"The only sample of its class cannot be checked and is left out: {shown}{more}.")
-        given[lone] = UNLABELLED
+        given[lone] = UNLABELED
     if data.ids is not None:
         # As objects: an array of texts gives each as much room as the longest.
         ids, where, times = np.unique(

@@ -18,12 +18,12 @@ from compensate.auditing.csv_edit import Dialect, find_cells
 from compensate.auditing.digests import as_text, digest_frame
 from compensate.auditing.result import Audit
 from compensate.auditing.scorer import Scorer
-from compensate.data.dataset import UNLABELLED, Data
+from compensate.data.dataset import UNLABELED, Data
 from compensate.data.labels import is_missing, label_name
 from compensate.errors import InputError, nearest
 from compensate.files import decode, read_bytes
 
-READER = ("encoding", "delimiter", "size", "labels_key")
+READER = ("encoding", "delimiter", "size", "labels_key", "label", "text")
 """Options of an audit by which its data is read again."""
 
 _LINE_END = re.compile("\r\n|\r|\n")
@@ -84,7 +84,7 @@ class _Rows:
     """Rows to judge.
 
     Attributes:
-        data: the samples; targets are classes of the audit, `UNLABELLED` where there is no label or an unknown one.
+        data: the samples; targets are classes of the audit, `UNLABELED` where there is no label or an unknown one.
         cells: (N,) the labels as written, empty where there is none.
         digests: (N,) of the rows; zero if there is none.
     """
@@ -156,7 +156,7 @@ def check(
     findings = tuple(
         Finding(
             *where[row], found.cells[row], names[row], float(p[row]),
-            "unknown class" if found.data.target[row] == UNLABELLED else "new" if places[row] == _NEW else "relabelled",
+            "unknown class" if found.data.target[row] == UNLABELED else "new" if places[row] == _NEW else "relabelled",
         )
         for row in wrong.tolist()
     )  # fmt: skip
@@ -173,7 +173,7 @@ def scorer_of(audit: Audit) -> Scorer:
         raise InputError(
             "this audit is of quantities; only labels that are classes can be judged later. Audit the new data."
         )
-    why = "with a network of your own (--model) or from probabilities (--probs)"
+    why = "with a network (--model or --finetune) or from probabilities (--probs)"
     raise InputError(
         f"this audit holds no fitted model: it was made {why}, or its files are gone. Audit again without them."
     )
@@ -208,8 +208,8 @@ def _judged(
     """(N,) each: probability and log odds of an error (not a number without a label), and what the label would be."""
     target = found.data.target
     likeliest = log_q.argmax(1)
-    p, odds, suggested = scorer.score(log_q, np.where(target == UNLABELLED, likeliest, target))
-    lost = target == UNLABELLED
+    p, odds, suggested = scorer.score(log_q, np.where(target == UNLABELED, likeliest, target))
+    lost = target == UNLABELED
     unknown = lost & np.array([bool(cell) for cell in found.cells], bool)
     p, odds = np.where(lost, np.nan, p), np.where(lost, np.nan, odds)
     p[unknown], odds[unknown] = 1.0, np.inf
@@ -237,10 +237,12 @@ def _rows(audit: Audit, new: Any, labels: Any, options: dict[str, Any], features
         return _of_frame(audit, new, "the data frame", labels, features)
     from compensate.auditing.source import read
 
-    data = read(new, labels, features, {k: v for k, v in options.items() if k in ("size", "labels_key")})
+    data = read(new, labels, features, {k: v for k, v in options.items() if k not in ("encoding", "delimiter")})
+    if isinstance(data.raw, pd.DataFrame) and data.info.get("kind") in ("text", "table"):
+        return _of_frame(audit, data.raw, str(new), labels, features)  # several files, or a saved data set
     if data.regression:
         raise InputError("the labels are quantities, and the audit was made of classes. Check the labels.")
-    cells = [data.classes[c] if c != UNLABELLED else "" for c in data.target.tolist()]
+    cells = [data.classes[c] if c != UNLABELED else "" for c in data.target.tolist()]
     digests = data.info["row_digests"][data.index] if "row_digests" in data.info else np.zeros(len(data), np.uint64)
     return _Rows(_with_classes(data, cells, audit), cells, digests)
 
@@ -263,7 +265,7 @@ def _of_frame(audit: Audit, frame: pd.DataFrame, where: str, labels: Any, featur
         raise InputError(f"there are {len(frame)} rows and {len(cells)} labels; expected one each.")
     texts = ["" if is_missing(v) else str(v) for v in frame[text]] if text else [""] * len(frame)
     data = Data(
-        np.array(texts, dtype=object), np.full(len(frame), UNLABELLED), audit.classes, raw=frame, rows=len(frame),
+        np.array(texts, dtype=object), np.full(len(frame), UNLABELED), audit.classes, raw=frame, rows=len(frame),
         info={"kind": "text" if text else "table", "label": label, "text": text},
     )  # fmt: skip
     if features is not None:
@@ -276,7 +278,7 @@ def _of_frame(audit: Audit, frame: pd.DataFrame, where: str, labels: Any, featur
 def _with_classes(data: Data, cells: Sequence[str], audit: Audit) -> Data:
     """The data with class numbers of the audit; a label that is none of its classes has no number."""
     numbers = {name.strip(): number for number, name in enumerate(audit.classes)}
-    target = np.array([numbers.get(cell.strip(), UNLABELLED) if cell else UNLABELLED for cell in cells], np.int64)
+    target = np.array([numbers.get(cell.strip(), UNLABELED) if cell else UNLABELED for cell in cells], np.int64)
     return replace(data, target=target, classes=audit.classes)
 
 
@@ -287,12 +289,17 @@ def _where(
     path: Path, audit: Audit, found: _Rows, rows: NDArray[np.int64], options: Mapping[str, Any]
 ) -> dict[int, tuple[str, int, int | None, int | None]]:
     """File, row, line and column of some rows' labels."""
-    from compensate.data.tables import is_table, kind_of
+    from compensate.data.tables import LINES, is_table, kind_of
 
     index = found.data.index
     if path.is_dir() and found.data.ids is not None:
         folder = Path(str(found.data.info.get("folder", path)))
         return {row: (str(folder / str(found.data.ids[row])), int(index[row]), None, None) for row in rows.tolist()}
+    if kind_of(path) in LINES and path.is_file():
+        content = read_bytes(path, lines=True).splitlines()
+        lines = [number for number, line in enumerate(content, 1) if line.strip()]
+        if len(lines) == len(found.data):
+            return {row: (str(path), int(index[row]), lines[row], None) for row in rows.tolist()}
     if not is_table(path) or kind_of(path) not in (".csv", ".tsv"):
         return {row: (str(path), int(index[row]), None, None) for row in rows.tolist()}
     asked = audit.config.get("asked")

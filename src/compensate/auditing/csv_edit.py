@@ -7,7 +7,7 @@ their place in the text, and only they are replaced.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from compensate.errors import InputError
@@ -112,3 +112,13 @@ def replace_cells(text: str, spans: list[tuple[int, int] | None], new: Mapping[i
         parts += [text[last : span[0]], dialect.write(new[row], text[slice(*span)])]
         last = span[1]
     return "".join((*parts, text[last:]))
+
+
+def csv_bytes(rows: Iterable[Sequence[str]]) -> bytes:
+    r"""A table of comma-separated cells.
+
+    >>> csv_bytes([("a", "b,c")])
+    b'a,"b,c"\n'
+    """
+    comma = Dialect(",")
+    return "".join(",".join(comma.write(cell, "") for cell in row) + "\n" for row in rows).encode()

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from compensate.auditing.corrections import Correction, read_corrections
 from compensate.auditing.digests import as_text
 from compensate.auditing.journal import run_decisions
-from compensate.data.dataset import UNLABELLED, Data
+from compensate.data.dataset import UNLABELED, Data
 from compensate.errors import InputError, nearest
 
 
@@ -74,7 +74,7 @@ def decided_labels(data: Data, decisions: str | Path | Iterable[Correction]) -> 
         if new not in classes:
             raise InputError(f'row {decision.index} was given the label "{new[:80]}"; {nearest(new, data.classes)}')
         row = places.find(decision)
-        holds = None if row is None or labels[row] == UNLABELLED else data.classes[labels[row]]
+        holds = None if row is None or labels[row] == UNLABELED else data.classes[labels[row]]
         if row is None or holds not in (decision.given, new, None) or (holds is None and decision.given):
             unclear += 1
             continue

@@ -1,4 +1,4 @@
-"""A model of the user's as a learner: trained by the one engine, and judged by what it said before it learned."""
+"""A deep model as a learner, the user's or a fine-tuned encoder: trained by the one engine, judged by what it said before it learned."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from numpy.typing import NDArray
 from torch import nn
 
 from compensate.data.dataset import Data
+from compensate.encoders import Encoder
 from compensate.errors import InputError
+from compensate.methods.registry import find
 from compensate.models.registry import MODELS, build
 from compensate.training.evidence import Recorded, train_and_record
+from compensate.training.samples import Samples
 
-EPOCHS, BATCH, RATE = 20, 64, 1e-3
-"""Of the training, where nothing else is asked for: AdamW with a cosine schedule."""
+RECIPE = {"epochs": 20, "batch_size": 64, "lr": 1e-3}
+"""Of the training of a user's model, where nothing else is asked for: AdamW with a cosine schedule."""
 
 SMALLEST = 1e-6
 
@@ -43,20 +46,9 @@ class Trained:
 def judge_by_model(
     data: Data,
     labels: NDArray[np.int64],
-    model: nn.Module | Callable[[], nn.Module] | str,
+    model: nn.Module | Callable[[], nn.Module] | str | None,
     folds: NDArray[np.int64] | None,
-    *,
-    method: str = "logcomp",
-    hyper: Mapping[str, Any] | None = None,
-    epochs: int | None = None,
-    batch_size: int | None = None,
-    lr: float | None = None,
-    precision: str = "no",
-    device: str | None = None,
-    seed: int = 0,
-    run_folder: str | Path | None = None,
-    resume: bool = False,
-    progress: Callable[[str, int, int], None] | None = None,
+    **training: Any,
 ) -> Trained:
     """Trains the model on the samples, once or once for each fold.
 
@@ -65,31 +57,70 @@ def judge_by_model(
         labels: (N,) class numbers, -1 where there is none.
         model: as for `compensate.audit`.
         folds: (N,) the fold in which each row is held out; None for one training on all rows.
+        training: settings, see `_train`.
     """
     if isinstance(data.x, np.ndarray) and data.x.dtype.kind == "O":
         raise InputError(
-            "a model of your own takes numbers, and these samples are texts. Make token ids with compensate.data.encode, or "
-            "leave model out: an encoder and words are then looked at."
+            "a model of your own takes numbers, and these samples are texts. Make token ids with compensate.data.encode_texts, "
+            "or leave model out: an encoder and words are then looked at, and finetune=True (--finetune) trains the encoder."
         )
-    if epochs is not None and epochs < 1:
-        raise InputError(f"epochs is {epochs}; expected 1 or more.")
-    make = _maker(data, model)
-    total = epochs or EPOCHS
+    return _train(data, labels, data.num_classes, _maker(data, model), folds, RECIPE, **training)
+
+
+def judge_by_finetuning(
+    data: Data, labels: NDArray[np.int64], encoder: Encoder, folds: NDArray[np.int64] | None, **training: Any
+) -> Trained:
+    """Fine-tunes a pretrained encoder with a linear head, once or once for each fold.
+
+    Args:
+        data: texts or images.
+        encoder: as `compensate.auditing.finetuning.find_tunable` gives it.
+        labels, folds, training: as for `judge_by_model`.
+    """
+    from compensate.auditing.finetuning import prepare_finetuning
+
+    outputs = data.num_classes + find(training["method"]).extra_outputs
+    made = prepare_finetuning(data, encoder, outputs)
+    return _train(made.samples, labels, data.num_classes, made.model, folds, made.recipe, **training)
+
+
+def _train(
+    inputs: Data | Samples,
+    labels: NDArray[np.int64],
+    classes: int,
+    model: nn.Module | Callable[[], nn.Module],
+    folds: NDArray[np.int64] | None,
+    recipe: Mapping[str, Any],
+    *,
+    method: str,
+    hyper: Mapping[str, Any] | None,
+    epochs: int | None,
+    batch_size: int | None,
+    lr: float | None,
+    precision: str,
+    device: str | None,
+    seed: int,
+    run_folder: str | Path | None,
+    resume: bool,
+    progress: Callable[[str, int, int], None] | None,
+) -> Trained:
+    """One training, or one for each fold. What is None is as the recipe says."""
+    chosen = {"epochs": epochs, "batch_size": batch_size, "lr": lr}
+    settings = {**recipe, **{name: value for name, value in chosen.items() if value is not None}}
     parts = [None] if folds is None else sorted(set(folds.tolist()))
-    found = np.full((len(data), data.num_classes), np.log(1 / data.num_classes), np.float32)
+    found = np.full((len(labels), classes), np.log(1 / classes), np.float32)
     runs: list[Recorded] = []
     for k, part in enumerate(parts):
         rows = np.flatnonzero((labels >= 0) & ((folds != part) if folds is not None else True))
 
-        def told(done: int, _: int, accuracy: float, compensated: float, k: int = k) -> None:
+        def told(done: int, steps: int, k: int = k) -> None:
             if progress is not None:
-                progress("training", k * total + done, len(parts) * total)
+                progress("training", k * steps + done, len(parts) * steps)
 
         run = train_and_record(
-            data, labels, data.num_classes, model=make, method=method, hyper=hyper, epochs=total,
-            batch_size=batch_size or BATCH, lr=lr or RATE, device=device, precision=precision, seed=seed,
+            inputs, labels, classes, model=model, method=method, hyper=hyper, device=device, precision=precision, seed=seed,
             run_folder=None if run_folder is None else Path(run_folder) / (f"fold-{part}" if part is not None else "model"),
-            resume=resume, progress=told, rows=rows,
+            resume=resume, progress=told, rows=rows, **settings,
         )  # fmt: skip
         held = run.held_out if folds is None else np.flatnonzero(folds == part)
         place = np.searchsorted(run.held_out, held)
@@ -99,7 +130,9 @@ def judge_by_model(
         runs.append(run)
     names = {"accuracy": "train_accuracy", "loss": "train_loss"}
     curves = {name: [float(row[key]) for row in runs[-1].history if key in row] for name, key in names.items()}
-    return Trained(found, {name: values for name, values in curves.items() if values}, runs[-1].model, total)
+    return Trained(
+        found, {name: values for name, values in curves.items() if values}, runs[-1].model, settings["epochs"]
+    )
 
 
 def _maker(data: Data, model: Any) -> Callable[[], nn.Module]:

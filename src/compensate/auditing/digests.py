@@ -48,8 +48,11 @@ def digest_file(path: str | Path) -> str:
 
 
 def digest_source(path: str | Path) -> str:
-    """The digest of a file, or of the images and the label file of a folder, by name and content."""
+    """The digest of a file, of the files of a table or a saved data set, or of the images and the label file of a folder."""
     path = Path(path)
+    files = list_files(path)
+    if files:
+        return as_text(_short(repr([(file.name, digest_file(file)) for file in files]).encode()))
     if not path.is_dir():
         return digest_file(path)
     folder, names, labels = list_images(path)
@@ -81,16 +84,24 @@ def digest_images(folder: Path, names: Iterable[str]) -> NDArray[np.uint64]:
     return np.array([_short((folder / name).read_bytes()) for name in names], dtype=np.uint64)
 
 
+def list_files(path: Path) -> list[Path]:
+    """The files that hold the rows of a table that is spread over several, or of a saved data set; else none."""
+    from compensate.data.hub import is_saved
+    from compensate.data.parquet import parquet_files
+
+    return sorted(path.rglob("*.arrow")) if is_saved(path) else parquet_files(path)
+
+
 def list_images(path: Path) -> tuple[Path, list[str], Path | None]:
     """The folder that is audited (`path`, or its training part), its images in order, and its label file, if any."""
-    from compensate.data.folder import is_image
+    from compensate.data.folder import is_image, label_file
     from compensate.data.tables import PARTS
 
-    labels: Path | None = path / "labels.csv"
-    if labels is not None and not labels.is_file():
-        labels = None
+    labels = label_file(path)
+    if labels is None:
         parts = [p for p in sorted(path.iterdir()) if p.is_dir() and PARTS.get(p.name.lower()) == "train"]
         path = parts[0] if parts else path
+        labels = label_file(path) if parts else None
     return path, [p.relative_to(path).as_posix() for p in sorted(p for p in path.rglob("*") if is_image(p))], labels
 
 
@@ -100,7 +111,7 @@ def digests_of(data: Data, path: Path) -> dict[str, Any]:
     Rows that are not in this part of the data, and data whose rows have no digests, have zeros.
     """
     rows = np.zeros(data.rows, dtype=np.uint64)
-    if path.is_dir():
+    if path.is_dir() and not list_files(path):
         folder, names, labels = list_images(path)
         images = digest_images(folder, names)
         if data.ids is not None and len(names) == data.rows and [names[i] for i in data.index] == list(data.ids):
@@ -108,7 +119,7 @@ def digests_of(data: Data, path: Path) -> dict[str, Any]:
         return {"source_digest": _digest_folder(names, images, labels), "row_digests": rows}
     if hasattr(data.raw, "iloc"):
         rows[data.index] = digest_frame(data.raw, str(data.info.get("label")))
-    return {"source_digest": digest_file(path), "row_digests": rows}
+    return {"source_digest": digest_source(path), "row_digests": rows}
 
 
 def _short(content: bytes) -> int:

@@ -31,7 +31,7 @@ STRENGTHS = (3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5)
 """Weight decays that are tried, from strong to weak, until the log loss of held-out labels rises."""
 
 RISE = 1.01
-"""A log loss that is so many times the best one ends the search."""
+"""A log loss that is this many times the best one ends the search."""
 
 LAMBDA = 0.5
 """A label that gets less than a probability of 1 - 0.5 pulls no harder than one that gets just that."""
@@ -233,7 +233,7 @@ def _some(rows: Ints, most: int, rng: np.random.Generator) -> Ints:
 
 
 def forest_size(rows: int) -> dict[str, Any]:
-    """The options of a forest for so many rows.
+    """The options of a forest for this many rows.
 
     >>> forest_size(1000)
     {'n_estimators': 200, 'min_samples_leaf': 3}

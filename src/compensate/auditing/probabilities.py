@@ -10,7 +10,7 @@ from scipy.special import logsumexp
 
 from compensate.auditing.noise_model import BY_CHANCE, judge, pool
 from compensate.auditing.result import Audit
-from compensate.data.dataset import UNLABELLED, Data
+from compensate.data.dataset import UNLABELED, Data
 from compensate.data.labels import encode_labels
 from compensate.errors import InputError
 
@@ -54,17 +54,17 @@ def audit_probabilities(
         row = int(sums.argmax())
         raise InputError(f"row {row} of the probabilities is {p[row][:5]}; each must be at least 0 and sum to 1.")
     given, names = _labels(np.asarray(labels), p.shape, classes)
-    rows = np.flatnonzero(given != UNLABELLED)
+    rows = np.flatnonzero(given != UNLABELED)
     if len(rows) < 20:
         raise InputError(f"{len(rows)} rows have a label; an audit needs 20 or more.")
     q, y = np.log(np.maximum(p[rows], SMALLEST)), given[rows]
     # Probabilities that are too sure are tempered as those of a single learner are.
     log_q, _ = pool({"probabilities": q - logsumexp(q, axis=1, keepdims=True)}, y)
     verdict = judge(log_q, y)
-    lost = np.flatnonzero(given == UNLABELLED)
-    unlabelled: dict[str, NDArray[Any]] = {}
+    lost = np.flatnonzero(given == UNLABELED)
+    unlabeled: dict[str, NDArray[Any]] = {}
     if len(lost):
-        unlabelled = {"index": lost, "suggested": p[lost].argmax(1), "probability": p[lost].max(1)}
+        unlabeled = {"index": lost, "suggested": p[lost].argmax(1), "probability": p[lost].max(1)}
     return Audit(
         kind="embedding" if data is None else "table",
         title=title,
@@ -77,7 +77,7 @@ def audit_probabilities(
         evidence=verdict.evidence(y),
         noise_rate=verdict.share,
         probabilities=p[rows].astype(np.float32),
-        unlabelled=unlabelled,
+        unlabeled=unlabeled,
         config={"views": {"probabilities": 1.0}, "agreement": float((q.argmax(1) == y).mean())},
         notes=(BY_CHANCE.format("labels"),) if verdict.by_chance else (),
         data=data,

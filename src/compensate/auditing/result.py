@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from compensate.auditing import run_folder
+from compensate.auditing import export, run_folder
 from compensate.auditing.corrections import (
     Applied,
     Correction,
@@ -62,11 +62,11 @@ class Audit:
         noise_rate: the estimated share of wrong labels, with a 90 % interval.
         ids: (N,) names of the rows, if the source has any.
         probabilities: (N, C) the pooled out-of-fold prediction, if there is one.
-        unlabelled: rows without a label: ``index``, ``suggested`` and its ``probability``.
+        unlabeled: rows without a label: ``index``, ``suggested`` and its ``probability``.
         curves: accuracy and loss after each epoch.
         config: how the audit was made.
         notes: what a reader should know, such as rows that were left out.
-        data: the audited data, if it is at hand; it is not saved.
+        data: the audited data, if it is available; it is not saved.
         model: the trained model, if there is one; it is not saved here.
         source_digest: of the file or folder that was audited; see `compensate.auditing.digests`.
         row_digests: (N,) of the rows without their labels, if the source has any.
@@ -86,7 +86,7 @@ class Audit:
     noise_rate: Estimate
     ids: tuple[str, ...] = ()
     probabilities: NDArray[np.float32] | None = None
-    unlabelled: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    unlabeled: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     curves: Mapping[str, list[float]] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -158,9 +158,9 @@ class Audit:
     @property
     def predicted(self) -> pd.DataFrame:
         """Rows without a label: index, the label the model would give, and its probability."""
-        if not self.unlabelled:
+        if not self.unlabeled:
             return pd.DataFrame({"index": [], "suggested": [], "probability": []})
-        columns = {**self.unlabelled, "suggested": self.names(self.unlabelled["suggested"])}
+        columns = {**self.unlabeled, "suggested": self.names(self.unlabeled["suggested"])}
         return pd.DataFrame(columns)
 
     @cached_property
@@ -288,12 +288,49 @@ class Audit:
         )
         return {"pred_probs": self.probabilities, "labels": self.given, "issues": issues}
 
+    def to_frame(self) -> pd.DataFrame:
+        """All audited rows in the order of the data: their own columns, then suggested, p_error and flagged."""
+        return export.frame(self)
+
+    def to_dataset(self) -> Any:
+        """As `to_frame`, a data set of Hugging Face's `datasets` with the names of the classes in its label columns."""
+        return export.dataset(self)
+
+    def to_label_studio(self, *, everything: bool = False, images: str | None = None) -> list[dict[str, Any]]:
+        """Tasks to import into Label Studio, most suspect first: the suggestion as a prediction, the given label as an annotation.
+
+        Args:
+            everything: all rows, and not the flagged ones alone.
+            images: where Label Studio finds the files of an image folder, such as ``/data/local-files/?d=pics``; by default images
+                are embedded.
+
+        Sort by prediction score: it is 1 - p_error. `compensate.auditing.export.label_studio_config` makes the labeling interface. What
+        is decided there comes back with ``apply(export.json)``.
+        """
+        return export.label_studio_tasks(self, everything=everything, images=images)
+
+    def to_argilla(self, *, everything: bool = False, images: str | None = None) -> list[dict[str, Any]]:
+        """Records for ``dataset.records.log`` of Argilla 2, most suspect first; arguments as for `to_label_studio`.
+
+        Argilla wants to be told where suggestions stand: ``mapping={key: key for key in records[0] if key.startswith("label.")}``.
+        """
+        return export.argilla_records(self, everything=everything, images=images)
+
+    def to_fiftyone(self, *, everything: bool = True, images: str | None = None) -> list[dict[str, Any]]:
+        """Samples for ``fiftyone.Sample.from_dict``: ground_truth, suggested, mistakenness, and a tag on what is flagged.
+
+        Args:
+            everything: all images, or the flagged ones alone.
+            images: the folder of the images, if it is not where it was.
+        """
+        return export.fiftyone_samples(self, everything=everything, images=images)
+
     # --- files ------------------------------------------------------------------------------------------------
 
     def write_suspects(self, path: str | Path) -> Path:
         """Writes `suspects` as CSV; text that a spreadsheet would evaluate is guarded.
 
-        Flagged rows carry what their samples say, if the data is at hand: the text, or the cells of the table.
+        Flagged rows carry what their samples say, if the data is available: the text, or the cells of the table.
         """
         from compensate.auditing.page.fill import cells
 
@@ -304,12 +341,12 @@ class Audit:
             # Flagged rows come first; the others stay empty, or the list would be as large as the data.
             said = {name: [*values, *[""] * (len(frame) - len(values))] for name, values in said.items()}
             frame = pd.concat([frame, pd.DataFrame(said)], axis=1)
-        _write_csv(path, frame)
+        write_csv(path, frame)
         return Path(path)
 
     def write_predictions(self, path: str | Path) -> Path:
         """Writes `predicted` as CSV."""
-        _write_csv(path, self.predicted)
+        write_csv(path, self.predicted)
         return Path(path)
 
     def save(self, path: str | Path) -> Path:
@@ -323,7 +360,8 @@ class Audit:
         return cls(**run_folder.load(Path(path)))
 
 
-def _write_csv(path: str | Path, frame: pd.DataFrame) -> None:
+def write_csv(path: str | Path, frame: pd.DataFrame) -> None:
+    """Writes a table as CSV; text that a spreadsheet would evaluate is guarded."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([guard(str(name)) for name in frame.columns])

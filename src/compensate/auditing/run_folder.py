@@ -11,13 +11,8 @@ import hashlib
 import io
 import json
 import math
-import os
 import re
-import secrets
-import shutil
-import stat
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +22,7 @@ from numpy.typing import NDArray
 from compensate.auditing.journal import CORRECTIONS, JOURNAL, check_not_reviewed, keep_decisions
 from compensate.auditing.page.model import KINDS, Estimate
 from compensate.errors import InputError
-from compensate.files import check_writable, make_folder, read_numpy, write_atomically, writing
+from compensate.files import check_writable, make_folder, read_numpy, replaced_folder, write_atomically
 
 if TYPE_CHECKING:
     from compensate.auditing.corrections import Correction
@@ -110,10 +105,9 @@ def write_run(found: Audit, folder: Path, decisions: Iterable[Correction] = ()) 
             found.write_predictions(new / "predictions.csv")
         found.save(new / "audit")
         if found.model is not None:
-            from safetensors.torch import save
+            from compensate.training.checkpoint import save_weights
 
-            state = {name: value.contiguous() for name, value in found.model.state_dict().items()}
-            write_atomically(new / "model.safetensors", save(state))
+            save_weights(new / "model.safetensors", found.model.state_dict())
         found.report(new / "report.html")
     return folder
 
@@ -130,38 +124,6 @@ def _source_digest(folder: Path) -> str | None:
         return None
 
 
-@contextmanager
-def replaced_folder(folder: Path) -> Iterator[Path]:
-    """A new folder to write to, which takes the place of `folder` once everything is written.
-
-    >>> import tempfile
-    >>> place = Path(tempfile.mkdtemp()) / "run"
-    >>> with replaced_folder(place) as new:
-    ...     _ = (new / "a.txt").write_text("whole")
-    >>> [path.name for path in place.iterdir()]
-    ['a.txt']
-    """
-    check_run_folder(folder)
-    folder = Path(os.path.realpath(folder))
-    make_folder(folder.parent)
-    new, old = (folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.{word}") for word in ("partial", "before"))
-    with writing(folder):
-        new.mkdir()
-    try:
-        yield new
-        with writing(folder):
-            if folder.is_dir():
-                new.chmod(stat.S_IMODE(folder.stat().st_mode))
-                folder.rename(old)
-            new.rename(folder)
-    except BaseException:
-        if old.is_dir() and not folder.exists():
-            old.rename(folder)
-        shutil.rmtree(new, ignore_errors=True)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
-
-
 # --- the audit itself -----------------------------------------------------------------------------------------
 
 
@@ -172,7 +134,7 @@ def save(found: Audit, folder: Path) -> None:
         "index": found.index, "given": found.given, "suggested": found.suggested,
         "score": found.log_odds, "p_error": found.p_error,
         **{f"evidence.{k}": v for k, v in found.evidence.items()},
-        **{f"unlabelled.{k}": v for k, v in found.unlabelled.items()},
+        **{f"unlabeled.{k}": v for k, v in found.unlabeled.items()},
     }  # fmt: skip
     if found.probabilities is not None:
         arrays["probabilities"] = found.probabilities
@@ -233,7 +195,7 @@ def load(folder: Path) -> dict[str, Any]:
         **{name: arrays.get(name) for name in ("probabilities", "row_digests")},
         "noise_rate": Estimate(*texts["noise_rate"]),
         "evidence": _under(arrays, "evidence."),
-        "unlabelled": _under(arrays, "unlabelled."),
+        "unlabeled": _under(arrays, "unlabeled."),
     }
 
 
@@ -278,13 +240,13 @@ def _check_arrays(arrays: Mapping[str, NDArray[Any]], texts: Mapping[str, Any]) 
     if "row_digests" in arrays:
         found = arrays["row_digests"]
         _expect(found.shape == rows and found.dtype == np.uint64, "row_digests are not one for each row")
-    lost = _under(arrays, "unlabelled.")
+    lost = _under(arrays, "unlabeled.")
     if lost:
-        _expect(set(lost) == {"index", "suggested", "probability"}, "unlabelled lacks one of its parts")
-        _expect(len({v.shape for v in lost.values()}) == 1 and lost["index"].ndim == 1, "unlabelled differs in length")
-        _check_index(lost["index"], "unlabelled.index")
-        _check_labels(lost["suggested"], classes, "unlabelled.suggested")
-        _expect(lost["probability"].dtype.kind == "f", "unlabelled.probability holds no numbers")
+        _expect(set(lost) == {"index", "suggested", "probability"}, "unlabeled lacks one of its parts")
+        _expect(len({v.shape for v in lost.values()}) == 1 and lost["index"].ndim == 1, "unlabeled differs in length")
+        _check_index(lost["index"], "unlabeled.index")
+        _check_labels(lost["suggested"], classes, "unlabeled.suggested")
+        _expect(lost["probability"].dtype.kind == "f", "unlabeled.probability holds no numbers")
 
 
 def _check_index(index: NDArray[Any], name: str) -> None:

@@ -14,15 +14,15 @@ from numpy.typing import ArrayLike, NDArray
 from compensate.auditing.digests import digests_of
 from compensate.auditing.views import kind_of
 from compensate.data.arrays import from_arrays, not_finite, read_npz
-from compensate.data.cifar import read_cifar
-from compensate.data.corpora import read_imdb, read_sst2
 from compensate.data.dataset import Data, Splits
-from compensate.data.digits import digits_splits
 from compensate.data.folder import read_folder
-from compensate.data.idx import read_mnist
+from compensate.data.hub import from_hub
 from compensate.data.labels import encode_labels, override_labels
 from compensate.data.load import load
-from compensate.data.sources import read_source
+from compensate.data.named.catalog import read_source
+from compensate.data.named.image_sets import digits_splits, read_cifar, read_mnist
+from compensate.data.named.text_sets import read_imdb, read_sst2
+from compensate.data.parquet import is_pattern
 from compensate.data.tables import read_table
 from compensate.errors import InputError, nearest
 
@@ -37,8 +37,12 @@ def read(data: Any, labels: Any, features: ArrayLike | str | Path | None, option
     info = dict(found.info)
     if isinstance(data, (str, Path)):
         path = Path(str(data)).expanduser()
-        info |= {"title": path.name or str(data), "source": str(data) if path.exists() else ""}
-        if path.exists():
+        there = path.exists() or is_pattern(path)
+        info |= {
+            "title": path.parent.name if is_pattern(path) else path.name or str(data),
+            "source": str(data) if there else "",
+        }
+        if there:
             info |= digests_of(found, path)
     if "kind" not in info:
         info["kind"] = kind_of(found.x)
@@ -48,9 +52,9 @@ def read(data: Any, labels: Any, features: ArrayLike | str | Path | None, option
     return found
 
 
-def labelled(data: Data) -> Data:
+def labeled(data: Data) -> Data:
     """The data, after a look at whether any row has a label."""
-    if not data.labelled.any():
+    if not data.labeled.any():
         raise InputError(
             "no row has a label; an audit compares labels with what the samples say. Name the label column (--label), or "
             "give labels=."
@@ -62,6 +66,7 @@ READERS = (
     load,
     read_source,
     digits_splits,
+    from_hub,
     read_cifar,
     read_folder,
     read_imdb,

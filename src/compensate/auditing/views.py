@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ class Views:
         keys: (N,) equal for rows with equal content, or None.
         shown: (N, D) features by which samples are compared on the review page.
         about: name, license and source of the encoder, or a hint at what an encoder would bring; for the report.
+        notes: what a user should know about them.
     """
 
     views: tuple[View, ...]
@@ -50,6 +51,7 @@ class Views:
     keys: NDArray[np.int64] | None
     shown: Any
     about: dict[str, str]
+    notes: tuple[str, ...] = ()
 
 
 def make_views(
@@ -64,15 +66,28 @@ def make_views(
         progress: called while items are encoded.
     """
     kind = str(data.info.get("kind") or kind_of(data.x))
-    if _own_features(data):
-        return _of_features(data.x)
-    if kind == "text":
-        return _of_texts(data, encoder, device, progress)
-    if kind == "images":
-        return _of_images(data, encoder, device, progress)
-    if kind == "table" and isinstance(data.raw, pd.DataFrame) and "columns" in data.info:
-        return _of_table(data)
-    return _of_features(data.x)
+    if not _own_features(data):
+        if kind == "text":
+            return _of_texts(data, encoder, device, progress)
+        if kind == "images":
+            return _of_images(data, encoder, device, progress)
+        if kind == "table" and isinstance(data.raw, pd.DataFrame) and "columns" in data.info:
+            return replace(_of_table(data), notes=unused_encoder(encoder, "the columns of a table"))
+    return replace(_of_features(data.x), notes=unused_encoder(encoder, "embeddings and other features"))
+
+
+def unused_encoder(encoder: str | Path, what: str) -> tuple[str, ...]:
+    """A note if an encoder was asked for and is not used; an unknown one is refused all the same.
+
+    >>> unused_encoder("auto", "embeddings")
+    ()
+    """
+    if str(encoder) in ("auto", "none"):
+        return ()
+    from compensate.encoders import check_encoder
+
+    check_encoder(encoder)
+    return (f"the encoder {encoder} is not used: {what} are not encoded.",)
 
 
 def kind_of(x: Any) -> str:
@@ -125,7 +140,7 @@ def _of_images(data: Data, encoder: str | Path, device: Any, progress: Progress 
     keys = content_keys(np.asarray(data.x))
     encoded, about = _encoded(data, encoder, "image", device, progress)
     found: list[tuple[Maker, View]] = [] if encoded is None else [encoded]
-    if encoded is None or _is_grey(data.x):  # of drawings and digits the pixels themselves say much
+    if encoded is None or _is_gray(data.x):  # of drawings and digits the pixels themselves say much
         values = pixels(data.x)
         few = encoded is not None or values.shape[1] <= PIXELS
         found.append((Pixels(tuple(np.shape(data.x)[1:]), few), View("pixels", values, values if few else None)))
@@ -133,7 +148,7 @@ def _of_images(data: Data, encoder: str | Path, device: Any, progress: Progress 
     return Views(views, makers, keys, views[0].x, about)
 
 
-def _is_grey(images: NDArray[Any]) -> bool:
+def _is_gray(images: NDArray[Any]) -> bool:
     return images.shape[1] == 1
 
 

@@ -17,28 +17,21 @@ if TYPE_CHECKING:
 
 
 def apply(
-    data: Annotated[
-        Path, typer.Argument(help="Run folder; or the audited CSV, TSV or Parquet file, or folder of images.")
-    ],
+    data: Annotated[Path, typer.Argument(help="The run folder, or the audited file or folder.")],
     corrections: Annotated[
         Path | None,
-        typer.Argument(help="corrections.csv or the run folder [default: those of the run].", show_default=False),
-    ] = None,
-    accept: Annotated[
-        float | None,
-        typer.Option(
-            help="Apply every suggestion with at least this error probability, without review.",
+        typer.Argument(
+            help="corrections.csv, the JSON export of Label Studio or Argilla, or the run folder [default: those of the run].",
             show_default=False,
         ),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Output file [default: NAME.fixed.SUFFIX].", show_default=False)
+    accept: Annotated[
+        float | None, o.option("Apply every suggestion with at least this error probability, without review.")
     ] = None,
+    out: Annotated[Path | None, o.option("Output file [default: NAME.fixed.SUFFIX].", "--out", "-o")] = None,
     label: o.Label = None,
-    encoding: Annotated[str, typer.Option(help="File encoding.")] = "utf-8",
-    delimiter: Annotated[
-        str | None, typer.Option(help="Column delimiter [default: detected].", show_default=False)
-    ] = None,
+    encoding: o.Encoding = None,
+    delimiter: o.Delimiter = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing output file.")] = False,
     rematch: Annotated[
         bool, typer.Option("--rematch", help="Match rows by content, for a file that changed since the audit.")
@@ -52,8 +45,8 @@ def apply(
 
     Without a review: `compensate apply runs/reviews-3f2a --accept 0.9`
 
-    A corrected CSV or TSV is the same file but for the changed cells. A folder of images gets a label file. A file that is
-    not the audited one is refused, unless its rows shall be found by their content (--rematch).
+    A corrected CSV, TSV or JSONL differs in the changed cells alone; a folder of images gets a label file. A file that changed since
+    the audit is refused; `--rematch` finds its rows by content.
     """
     o.check_path(data, corrections)
     if corrections is None:
@@ -65,7 +58,7 @@ def apply(
         decided, label, said = _of_run(data, corrections, accept, label)
         console.print(said, markup=False)
     done = apply_corrections(
-        data, decided, out, label=label, encoding=encoding, delimiter=delimiter, force=force, rematch=rematch
+        data, decided, out, label=label, encoding=encoding or "utf-8", delimiter=delimiter, force=force, rematch=rematch
     )
     if done.matched is not None:
         console.print(_rematched(done.matched), markup=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 import warnings
@@ -29,79 +30,80 @@ PAIRS = 6
 """Lines of the summary's table."""
 
 OPEN = 10
-"""Where the upper end of the interval is so many times the estimate, the summary says that the share cannot be known."""
+"""Where the upper end of the interval is this many times the estimate, the summary says that the share cannot be known."""
 
 
 def audit(
     data: Annotated[
         str | None,
         typer.Argument(
-            help="A .csv, .tsv, .parquet, .npy or .npz file, a folder of images, or a name.", show_default=False
+            help="A .csv, .tsv, .jsonl, .xlsx, .parquet, .npy or .npz file, a folder of images or of Parquet files, or a name.",
+            show_default=False,
         ),
     ] = None,
     label: o.Label = None,
     text: o.Text = None,
     ignore: o.Ignore = None,
     columns: o.Columns = None,
-    labels: Annotated[
-        Path | None, typer.Option(help="Label file, for an array or a folder of images.", show_default=False)
-    ] = None,
+    labels: Annotated[Path | None, o.option("Label file, for an array or a folder of images.")] = None,
     features: Annotated[
         Path | None,
-        typer.Option(help="Embeddings of the samples: an .npy file, one row per sample.", show_default=False),
+        o.option("Embeddings of the samples: an .npy file, one row per sample."),
     ] = None,
     probs: Annotated[
         Path | None,
-        typer.Option(
-            help="Out-of-sample class probabilities, an .npy file of shape (N, C); no model is trained.",
-            show_default=False,
-        ),
+        o.option("Out-of-sample class probabilities, an .npy file of shape (N, C); no model is trained."),
     ] = None,
     encoder: Annotated[
         str, typer.Option(help="Pretrained encoder for texts and images: auto, none, a name, or a folder.")
     ] = "auto",
     task: Annotated[
         str | None,
-        typer.Option(help="Task: classification or regression [default: by the labels].", show_default=False),
+        o.option("Task: classification or regression [default: by the labels]."),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(
-            help="Deep model to train, e.g. resnet20, bilstm, cnn or mlp [default: none].", show_default=False
-        ),
+        o.option("Deep model to train, e.g. resnet20, bilstm, cnn or mlp [default: none]."),
     ] = None,
+    finetune: Annotated[
+        bool,
+        typer.Option(
+            "--finetune", help="Train the encoder too, with a linear head on the labels; for texts and images."
+        ),
+    ] = False,
     crossfit: Annotated[
-        bool, typer.Option("--crossfit", help="Train the model once per fold, and pool it with the other learners.")
+        bool,
+        typer.Option(
+            "--crossfit", help="Train the network once per fold, so that it is pooled with the other learners."
+        ),
     ] = False,
     epochs: o.Epochs = None,
-    size: Annotated[int | None, typer.Option(help="Image size in pixels, to resize to.", show_default=False)] = None,
+    batch_size: o.BatchSize = None,
+    lr: o.Rate = None,
+    precision: o.Precision = None,
+    size: Annotated[int | None, o.option("Resize images to this many pixels.")] = None,
     seed: o.Seed = None,
     data_dir: o.DataDir = None,
-    encoding: Annotated[str | None, typer.Option(help="File encoding [default: utf-8].", show_default=False)] = None,
-    delimiter: Annotated[
-        str | None, typer.Option(help="Column delimiter [default: detected].", show_default=False)
-    ] = None,
-    labels_key: Annotated[
-        str | None, typer.Option(help="Label set to use, for a label file that holds several.", show_default=False)
-    ] = None,
+    encoding: o.Encoding = None,
+    delimiter: o.Delimiter = None,
+    labels_key: Annotated[str | None, o.option("Name of the label set, for a label file that holds several.")] = None,
     with_: Annotated[
         Path | None,
-        typer.Option(
-            "--with",
-            help="Run folder whose decisions to use: audit its data again, with decided labels taken as right.",
-            show_default=False,
+        o.option(
+            "Run folder whose decisions to use: audit its data again, with decided labels taken as right.", "--with"
         ),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Run folder [default: runs/NAME-DIGEST].", show_default=False)
-    ] = None,
+    out: Annotated[Path | None, o.option("Run folder [default: runs/NAME-DIGEST].")] = None,
 ) -> None:
     """Find the labels that look wrong, and write a page to review them on.
 
     **Example:** `compensate audit reviews.csv`
 
-    No flag is needed: the label column is the one named label, target, class, sentiment or the like, or the only one with
-    few values that the others can predict.
+    The label column is found by its name (label, target, class, sentiment, ...) or as the column that the others predict
+    best; `--label` names another. The run folder has the review page, a list of suspects and the settings.
+
+    `--model` and `--finetune` train a network. If the command is interrupted, the same command goes on where it was. In several
+    processes: `torchrun --nproc-per-node 2 -m compensate audit ...`
 
     After a review, again with what was decided: `compensate audit --with runs/reviews-3f2a`
     """
@@ -111,12 +113,18 @@ def audit(
         "encoding": encoding, "delimiter": delimiter, "labels_key": labels_key,
     }  # fmt: skip
     options = {name: value for name, value in chosen.items() if value is not None}
-    asked = _Asked(data, labels, features, probs, data_dir, options, encoder, model, crossfit, epochs, seed or 0)
+    asked = _Asked(
+        data, labels, features, probs, data_dir, options, encoder, model, finetune, crossfit, epochs, batch_size, lr,
+        precision or "no", seed or 0,
+    )  # fmt: skip
+    console.quiet = not _main()
     before = None
     if with_ is not None:
         before = _before(with_)
         asked = asked.over(before.asked, seed_given=seed is not None)
     found, folder = _run(asked, before, out, lambda source, **more: _judged(source, started, **more))
+    if not _main():
+        return
     for note in found.notes:
         console.print(Text.assemble(("note: ", "yellow"), note))
     _summary(found, folder)
@@ -127,9 +135,13 @@ def audit_again(run: Path, told: Callable[[str, int, int], None]) -> Path:
     from compensate.auditing.audit import audit as judge
 
     before = _before(run)
-    nothing = _Asked(None, None, None, None, None, {}, "auto", None, False, None, 0)
+    nothing = _Asked(None, None, None, None, None, {}, "auto", None, False, False, None, None, None, "no", 0)
     asked = nothing.over(before.asked, seed_given=False)
     return _run(asked, before, None, lambda source, **more: judge(source, progress=told, resume=True, **more))[1]
+
+
+TRAINING = ("model", "finetune", "crossfit", "epochs", "batch_size", "lr")
+"""What is asked of a network; each is nothing unless it is given."""
 
 
 @dataclass(frozen=True)
@@ -144,13 +156,17 @@ class _Asked:
     options: dict[str, Any]
     encoder: str
     model: str | None
+    finetune: bool
     crossfit: bool
     epochs: int | None
+    batch_size: int | None
+    lr: float | None
+    precision: str
     seed: int
 
     def over(self, kept: Mapping[str, Any], *, seed_given: bool) -> _Asked:
         """This, and where it says nothing what was asked for before."""
-        files = {
+        files: dict[str, Any] = {
             name: getattr(self, name) or (kept[name] and Path(kept[name]))
             for name in ("labels", "features", "data_dir")
         }
@@ -160,16 +176,20 @@ class _Asked:
             **files,
             options={**kept["options"], **self.options},
             encoder=kept["encoder"] if self.encoder == "auto" else self.encoder,
-            model=self.model or kept["model"],
-            crossfit=self.crossfit or kept["crossfit"],
-            epochs=self.epochs or kept["epochs"],
+            precision=kept["precision"] if self.precision == "no" else self.precision,
+            **{name: getattr(self, name) or kept[name] for name in TRAINING},
             seed=self.seed if seed_given else kept["seed"],
         )
 
     @property
     def how(self) -> dict[str, Any]:
         """How labels are judged."""
-        return {name: getattr(self, name) for name in ("encoder", "model", "crossfit", "epochs", "seed")}
+        return {name: getattr(self, name) for name in ("encoder", *TRAINING, "precision", "seed")}
+
+    @property
+    def deep(self) -> bool:
+        """Whether a network is trained."""
+        return self.model is not None or self.finetune
 
     @property
     def kept(self) -> dict[str, Any]:
@@ -180,11 +200,16 @@ class _Asked:
 
 def _run(asked: _Asked, before: Before | None, out: Path | None, judged: Callable[..., Audit]) -> tuple[Audit, Path]:
     """The audit, and the folder that it was written to."""
+    if asked.deep and asked.probs is not None:
+        raise InputError(
+            f"--probs takes the place of a model; leave out {'--finetune' if asked.finetune else '--model'}."
+        )
     if asked.data is None and asked.probs is None:
         raise InputError("no data is given; write for example: compensate audit reviews.csv.")
     o.check_path(asked.data, asked.labels, asked.features, asked.probs)
     from compensate.auditing.again import changed_since
     from compensate.auditing.run_folder import check_run_folder, write_run
+    from compensate.auditing.views import unused_encoder
     from compensate.files import check_writable
 
     runs = Path("runs") if before is None else before.folder.parent
@@ -199,9 +224,12 @@ def _run(asked: _Asked, before: Before | None, out: Path | None, judged: Callabl
         training = folder.with_name(f".{folder.name}.training")
         if asked.probs is not None:
             found = _of_probabilities(source, asked.probs, asked.labels, asked.options.get("labels_key"))
+            found = replace(found, notes=(*found.notes, *unused_encoder(asked.encoder, "probabilities")))
         else:
             assert source is not None
-            found = judged(source, run_folder=None if asked.model is None else training, **asked.how, **decided)
+            found = judged(source, run_folder=training if asked.deep else None, **asked.how, **decided)
+    if not _main():
+        return found, folder
     notes = [str(w.message) for w in caught if w.category is UserWarning and "torch" not in str(w.filename)]
     notes = list(dict.fromkeys([*found.notes, *notes]))
     found = replace(found, notes=tuple(notes), config={**found.config, "asked": asked.kept})
@@ -210,7 +238,7 @@ def _run(asked: _Asked, before: Before | None, out: Path | None, judged: Callabl
     else:
         found = changed_since(found, before.audit, before.folder)
         write_run(found, folder, [d for d in before.decisions if d.source == found.source_digest])
-    if asked.model is not None:
+    if asked.deep:
         shutil.rmtree(training, ignore_errors=True)
     return found, folder
 
@@ -284,10 +312,18 @@ def _judged(source: Data, started: float, **chosen: Any) -> Audit:
     config = found.config
     if config.get("encoder"):
         console.print(f"encoded   {config['encoder']} ({config.get('license', 'license unknown')})", markup=False)
+    if config.get("finetuned"):
+        times = f"once for each of {config['folds']} folds" if config["crossfit"] else "once"
+        console.print(f"tuned     {config['finetuned']} · {config['epochs']} epochs, {times}", markup=False)
     console.print(f"fitted    {_learners(found)} · {_clock(time.perf_counter() - started)}", markup=False)
     if config.get("hint"):
         console.print(f"better features: {config['hint']}", markup=False, soft_wrap=True)
     return found
+
+
+def _main() -> bool:
+    """Whether this is the process that writes files and talks, where `torchrun` started several."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _learners(found: Audit) -> str:
@@ -308,7 +344,7 @@ def _of_probabilities(source: Data | None, probs: Path, labels: Path | None, lab
 
     if source is None:
         assert labels is not None
-        cells = read_labels(labels, labels_key)[0]
+        cells = read_labels(labels, labels_key).cells
         return audit_probabilities(read_array(probs), cells, title=labels.name)
     title = str(source.info.get("title", "the data"))
     found = audit_probabilities(
@@ -325,7 +361,7 @@ def _opening(source: Data) -> str:
     if info.get("text"):
         parts.append(f'text column "{info["text"]}"')
     if source.regression:
-        y = source.target[source.labelled]
+        y = source.target[source.labeled]
         said = f"a quantity from {y.min():g} to {y.max():g}" if len(y) else "empty"
     else:
         counts = source.class_counts
@@ -333,7 +369,7 @@ def _opening(source: Data) -> str:
         named = " · ".join(f"{_short(source.classes[c])} {counts[c]:,}" for c in order)
         said = f"{source.num_classes} classes: {named}{' · …' if source.num_classes > 4 else ''}"
     parts.append(f'label column "{info["label"]}" ({said})' if info.get("label") else said)
-    lost = int((~source.labelled).sum())
+    lost = int((~source.labeled).sum())
     if lost:
         parts.append(f"{lost:,} without a label, which are predicted")
     unused = [_short(c.name) for c in info.get("columns", ()) if c.role in ("identifier", "constant", "ignored")]

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from compensate.commands import options as o
-from compensate.commands.terminal import console
+from compensate.commands.terminal import bar_of, console
 from compensate.errors import InputError
 from compensate.extras import installed
 
@@ -22,73 +21,46 @@ if TYPE_CHECKING:
     from compensate.training.comparison import Row
 
 
+@o.with_shared
 def compare(
-    data: o.Data = None,
-    methods: Annotated[
-        str | None, typer.Option(help="Methods, separated by commas.", show_default="base,logcomp,mixcomp")
-    ] = None,
-    seeds: Annotated[int | None, typer.Option(help="Number of seeds [default: 3].", min=1, show_default=False)] = None,
-    baseline: Annotated[
-        str | None, typer.Option(help="Baseline of the differences [default: the first method].", show_default=False)
-    ] = None,
-    noise: o.Noise = None,
-    model: o.Model = None,
+    shared: o.TrainingOptions,
+    *,
+    methods: Annotated[str | None, o.option("Methods, separated by commas [default: base,logcomp,mixcomp].")] = None,
     hyper: Annotated[
-        list[str] | None,
-        typer.Option(help="Hyper-parameter of a method, e.g. logcomp.lam=0.1; may be repeated.", show_default=False),
+        list[str] | None, o.option("Hyper-parameter of a method, e.g. logcomp.lam=0.1; may be repeated.")
     ] = None,
-    epochs: o.Epochs = None,
-    batch_size: o.BatchSize = None,
-    lr: o.Rate = None,
-    optimizer: o.Optimizer = None,
-    schedule: o.Schedule = None,
-    seed: o.Seed = None,
-    limit: o.Limit = None,
-    vectors: o.Vectors = None,
-    max_length: o.MaxLength = None,
-    label: o.Label = None,
-    text: o.Text = None,
-    set_: o.Set = None,
-    config: o.ConfigFile = None,
-    data_dir: o.DataDir = None,
-    workers: Annotated[
-        int | None, typer.Option(help="Worker processes [default: number of cores].", min=1, show_default=False)
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of the comparison [default: runs/compare-ID].", show_default=False)
-    ] = None,
+    seeds: Annotated[int | None, o.option("Number of seeds [default: 3].", min=1)] = None,
+    baseline: Annotated[str | None, o.option("Baseline of the differences [default: the first method].")] = None,
+    workers: o.Workers = None,
+    out: Annotated[Path | None, o.option("Folder of the comparison [default: runs/compare-ID].")] = None,
 ) -> None:
     """Compare methods over several seeds, in worker processes with one thread each.
 
     **Example:** `compensate compare digits --noise pair:0.3 --methods base,logcomp,mixcomp --seeds 3`
 
-    Run again, it resumes: finished runs are read, unfinished ones continue from their checkpoints.
+    The same command resumes: finished runs are read, unfinished ones continue from their checkpoints.
     """
     from compensate.files import make_folder
     from compensate.training import Run, comparison
     from compensate.training.workers import side_by_side
 
-    given = o.shared(
-        data, set_, label, text, noise=noise, model=model, epochs=epochs, batch_size=batch_size, lr=lr,
-        optimizer=optimizer, schedule=schedule, seed=seed, limit=limit, vectors=vectors, max_length=max_length,
-    )  # fmt: skip
-    merged = o.options(config, given)
+    merged = shared.merged()
     wanted = _methods(methods, merged.pop("methods", None), o.nested(o.pairs(hyper, "--hyper")))
     count = seeds if seeds is not None else int(merged.pop("seeds", 3))
     merged.pop("seeds", None)
     first = _named(baseline or merged.pop("baseline", None) or next(iter(wanted)), wanted)
     merged.pop("baseline", None)
-    common = o.build(merged, str(config or "the command line"))
+    common = shared.build(merged)
     configs = comparison.plan(common, wanted, count)
     folder = out if out is not None else Path("runs") / f"compare-{_digest([c.id for c in configs])}"
     make_folder(folder / "runs")
 
     runs = [stored for c in configs if (stored := Run(folder / "runs" / c.name).result) is not None]
     failed = []
-    with _bar() as bar:
+    with bar_of("training", "runs") as bar:
         task = bar.add_task("", total=len(configs), completed=len(runs))
         finished = {stored["id"] for stored in runs}
-        jobs = [(c, folder / "runs", data_dir) for c in configs if c.id not in finished]
+        jobs = [(c, folder / "runs", shared.data_dir) for c in configs if c.id not in finished]
         for done, outcome in side_by_side(comparison.attempt, jobs, workers, lost=comparison.lost):
             bar.advance(task)
             if isinstance(outcome, str):
@@ -172,10 +144,3 @@ def _named(name: str, known: Mapping[str, Any]) -> str:
 
 def _digest(ids: list[str]) -> str:
     return hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:8]
-
-
-def _bar() -> Progress:
-    return Progress(
-        TextColumn("training"), BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("runs"), TimeElapsedColumn(),
-        console=console, transient=True,
-    )  # fmt: skip

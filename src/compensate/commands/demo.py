@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from compensate._version import __version__
-from compensate.commands.terminal import console
+from compensate.commands.terminal import bar_of, console
 from compensate.extras import installed
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ def demo(
         bool, typer.Option("--search", help="Repeat the hyper-parameter search, on held-out noisy labels.")
     ] = False,
 ) -> None:
-    """Find wrong labels in a real data set: digits, 20 % of them mislabelled on purpose.
+    """Find wrong labels in a real data set: digits, 20 % of them mislabeled on purpose.
 
     **Example:** `compensate demo`
     """
@@ -99,12 +98,8 @@ def _search(out: Path, epochs: int) -> None:
 def _followed(what: str, wanted: list[Job], setting: Setting) -> list[Outcome]:
     from compensate.demo import run_all
 
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("runs"),
-        TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
-    )  # fmt: skip
     outcomes: list[Outcome] = []
-    with Progress(*columns, console=console) as progress:
+    with bar_of(what, "runs") as progress:
         task = progress.add_task(what, total=len(wanted))
         for outcome in run_all(wanted, setting):
             outcomes.append(outcome)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import shlex
 import sys
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, fields
+from glob import glob
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 from rich.prompt import Prompt
@@ -21,33 +24,114 @@ if TYPE_CHECKING:
     from compensate.training.config import Config
 
 
-def _option(text: str, *names: str) -> Any:
-    return typer.Option(*names, help=text, show_default=False)
+def option(text: str, *names: str, **more: Any) -> Any:
+    """An option without a default value in its help."""
+    return typer.Option(*names, help=text, show_default=False, **more)
 
 
 Data = Annotated[
     str | None,
     typer.Argument(help="Data set: a name (cifar10, sst2, imdb, digits, ...) or a path.", show_default=False),
 ]
-DataDir = Annotated[Path | None, _option("Data folder of named data sets [env: COMPENSATE_DATA].")]
-ConfigFile = Annotated[Path | None, _option("TOML file of options; the command line takes precedence.", "--config")]
-Noise = Annotated[str | None, _option("Inject label noise, e.g. pair:0.2 or random:0.4.")]
-Model = Annotated[str | None, _option("Model: resnet20, bilstm, cnn, mlp, ... [default: by the kind of data].")]
-Epochs = Annotated[int | None, _option("Training epochs.")]
-BatchSize = Annotated[int | None, _option("Batch size, over all processes.")]
-Rate = Annotated[float | None, _option("Learning rate.", "--lr")]
-Optimizer = Annotated[str | None, _option("Optimizer: sgd, adam or adamw.")]
-Schedule = Annotated[str | None, _option("Learning rate schedule: constant, cosine, linear or step.")]
-Seed = Annotated[int | None, _option("Random seed.")]
-Limit = Annotated[int | None, _option("Limit the number of training samples.")]
-Vectors = Annotated[str | None, _option("Word vectors: glove.6B.100d in the data folder, or a file.")]
-MaxLength = Annotated[int | None, _option("Maximum number of words per text.")]
-Label = Annotated[str | None, _option("Label column of a table.")]
-Text = Annotated[str | None, _option("Text column of a table.")]
-Ignore = Annotated[str | None, _option("Columns to leave out, e.g. id,url.")]
-Columns = Annotated[str | None, _option("Feature columns, e.g. age,town [default: all others].")]
-Hyper = Annotated[list[str] | None, _option("Hyper-parameter of the method, e.g. lam=0.1; may be repeated.")]
-Set = Annotated[list[str] | None, _option("Any other setting, e.g. weight_decay=1e-4; may be repeated.", "--set")]
+DataDir = Annotated[Path | None, option("Data folder of named data sets [env: COMPENSATE_DATA].")]
+ConfigFile = Annotated[Path | None, option("TOML file of settings; the command line takes precedence.", "--config")]
+Noise = Annotated[str | None, option("Inject label noise, e.g. pair:0.2 or random:0.4.")]
+Model = Annotated[str | None, option("Model: resnet20, bilstm, cnn, mlp, ... [default: by the kind of data].")]
+Epochs = Annotated[int | None, option("Training epochs.")]
+BatchSize = Annotated[int | None, option("Batch size, over all processes.")]
+Rate = Annotated[float | None, option("Learning rate.", "--lr")]
+Precision = Annotated[str | None, option("Mixed precision: no, bf16 or fp16.")]
+Optimizer = Annotated[str | None, option("Optimizer: sgd, adam or adamw.")]
+Schedule = Annotated[str | None, option("Learning rate schedule: constant, cosine, linear or step.")]
+Seed = Annotated[int | None, option("Random seed.")]
+Limit = Annotated[int | None, option("Maximum number of training samples.")]
+Vectors = Annotated[str | None, option("Word vectors: glove.6B.100d in the data folder, or a file.")]
+MaxLength = Annotated[int | None, option("Maximum number of words per text.")]
+Label = Annotated[str | None, option("Label column of a table.")]
+Text = Annotated[str | None, option("Text column of a table.")]
+Ignore = Annotated[str | None, option("Columns to leave out, e.g. id,url.")]
+Columns = Annotated[str | None, option("Feature columns, e.g. age,town [default: all others].")]
+Hyper = Annotated[list[str] | None, option("Hyper-parameter of the method, e.g. lam=0.1; may be repeated.")]
+Set = Annotated[list[str] | None, option("Any other setting, e.g. weight_decay=1e-4; may be repeated.", "--set")]
+Workers = Annotated[int | None, option("Worker processes [default: number of cores].", min=1)]
+Encoding = Annotated[str | None, option("File encoding [default: utf-8].")]
+Delimiter = Annotated[str | None, option("Column delimiter [default: detected].")]
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """The options of every command that trains, in the order of its help; `with_shared` puts them into its signature."""
+
+    data: Data = None
+    noise: Noise = None
+    model: Model = None
+    epochs: Epochs = None
+    batch_size: BatchSize = None
+    lr: Rate = None
+    optimizer: Optimizer = None
+    schedule: Schedule = None
+    seed: Seed = None
+    limit: Limit = None
+    vectors: Vectors = None
+    max_length: MaxLength = None
+    label: Label = None
+    text: Text = None
+    ignore: Ignore = None
+    columns: Columns = None
+    set_: Set = None
+    config: ConfigFile = None
+    data_dir: DataDir = None
+
+    def merged(self, **more: Any) -> dict[str, Any]:
+        """All settings by their names in `Config`: those of the file, and over them those of the command line."""
+        named = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in (*READER, *PLACES)}
+        reader = {name: getattr(self, name) for name in READER}
+        return _over(self.config, settings(named.pop("set_"), reader, **more, **named))
+
+    def build(self, merged: Mapping[str, Any]) -> Config:
+        """The configuration; a missing data set is the most common slip."""
+        if not merged.get("data"):
+            raise InputError("no data set is given; write for example: compensate train digits --method logcomp.")
+        check_path(str(merged["data"]))
+        from compensate.training.config import Config
+
+        return Config.of(merged, str(self.config or "the command line"))
+
+
+READER = ("label", "text", "ignore", "columns")
+"""Options of the reader of a table, which `Config` keeps apart."""
+
+PLACES = ("config", "data_dir")
+"""Where things are; no part of a configuration."""
+
+
+def with_shared(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with the fields of its first parameter, a `TrainingOptions`, as options after its own.
+
+    >>> @with_shared
+    ... def example(shared: TrainingOptions, *, quiet: bool = False) -> None: ...
+    >>> list(inspect.signature(example).parameters)[:4]
+    ['data', 'quiet', 'noise', 'model']
+    """
+    hints = get_type_hints(command, include_extras=True)
+    shared = get_type_hints(TrainingOptions, include_extras=True)
+    own = list(inspect.signature(command).parameters.values())[1:]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [
+        inspect.Parameter(f.name, keyword, default=f.default, annotation=shared[f.name])
+        for f in fields(TrainingOptions)
+    ]
+    first, *rest = parameters
+    parameters = [first, *(one.replace(kind=keyword, annotation=hints[one.name]) for one in own), *rest]
+
+    @functools.wraps(command)
+    def call(**given: Any) -> None:
+        options = TrainingOptions(**{f.name: given.pop(f.name) for f in fields(TrainingOptions)})
+        command(options, **given)
+
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {one.name: one.annotation for one in parameters}
+    return call
 
 
 def ask_label(error: UnclearLabel) -> str:
@@ -62,7 +146,7 @@ def check_path(*paths: str | Path | None) -> None:
     """Refuses what can only be a path and is not there, before anything heavy is imported to read it."""
     for path in (p for p in paths if p is not None):
         named = isinstance(path, str) and not Path(path).suffix and len(Path(path).parts) == 1
-        if not named and not Path(path).expanduser().exists():
+        if not named and not Path(path).expanduser().exists() and not glob(str(path)):
             raise InputError(f"there is no file or folder {path}; check the path.")
 
 
@@ -126,8 +210,15 @@ def nested(found: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def options(config: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """All options: those of the file, and over them those of the command line; tables are joined."""
+def settings(set_: Sequence[str] | None, reader: Mapping[str, Any], **named: Any) -> dict[str, Any]:
+    """Settings by their names in `Config`: named ones, those of --set, and the reader's as a table of their own."""
+    others = nested(pairs(set_, "--set"))
+    chosen = {name: value for name, value in reader.items() if value is not None}
+    return {**named, **others, "data_options": {**others.pop("data_options", {}), **chosen}}
+
+
+def _over(config: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of the file, and over them those that are given; tables are joined."""
     merged = {}
     if config is not None:
         from compensate.training.config import read_toml
@@ -142,30 +233,8 @@ def options(config: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def shared(
-    data: str | None,
-    set_: Sequence[str] | None,
-    label: str | None,
-    text: str | None,
-    ignore: str | None = None,
-    columns: str | None = None,
-    **named: Any,
-) -> dict[str, Any]:
-    """The options of a command line by their names in `Config`."""
-    others = nested(pairs(set_, "--set"))
-    reader = {
-        **others.pop("data_options", {}),
-        **{
-            k: v
-            for k, v in (("label", label), ("text", text), ("ignore", ignore), ("columns", columns))
-            if v is not None
-        },
-    }
-    return {"data": data, **named, **others, "data_options": reader}
-
-
 def again(given: Mapping[str, Any], **more: Any) -> str:
-    """The line that trains with these options: `given` as `shared` has them, with other values for some.
+    """The line that trains with these options: `given` as `TrainingOptions.merged` has them, with other values for some.
 
     >>> again({"data": "my file.csv", "noise": "pair:0.2", "lr": None, "weight_decay": 0.1, "hyper": {"lam": 0.5}})
     "compensate train 'my file.csv' --noise pair:0.2 --set weight_decay=0.1 --hyper lam=0.5"
@@ -198,13 +267,3 @@ def _flags(options: Mapping[str, Any], own: Container[str], prefix: str = "") ->
 def _written(value: Any) -> str:
     """A value as `value_of` reads it."""
     return f"{value:.6g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
-
-
-def build(merged: Mapping[str, Any], where: str) -> Config:
-    """The configuration; a missing data set is the most common slip."""
-    if not merged.get("data"):
-        raise InputError("no data set is given; write for example: compensate train digits --method logcomp.")
-    check_path(str(merged["data"]))
-    from compensate.training.config import Config
-
-    return Config.of(merged, where)

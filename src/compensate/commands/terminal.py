@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.segment import Segment
 
-# Signs that move the cursor, change colours, or turn the direction of writing; a line end and a tab are harmless.
+# Signs that move the cursor, change colors, or turn the direction of writing; a line end and a tab are harmless.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -23,7 +24,7 @@ def visible(text: str) -> str:
 
 
 class Terminal(Console):
-    """A console that shows control characters of what it prints as marks; its own colours and bars are unchanged."""
+    """A console that shows control characters of what it prints as marks; its own colors and bars are unchanged."""
 
     def print(self, *objects: Any, **options: Any) -> None:
         # Before lines are broken: signs without width would make the console cut letters beside them.
@@ -40,3 +41,11 @@ def _terminal(**options: Any) -> Terminal:
 
 console = _terminal()
 errors = _terminal(stderr=True)
+
+
+def bar_of(what: str, unit: str) -> Progress:
+    """A progress bar that counts: `what` is done, how many `unit`s are, the time so far and the time left."""
+    return Progress(
+        TextColumn(what), BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn(unit), TimeElapsedColumn(),
+        TextColumn("left"), TimeRemainingColumn(), console=console, transient=True,
+    )  # fmt: skip

@@ -13,67 +13,34 @@ from compensate.commands import options as o
 from compensate.commands.terminal import console
 
 
+@o.with_shared
 def train(
-    data: o.Data = None,
-    method: Annotated[
-        str | None, typer.Option(help="Method [default: base]; `compensate methods` lists all.", show_default=False)
-    ] = None,
-    noise: o.Noise = None,
-    model: o.Model = None,
+    shared: o.TrainingOptions,
+    *,
+    method: Annotated[str | None, o.option("Method [default: base]; `compensate methods` lists all.")] = None,
     hyper: o.Hyper = None,
-    epochs: o.Epochs = None,
-    batch_size: o.BatchSize = None,
-    lr: o.Rate = None,
-    optimizer: o.Optimizer = None,
-    schedule: o.Schedule = None,
-    seed: o.Seed = None,
-    limit: o.Limit = None,
-    clean: Annotated[
-        float | None,
-        typer.Option(help="Share of samples kept clean, for methods that learn from clean data.", show_default=False),
-    ] = None,
-    patience: Annotated[
-        int | None, typer.Option(help="Early-stopping patience, in epochs.", show_default=False)
-    ] = None,
-    precision: Annotated[
-        str | None, typer.Option(help="Mixed precision: no, bf16 or fp16.", show_default=False)
-    ] = None,
-    accumulate: Annotated[int | None, typer.Option(help="Gradient accumulation steps.", show_default=False)] = None,
-    vectors: o.Vectors = None,
-    max_length: o.MaxLength = None,
-    label: o.Label = None,
-    text: o.Text = None,
-    ignore: o.Ignore = None,
-    columns: o.Columns = None,
-    teacher: Annotated[
-        str | None,
-        typer.Option(help="Teacher: the folder of a finished run, or a .npy file of logits.", show_default=False),
-    ] = None,
-    set_: o.Set = None,
-    config: o.ConfigFile = None,
-    data_dir: o.DataDir = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder [default: runs/NAME].", show_default=False)] = None,
+    clean: Annotated[float | None, o.option("Share of clean samples, for methods that learn from clean data.")] = None,
+    teacher: Annotated[str | None, o.option("Teacher: the folder of a run, or a .npy file of logits.")] = None,
+    patience: Annotated[int | None, o.option("Early-stopping patience, in epochs.")] = None,
+    precision: o.Precision = None,
+    accumulate: Annotated[int | None, o.option("Gradient accumulation steps.")] = None,
+    out: Annotated[Path | None, o.option("Run folder [default: runs/NAME].")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume from the last checkpoint.")] = False,
-    every: Annotated[int | None, typer.Option(help="Steps between checkpoints.", show_default=False)] = None,
-    tracker: Annotated[
-        list[str] | None,
-        typer.Option(help="Experiment tracker, e.g. tensorboard; may be repeated.", show_default=False),
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
+    every: Annotated[int | None, o.option("Steps between checkpoints [default: one checkpoint a minute].")] = None,
+    tracker: Annotated[list[str] | None, o.option("Experiment tracker, e.g. tensorboard; may be repeated.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress bar.")] = False,
 ) -> None:
     """Train a model with any method; the run can be interrupted and resumed exactly.
 
     **Example:** `compensate train digits --method logcomp --noise pair:0.2`
 
-    In several processes: `torchrun --nproc-per-node 2 -m compensate train ...`, or `accelerate launch -m compensate train ...`
+    Distributed: `torchrun --nproc-per-node 2 -m compensate train ...`, or `accelerate launch -m compensate train ...`
     """
-    given = o.shared(
-        data, set_, label, text, method=method, noise=noise, model=model, hyper=o.pairs(hyper, "--hyper"), epochs=epochs,
-        batch_size=batch_size, lr=lr, optimizer=optimizer, schedule=schedule, seed=seed, limit=limit, clean=clean,
-        patience=patience, precision=precision, accumulate=accumulate, vectors=vectors, max_length=max_length,
-        teacher=teacher, ignore=ignore, columns=columns,
+    merged = shared.merged(
+        method=method, hyper=o.pairs(hyper, "--hyper"), clean=clean, teacher=teacher, patience=patience,
+        precision=precision, accumulate=accumulate,
     )  # fmt: skip
-    asked = o.build(o.options(config, given), str(config or "the command line"))
+    asked = shared.build(merged)
     from compensate.training.distribution import Processes
     from compensate.training.fitting import fit
     from compensate.training.trainer import Interrupted
@@ -81,7 +48,7 @@ def train(
     folder = out if out is not None else Path("runs") / asked.name
     try:
         result = fit(
-            asked, data_dir=data_dir, folder=folder, resume=resume, every=every, console=None if quiet else console,
+            asked, data_dir=shared.data_dir, folder=folder, resume=resume, every=every, console=None if quiet else console,
             trackers=tuple(tracker or ()),
         )  # fmt: skip
     except Interrupted as stop:

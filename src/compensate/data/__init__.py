@@ -10,25 +10,24 @@ from typing import TYPE_CHECKING, Any
 from compensate.data import noise
 from compensate.data.arrays import from_arrays, read_npz
 from compensate.data.batches import batches, draws, gather, order
-from compensate.data.cifar import read_cifar
 from compensate.data.columns import Column, analyze
-from compensate.data.corpora import read_imdb, read_sst2
-from compensate.data.dataset import UNLABELLED, Data, Splits
-from compensate.data.digits import digits, digits_splits
-from compensate.data.download import fetch
+from compensate.data.dataset import UNLABELED, Data, Splits
 from compensate.data.features import TableEncoder, TableViews, table_views
 from compensate.data.folder import read_folder
+from compensate.data.graphs import neighbor_graph, with_wrong_edges
 from compensate.data.hub import from_hub
-from compensate.data.idx import read_idx, read_mnist
 from compensate.data.images import CropFlip, channel_statistics
 from compensate.data.imbalance import class_sizes, long_tailed
 from compensate.data.label_column import UnclearLabel, choose_label
 from compensate.data.labels import encode_labels, override_labels, read_labels
 from compensate.data.load import load
+from compensate.data.named.catalog import SOURCES, data_folder
+from compensate.data.named.download import fetch
+from compensate.data.named.image_sets import digits, digits_splits, read_cifar, read_idx, read_mnist
+from compensate.data.named.text_sets import read_imdb, read_sst2
 from compensate.data.ragged import Ragged
-from compensate.data.sources import SOURCES, data_folder
 from compensate.data.tables import choose_text, from_frame, read_frame, read_table
-from compensate.data.text import Tfidf, Vocabulary, encode_texts, text_features, tokenise
+from compensate.data.text import Tfidf, Vocabulary, encode_texts, text_features, tokenize
 from compensate.data.vectors import embedding_matrix, find_vectors, read_vectors
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SOURCES",
-    "UNLABELLED",
+    "UNLABELED",
     "Column",
     "CropFlip",
     "Data",
@@ -69,6 +68,7 @@ __all__ = [
     "gather",
     "load",
     "long_tailed",
+    "neighbor_graph",
     "noise",
     "order",
     "override_labels",
@@ -85,7 +85,8 @@ __all__ = [
     "read_vectors",
     "table_views",
     "text_features",
-    "tokenise",
+    "tokenize",
+    "with_wrong_edges",
 ]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from compensate.data.dataset import UNLABELLED, Data, Splits
+from compensate.data.dataset import UNLABELED, Data, Splits
 from compensate.data.images import as_images
 from compensate.data.labels import encode_labels, read_labels
 from compensate.errors import InputError
@@ -25,7 +25,7 @@ def from_arrays(x: ArrayLike, y: ArrayLike | None, classes: Any = None, *, where
     """A data set from samples (N, F) or images (N, C, H, W), (N, H, W, C), (N, H, W), and labels (N,).
 
     Labels are class numbers, names, or floats with a fractional part for regression; without labels every row is
-    `UNLABELLED`.
+    `UNLABELED`.
 
     >>> from_arrays(np.zeros((3, 2)), ["b", "a", "b"]).classes
     ('a', 'b')
@@ -48,7 +48,7 @@ def from_arrays(x: ArrayLike, y: ArrayLike | None, classes: Any = None, *, where
     info = {"kind": "images" if samples.ndim == 4 else "features"}
     if y is None:
         names = tuple(str(c) for c in classes) if classes is not None else ()
-        return Data(samples, np.full(len(samples), UNLABELLED, dtype=np.int64), names, info=info)
+        return Data(samples, np.full(len(samples), UNLABELED, dtype=np.int64), names, info=info)
     labels = np.asarray(y)
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
@@ -86,7 +86,7 @@ def read_npz(path: str | Path, *, labels: str | Path | None = None) -> Splits:
     if not path.is_file():
         raise InputError(f"there is no file {path}; check the path.")
     found = _load(path)
-    y = read_labels(labels)[0] if labels is not None else None
+    y = read_labels(labels).cells if labels is not None else None
     if isinstance(found, np.ndarray):
         return Splits(from_arrays(found, y, where=str(path)))
     classes = next((found[k] for k in ("classes", "class_names") if k in found), None)

@@ -91,7 +91,7 @@ def gather(
     else:
         raise InputError(
             f"batches need numbers, and x is {_describe(data.x)}. Turn texts into token ids with "
-            "compensate.data.encode(splits) or into features with compensate.data.Tfidf."
+            "compensate.data.encode_texts(splits) or into features with compensate.data.Tfidf."
         )
     if augment is not None:
         if drawn is None:

@@ -246,8 +246,8 @@ def _names_rows(
 
 def _same(texts: NDArray[Any], target: NDArray[Any]) -> bool:
     """Whether a column and the label tell each other: pairs, values and labels are equally many."""
-    labelled = target != None  # noqa: E711 - of each entry
-    texts, target = texts[labelled], target[labelled]
+    labeled = target != None  # noqa: E711 - of each entry
+    texts, target = texts[labeled], target[labeled]
     values, labels = set(texts), set(target)
     if len(values) != len(labels):
         return False

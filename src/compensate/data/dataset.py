@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from compensate.data.seeding import generator
 from compensate.errors import InputError
 
-UNLABELLED = -1
+UNLABELED = -1
 """The target of a row whose label is missing."""
 
 
@@ -23,7 +23,7 @@ class Data:
     Attributes:
         x: the samples, anything with a length that can be indexed by an array of rows: (N, C, H, W) images, uint8 or
             float in [0, 1]; (N, F) features; `Ragged` token ids.
-        target: (N,) whole numbers, the class; `UNLABELLED` where there is none. Floats for regression.
+        target: (N,) whole numbers, the class; `UNLABELED` where there is none. Floats for regression.
         classes: the names of the classes, in the order of their numbers; empty for regression.
         index: (N,) the 0-based row of the source before any split or filter. By default 0..N-1.
         ids: (N,) names of the samples in the source (a file name, an id column), if it has any.
@@ -86,14 +86,14 @@ class Data:
         return bool(np.issubdtype(self.target.dtype, np.floating))
 
     @property
-    def labelled(self) -> NDArray[np.bool_]:
+    def labeled(self) -> NDArray[np.bool_]:
         """(N,) whether the row has a label."""
-        return ~np.isnan(self.target) if self.regression else self.target != UNLABELLED
+        return ~np.isnan(self.target) if self.regression else self.target != UNLABELED
 
     @property
     def class_counts(self) -> NDArray[np.int64]:
         """(C,) the number of samples of each class; rows without a label are not counted."""
-        return np.bincount(self.target[self.labelled], minlength=self.num_classes)
+        return np.bincount(self.target[self.labeled], minlength=self.num_classes)
 
     def subset(self, rows: ArrayLike) -> Data:
         """Only these rows: positions in this data set, or a mask over it. ``index`` still names the source's rows."""

@@ -47,7 +47,7 @@ class TableViews:
 
     Attributes:
         trees: (N, F) for trees: numbers as they are, a column per category, by its frequency.
-        linear: (N, G) for linear models, neighbours and networks: standardized; one-hot categories.
+        linear: (N, G) for linear models, neighbors and networks: standardized; one-hot categories.
         tree_names, linear_names: what each feature is.
         columns: the role of every column of the table.
 

@@ -15,21 +15,33 @@ from compensate.errors import InputError
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 LARGEST = 64
-"""Images that are larger, or that differ in size, are brought to squares of so many pixels, unless a size is given."""
+"""Images that are larger, or that differ in size, are resized to squares of this many pixels, unless a size is given."""
 
 
 def is_image(path: Path) -> bool:
     return path.is_file() and path.suffix.lower() in IMAGES and not path.name.startswith(".")
 
 
-def read_folder(path: str | Path, *, labels: str | Path | None = None, size: int | None = None) -> Splits:
+LABEL_FILES = ("labels.csv", "metadata.csv", "metadata.jsonl", "metadata.parquet")
+"""Tables of file and label that are looked for in a folder; the last three as Hugging Face's image folders have them."""
+
+
+def label_file(folder: Path) -> Path | None:
+    """The table of labels in a folder of images, if there is one."""
+    return next((folder / name for name in LABEL_FILES if (folder / name).is_file()), None)
+
+
+def read_folder(
+    path: str | Path, *, labels: str | Path | None = None, label: str | None = None, size: int | None = None
+) -> Splits:
     """Images from a folder.
 
     Args:
         path: ``path/cat/1.png`` is an image of class cat. With folders ``train`` and ``test`` (and ``validation``) in
             it, each is a part. With a label file the images may lie anywhere below ``path``.
-        labels: a table with the columns file (relative to ``path``) and label; by default ``labels.csv`` in ``path``,
-            if there is one.
+        labels: a table with the columns file (or file_name, relative to the table's folder) and label; by default ``labels.csv``,
+            ``metadata.csv``, ``metadata.jsonl`` or ``metadata.parquet`` in ``path`` (or in each part), if there is one.
+        label: the label's column in that table, if it has several that could be.
         size: bring every image to a square of this size; by default only where they differ or are large.
 
     ``index`` is the place in the list of files sorted by name, ``ids`` the file. An image that cannot be read is left
@@ -47,17 +59,17 @@ def read_folder(path: str | Path, *, labels: str | Path | None = None, size: int
     path = Path(path)
     if not path.is_dir():
         raise InputError(f"there is no folder {path}; check the path.")
-    if labels is None and (path / "labels.csv").is_file():
-        labels = path / "labels.csv"
+    if labels is None:
+        labels = label_file(path)
     from compensate.data.tables import PARTS
 
     parts = {PARTS[p.name.lower()]: p for p in sorted(path.iterdir()) if p.is_dir() and p.name.lower() in PARTS}
     if labels is not None or "train" not in parts:
-        return Splits(_part(path, labels, size, None))
-    train = _part(parts["train"], None, size, None)
+        return Splits(_part(path, labels, label, size, None))
+    train = _part(parts["train"], label_file(parts["train"]), label, size, None)
     shape = train.x.shape[-1] if train.x.shape[-1] == train.x.shape[-2] else size
     others = {
-        name: _part(folder, None, shape, train.classes, train.x.shape[1])
+        name: _part(folder, label_file(folder), label, shape, train.classes, train.x.shape[1])
         for name, folder in parts.items()
         if name != "train"
     }
@@ -67,6 +79,7 @@ def read_folder(path: str | Path, *, labels: str | Path | None = None, size: int
 def _part(
     folder: Path,
     labels: str | Path | None,
+    label: str | None,
     size: int | None,
     classes: tuple[str, ...] | None,
     channels: int | None = None,
@@ -75,8 +88,9 @@ def _part(
     names = np.array([p.relative_to(folder).as_posix() for p in files], dtype=object)
     if not files:
         raise InputError(f"{folder} holds no images ({' '.join(IMAGES)}).")
+    info: dict[str, Any] = {"kind": "images", "folder": str(folder)}
     if labels is not None:
-        cells = _labels(names, labels)
+        cells, info["label"] = _labels(names, labels, label)
         empty: list[str] = []
     else:
         loose = [n for n in names if "/" not in n]
@@ -94,49 +108,57 @@ def _part(
         raise InputError(f"{folder} has the one class {', '.join(found) or '(none)'}; expected two or more.")
     images, kept = _read(files, size, channels)
     rows = np.flatnonzero(kept)
-    info = {"kind": "images", "folder": str(folder)}
     return Data(images, target[rows], found, rows, ids=names[rows], raw=names[rows], rows=len(files), info=info)
 
 
-def _labels(names: NDArray[Any], labels: str | Path) -> list[Any]:
-    cells, files, by = read_labels(labels)
-    if files is None or by == "index":
-        if len(cells) == len(names) and files is None:
-            return list(cells)
-        raise InputError(
-            f"{labels} must have the columns file and label, or one label for each of {len(names)} images."
-        )
-    given = {str(file).replace("\\", "/").removeprefix("./"): cell for file, cell in zip(files, cells, strict=True)}
-    if len(given) < len(files):
-        raise InputError(f"{labels} names a file more than once; keep one row for each.")
+def _labels(names: NDArray[Any], path: str | Path, label: str | None) -> tuple[list[Any], str | None]:
+    """The label of each image, and the column it stands in."""
+    found = read_labels(path, label)
+    if found.by in ("", "index"):
+        if len(found.cells) == len(names) and found.keys is None:
+            return list(found.cells), found.column
+        raise InputError(f"{path} must have the columns file and label, or one label for each of {len(names)} images.")
+    assert found.keys is not None
+    given = {relative(file): cell for file, cell in zip(found.keys, found.cells, strict=True)}
+    if len(given) < len(found.keys):
+        raise InputError(f"{path} names a file more than once; keep one row for each.")
     lost = sorted(set(given) - set(names))
     if lost:
-        raise InputError(f"{labels} names {lost[0]} (and {len(lost) - 1} more), which is not among the images.")
-    return [given.get(name, "") for name in names]
+        raise InputError(f"{path} names {lost[0]} (and {len(lost) - 1} more), which is not among the images.")
+    return [given.get(name, "") for name in names], found.column
+
+
+def relative(file: Any) -> str:
+    """The name of a file as it is written in a table of labels, in the form that is used here.
+
+    >>> relative("./cats\\\\1.png")
+    'cats/1.png'
+    """
+    return str(file).replace("\\", "/").removeprefix("./")
 
 
 def _read(files: list[Path], size: int | None, channels: int | None) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
     from PIL import Image
 
     sizes: set[tuple[int, int]] = set()
-    grey = True
+    gray = True
     readable = np.zeros(len(files), dtype=bool)
     for i, file in enumerate(files):
         try:
             with Image.open(file) as image:
                 sizes.add(image.size)
-                grey = grey and image.mode in ("1", "L", "I;16")
+                gray = gray and image.mode in ("1", "L", "I;16")
                 readable[i] = True
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
             continue
     if size is None and (len(sizes) > 1 or (sizes and max(next(iter(sizes))) > LARGEST)):
         size = LARGEST
-    mode = "L" if (grey if channels is None else channels == 1) else "RGB"
+    mode = "L" if (gray if channels is None else channels == 1) else "RGB"
     images: list[NDArray[np.uint8]] = []
     for i in np.flatnonzero(readable).tolist():
         try:
             with Image.open(files[i]) as image:
-                images.append(_pixels(image, mode, size))
+                images.append(pixels(image, mode, size))
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
             readable[i] = False
     if not images:
@@ -148,8 +170,8 @@ def _read(files: list[Path], size: int | None, channels: int | None) -> tuple[ND
     return np.stack(images), readable
 
 
-def _pixels(image: Any, mode: str, size: int | None) -> NDArray[np.uint8]:
-    """(C, H, W); resized so that the shorter side fits, then cut from the middle."""
+def pixels(image: Any, mode: str, size: int | None) -> NDArray[np.uint8]:
+    """(C, H, W) of a picture; resized so that the shorter side fits, then cut from the middle."""
     image = image.convert(mode)
     if size is not None:
         w, h = image.size

@@ -75,7 +75,7 @@ def channel_statistics(images: Any) -> tuple[list[float], list[float]]:
 
 
 def as_images(x: NDArray[Any], where: str) -> NDArray[Any]:
-    """Images as (N, C, H, W), bytes or floats in [0, 1]; channels may come last, and grey images without a channel.
+    """Images as (N, C, H, W), bytes or floats in [0, 1]; channels may come last, and gray images without a channel.
 
     >>> as_images(np.zeros((5, 32, 32, 3), np.uint8), "x").shape
     (5, 3, 32, 32)
@@ -93,6 +93,6 @@ def as_images(x: NDArray[Any], where: str) -> NDArray[Any]:
     if not (low >= 0 and high <= 1):
         raise InputError(
             f"{where} holds images with values from {low:g} to {high:g}; expected bytes (uint8) or floats in [0, 1]. "
-            "Divide by 255, or undo the normalisation: the model's first layer does it."
+            "Divide by 255, or undo the normalization: the model's first layer does it."
         )
     return x

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from compensate.data.dataset import UNLABELLED, Data
+from compensate.data.dataset import UNLABELED, Data
 from compensate.data.unpickle import load_arrays
 from compensate.errors import InputError, nearest
 from compensate.files import members, numpy_damage, opened, read_numpy, read_text
@@ -36,7 +37,7 @@ def is_missing(value: Any) -> bool:
 def encode_labels(
     values: Sequence[Any] | NDArray[Any], classes: Sequence[str] | None = None
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Class numbers and class names of label cells; a missing label is `UNLABELLED`.
+    """Class numbers and class names of label cells; a missing label is `UNLABELED`.
 
     Names are in numeric order if all are numbers, else in alphabetical order; or as ``classes`` says: then the cells are
     all names, or else all class numbers. Blanks around a name do not count; tabs and line ends do only where every cell of
@@ -58,7 +59,7 @@ def encode_labels(
     there = {cell for cell in cells if cell is not None}
     if not there <= numbers.keys() and there <= by_number.keys():
         numbers = by_number  # all of them or none: with classes 1 and 3, a "1" among names must not change its meaning
-    target = np.full(len(cells), UNLABELLED, dtype=np.int64)
+    target = np.full(len(cells), UNLABELED, dtype=np.int64)
     for row, cell in enumerate(cells):
         if cell is None:
             continue
@@ -104,7 +105,8 @@ def override_labels(data: Data, labels: ArrayLike | str | Path, labels_key: str 
     [1, 1, 0]
     """
     if isinstance(labels, (str, Path)):
-        found, keys, by = read_labels(labels, labels_key)
+        file = read_labels(labels, labels_key)
+        found, keys, by = file.cells, file.keys, file.by
         where = str(labels)
     else:
         found, keys, by = np.asarray(labels), None, ""
@@ -127,45 +129,80 @@ def override_labels(data: Data, labels: ArrayLike | str | Path, labels_key: str 
     return replace(data, target=target, classes=names)
 
 
-def read_labels(path: str | Path, labels_key: str | None = None) -> tuple[NDArray[Any], NDArray[Any] | None, str]:
+@dataclass(frozen=True, eq=False)
+class LabelFile:
+    """What a file of labels holds.
+
+    Attributes:
+        cells: (N,) the labels as written.
+        keys: (N,) the index, id or file that each belongs to; None if they stand in the order of the rows.
+        by: the name of the column of keys, in lower case; empty if there is none.
+        column: the name of the column of labels, of a table.
+
+    >>> LabelFile(np.array(["cat"])).by
+    ''
+    """
+
+    cells: NDArray[Any]
+    keys: NDArray[Any] | None = None
+    by: str = ""
+    column: str | None = None
+
+
+KEYS = ("index", "id", "file", "file_name", "path", "filename")
+"""Columns of a table of labels that say which row a label belongs to."""
+
+
+def read_labels(path: str | Path, labels_key: str | None = None) -> LabelFile:
     r"""Labels from a file: the cells, and the index or id of each if the file has them, and which of the two.
 
     - ``.npy``, ``.npz``: an array; a pickled dictionary of arrays (as CIFAR-N has it) is read without running anything.
     - ``.pt``: a dictionary of arrays saved by torch, read likewise.
     - ``.txt``: a label a line.
-    - ``.csv``, ``.tsv``: a label column, and perhaps a column index, id or file; without one, a label for each row.
+    - a table (``.csv``, ``.tsv``, ``.jsonl``, ``.xlsx``, ``.parquet``): a label column, and perhaps a column index, id, file or
+      file_name; without one, a label for each row.
 
     Where a file holds several label sets, ``labels_key`` says which.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
     >>> _ = (folder / "labels.txt").write_text("cat\ndog\n")
-    >>> read_labels(folder / "labels.txt")[0].tolist()
+    >>> read_labels(folder / "labels.txt").cells.tolist()
     ['cat', 'dog']
     """
+    from compensate.data.tables import is_table
+
     path = Path(path)
     suffix = path.suffix.lower()
     if suffix in (".npy", ".npz", ".pt"):
-        return _pick(_arrays(path), labels_key, path), None, ""
-    if suffix in (".csv", ".tsv"):
-        from compensate.data.tables import read_frame
-
-        frame = read_frame(path)
-        lower = {str(c).strip().lower(): c for c in frame.columns}
-        by = next((name for name in ("index", "id", "file", "path", "filename") if name in lower), "")
-        others = [c for c in frame.columns if not by or c != lower[by]]
-        named = [lower[name] for name in ("label", "target", "class", "y") if name in lower]
-        column = labels_key or (others[0] if len(others) == 1 else named[0] if len(named) == 1 else None)
-        if column not in frame.columns:
-            raise InputError(
-                f"{path} has the columns {', '.join(map(str, frame.columns))}. Say which holds the labels: labels_key=... "
-                "(--labels-key on the command line)."
-            )
-        return frame[column].to_numpy(object), (frame[lower[by]].to_numpy(object) if by else None), by
+        return LabelFile(_pick(_arrays(path), labels_key, path))
+    if is_table(path):
+        return _table(path, labels_key)
     if suffix in (".txt", ".labels", ""):
-        lines = read_text(path).splitlines()
-        return np.array(lines, dtype=object), None, ""
-    raise InputError(f"{path} is not a label file; expected .csv, .tsv, .txt, .npy, .npz or .pt.")
+        return LabelFile(np.array(read_text(path).splitlines(), dtype=object))
+    raise InputError(
+        f"{path} is not a label file; expected .csv, .tsv, .jsonl, .xlsx, .parquet, .txt, .npy, .npz or .pt."
+    )
+
+
+def _table(path: Path, labels_key: str | None) -> LabelFile:
+    from compensate.data.label_column import UnclearLabel, choose_label
+    from compensate.data.tables import read_frame
+
+    frame = read_frame(path)
+    lower = {str(c).strip().lower(): c for c in frame.columns}
+    by = next((name for name in KEYS if name in lower), "")
+    others = [c for c in frame.columns if not by or c != lower[by]]
+    column = labels_key or (others[0] if len(others) == 1 else None)
+    with suppress(UnclearLabel):
+        column = column or choose_label(frame[others], None, str(path))
+    if column not in frame.columns:
+        raise InputError(
+            f"{path} has the columns {', '.join(map(str, frame.columns))}. Say which holds the labels: labels_key=... "
+            "(--labels-key on the command line)."
+        )
+    keys = frame[lower[by]].to_numpy(object) if by else None
+    return LabelFile(frame[column].to_numpy(object), keys, by, str(column))
 
 
 def _arrays(path: Path) -> Any:
@@ -208,7 +245,7 @@ def _pick(found: Any, key: str | None, path: Path) -> NDArray[Any]:
 
 
 def _places(data: Data, keys: NDArray[Any], by: str, where: str) -> NDArray[np.int64]:
-    """The position in the data of each labelled sample; -1 if it is a row of the source that is not in this part."""
+    """The position in the data of each labeled sample; -1 if it is a row of the source that is not in this part."""
     if by == "index":
         try:
             index = np.array([int(str(k)) for k in keys], dtype=np.int64)

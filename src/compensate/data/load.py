@@ -7,18 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from compensate.data.arrays import read_npz
-from compensate.data.cifar import read_cifar
-from compensate.data.corpora import read_imdb, read_sst2
+from compensate.data.arrow import frame_of, is_arrow
 from compensate.data.dataset import Data, Splits
-from compensate.data.digits import digits_splits
 from compensate.data.folder import is_image, read_folder
-from compensate.data.hub import from_hub, is_hub
-from compensate.data.idx import read_mnist
+from compensate.data.hub import from_disk, from_hub, is_hub, is_saved
 from compensate.data.labels import override_labels
-from compensate.data.sources import SOURCES, read_source
+from compensate.data.named.catalog import SOURCES, read_source
+from compensate.data.named.image_sets import digits_splits, read_cifar, read_mnist
+from compensate.data.named.text_sets import read_imdb, read_sst2
+from compensate.data.parquet import is_pattern, parquet_files
 from compensate.data.tables import from_frame, is_table, read_table
 from compensate.errors import InputError, nearest
 from compensate.files import is_archive
@@ -37,8 +35,10 @@ def load(
     """A data set by its name, its path, or itself.
 
     Args:
-        data: a name (digits, cifar10, cifar100, mnist, fashion-mnist, sst2, imdb); a file (.csv, .tsv, .parquet, .npz,
-            .npy) or folder; a pandas data frame; a Hugging Face data set; or a `Data` or `Splits`, which is returned.
+        data: a name (digits, cifar10, cifar100, mnist, fashion-mnist, sst2, imdb); a file (.csv, .tsv, .jsonl, .xlsx,
+            .parquet, .npz, .npy), several Parquet files (a folder, or a pattern such as ``data/*.parquet``), a folder of images, or
+            a saved Hugging Face data set; a table of pandas, polars, duckdb, pyarrow or any library with the Arrow interface; a
+            Hugging Face data set; or a `Data` or `Splits`, which is returned.
         data_dir: where named data sets are, or are put; else the environment variable COMPENSATE_DATA says.
         labels: labels of the training part from elsewhere, an array or a file (see `read_labels`); for a folder of
             images a table of file and label.
@@ -54,7 +54,7 @@ def load(
     elif isinstance(data, (str, Path)):
         path = Path(data).expanduser()
         if path.is_dir() and _looks_like_images(path):
-            return _options(data, read_folder, {"labels": labels, **options}, path)
+            return _options(data, read_folder, {"labels": labels, "label": labels_key, **options}, path)
         if path.suffix.lower() == ".npy":
             if labels is not None and not isinstance(labels, (str, Path)):
                 return Splits(override_labels(_options(data, read_npz, options, path).train, labels))
@@ -65,18 +65,24 @@ def load(
         splits = data
     elif isinstance(data, Data):
         splits = Splits(data)
-    elif isinstance(data, pd.DataFrame):
-        splits = _options("the data frame", from_frame, options, data, "the data frame")
     elif is_hub(data):
         splits = _options("the data set", from_hub, options, data)
+    elif is_arrow(data):
+        splits = _options("the data frame", from_frame, options, frame_of(data), "the data frame")
     else:
         raise InputError(
-            f"load was given a {type(data).__name__}; expected a name, a path, a data frame, a Hugging Face data set, or "
-            "arrays through compensate.data.from_arrays(x, y)."
+            f"load was given a {type(data).__name__}; expected a name, a path, a data frame (or any table with the Arrow "
+            f"interface), a Hugging Face data set, or arrays through compensate.data.from_arrays(x, y).{_hint(data)}"
         )
     if labels is None:
         return splits
     return replace(splits, train=override_labels(splits.train, labels, labels_key))
+
+
+def _hint(data: Any) -> str:
+    """What to call first, for a table that has not been computed yet."""
+    later = next((name for name in ("collect", "compute", "to_pandas") if hasattr(data, name)), None)
+    return "" if later is None else f" Call .{later}() first."
 
 
 def _named(name: str, data_dir: str | Path | None) -> Any:
@@ -87,6 +93,8 @@ def _named(name: str, data_dir: str | Path | None) -> Any:
 
 
 def _path(path: Path, options: Mapping[str, Any]) -> Splits:
+    if is_pattern(path):
+        return _options(str(path), read_table, options, path)
     if not path.exists():
         known = (*SOURCES, "digits")
         raise InputError(
@@ -97,6 +105,10 @@ def _path(path: Path, options: Mapping[str, Any]) -> Splits:
         return _options(where, read_table, options, path)
     if path.suffix.lower() in (".npz", ".npy"):
         return _options(where, read_npz, options, path)
+    if is_saved(path):
+        return _options(where, from_disk, options, path)
+    if parquet_files(path):
+        return _options(where, read_table, options, path)
     names = {p.name for p in path.iterdir()} if path.is_dir() else {path.name}
     lower = path.name.lower()
     if "train.tsv" in names or (is_archive(path) and lower.startswith("sst")):
@@ -110,8 +122,9 @@ def _path(path: Path, options: Mapping[str, Any]) -> Splits:
     if any("idx3-ubyte" in name for name in names):
         return _options(where, read_mnist, options, path)
     raise InputError(
-        f"{path} is no kind of data that is known; expected a .csv, .tsv, .parquet, .npz or .npy file, a folder of images "
-        "(one folder a class, or with a labels.csv), or the folder or archive of CIFAR, MNIST, SST-2 or IMDB."
+        f"{path} is no kind of data that is known; expected a .csv, .tsv, .jsonl, .xlsx, .parquet, .npz or .npy file, a "
+        "folder of images (one folder a class, or with a labels.csv or metadata.csv), of Parquet files or of a saved Hugging Face "
+        "data set, or the folder or archive of CIFAR, MNIST, SST-2 or IMDB."
     )
 
 

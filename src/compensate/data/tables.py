@@ -1,4 +1,4 @@
-"""Your own CSV, TSV or Parquet file: which column is the label, which the text, what the rest says."""
+"""Your own table (CSV, TSV, JSONL, Excel, Parquet): which column is the label, which the text, what the rest says."""
 
 from __future__ import annotations
 
@@ -15,13 +15,18 @@ from numpy.typing import NDArray
 
 from compensate.data.columns import IDS, analyze, is_nested
 from compensate.data.dataset import Data, Splits
+from compensate.data.excel import SUFFIXES as EXCEL
+from compensate.data.excel import read_excel
 from compensate.data.features import TableEncoder
+from compensate.data.jsonl import read_jsonl
 from compensate.data.label_column import LABELS, targets
 from compensate.data.label_column import choose_label as choose_label
 from compensate.data.labels import encode_labels, is_missing
+from compensate.data.parquet import SUFFIXES as PARQUET
+from compensate.data.parquet import read_parquet
+from compensate.data.width import check_width
 from compensate.errors import InputError, nearest
-from compensate.extras import require
-from compensate.files import decode, limit, read_bytes, too_large
+from compensate.files import decode, read_bytes
 
 PARTS = {
     "train": "train",
@@ -36,9 +41,10 @@ PARTS = {
 SHORT, FEW_COLUMNS = 6, 3
 """A column of fewer words than six is the text only where at most three others could be features (or the label)."""
 
-SUFFIXES = (".csv", ".tsv", ".parquet", ".pq")
-COLUMNS = 10_000
-"""Columns of a table: each is looked at on its own, so that hundreds of thousands would take hours."""
+TEXTS = (".csv", ".tsv")
+LINES = (".jsonl", ".ndjson")
+SUFFIXES = (*TEXTS, *LINES, *EXCEL, *PARQUET)
+"""Of files that hold a table; those that are text may be compressed."""
 
 
 def is_table(path: Path) -> bool:
@@ -54,9 +60,10 @@ def kind_of(path: Path) -> str:
 
 
 def read_frame(path: str | Path, *, encoding: str = "utf-8", delimiter: str | None = None) -> pd.DataFrame:
-    r"""The table as it is written: every cell of a CSV or TSV a text, so that ``007`` stays ``007``.
+    r"""The table as it is written: every cell of a CSV or TSV a text, so that ``007`` stays ``007``; else typed cells.
 
-    Blank lines are no rows. In a TSV whose lines all have the same number of tabs a quote is a letter like any other,
+    Of an Excel file the first sheet is read. Several Parquet files are one table: give their folder, or a pattern such as
+    ``data/*.parquet``. Blank lines are no rows. In a TSV whose lines all have the same number of tabs a quote is a letter like any other,
     as in most corpora; else quotes group, as they always do in a CSV.
 
     >>> import tempfile
@@ -69,15 +76,19 @@ def read_frame(path: str | Path, *, encoding: str = "utf-8", delimiter: str | No
     kind = kind_of(path)
     if delimiter is not None and len(delimiter) != 1:
         raise InputError(f'delimiter is "{delimiter}"; expected one character, such as ";".')
-    if kind in (".parquet", ".pq"):
-        return _parquet(path)
+    if kind in PARQUET or path.is_dir():
+        return read_parquet(path)
+    if kind in LINES:
+        return read_jsonl(path, encoding)
+    if kind in EXCEL:
+        return read_excel(path)
     text = decode(read_bytes(path, lines=True), path, encoding)
     header = text.lstrip("\n").split("\n", 1)[0].rstrip("\r")
     if not header:
         raise InputError(f"{path} is empty; expected a first line with the names of the columns.")
     if delimiter is None:
         delimiter = "\t" if kind == ".tsv" else max(",;\t|", key=header.count)
-    _check_width(header.count(delimiter) + 1, path)
+    check_width(header.count(delimiter) + 1, path)
     plain = delimiter == "\t" and '"' not in header and _even(text, header.count("\t"))
     try:
         with warnings.catch_warnings():
@@ -95,14 +106,6 @@ def read_frame(path: str | Path, *, encoding: str = "utf-8", delimiter: str | No
         raise InputError(f"{path} cannot be read as a table: {error}. Check that line's quotes and columns.") from error
 
 
-def _check_width(columns: int, where: str | Path) -> None:
-    if columns > COLUMNS:
-        raise InputError(
-            f"{where} has {columns:,} columns; a table with at most {COLUMNS:,} is read. Keep those that matter, or give numbers "
-            "as an array: an .npy or .npz file."
-        )
-
-
 def read_table(
     path: str | Path,
     *,
@@ -117,7 +120,8 @@ def read_table(
     r"""Samples from a table: texts if it has a text column, else features from its numbers and categories.
 
     Args:
-        path: a .csv, .tsv or .parquet file, the first two perhaps compressed.
+        path: a .csv, .tsv, .jsonl (these perhaps compressed), .xlsx or .parquet file; or several Parquet files: their
+            folder, or a pattern such as ``data/*.parquet``.
         label: the label's column; by default chosen by its name (label, target, class, sentiment, ...), else the only one
             with few values that can be predicted.
         text: the text's column; by default the one with the longest texts, if any has sentences. ``""``: none.
@@ -126,12 +130,12 @@ def read_table(
         columns: the only columns to use, likewise. By default all but identifiers and columns with one value.
         encoding, delimiter: of the file, if they are not UTF-8 and the obvious sign.
 
-    A column ``split`` that says train, test or validation parts the data. Rows without a label stay, `UNLABELLED`.
+    A column ``split`` that says train, test or validation parts the data. Rows without a label stay, `UNLABELED`.
     ``info`` tells what was chosen; ``raw`` holds the rows as written.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
-    >>> _ = (folder / "t.csv").write_text("size,colour,label\n1,red,a\n2,blue,b\n3,red,a\n")
+    >>> _ = (folder / "t.csv").write_text("size,color,label\n1,red,a\n2,blue,b\n3,red,a\n")
     >>> data = read_table(folder / "t.csv").train
     >>> data.classes, len(data)
     (('a', 'b'), 3)
@@ -298,7 +302,7 @@ def _parts(column: pd.Series, where: str) -> pd.Series:
 
 def _named(frame: pd.DataFrame, where: str) -> pd.DataFrame:
     """The table with texts as the names of its columns, each of which must be another."""
-    _check_width(frame.shape[1], where)
+    check_width(frame.shape[1], where)
     names = pd.Index([str(name) for name in frame.columns])
     if not names.is_unique:
         twice = names[names.duplicated()][0]
@@ -310,40 +314,3 @@ def _named(frame: pd.DataFrame, where: str) -> pd.DataFrame:
 
 def _even(text: str, tabs: int) -> bool:
     return all(line.count("\t") == tabs for line in text.split("\n") if line.strip("\r"))
-
-
-def _parquet(path: Path) -> pd.DataFrame:
-    if not path.is_file():
-        raise InputError(f"there is no file {path}; check the path.")
-    parquet = require("pyarrow.parquet", "reading Parquet", "parquet")
-    try:
-        _check_parquet(path)
-        return parquet.read_table(path).to_pandas()
-    except InputError:
-        raise
-    except Exception as error:  # of Arrow, of pandas, or of the JSON that they keep in the file
-        raise InputError(f"{path} is damaged or not a Parquet file ({error}). Write or fetch it again.") from error
-
-
-def _check_parquet(path: Path) -> None:
-    """Refuses a file that unpacks to more than its `limit`: values that repeat take next to nothing in it."""
-    import pyarrow
-    import pyarrow.compute as compute
-    from pyarrow import parquet
-
-    head = parquet.read_metadata(path)
-    _check_width(head.num_columns, path)
-    size = max(
-        8 * head.num_rows * head.num_columns, sum(head.row_group(k).total_byte_size for k in range(head.num_row_groups))
-    )
-    if size <= limit(path):
-        kinds = (pyarrow.types.is_string, pyarrow.types.is_large_string, pyarrow.types.is_binary)
-        texts = [field.name for field in parquet.read_schema(path) if any(is_kind(field.type) for is_kind in kinds)]
-        table = parquet.read_table(path, columns=texts, read_dictionary=texts)
-        for column in table.columns:
-            for part in column.chunks:
-                if pyarrow.types.is_dictionary(part.type):  # kept once here, and written out for each row later
-                    lengths = compute.binary_length(part.dictionary).take(part.indices)
-                    size += compute.sum(lengths.cast(pyarrow.int64())).as_py() or 0
-    if size > limit(path):
-        raise InputError(too_large(path))

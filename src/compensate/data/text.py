@@ -31,10 +31,10 @@ _WORD = re.compile(
 )
 
 
-def tokenise(text: str) -> list[str]:
+def tokenize(text: str) -> list[str]:
     """Lower-case words, clitics and signs, split as in the Penn treebank, whose words GloVe has; HTML tags are dropped.
 
-    >>> tokenise("It's a well-made film,<br />but I don't care...")
+    >>> tokenize("It's a well-made film,<br />but I don't care...")
     ['it', "'s", 'a', 'well-made', 'film', ',', 'but', 'i', 'do', "n't", 'care', '...']
     """
     return _WORD.findall(_MARKUP.sub(" ", text.lower().replace("’", "'")))
@@ -119,7 +119,7 @@ def encode_texts(
     (('a', 'film', 'play'), [2, 3])
     """
     parts = {name: getattr(splits, name) for name in ("train", "test", "validation")}
-    tokens = {name: [tokenise(str(t)) for t in part.x] for name, part in parts.items() if part is not None}
+    tokens = {name: [tokenize(str(t)) for t in part.x] for name, part in parts.items() if part is not None}
     known: set[str] = set()
     if vectors is not None:
         known = {word for texts in tokens.values() for text in texts for word in text if word in vectors}
@@ -144,7 +144,7 @@ class Tfidf:
     where :math:`n_{tw}` counts word or word pair :math:`w` in text :math:`t`, :math:`N_w` of :math:`N` texts hold it,
     and :math:`V`, (words, dims), holds the leading right singular vectors of the fitted matrix. Each column of
     :math:`z` is scaled to unit variance over the fitted texts. scikit-learn's TfidfVectorizer and TruncatedSVD, with
-    the words of `tokenise`.
+    the words of `tokenize`.
 
     >>> texts = ["a good film", "a bad film", "good fun", "bad fun"]
     >>> Tfidf.fit(texts, dims=2, min_count=1)(texts).shape
@@ -167,7 +167,7 @@ class Tfidf:
         if not docs:
             raise InputError("Tfidf.fit was given no texts.")
         vectorizer = TfidfVectorizer(
-            tokenizer=tokenise,
+            tokenizer=tokenize,
             token_pattern=None,
             lowercase=False,
             ngram_range=(1, 2),

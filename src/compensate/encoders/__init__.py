@@ -5,7 +5,7 @@ or the folder of a saved model works where its library is installed.
 """
 
 from compensate.encoders.cache import cache_folder, clear_cache
-from compensate.encoders.catalogue import PACKAGES, Encoder, find_encoder, hint
+from compensate.encoders.catalog import PACKAGES, Encoder, check_encoder, find_encoder, hint
 from compensate.encoders.encoding import Encoded, encode, encode_data, sample_kind
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "Encoded",
     "Encoder",
     "cache_folder",
+    "check_encoder",
     "clear_cache",
     "encode",
     "encode_data",

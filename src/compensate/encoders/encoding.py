@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from compensate.data.dataset import Data
 from compensate.encoders.cache import Cache, cache_folder
-from compensate.encoders.catalogue import Encoder, find_encoder
+from compensate.encoders.catalog import Encoder, find_encoder
 from compensate.encoders.image import image_bytes
 from compensate.errors import InputError
 
@@ -116,7 +116,7 @@ def encode_data(data: Data, encoder: str | Path = "auto", **options: Any) -> Enc
     kind = sample_kind(data)
     if kind is None:
         return None
-    return encode(_files(data) or data.x, encoder, kind, **options)
+    return encode(image_files(data) or data.x, encoder, kind, **options)
 
 
 def sample_kind(data: Data) -> str | None:
@@ -130,7 +130,8 @@ def sample_kind(data: Data) -> str | None:
     return "image" if np.ndim(data.x) == 4 else None
 
 
-def _files(data: Data) -> list[Path] | None:
+def image_files(data: Data) -> list[Path] | None:
+    """The files that images were read from, if they are still there: they may be larger than the samples."""
     if np.ndim(data.x) != 4 or "folder" not in data.info or data.ids is None:
         return None
     files = [Path(data.info["folder"]) / str(name) for name in data.ids]

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from compensate.encoders.image import SIDE, ImageEncoder
 from compensate.encoders.text import Batch, TextEncoder, mean_pooling
@@ -114,12 +114,20 @@ def transformers_text(folder: Path, device: torch.device, max_length: int | None
     positions = getattr(model.config, "max_position_embeddings", LONGEST)
     limit = max_length or min(tokenizer.model_max_length, positions, LONGEST)
 
-    def forward(ids: Tensor, mask: Tensor) -> Tensor:
-        if hasattr(model, "get_text_features"):
-            return _tensor(model.get_text_features(input_ids=ids, attention_mask=mask))
-        return mean_pooling(model(input_ids=ids, attention_mask=mask).last_hidden_state, mask)
+    return TextEncoder(tokenizer, _Transformer(model), limit, device)
 
-    return TextEncoder(tokenizer, forward, limit, device)
+
+class _Transformer(nn.Module):
+    """The mean over word pieces, or the model's own text features."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        if hasattr(self.model, "get_text_features"):
+            return _tensor(self.model.get_text_features(input_ids=ids, attention_mask=mask))
+        return mean_pooling(self.model(input_ids=ids, attention_mask=mask).last_hidden_state, mask)
 
 
 def transformers_image(folder: Path, device: torch.device) -> Run:
@@ -130,25 +138,32 @@ def transformers_image(folder: Path, device: torch.device) -> Run:
     size = settings.get("size") or {}
     side = size if isinstance(size, int) else size.get("height") or size.get("shortest_edge")
     model = _pretrained(AutoModel, folder).to(device)
-    has_class_token = any(name.endswith(("cls_token", "class_embedding")) for name, _ in model.named_parameters())
-
-    def forward(x: Tensor) -> Tensor:
-        if hasattr(model, "get_image_features"):
-            return _tensor(model.get_image_features(pixel_values=x))
-        hidden = model(pixel_values=x).last_hidden_state
-        if hidden.ndim == 4:
-            return hidden.mean((2, 3))
-        return hidden[:, 0] if has_class_token else hidden.mean(1)
-
     crop = settings.get("crop_size")
     side = (crop if isinstance(crop, int) else (crop or {}).get("height")) or side or _image_size(model.config)
     return ImageEncoder(
-        forward,
+        _VisionTransformer(model),
         device,
         settings.get("image_mean") or IMAGENET["mean"],
         settings.get("image_std") or IMAGENET["std"],
         int(side or SIDE),
     )
+
+
+class _VisionTransformer(nn.Module):
+    """Image features, the class token, or the mean over places."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.class_token = any(name.endswith(("cls_token", "class_embedding")) for name, _ in model.named_parameters())
+
+    def forward(self, x: Tensor) -> Tensor:
+        if hasattr(self.model, "get_image_features"):
+            return _tensor(self.model.get_image_features(pixel_values=x))
+        hidden = self.model(pixel_values=x).last_hidden_state
+        if hidden.ndim == 4:
+            return hidden.mean((2, 3))
+        return hidden[:, 0] if self.class_token else hidden.mean(1)
 
 
 def sentence_transformers_text(folder: Path, device: torch.device) -> Run:
@@ -163,10 +178,18 @@ def sentence_transformers_text(folder: Path, device: torch.device) -> Run:
         model_kwargs={"use_safetensors": True},
     ).eval()
 
-    def forward(ids: Tensor, mask: Tensor) -> Tensor:
-        return model({"input_ids": ids, "attention_mask": mask})["sentence_embedding"]
+    return TextEncoder(model.tokenizer, _Sentence(model), int(model.max_seq_length or LONGEST), device)
 
-    return TextEncoder(model.tokenizer, forward, int(model.max_seq_length or LONGEST), device)
+
+class _Sentence(nn.Module):
+    """The sentence embedding."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        return self.model({"input_ids": ids, "attention_mask": mask})["sentence_embedding"]
 
 
 def timm_image(folder: Path, device: torch.device) -> Run:
@@ -198,7 +221,18 @@ def open_clip_image(folder: Path, device: torch.device) -> Run:
     size = config.get("model_cfg", {}).get("vision_cfg", {}).get("image_size", SIDE)
     side = size if isinstance(size, int) else size[0]
     mean, std = settings.get("mean") or IMAGENET["mean"], settings.get("std") or IMAGENET["std"]
-    return ImageEncoder(model.encode_image, device, mean, std, side)
+    return ImageEncoder(_Vision(model), device, mean, std, side)
+
+
+class _Vision(nn.Module):
+    """The image side of a model of images and texts."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model.encode_image(x)
 
 
 def open_clip_text(folder: Path, device: torch.device) -> Run:

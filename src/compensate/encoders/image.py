@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from compensate.encoders.text import Batch
@@ -23,33 +23,68 @@ PIXELS = {"cpu": 1 << 19, "cuda": 1 << 23}
 """Of a batch: 20 images of 160 pixels a side on a CPU, whose cache would not hold more."""
 
 
+class ImageNetwork(nn.Module):
+    """A network that resizes and normalizes its images.
+
+    Shapes: images (B, 1 or 3, H, W) in [0, 1]; embeddings (B, D).
+
+    Args:
+        model: from images (B, 3, side, side), normalized, to embeddings (B, D).
+        mean, std: of each channel for pixels in [0, 1]: the model sees (x - mean) / std.
+        side: the size that the model was made for; none if any will do.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, model: nn.Module, mean: Sequence[float], std: Sequence[float], side: int | None = None) -> None:
+        super().__init__()
+        self.model, self.fixed = model, side
+        for name, values in (("mean", mean), ("std", std)):
+            self.register_buffer(name, torch.tensor(values, dtype=torch.float32).reshape(1, -1, 1, 1), persistent=False)
+
+    def side(self, shape: Sequence[int]) -> int:
+        """The size at which the model sees images of this shape."""
+        return self.fixed or (SMALL_SIDE if max(shape[-2:]) <= SMALL else SIDE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = resized(x, self.side(x.shape))
+        return self.model(
+            ((x.expand(-1, 3, -1, -1) - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
+        )
+
+
+def resized(x: Tensor, side: int) -> Tensor:
+    """Images (B, C, H, W) as squares."""
+    if x.shape[2:] == (side, side):
+        return x
+    return F.interpolate(x, size=(side, side), mode="bilinear", antialias=True)
+
+
 class ImageEncoder:
     """A network of images.
 
     Args:
-        forward: from images (B, 3, side, side), normalized, to embeddings (B, D).
+        model, mean, std, side: of its `ImageNetwork`.
         device: where the network is.
-        mean, std: of each channel for pixels in [0, 1]: the network sees (x - mean) / std.
-        side: the size that the network was made for; none if any will do.
     """
 
     def __init__(
         self,
-        forward: Callable[[Tensor], Tensor],
+        model: nn.Module,
         device: torch.device,
         mean: Sequence[float],
         std: Sequence[float],
         side: int | None = None,
     ) -> None:
-        self.forward, self.device, self.fixed = forward, device, side
-        self.mean = torch.tensor(mean, dtype=torch.float32, device=device).reshape(1, -1, 1, 1)
-        self.std = torch.tensor(std, dtype=torch.float32, device=device).reshape(1, -1, 1, 1)
+        self.device = device
+        self.network = ImageNetwork(model, mean, std, side).to(device)
 
     def __call__(self, images: Sequence[Any], batch_size: int | None = None) -> Iterator[Batch]:
         """Embeddings, some images at a time; images of one size go together."""
         waiting: dict[tuple[int, ...], list[tuple[int, NDArray[Any]]]] = {}
         for row in range(len(images)):
-            image = pixels(images[row], self.fixed)
+            image = pixels(images[row], self.network.fixed)
             group = waiting.setdefault((*image.shape, image.dtype.num), [])
             group.append((row, image))
             if len(group) >= (batch_size or self._fitting(image.shape)):
@@ -60,20 +95,17 @@ class ImageEncoder:
                 yield self._batch(group)
 
     def _fitting(self, shape: tuple[int, ...]) -> int:
-        return max(1, PIXELS.get(self.device.type, PIXELS["cpu"]) // self._side(shape) ** 2)
-
-    def _side(self, shape: tuple[int, ...]) -> int:
-        return self.fixed or (SMALL_SIDE if max(shape[1:]) <= SMALL else SIDE)
+        return max(1, PIXELS.get(self.device.type, PIXELS["cpu"]) // self.network.side(shape) ** 2)
 
     @torch.inference_mode()
     def _batch(self, group: list[tuple[int, NDArray[Any]]]) -> Batch:
-        x = torch.from_numpy(np.stack([image for _, image in group])).to(self.device)
-        x = x.float() / 255 if x.dtype == torch.uint8 else x.float()
-        side = self._side(group[0][1].shape)
-        if x.shape[2:] != (side, side):
-            x = F.interpolate(x, size=(side, side), mode="bilinear", antialias=True)
-        x = ((x.expand(-1, 3, -1, -1) - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
-        return np.array([row for row, _ in group]), self.forward(x).float().cpu().numpy()
+        x = unit(torch.from_numpy(np.stack([image for _, image in group])).to(self.device))
+        return np.array([row for row, _ in group]), self.network(x).float().cpu().numpy()
+
+
+def unit(x: Tensor) -> Tensor:
+    """Pixels as floats in [0, 1]."""
+    return x.float() / 255 if x.dtype == torch.uint8 else x.float()
 
 
 def pixels(image: Any, side: int | None = None) -> NDArray[Any]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 MOST_CHUNKS = 8
@@ -27,37 +27,68 @@ Batch = tuple[NDArray[np.int64], NDArray[np.float32]]
 """Positions of items, and their embeddings."""
 
 
+ABSENT = -1
+"""Where a text has no word piece."""
+
+
+class TextNetwork(nn.Module):
+    """A model of word pieces that reads texts of several chunks.
+
+    Shapes: word pieces (B, chunks, T), `ABSENT` where there is none; embeddings (B, D), the sum of those of the chunks, each of
+    unit length.
+
+    Args:
+        model: from input_ids and attention_mask, both (B, T), to embeddings (B, D).
+        padding: the word piece that fills up a chunk.
+    """
+
+    def __init__(self, model: nn.Module, padding: int) -> None:
+        super().__init__()
+        self.model, self.padding = model, padding
+
+    def forward(self, x: Tensor) -> Tensor:
+        there = x != ABSENT
+        text, chunk = there.any(2).nonzero(as_tuple=True)
+        mask = there[text, chunk]
+        ids = x[text, chunk].masked_fill(~mask, self.padding)
+        embedded = F.normalize(self.model(ids, mask.long()).float(), dim=1)
+        return embedded.new_zeros(len(x), embedded.shape[1]).index_add(0, text, embedded)
+
+
 class TextEncoder:
     """A tokenizer and a model of its word pieces.
 
     Args:
         tokenizer: of the `transformers` library.
-        forward: from input_ids and attention_mask, both (B, T), to embeddings (B, D).
+        model: from input_ids and attention_mask, both (B, T), to embeddings (B, D).
         max_length: the word pieces that the model takes, its own marks included.
         device: where the model is.
     """
 
-    def __init__(
-        self, tokenizer: Any, forward: Callable[[Tensor, Tensor], Tensor], max_length: int, device: torch.device
-    ) -> None:
-        self.tokenizer, self.forward, self.device = tokenizer, forward, device
+    def __init__(self, tokenizer: Any, model: nn.Module, max_length: int, device: torch.device) -> None:
+        self.tokenizer, self.device = tokenizer, device
         self.before, self.after = _marks(tokenizer)
         self.room = max(1, max_length - len(self.before) - len(self.after))
         self.padding = tokenizer.pad_token_id or 0
+        self.network = TextNetwork(model, self.padding)
 
     def __call__(self, texts: Sequence[str], batch_size: int | None = None) -> Iterator[Batch]:
         """Embeddings of unit length, some texts at a time, not in order."""
         for start in range(0, len(texts), SECTION):
-            section = [_thin(text) for text in texts[start : start + SECTION]]
-            for rows, values in self._section(section, batch_size):
+            for rows, values in self._section(self.pieces(texts[start : start + SECTION]), batch_size):
                 yield rows + start, values
 
-    def _section(self, texts: list[str], batch_size: int | None) -> Iterator[Batch]:
-        pieces = self.tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)[
-            "input_ids"
+    def pieces(self, texts: Sequence[str], most: int = MOST_CHUNKS) -> list[list[list[int]]]:
+        """The word pieces of each text, in at most ``most`` chunks with the marks around each."""
+        thinned = [_thin(text) for text in texts]
+        found = self.tokenizer(thinned, add_special_tokens=False, return_attention_mask=False, verbose=False)
+        return [
+            [[*self.before, *chunk, *self.after] or [self.padding] for chunk in chunks(ids, self.room, most)]
+            for ids in found["input_ids"]
         ]
-        pieces_of = [chunks(ids, self.room) for ids in pieces]
-        order = sorted(range(len(texts)), key=lambda row: len(pieces_of[row][0]))
+
+    def _section(self, pieces_of: list[list[list[int]]], batch_size: int | None) -> Iterator[Batch]:
+        order = sorted(range(len(pieces_of)), key=lambda row: len(pieces_of[row][0]))
         budget = TOKENS.get(self.device.type, TOKENS["cpu"])
         batch: list[int] = []
         size = 0
@@ -73,17 +104,21 @@ class TextEncoder:
 
     @torch.inference_mode()
     def _batch(self, texts: list[list[list[int]]]) -> NDArray[np.float32]:
-        rows = [[*self.before, *chunk, *self.after] for text in texts for chunk in text]
-        width = max(len(row) for row in rows)
-        ids = torch.full((len(rows), max(width, 1)), self.padding, dtype=torch.int64)
-        mask = torch.zeros_like(ids)
-        for i, row in enumerate(rows):
-            ids[i, : len(row)] = torch.tensor(row, dtype=torch.int64)
-            mask[i, : len(row)] = 1
-        embedded = F.normalize(self.forward(ids.to(self.device), mask.to(self.device)).float(), dim=1)
-        owner = torch.repeat_interleave(torch.tensor([len(text) for text in texts], device=embedded.device))
-        summed = torch.zeros(len(texts), embedded.shape[1], device=embedded.device).index_add_(0, owner, embedded)
-        return F.normalize(summed, dim=1).cpu().numpy()
+        return F.normalize(self.network(stacked(texts).to(self.device)), dim=1).cpu().numpy()
+
+
+def stacked(texts: Sequence[Sequence[Any]]) -> Tensor:
+    """(B, chunks, T) the word pieces of texts, filled up with `ABSENT`.
+
+    >>> stacked([[[5, 6], [7]], [[8]]]).tolist()
+    [[[5, 6], [7, -1]], [[8, -1], [-1, -1]]]
+    """
+    width = max(len(chunk) for text in texts for chunk in text)
+    x = torch.full((len(texts), max(map(len, texts)), width), ABSENT, dtype=torch.int64)
+    for row, text in enumerate(texts):
+        for place, chunk in enumerate(text):
+            x[row, place, : len(chunk)] = torch.as_tensor(chunk)
+    return x
 
 
 def mean_pooling(hidden: Tensor, mask: Tensor) -> Tensor:

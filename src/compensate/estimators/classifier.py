@@ -34,7 +34,7 @@ from compensate.estimators.defaults import (
     take_over,
     taught,
 )
-from compensate.estimators.rows import Standard
+from compensate.estimators.standardize import Standard
 from compensate.forwards import seeded
 from compensate.inference.statistics import Evidence
 from compensate.methods.registry import find
@@ -61,7 +61,7 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
               y_i + \Delta y_i) + \Delta l_i + \mathrm{penalty}_i \bigr]
 
     where :math:`f` is the module, :math:`w_i` the weight of a sample and the :math:`\Delta` are what the method adds.
-    Inputs are standardised first, so that defaults suit data of any unit. Training runs in the precision of `X`: give
+    Inputs are standardized first, so that defaults suit data of any unit. Training runs in the precision of `X`: give
     float32 for speed. Sparse input is made dense a batch at a time.
 
     Parameters
@@ -72,7 +72,7 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         Hyper-parameters of the method, such as ``{"lam": 0.1}``. Methods that learn from clean data take it here, as
         ``{"clean": (X_clean, y_clean)}``. Teachers (`teacher` of distillation, `guess` of guess_label) may be a fitted
         classifier with `predict_proba` and the same classes, an array with a row per sample, or a torch module, which is
-        given standardised inputs.
+        given standardized inputs.
     module : callable or None, default=None
         Called with the numbers of features and of outputs, returns a torch module from (B, features) to (B, outputs):
         `compensate.models.MLP`, `compensate.models.probe`, or a function of yours (a named one, so that it can be
@@ -94,7 +94,7 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         Share of the samples that is held out, labels as given; the module of the epoch with the best accuracy on it is kept.
         These samples are not among the suspects.
     patience : int or None, default=None
-        `fit` stops after so many epochs in which the validation accuracy, or without validation the training loss (by
+        `fit` stops after this many epochs in which the validation accuracy, or without validation the training loss (by
         more than `tol`), has not improved. None never stops: methods with a schedule need all their epochs.
     tol : float, default=1e-4
     standardize : bool, default=True
@@ -111,7 +111,7 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     classes_ : (C,)
     n_features_in_, feature_names_in_
         As everywhere in scikit-learn.
-    module_ : the trained torch module, which takes standardised inputs
+    module_ : the trained torch module, which takes standardized inputs
     criterion_ : the :class:`~compensate.Compensated` criterion with its tables
     suspects_ : DataFrame of all training samples, most suspect first: index (row of `X`), given, suggested, score, flagged
     loss_curve_ : list of float, the mean training loss of each epoch
@@ -342,7 +342,7 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         self.n_iter_ = 0
 
     def _grow(self, needed: int) -> None:
-        """Room for so many samples; it doubles, so that a stream of many calls is not copied at each of them."""
+        """Room for this many samples; it doubles, so that a stream of many calls is not copied at each of them."""
         self._seen = max(self._seen, needed)
         before = len(self._given)
         if needed <= before:
@@ -446,8 +446,8 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         flagged = found["flagged"].to_numpy()
         ax = plotting.axes(ax, f"Suspects: {np.mean(flagged):.1%} of the labels are flagged")
         edges = np.histogram_bin_edges(found["score"], 40)
-        for which, colour, name in ((~flagged, plotting.colour(0), "others"), (flagged, plotting.OUTLIER, "flagged")):
-            ax.hist(found["score"][which], edges, color=colour, alpha=0.8, label=f"{name} ({which.sum()})")
+        for which, color, name in ((~flagged, plotting.color(0), "others"), (flagged, plotting.OUTLIER, "flagged")):
+            ax.hist(found["score"][which], edges, color=color, alpha=0.8, label=f"{name} ({which.sum()})")
         ax.set(xlabel="score, larger is more suspect", ylabel="samples")
         plotting.key(ax)
         return ax

@@ -1,6 +1,6 @@
 r"""K-means that moves its outliers instead of following them.
 
-Use it when a part of the samples belongs to no cluster and would drag the centres away. When nothing is far off, the
+Use it when a part of the samples belongs to no cluster and would drag the centers away. When nothing is far off, the
 largest penalties make it plain k-means. It does not help against outliers that form a dense group of their own:
 such a group is a cluster.
 """
@@ -29,7 +29,7 @@ from compensate.proximal import group_soft_threshold, soft_threshold
 Penalty = Literal["l2", "l1"]
 PROX = {"l2": group_soft_threshold, "l1": soft_threshold}
 ROWS = 8192  # samples handled at once, so that their distances stay in the cache
-SOFT_STEPS = 1000  # at most so many alternations between degrees of membership and compensation of a new sample
+SOFT_STEPS = 1000  # the maximum number of alternations between degrees of membership and compensation of a new sample
 
 
 def profile(r: np.ndarray, t: float) -> np.ndarray:
@@ -56,7 +56,7 @@ def compensation(residual: np.ndarray, t: float, penalty: str) -> np.ndarray:
 
 
 def nearest(X: np.ndarray, centers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Nearest centre of each sample and the distance to it, both (n,).
+    """Nearest center of each sample and the distance to it, both (n,).
 
     >>> nearest(np.array([[0.0, 1.0], [4.0, 3.0]]), np.array([[0.0, 0.0], [4.0, 0.0]]))
     (array([0, 1]), array([1., 3.]))
@@ -83,7 +83,7 @@ def _nearest(rows: np.ndarray, square: np.ndarray, centers: np.ndarray) -> tuple
 
 @dataclass(frozen=True)
 class _Problem:
-    """The centred samples, their weights and how the level of the threshold t = lambda / 2 is found."""
+    """The centered samples, their weights and how the level of the threshold t = lambda / 2 is found."""
 
     X: np.ndarray
     w: np.ndarray | None
@@ -105,7 +105,7 @@ class _Problem:
         return 1e-6 * float(np.sqrt(np.average(self.square, weights=self.w)))
 
     def assign(self, centers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Labels and residual sizes: (n,) for l2, (n, d) for l1. The label is the centre of least profiled cost."""
+        """Labels and residual sizes: (n,) for l2, (n, d) for l1. The label is the center of least profiled cost."""
         if self.penalty == "l2":
             return _nearest(self.rows, self.square, centers)
         t = self.t
@@ -120,7 +120,7 @@ class _Problem:
         """The threshold: as given, or the distance that the expected share of the samples exceeds."""
         if self.t is not None:
             return self.t
-        # Distances that are mere rounding are no outliers, even where most samples sit on their centres.
+        # Distances that are mere rounding are no outliers, even where most samples sit on their centers.
         return max(weighted_quantile(r if r.ndim == 1 else r.max(1), 1 - self.contamination, self.w), self.floor)
 
     def cost(self, r: np.ndarray, t: float) -> float:
@@ -136,7 +136,7 @@ class _Problem:
         return float((each * within).sum() if self.w is None else (each * within) @ self.w)
 
     def centers(self, old: np.ndarray, labels: np.ndarray, r: np.ndarray, t: float) -> np.ndarray:
-        """The centres that majorise-minimise Eq. (21): means of the samples by what compensation leaves of them."""
+        """The centers that majorize-minimize Eq. (21): means of the samples by what compensation leaves of them."""
         n, k = len(self.X), len(old)
         left = kept(r, t) if self.w is None else kept(r, t) * (self.w if r.ndim == 1 else self.w[:, None])
         if left.ndim == 1:
@@ -157,7 +157,7 @@ class _Problem:
 
 
 def _seeds(problem: _Problem, k: int, random: np.random.RandomState) -> np.ndarray:
-    """Starting centres by greedy k-means++, with squared distances capped so that outliers do not lure it.
+    """Starting centers by greedy k-means++, with squared distances capped so that outliers do not lure it.
 
     The cap is the distance that the expected share of the samples exceeds, or lambda / 2 where that is more: without
     a penalty on compensation this is plain k-means++.
@@ -194,7 +194,7 @@ def _seeds(problem: _Problem, k: int, random: np.random.RandomState) -> np.ndarr
 def _descend(
     problem: _Problem, centers: np.ndarray, max_iter: int, tol: float
 ) -> tuple[np.ndarray, np.ndarray, float, int]:
-    """Alternates assignment, compensation and centres. Returns centres, residual sizes, threshold and steps."""
+    """Alternates assignment, compensation and centers. Returns centers, residual sizes, threshold and steps."""
     steps = 0
     while steps < max_iter:
         steps += 1
@@ -245,9 +245,9 @@ class RobustKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMix
     .. math:: \min_{m, \omega, o} \sum_i \sum_c \omega_{ic}
               \left( \|x_i + o_i - m_c\|_2^2 + \lambda \|o_i\|_2 \right)
 
-    where :math:`m_c` are the centres, :math:`\omega_{ic} \in \{0, 1\}` says whether sample i belongs to cluster c and
+    where :math:`m_c` are the centers, :math:`\omega_{ic} \in \{0, 1\}` says whether sample i belongs to cluster c and
     :math:`o_i` is the compensation of sample i. Most :math:`o_i` are zero; a sample farther than :math:`\lambda / 2`
-    from its centre is an outlier and is moved to that distance (the quadratic has no factor 1/2, hence
+    from its center is an outlier and is moved to that distance (the quadratic has no factor 1/2, hence
     :math:`\lambda / 2`). The sign of :math:`o_i` is the paper's; Forero et al. write :math:`x_i - m_c - o_i`.
 
     Parameters
@@ -262,12 +262,12 @@ class RobustKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMix
         l2 compensates a sample as a whole, l1 single features of it (:math:`\lambda \|o_i\|_1`).
     soft : bool, default=False
         The mixture variant: samples belong to clusters by degrees, with equal spherical noise of variance
-        :math:`\sigma^2`; minimises :math:`\sum_i -2\sigma^2 \log \sum_c \pi_c \exp(-\|x_i + o_i - m_c\|^2 / 2\sigma^2)
+        :math:`\sigma^2`; minimizes :math:`\sum_i -2\sigma^2 \log \sum_c \pi_c \exp(-\|x_i + o_i - m_c\|^2 / 2\sigma^2)
         + \lambda \|o_i\|`, which tends to the equation above as :math:`\sigma \to 0`.
     scale : float or None, default=None
         The :math:`\sigma` of the soft variant; None takes that of the uncompensated samples around the hard solution.
     kernel : {None, "linear", "rbf", "poly"}, default=None
-        Clusters in the kernel's feature space, exactly. Centres and compensations are then given in coordinates of
+        Clusters in the kernel's feature space, exactly. Centers and compensations are then given in coordinates of
         that space.
     gamma, degree, coef0
         Numbers of the kernel, as in `sklearn.svm.SVC`.
@@ -277,7 +277,7 @@ class RobustKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMix
         Starts by robust k-means++; the best is kept.
     max_iter : int, default=300
     tol : float, default=1e-4
-        A start ends once the squared movement of the centres falls below `tol` times the mean feature variance.
+        A start ends once the squared movement of the centers falls below `tol` times the mean feature variance.
     random_state : int, RandomState or None, default=None
 
     Attributes
@@ -347,7 +347,7 @@ class RobustKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMix
         problem, mean, tol = self._problem(X, w)
         centers, _, t, steps = self._best(problem, [], random, tol)
         if problem.t is None:
-            # With lambda found, the last steps minimise Eq. (21) itself.
+            # With lambda found, the last steps minimize Eq. (21) itself.
             problem = _Problem(problem.X, problem.w, self.penalty, t, self.contamination)
             centers, _, _, more = _descend(problem, centers, self.max_iter, tol)
             steps += more
@@ -406,10 +406,10 @@ class RobustKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMix
 
     def _problem(self, X: np.ndarray, w: np.ndarray | None) -> tuple[_Problem, np.ndarray, float]:
         mean = np.average(X, axis=0, weights=w).astype(X.dtype)
-        centred = X - mean  # distances by a matrix product lose digits far from the origin
-        tol = self.tol * float(np.average((centred**2).mean(1), weights=w))
+        centered = X - mean  # distances by a matrix product lose digits far from the origin
+        tol = self.tol * float(np.average((centered**2).mean(1), weights=w))
         t = None if self.lam is None else self.lam / 2
-        return _Problem(centred, w, self.penalty, t, self.contamination), mean, tol
+        return _Problem(centered, w, self.penalty, t, self.contamination), mean, tol
 
     def _finish(self, problem: _Problem, centers: np.ndarray, mean: np.ndarray, steps: int) -> None:
         labels, r = problem.assign(centers)
@@ -466,7 +466,7 @@ class RobustKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMix
     def _settle(
         self, X: np.ndarray, centers: np.ndarray, o: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Degrees, compensations and costs of samples for fixed centres, by alternation until each row rests."""
+        """Degrees, compensations and costs of samples for fixed centers, by alternation until each row rests."""
         t = self.lam_ / 2
         o = compensation(X - centers[nearest(X, centers)[0]], t, self.penalty) if o is None else o.copy()
         moving = np.arange(len(X))
@@ -511,7 +511,7 @@ class RobustKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMix
         return LambdaPath(lams, np.array(shares), np.array(inertias), np.array(all_centers))
 
     def _coordinates(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Checked samples where the centres live, and what of their squared length lies outside, (n,)."""
+        """Checked samples where the centers live, and what of their squared length lies outside, (n,)."""
         check_is_fitted(self)
         X = validate_data(self, X, reset=False, dtype=[np.float64, np.float32], order="C")
         if self._map is None:
@@ -527,7 +527,7 @@ class RobustKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMix
         return self._assigned(Z, None)[1].astype(np.int32)
 
     def _assigned(self, Z: np.ndarray, w: np.ndarray | None) -> tuple[_Problem, np.ndarray, np.ndarray]:
-        """The problem with the fitted centres on other samples: itself, labels and residual sizes."""
+        """The problem with the fitted centers on other samples: itself, labels and residual sizes."""
         mean = self.cluster_centers_.mean(0)
         problem = _Problem(Z - mean, w, self.penalty, self.lam_ / 2, self.contamination)
         return problem, *problem.assign(self.cluster_centers_ - mean)
@@ -538,13 +538,13 @@ class RobustKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMix
         return self._settle(self._coordinates(X)[0], self.cluster_centers_)[0]
 
     def transform(self, X: Any) -> np.ndarray:
-        """Distances to the centres, (n, n_clusters)."""
+        """Distances to the centers, (n, n_clusters)."""
         Z, extra = self._coordinates(X)
         square = np.stack([((Z - m) ** 2).sum(1) for m in self.cluster_centers_], axis=1)
         return np.sqrt(square + extra[:, None]).astype(Z.dtype)
 
     def compensate(self, X: Any) -> np.ndarray:
-        """The compensations of the rows of `X`, zero for those within lambda / 2 of their centre."""
+        """The compensations of the rows of `X`, zero for those within lambda / 2 of their center."""
         Z, _ = self._coordinates(X)
         if self.soft:
             return self._settle(Z, self.cluster_centers_)[1]
@@ -557,7 +557,7 @@ class RobustKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMix
         return -problem.cost(r, self.lam_ / 2)
 
     def plot(self, X: Any, ax: Any = None) -> Any:
-        """Clusters with their centres; outliers as crosses, each with the arrow of its compensation."""
+        """Clusters with their centers; outliers as crosses, each with the arrow of its compensation."""
         Z, _ = self._coordinates(X)
         labels, o = self.predict(X), self.compensate(X)
         out = o.any(axis=1)
@@ -565,8 +565,8 @@ class RobustKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMix
         flat, moved, centers = plotting.flat(Z, Z + o, self.cluster_centers_)
         plotting.arrows(ax, flat[out], (moved - flat)[out])
         for k in range(self.n_clusters):
-            ax.scatter(*flat[(labels == k) & ~out].T, s=9, color=plotting.colour(k), alpha=0.7)
+            ax.scatter(*flat[(labels == k) & ~out].T, s=9, color=plotting.color(k), alpha=0.7)
         plotting.crosses(ax, flat[out], "outlier and its compensation")
-        ax.scatter(*centers.T, marker="P", s=90, color="black", edgecolor="white", label="centre", zorder=4)
+        ax.scatter(*centers.T, marker="P", s=90, color="black", edgecolor="white", label="center", zorder=4)
         plotting.key(ax)
         return ax

@@ -21,7 +21,7 @@ from compensate.proximal import project_ball, row_norm
 
 EMBED_STEPS = 500  # most alternations for the representation of given samples
 WIDE = 1.5  # bound of a representation, relative to the median length of the first one
-FAR = 3.0  # residuals of so many times the median one count as corrupted in any case
+FAR = 3.0  # residuals of this many times the median one count as corrupted in any case
 REST = 1e-9  # movement at which they stop
 
 
@@ -32,7 +32,7 @@ class MultiViewRobustClustering(ClusterMixin, BaseEstimator):  # type: ignore[mi
               + \lambda \sum_v \sum_i \|o_{vi}\|_2 \quad \text{with } B B^T = I,\ \|h_i\| \le \rho
 
     where :math:`X_v` (n, :math:`d_v`) is view v, brought to unit size, H (n, r) the shared representation with rows
-    :math:`h_i`, :math:`B = (B_1, \ldots, B_V)` the basis, :math:`\mu_v` the centre of a view and :math:`o_{vi}` the
+    :math:`h_i`, :math:`B = (B_1, \ldots, B_V)` the basis, :math:`\mu_v` the center of a view and :math:`o_{vi}` the
     compensation of sample i in view v: zero for most, large where a view is corrupted. The bound :math:`\rho` keeps a
     corrupted row from claiming a direction of the basis for itself. With `level="sample"` the penalty is
     :math:`\lambda \sum_i \|(o_{1i}, \ldots, o_{Vi})\|_2`: a sample is compensated in all views or in none. The
@@ -42,9 +42,9 @@ class MultiViewRobustClustering(ClusterMixin, BaseEstimator):  # type: ignore[mi
     ----------
     n_clusters : int, default=8
     n_components : int or None, default=None
-        Size r of the representation; None is `n_clusters - 1`, which k centres span.
+        Size r of the representation; None is `n_clusters - 1`, which k centers span.
     lam : float or None, default=None
-        In units of a view's size (the median length of its centred rows). None chooses it from `contamination`.
+        In units of a view's size (the median length of its centered rows). None chooses it from `contamination`.
     contamination : float in [0, 0.5), default=0.1
         Expected share of corrupted rows: :math:`\lambda/2` is the residual that this share exceeds, or three times
         the median residual if that is less. Zero compensates nothing.
@@ -119,9 +119,9 @@ class MultiViewRobustClustering(ClusterMixin, BaseEstimator):  # type: ignore[mi
         views = self._check_views(X, reset=True)
         if len(views[0]) < self.n_clusters:
             raise ValueError(f"n_samples={len(views[0])} should be >= n_clusters={self.n_clusters}.")
-        self._centres = [np.median(view, axis=0) for view in views]
+        self._centers = [np.median(view, axis=0) for view in views]
         lengths = [
-            float(np.median(np.linalg.norm(view - m, axis=1))) for view, m in zip(views, self._centres, strict=True)
+            float(np.median(np.linalg.norm(view - m, axis=1))) for view, m in zip(views, self._centers, strict=True)
         ]
         self._sizes = [length or 1.0 for length in lengths]
         Z = self._scale(views)
@@ -170,14 +170,14 @@ class MultiViewRobustClustering(ClusterMixin, BaseEstimator):  # type: ignore[mi
 
     def _scale(self, views: list[np.ndarray]) -> np.ndarray:
         """The views side by side, each of unit size, so that none outweighs the others, (n, sum d_v)."""
-        parts = zip(views, self._centres, self._sizes, strict=True)
+        parts = zip(views, self._centers, self._sizes, strict=True)
         return np.hstack([(view - m) / s for view, m, s in parts])
 
     def _split(self, wide: np.ndarray) -> list[np.ndarray]:
         return np.split(wide, np.cumsum(self._widths)[:-1], axis=1)
 
     def _lengths(self, rows: np.ndarray) -> np.ndarray:
-        """Length of each penalised group: (n, V) per view or (n, 1) per sample."""
+        """Length of each penalized group: (n, V) per view or (n, 1) per sample."""
         parts = self._split(rows) if self.level == "view" else [rows]
         return np.stack([np.linalg.norm(part, axis=1) for part in parts], axis=1)
 
@@ -265,7 +265,7 @@ class MultiViewRobustClustering(ClusterMixin, BaseEstimator):  # type: ignore[mi
         return nearest(self.transform(X), self.cluster_centers_)[0].astype(np.int32)
 
     def plot(self, X: Any, ax: Any = None) -> Any:
-        """The shared representation, coloured by cluster; crosses mark samples with a compensated view."""
+        """The shared representation, colored by cluster; crosses mark samples with a compensated view."""
         check_is_fitted(self)
         H, shift = self._embed(self._scale(self._check_views(X, reset=False)))
         labels, out = nearest(H, self.cluster_centers_)[0], shift.any(axis=1)
@@ -273,9 +273,9 @@ class MultiViewRobustClustering(ClusterMixin, BaseEstimator):  # type: ignore[mi
         views = self._lengths(shift).astype(bool).mean()
         ax = plotting.axes(ax, f"Shared representation: {views:.1%} of the rows of all views compensated")
         for k in range(self.n_clusters):
-            ax.scatter(*flat[(labels == k) & ~out].T, s=10, color=plotting.colour(k), alpha=0.75)
-            ax.scatter(*flat[(labels == k) & out].T, s=10, color=plotting.colour(k), alpha=0.75)
+            ax.scatter(*flat[(labels == k) & ~out].T, s=10, color=plotting.color(k), alpha=0.75)
+            ax.scatter(*flat[(labels == k) & out].T, s=10, color=plotting.color(k), alpha=0.75)
         plotting.crosses(ax, flat[out], "a view compensated")
-        ax.scatter(*centers.T, marker="P", s=90, color="black", edgecolor="white", label="centre", zorder=4)
+        ax.scatter(*centers.T, marker="P", s=90, color="black", edgecolor="white", label="center", zorder=4)
         plotting.key(ax)
         return ax

@@ -1,4 +1,4 @@
-"""What the `plot()` methods share: axes, colours that survive colour blindness, and a flat view of many features."""
+"""What the `plot()` methods share: axes, colors that survive color blindness, and a flat view of many features."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 
 from compensate.extras import require
 
-# Okabe and Ito's palette, darkest pairs first; outliers are drawn as crosses, so colour is never the only sign.
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C7A00", "#555555")
+# Okabe and Ito's palette, darkest pairs first; outliers are drawn as crosses, so color is never the only sign.
+COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C7A00", "#555555")
 OUTLIER = "#B00020"
 
 
@@ -26,13 +26,13 @@ def axes(ax: Any, title: str, *, size: tuple[float, float] = (5.2, 4.2), depth: 
     return ax
 
 
-def colour(k: int) -> str:
-    """The colour of the k-th class or cluster.
+def color(k: int) -> str:
+    """The color of the k-th class or cluster.
 
-    >>> colour(0) == colour(len(COLOURS))
+    >>> color(0) == color(len(COLORS))
     True
     """
-    return COLOURS[k % len(COLOURS)]
+    return COLORS[k % len(COLORS)]
 
 
 def flat(X: np.ndarray, *others: np.ndarray) -> list[np.ndarray]:
@@ -47,15 +47,15 @@ def flat(X: np.ndarray, *others: np.ndarray) -> list[np.ndarray]:
         return [np.column_stack([A, np.zeros(len(A))]) for A in (X, *others)]
     if X.shape[1] == 2:
         return [X, *others]
-    centre = X.mean(axis=0)
-    plane = np.linalg.svd(X - centre, full_matrices=False)[2][:2]
-    return [(A - centre) @ plane.T for A in (X, *others)]
+    center = X.mean(axis=0)
+    plane = np.linalg.svd(X - center, full_matrices=False)[2][:2]
+    return [(A - center) @ plane.T for A in (X, *others)]
 
 
-def arrows(ax: Any, start: np.ndarray, step: np.ndarray, *, colour: str = OUTLIER, label: str | None = None) -> None:
+def arrows(ax: Any, start: np.ndarray, step: np.ndarray, *, color: str = OUTLIER, label: str | None = None) -> None:
     """One arrow per row from `start` along `step`; nothing for no rows."""
     if len(start):
-        ax.quiver(*start.T, *step.T, angles="xy", scale_units="xy", scale=1, width=0.003, color=colour, alpha=0.55,
+        ax.quiver(*start.T, *step.T, angles="xy", scale_units="xy", scale=1, width=0.003, color=color, alpha=0.55,
                   label=label, zorder=1)  # fmt: skip
 
 

@@ -278,7 +278,7 @@ class RobustICP(BaseEstimator):  # type: ignore[misc]
         if Q.shape[1] == 2:
             plotting.arrows(ax, moved[out], o[out])
             ax.set_aspect("equal", adjustable="datalim")
-        ax.scatter(*moved[~out].T, s=6, color=plotting.colour(0), label="source, moved")
+        ax.scatter(*moved[~out].T, s=6, color=plotting.color(0), label="source, moved")
         plotting.crosses(ax, moved[out], "outlier and its compensation" if Q.shape[1] == 2 else "outlier")
         plotting.key(ax)
         return ax

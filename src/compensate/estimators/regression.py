@@ -41,7 +41,7 @@ def _least_squares(A: np.ndarray, y: np.ndarray, w: np.ndarray) -> np.ndarray:
 def fit_l1(
     A: np.ndarray, y: np.ndarray, w: np.ndarray, t: float, beta: np.ndarray, tol: float, max_iter: int
 ) -> tuple[np.ndarray, int]:
-    """Minimises the weighted Huber loss by Newton's method; where that does not descend, shifts and fit alternate."""
+    """Minimizes the weighted Huber loss by Newton's method; where that does not descend, shifts and fit alternate."""
     scale = np.sqrt(w @ A**2)
     for steps in range(1, max_iter + 1):
         r = y - A @ beta
@@ -284,7 +284,7 @@ class ShiftRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             ax.axhspan(-self.lam_, self.lam_, color="#0072B2", alpha=0.08, lw=0, label="within lambda")
         ax.axhline(0, color="black", lw=0.8)
         ax.vlines(predicted[out], (residual - shift)[out], residual[out], color=plotting.OUTLIER, alpha=0.45, lw=0.9)
-        ax.scatter(predicted[~out], residual[~out], s=9, color=plotting.colour(0), alpha=0.7)
+        ax.scatter(predicted[~out], residual[~out], s=9, color=plotting.color(0), alpha=0.7)
         plotting.crosses(ax, np.column_stack([predicted, residual])[out], "shifted response")
         ax.set(xlabel="prediction", ylabel="residual")
         plotting.key(ax)

@@ -30,7 +30,7 @@ def mad(residuals: np.ndarray, weights: np.ndarray | None = None) -> float:
     r"""Standard deviation of the bulk of the residuals: the median of :math:`|r_i|` over 0.6745.
 
     The constant makes it the standard deviation for normal residuals. Residuals are taken about zero, since a
-    regression has removed the centre already. Should more than half of them vanish, the mean of :math:`|r_i|`,
+    regression has removed the center already. Should more than half of them vanish, the mean of :math:`|r_i|`,
     scaled likewise, stands in.
 
     >>> round(mad(np.array([-0.6745, 0.6745, 0.6745, 0.1, 1e6])), 3)

@@ -1,6 +1,6 @@
 r"""The support vector machine read as compensation: slack variables compensate losses, flips compensate labels.
 
-Use `compensate="loss"` for the ordinary soft-margin SVM with its slacks at hand, and `compensate="label"` when some
+Use `compensate="loss"` for the ordinary soft-margin SVM with its slacks as an attribute, and `compensate="label"` when some
 labels are plainly wrong: a sample deep on the other side then changes its label instead of bending the boundary.
 """
 
@@ -28,7 +28,7 @@ LABEL_ROUNDS = 50  # alternations between the machine and its labels; each lower
 def interior_point(
     X: np.ndarray, y: np.ndarray, c: np.ndarray, *, tol: float = 1e-12, max_iter: int = 200
 ) -> tuple[np.ndarray, float, int]:
-    r"""Minimises Eq. (33), :math:`\tfrac12\|w\|^2 + \sum_i c_i \xi_i` with :math:`y_i(w^T x_i + b) + \xi_i \ge 1`.
+    r"""Minimizes Eq. (33), :math:`\tfrac12\|w\|^2 + \sum_i c_i \xi_i` with :math:`y_i(w^T x_i + b) + \xi_i \ge 1`.
 
     A primal-dual interior-point method with Mehrotra's corrector. The multipliers :math:`\alpha_i` of the margins lie
     between 0 and :math:`c_i`; a step solves a system of size d + 1, so n only enters by one product.
@@ -337,7 +337,7 @@ class SlackSVC(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         ax.vlines(rank, margin, np.maximum(margin, 1), color=plotting.OUTLIER, alpha=0.4, lw=1, label="slack")
         for k, name in enumerate(self.classes_):
             here = codes[order] == k
-            ax.scatter(rank[here], margin[here], s=9, color=plotting.colour(k), label=str(name), zorder=3)
+            ax.scatter(rank[here], margin[here], s=9, color=plotting.color(k), label=str(name), zorder=3)
         ax.axhline(1, color="black", lw=0.8, ls="--")
         ax.set(xlabel="sample, by margin", ylabel="margin")
         plotting.key(ax)
@@ -360,7 +360,7 @@ class SlackSVC(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         ax.contour(*np.moveaxis(grid, -1, 0), level, [-1, 0, 1], colors="black", linestyles=["--", "-", "--"],
                    linewidths=[0.8, 1.4, 0.8])  # fmt: skip
         for k, name in enumerate(self.classes_):
-            ax.scatter(*X[codes == k].T, s=12, marker="os"[k], color=plotting.colour(k), label=str(name))
+            ax.scatter(*X[codes == k].T, s=12, marker="os"[k], color=plotting.color(k), label=str(name))
         need = slack > 1e-6
         if need.any():
             ax.scatter(*X[need].T, s=20 + 60 * slack[need], facecolors="none", edgecolors=plotting.OUTLIER,

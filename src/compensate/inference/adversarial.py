@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from compensate.errors import InputError
 from compensate.granularity import Fresh, Table
 from compensate.proximal import TINY, Norm, project_ball, row_norm
-from compensate.state import State, Value, at, rowwise
+from compensate.state import THROUGH, State, Value, at, rowwise
 
 
 @final
@@ -88,14 +88,14 @@ class Adversarial(nn.Module):
         """The compensation of the batch, a constant shaped like its target."""
         s.require_gradients()
         slot, so_far = s.slot, getattr(s, s.slot or "dx")
-        if slot not in ("dx", "du", "dp", "dy"):
+        if slot not in (*THROUGH, "du", "dp", "dy"):
             raise InputError(
-                "Adversarial can be attached to feature, logit, label and prediction. On the loss itself the worst "
-                "value is a constant, and a constant has no gradient."
+                "Adversarial can be attached to structure, view, feature, logit, label and prediction. On the loss itself the "
+                "worst value is a constant, and a constant has no gradient; on the gradient it is known: terms.Amplify."
             )
         origin = s.like.detach() if so_far is None else (s.like + so_far).detach()
         keys, w = self._start(s, origin)
-        active = rowwise(s.active, origin)
+        active = rowwise(s.acting, origin)
 
         def spread(w: Tensor) -> Tensor:
             """Each sample's compensation: its row, within bounds, nothing where gated out."""

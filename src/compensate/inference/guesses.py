@@ -15,7 +15,7 @@ from compensate.state import State, Value, at, rowwise
 
 
 def live_prediction(s: State) -> Tensor:
-    """(B, C) the guess of the model itself, with its gradient: minimum-entropy regularisation comes along."""
+    """(B, C) the guess of the model itself, with its gradient: minimum-entropy regularization comes along."""
     return s.p
 
 

@@ -4,23 +4,42 @@ r"""Inference with meta learning: compensation is good if a step under it helps 
           W \leftarrow W - \alpha\, \nabla_W \sum_{j \in \Omega} l(S(f(x_j; \Theta'(W))), y_j)
 
 where :math:`\Omega` is a batch of clean data, :math:`\eta` the step of the model and :math:`\alpha` that of the table.
+
+There are two ways to the same gradient. With :math:`g` the gradient of the outer loss at :math:`\Theta'`,
+
+.. math:: \nabla_W\, l_{\mathrm{outer}}(\Theta') = -\eta\, \nabla_W \left\langle g, \nabla_\Theta L(\Theta; W) \right\rangle
+          = -\eta\, \nabla_W \sum_i \left\langle \frac{\partial L}{\partial u_i}(W), \dot u_i \right\rangle
+
+where :math:`\dot u = \frac{d}{d\epsilon} f(x; \Theta + \epsilon g)` is how the logits move along :math:`g`. The left hand side is a second
+derivative through the whole model; the right hand side needs one pass of the model with directions and a second derivative
+through the loss only.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.autograd.forward_ad as forward_mode
 from torch import Tensor, nn
 
 from compensate.errors import InputError
-from compensate.forwards import traceless
+from compensate.forwards import traceless, under
 from compensate.granularity import Sample, Table
-from compensate.inference.lookahead import Batch, along_direction, through_graph
 from compensate.state import State, Touched
 
 if TYPE_CHECKING:
     from compensate.equation import Compensated
+
+Batch = Sequence[Any]
+Found = tuple[Tensor, State, list[Tensor]]
+
+_WITHOUT_DIRECTIONS: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+"""Models with a layer that knows no forward derivative."""
 
 
 def meta_gradient(
@@ -77,9 +96,9 @@ def meta_step(
             )
         for touched, grad in zip(s.touched, rows, strict=True):
             # The outer loss is shared by all samples: its gradient is a sum already, not one per visit.
-            touched.table.descend(
-                touched, -touched.table.sign * grad * touched.count.reshape((-1,) + (1,) * (grad.ndim - 1)), s
-            )
+            if touched.count is not None:
+                grad = grad * touched.count.reshape((-1,) + (1,) * (grad.ndim - 1))
+            touched.table.descend(touched, -touched.table.sign * grad, s)
         return outer
     optimizer.zero_grad(set_to_none=True)
     for touched, grad in zip(s.touched, rows, strict=True):
@@ -114,3 +133,114 @@ def networks(criterion: Compensated) -> list[nn.Parameter]:
     """
     tables = {id(p) for m in criterion.modules() if isinstance(m, Table) for p in m.parameters(False)}
     return [p for p in criterion.parameters() if id(p) not in tables and p.requires_grad]
+
+
+def through_graph(
+    criterion: Compensated,
+    model: nn.Module,
+    theta: dict[str, Tensor],
+    others: list[nn.Parameter],
+    batch: Batch,
+    clean: Batch,
+    lr: float,
+) -> Found:
+    """Outer loss, state and gradients for rows and other parameters, by a second derivative: for every criterion and model."""
+    x, target, (index, group) = _parts(batch)
+    s: State = under(model, theta, lambda m: criterion.evaluate(m, x, target, index, group=group, meta=True))
+    grads = torch.autograd.grad(_mean(s.loss), list(theta.values()), create_graph=True, materialize_grads=True)
+    ahead = {name: p - lr * g for (name, p), g in zip(theta.items(), grads, strict=True)}
+    outer = under(model, ahead, lambda m: plain_loss(criterion, m, clean))
+    return outer, s, list(torch.autograd.grad(outer, _wanted(s, others), materialize_grads=True))
+
+
+def along_direction(
+    criterion: Compensated,
+    model: nn.Module,
+    theta: dict[str, Tensor],
+    others: list[nn.Parameter],
+    batch: Batch,
+    clean: Batch,
+    lr: float,
+) -> Found | None:
+    """The same by a pass with directions; None if the criterion needs more than logits, or a layer has no such pass."""
+    if criterion.before_logits or model in _WITHOUT_DIRECTIONS:
+        return None
+    x, target, (index, group) = _parts(batch)
+    before = torch.get_rng_state()
+    u = under(model, theta, lambda m: m(x))
+    leaf = u.detach().requires_grad_()
+    try:
+        s = criterion.settle(State(criterion, target, index, group, logits=leaf, meta=True))
+    except InputError:  # a term that asks for the model, or a mistake that the other way will name
+        torch.set_rng_state(before)
+        return None
+    wanted = _wanted(s, others)
+    (slope,) = torch.autograd.grad(_mean(s.loss), leaf, create_graph=True)
+    grads = torch.autograd.grad(u, list(theta.values()), slope.detach(), materialize_grads=True)
+    ahead = {name: (p.detach() - lr * g).requires_grad_() for (name, p), g in zip(theta.items(), grads, strict=True)}
+    outer = under(model, ahead, lambda m: plain_loss(criterion, m, clean))
+    way = torch.autograd.grad(outer, list(ahead.values()), materialize_grads=True)
+    moved = _moved(model, dict(zip(theta, way, strict=True)), theta, lambda m: m(x), before)
+    if moved is None:
+        torch.set_rng_state(before)
+        _WITHOUT_DIRECTIONS.add(model)
+        return None
+    along = (slope * moved).sum()
+    if not along.requires_grad:
+        return outer, s, [torch.zeros_like(w) for w in wanted]
+    return outer, s, [-lr * g for g in torch.autograd.grad(along, wanted, materialize_grads=True)]
+
+
+def _moved(
+    model: nn.Module,
+    way: dict[str, Tensor],
+    theta: dict[str, Tensor],
+    run: Callable[[nn.Module], Tensor],
+    random: Tensor,
+) -> Tensor | None:
+    """How the outputs move when the parameters move along `way`; None if a layer cannot tell."""
+    with torch.no_grad(), forward_mode.dual_level(), _replayed(random), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, of how it writes some of these derivatives
+        duals = {name: forward_mode.make_dual(p.detach(), way[name]) for name, p in theta.items()}
+        try:
+            out = under(model, duals, run)
+        except (NotImplementedError, RuntimeError):
+            return None
+        moved = forward_mode.unpack_dual(out).tangent
+        return torch.zeros_like(out) if moved is None else moved.clone()
+
+
+@contextmanager
+def _replayed(random: Tensor) -> Iterator[None]:
+    """Dropout masks inside are those drawn since `random`; outside, random numbers go on as if nothing had happened."""
+    with torch.random.fork_rng(devices=()):
+        torch.set_rng_state(random)
+        yield
+
+
+def _parts(batch: Batch) -> tuple[Any, Tensor, tuple[Tensor | None, Tensor | None]]:
+    return batch[0], batch[1], (*batch[2:], None, None)[:2]
+
+
+def _mean(loss: Tensor) -> Tensor:
+    return loss if loss.ndim == 0 else loss.mean()
+
+
+def _wanted(s: State, others: list[nn.Parameter]) -> list[Tensor]:
+    wanted = [touched.rows for touched in s.touched] + others
+    if not wanted:
+        raise InputError(
+            "meta_step found nothing to learn: no table of this criterion has update='meta' and no term has "
+            "parameters. Write for example Category(num_classes, 1, update='meta')."
+        )
+    return wanted
+
+
+def plain_loss(criterion: Compensated, model: nn.Module, clean: Batch) -> Tensor:
+    """The outer loss: the plain mean over clean data, without compensation and without class weights.
+
+    Weights stand for what a skewed training set lacks; clean data are what they are to be learned from.
+    """
+    x, target, (index, group) = _parts(clean)
+    s = State(criterion, target, index, group, model=model, x=x)
+    return criterion.losses_of(s, s.u, weighted=False).sum() / criterion.divisor(s, weighted=False)

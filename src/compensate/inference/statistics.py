@@ -16,7 +16,7 @@ from compensate.fused import blocks
 from compensate.state import State
 
 Score = Literal["loss", "size", "margin"]
-Kept = Literal["loss", "size", "margin", "agreement"]
+Recorded = Literal["loss", "size", "margin", "agreement"]
 Merge = Literal["sum", "mean", "rows", "same"]
 
 
@@ -172,7 +172,7 @@ class Evidence(Statistic):
             raise InputError("a record of predictions needs num_classes=..., and is not lean: leave out lean=True.")
         self.num_samples, self.skip, self.score = num_samples, skip, score
         self.lean, self.classes, self.predictions = lean, num_classes, predictions
-        self.kept: tuple[Kept, ...] = ("size", "loss", "margin")
+        self.kept: tuple[Recorded, ...] = ("size", "loss", "margin")
         if lean:
             self.kept = ("margin",) if score == "margin" else (score, "margin")
         if predictions:
@@ -220,7 +220,7 @@ class Evidence(Statistic):
             self.total_prediction.index_add_(0, index, q.to(self.total_prediction.dtype))
         self._vote(index, counts, voted, p)
 
-    def _add(self, name: Kept, index: Tensor, counts: Tensor | None, value: Tensor) -> None:
+    def _add(self, name: Recorded, index: Tensor, counts: Tensor | None, value: Tensor) -> None:
         record = getattr(self, f"mean_{name}" if self.lean else f"total_{name}")
         if self.lean:
             # A mean moves by its distance from the new value over the number of visits, twice if the batch has a sample twice.
@@ -238,7 +238,7 @@ class Evidence(Statistic):
         self.guess[index] = torch.where(after < 0, voted.to(guess.dtype), guess)
         self.votes[index] = after.abs().to(votes.dtype)
 
-    def mean(self, name: Kept) -> Tensor:
+    def mean(self, name: Recorded) -> Tensor:
         """(N,) the mean over the visits of each sample; NaN for a sample that has not been seen."""
         if name not in self.kept:
             kind, remedy = ("lean ", "lean=False") if self.lean else ("", "predictions=True")

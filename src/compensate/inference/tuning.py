@@ -63,6 +63,45 @@ class Ramp(nn.Module):
 
 
 @final
+class Warmup(Statistic):
+    r"""A number that goes from `start` to `end` over the first epochs, counted in samples: nobody has to say how long the training is.
+
+    .. math:: a + (b - a) \min\left(1, \frac{\text{samples seen}}{\text{epochs} \cdot N}\right)
+
+    Args:
+        start, end: the value at first, and after the warm-up.
+        epochs: its length.
+        num_samples: the size :math:`N` of the training set.
+
+    >>> import torch
+    >>> from compensate import Compensated
+    >>> from compensate.terms import Pull
+    >>> criterion = Compensated(logit=Pull(Warmup(0.0, 5.0, epochs=2, num_samples=1000)))
+    """
+
+    seen: Tensor
+
+    def __init__(self, start: float, end: float, *, epochs: float, num_samples: int) -> None:
+        super().__init__()
+        if not epochs > 0:
+            raise InputError(f"a warm-up takes {epochs} epochs; expected a positive number.")
+        self.start, self.end, self.epochs, self.size = start, end, epochs, num_samples
+        self.track("seen", torch.zeros((), dtype=torch.long), merge="sum")
+
+    def forward(self, s: State) -> Tensor:
+        """The value now, a scalar tensor."""
+        return self.start + (self.end - self.start) * (self.seen / (self.epochs * self.size)).clamp(max=1)
+
+    def observe(self, s: State) -> None:
+        """Counts the samples of the batch."""
+        self.seen += len(s.target)
+
+    def extra_repr(self) -> str:
+        """Both ends."""
+        return f"{self.start:g} to {self.end:g} over {self.epochs:g} epochs"
+
+
+@final
 class StepSchedule(nn.Module):
     """A number that jumps at given epochs: `StepSchedule({0: 0.0, 5: 0.1})` is 0 for five epochs and 0.1 afterwards.
 

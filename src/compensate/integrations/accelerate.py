@@ -1,4 +1,4 @@
-"""`accelerate`: a criterion made ready for a loop of one's own."""
+"""`accelerate`: a criterion made ready for a custom loop."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def prepare(
         loader: the training loader, as `accelerator.prepare` gave it.
         epochs: of the training. Without it, or without a length of the loader, methods with a schedule ask for
             `criterion.start(total_steps)`.
-        optimizer: of the model, or a list of several; given, it is checked that each parameter of the criterion has its mover.
+        optimizer: of the model, or a list of several; given, it is checked that an optimizer or a meta step moves each parameter of the criterion.
         own_meta: true if the loop calls :func:`compensate.meta_step`.
         fixed_labels: false if labels change on purpose during the training.
 
@@ -80,7 +80,7 @@ def prepare(
     except TypeError:
         size = None
     total = None if size is None or epochs is None else epochs * size
-    hooks.begin(total=total, optimisers=many, own_meta=own_meta, remedy=TAKE_THEM)
+    hooks.begin(total=total, optimizers=many, own_meta=own_meta, remedy=TAKE_THEM)
     accelerator.register_for_checkpointing(hooks)
     return criterion
 

@@ -17,7 +17,7 @@ from compensate.inference.statistics import Statistic
 from compensate.integrations.index_check import IndexCheck, refuse_in_evaluation
 from compensate.integrations.padding import Padding, Rows
 
-Optimisers = Iterable[torch.optim.Optimizer]
+Optimizers = Iterable[torch.optim.Optimizer]
 
 TAKE = "Pass clean=DataLoader(trusted, ...), batches (x, target) of samples whose labels are right."
 TAKE_THEM = "Call compensate.meta_step(criterion, model, batch, clean_batch, lr=...) before each training step, and say own_meta=True."
@@ -28,7 +28,7 @@ class CriterionHooks:
     """What a training loop does for a criterion beside calling it; the integrations are written with it.
 
     It attaches a :class:`~compensate.integrations.IndexCheck`, sets the clock, ends epochs once each, checks that the right
-    optimiser holds the right parameters, and has a `state_dict` with all that a resumed training needs.
+    optimizer holds the right parameters, and has a `state_dict` with all that a resumed training needs.
 
     Args:
         criterion: the criterion.
@@ -87,18 +87,18 @@ class CriterionHooks:
         total: int | None,
         done: int = 0,
         epochs: int = 0,
-        optimisers: Optimisers = (),
+        optimizers: Optimizers = (),
         own_meta: bool = False,
         remedy: str = TAKE,
     ) -> None:
         """Before the first batch of a training, or of one that is resumed.
 
         Args:
-            total: batches of the whole training (not steps of the optimiser, of which accumulation makes fewer); None if
+            total: batches of the whole training (not steps of the optimizer, of which accumulation makes fewer); None if
                 not known, and then a method that needs it asks for `criterion.start`.
             done: batches that the loop has done before, as it says itself.
             epochs: epochs that the loop has finished before.
-            optimisers: those of the loop.
+            optimizers: those of the loop.
             own_meta: true if the user's code calls `meta_step` itself.
             remedy: what to do if nobody takes the meta steps that the criterion needs.
         """
@@ -119,12 +119,12 @@ class CriterionHooks:
         if total:
             self.criterion.start(total + (0 if done else steps))
         self.catch_up(epochs)
-        check_optimisers(self.criterion, list(optimisers), meta=self.clean is not None or own_meta, remedy=remedy)
+        check_optimizers(self.criterion, list(optimizers), meta=self.clean is not None or own_meta, remedy=remedy)
         if self.meta_optimizer is None and self.clean is not None and (free := networks(self.criterion)):
             self.meta_optimizer = torch.optim.Adam(free, lr=1e-3)
 
     def catch_up(self, epochs: int) -> None:
-        """Ends epochs until so many of this training are ended: calling it twice after an epoch does no harm."""
+        """Ends epochs until this number of them is ended: calling it twice after an epoch does no harm."""
         while int(self.criterion.epoch) - self._shift < epochs:
             self.criterion.end_epoch()
 
@@ -150,7 +150,7 @@ class CriterionHooks:
     # --- state ------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Tables, statistics and clock; the labels seen so far; the optimiser of meta steps."""
+        """Tables, statistics and clock; the labels seen so far; the optimizer of meta steps."""
         state: dict[str, Any] = {"criterion": self.criterion.state_dict(), "given": self.index_check.given}
         if self.meta_optimizer is not None:
             state["meta_optimizer"] = self.meta_optimizer.state_dict()
@@ -179,17 +179,17 @@ class CriterionHooks:
             self.meta_optimizer.load_state_dict(state["meta_optimizer"])
 
 
-def check_optimisers(
-    criterion: Compensated, optimisers: list[torch.optim.Optimizer], *, meta: bool, remedy: str = TAKE
+def check_optimizers(
+    criterion: Compensated, optimizers: list[torch.optim.Optimizer], *, meta: bool, remedy: str = TAKE
 ) -> None:
     """Raises if parameters of the criterion would be moved by nobody, or by the wrong one.
 
     >>> from compensate import methods
-    >>> check_optimisers(methods.meta_logit(num_samples=8, num_classes=2), [], meta=False)
+    >>> check_optimizers(methods.meta_logit(num_samples=8, num_classes=2), [], meta=False)
     Traceback (most recent call last):
     compensate.errors.InputError: this criterion learns by meta steps on clean data, ...
     """
-    held = {id(p) for o in optimisers for group in o.param_groups for p in group["params"]}
+    held = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
     learned = [t.weight for t in criterion.tables() if t.update == "meta"]
     free = networks(criterion)
     if not meta and (learned or any(id(p) not in held for p in free)):
@@ -198,21 +198,21 @@ def check_optimisers(
         )
     if any(id(p) in held for p in (*learned, *(free if meta else ()))):
         raise InputError(
-            "the optimiser of the model holds parameters of the criterion, which belong to meta steps: it would move rows of "
+            "the optimizer of the model holds parameters of the criterion, which belong to meta steps: it would move rows of "
             "samples that are not in the batch. Give it the parameters of the model alone, not self.parameters()."
         )
     manual = [t for t in criterion.tables() if t.update == "manual" and id(t.weight) not in held]
-    if manual and optimisers:
+    if manual and optimizers:
         raise InputError(
-            f'{manual[0]!r} has update="manual", so an optimiser of yours must move it, but none holds its weight. Add '
+            f'{manual[0]!r} has update="manual", so an optimizer of yours must move it, but none holds its weight. Add '
             "criterion.parameters() to one, or choose update='prox'."
         )
-    if any(isinstance(o, torch.optim.LBFGS) for o in optimisers) and any(
+    if any(isinstance(o, torch.optim.LBFGS) for o in optimizers) and any(
         t.update in ("prox", "subgradient") for t in criterion.tables()
     ):
         warnings.warn(
             "LBFGS evaluates the loss several times a step, and the rows of the criterion's tables move each time. Choose "
-            "an optimiser that evaluates it once.",
+            "an optimizer that evaluates it once.",
             stacklevel=4,
         )
 

@@ -13,7 +13,7 @@ from compensate.errors import InputError
 from compensate.extras import stand_in
 from compensate.integrations.common import CriterionHooks, criteria_in
 from compensate.integrations.padding import DROP_LAST, repeated
-from compensate.training.exchange import Exchange
+from compensate.training.distribution import Exchange
 
 try:
     from lightning.pytorch import Callback
@@ -114,7 +114,7 @@ class CompensationCallback(Callback):
     # --- training ---------------------------------------------------------------------------------------------
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Sets the clock, and looks at the optimisers."""
+        """Sets the clock, and looks at the optimizers."""
         criterion = self.hooks.criterion
         if self._loose:
             criterion.to(pl_module.device)
@@ -124,7 +124,7 @@ class CompensationCallback(Callback):
             total=_total(trainer),
             done=progress.completed,
             epochs=trainer.current_epoch,
-            optimisers=trainer.optimizers,
+            optimizers=trainer.optimizers,
             own_meta=self.own_meta,
         )
         self._exchange = Exchange(criterion) if self.exchange and trainer.world_size > 1 else None
@@ -251,7 +251,7 @@ def _total(trainer: Any) -> int | None:
     per_epoch, epochs, most = trainer.num_training_batches, trainer.max_epochs, trainer.max_steps
     known = [int(epochs * per_epoch)] if epochs not in (None, -1) and per_epoch != float("inf") else []
     if most not in (None, -1):
-        # Steps of the optimiser; an epoch ends with one, however few batches were gathered.
+        # Steps of the optimizer; an epoch ends with one, however few batches were gathered.
         n = trainer.accumulate_grad_batches
         steps = -(-int(per_epoch) // n) if per_epoch != float("inf") else None
         known += [

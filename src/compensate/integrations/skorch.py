@@ -151,8 +151,8 @@ class CompensatedNet(NeuralNetClassifier):
         except TypeError:
             total = None
         self.hooks_.clean = None if self.clean is None else self._clean_loader()
-        optimisers = [getattr(self, f"{name}_") for name in self._optimizers]
-        self.hooks_.begin(total=total, done=sum(counted), epochs=len(counted), optimisers=optimisers)
+        optimizers = [getattr(self, f"{name}_") for name in self._optimizers]
+        self.hooks_.begin(total=total, done=sum(counted), epochs=len(counted), optimizers=optimizers)
 
     def _clean_loader(self) -> DataLoader[Any]:
         clean = self.get_dataset(*self.clean) if isinstance(self.clean, tuple) else self.clean

@@ -12,7 +12,7 @@ from compensate.errors import InputError
 
 
 @final
-class Whole(nn.Module):
+class HubModel(nn.Module):
     """A model that is run as it is: inputs as a dictionary in, logits (B, C) out.
 
     Args:
@@ -32,7 +32,7 @@ class Whole(nn.Module):
 
 
 @final
-class Staged(nn.Module):
+class StagedHubModel(nn.Module):
     r"""The same model cut in stages, :math:`f = \text{head} \circ \text{features} \circ \text{embed}`, without changing it.
 
     `features` runs the whole model and notes what its last layer saw, `head` returns what it made of it.
@@ -94,7 +94,7 @@ class Staged(nn.Module):
 
 
 class _Head:
-    def __init__(self, stages: Staged) -> None:
+    def __init__(self, stages: StagedHubModel) -> None:
         self._stages = stages
 
     def __call__(self, z: Tensor) -> Tensor:
@@ -118,7 +118,7 @@ def logits_of(outputs: Any) -> Tensor:
 
 
 def last_layer(model: nn.Module, num_labels: int) -> nn.Linear | None:
-    """The linear layer that gives the logits: the last one with so many outputs.
+    """The linear layer that gives the logits: the last one with this number of outputs.
 
     >>> last_layer(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)), 3)
     Linear(in_features=8, out_features=3, bias=True)

@@ -14,7 +14,7 @@ from compensate.errors import InputError
 from compensate.extras import stand_in
 from compensate.integrations.common import CriterionHooks
 from compensate.integrations.datasets import INDEX
-from compensate.integrations.stages import Staged, Whole, last_layer, logits_of
+from compensate.integrations.stages import HubModel, StagedHubModel, last_layer, logits_of
 from compensate.training import checkpoint
 from compensate.training.distribution import together
 
@@ -65,7 +65,7 @@ class IndexCollator:
 
 
 class CompensationMixin:
-    """For a trainer of one's own: ``class MyTrainer(CompensationMixin, Trainer)``; see :class:`CompensatedTrainer`."""
+    """For a custom trainer: ``class MyTrainer(CompensationMixin, Trainer)``; see :class:`CompensatedTrainer`."""
 
     loss_is_scaled_for_ga = False  # the loss is a mean over its batch, so the trainer is to divide it by their number
 
@@ -176,18 +176,18 @@ class CompensationMixin:
             )
         return index
 
-    def _view(self, model: nn.Module) -> Whole | Staged:
+    def _view(self, model: nn.Module) -> HubModel | StagedHubModel:
         inner = self.model
         labels = getattr(getattr(inner, "config", None), "num_labels", None)
         head = None if labels is None else last_layer(inner, labels)
         if head is None:
-            return Whole(model)
-        return Staged(model, inner, head, embed="feature" in self.criterion.terms)
+            return HubModel(model)
+        return StagedHubModel(model, inner, head, embed=self.criterion.reads_inputs)
 
     def _loss_of_all(
         self, model: nn.Module, inputs: dict[str, Any], target: Tensor, index: Tensor | None, real: int
     ) -> tuple[Tensor, Any]:
-        if "feature" in self.criterion.terms or self.hooks.clean is not None:
+        if self.criterion.reads_inputs or self.hooks.clean is not None:
             raise InputError(
                 "feature compensation and meta steps need the whole batch, which this trainer cuts in slices for several "
                 "processes. Train in one process, or with compensate.training.fit."
@@ -235,7 +235,7 @@ class CompensatedTrainer(CompensationMixin, Trainer):
     Beside the arguments of `Trainer` it takes:
 
     Args:
-        criterion: from `compensate.methods`, or a composition of one's own.
+        criterion: from `compensate.methods`, or a custom composition.
         clean: batches ``(inputs, target)`` of trusted data, for methods that learn by meta steps.
         meta_optimizer: for methods with parameters beside their tables; Adam if not given.
         fixed_labels: false if labels change on purpose during the training.
@@ -282,7 +282,7 @@ class _Clock(TrainerCallback):
             total=_batches(state.max_steps, args.gradient_accumulation_steps, loader),
             done=_batches(state.global_step, args.gradient_accumulation_steps, loader),
             epochs=self.passes,
-            optimisers=[_unwrapped(trainer.optimizer)],
+            optimizers=[_unwrapped(trainer.optimizer)],
         )
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -296,7 +296,7 @@ def _finished(state: Any) -> int:
 
 
 def _batches(updates: int, gathered: int, loader: Any) -> int:
-    """Batches that so many steps of the optimiser take: an epoch ends with a step, however few were gathered.
+    """The number of batches that these steps of the optimizer take: an epoch ends with a step, however few were gathered.
 
     >>> _batches(5, 2, [None] * 5)  # epochs of 2 + 2 + 1 batches
     9
@@ -309,5 +309,5 @@ def _batches(updates: int, gathered: int, loader: Any) -> int:
     return updates // steps * size + min(updates % steps * gathered, size)
 
 
-def _unwrapped(optimiser: Any) -> Any:
-    return getattr(optimiser, "optimizer", optimiser)
+def _unwrapped(optimizer: Any) -> Any:
+    return getattr(optimizer, "optimizer", optimizer)

@@ -2,23 +2,59 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from compensate.equation import Compensated, Weights
 from compensate.errors import InputError
-from compensate.inference.dimensionality import Dimensionality
 from compensate.inference.guesses import Blend, Decision, ProgressiveTrust, live_prediction
-from compensate.inference.memory import LastPrediction
 from compensate.inference.prior import Toward, prediction
-from compensate.inference.statistics import ClassMean, recorded
+from compensate.inference.statistics import ClassMean, Statistic, recorded
 from compensate.methods.registry import method
 from compensate.methods.search import Real, Space, each
-from compensate.state import Value
+from compensate.state import State, Value
 
 __all__ = ["bootstrap_hard", "bootstrap_soft", "d2l", "mix_bootstrap", "proselflc"]
 
 
 Guess = Literal["current", "previous_epoch"]
+
+
+@final
+class LastPrediction(Statistic):
+    r"""The prediction of the model at the previous visit of each sample: in the previous epoch, where each sample comes
+    once an epoch. As a value, (B, C); the given label where there was no visit yet.
+
+    Args:
+        num_samples: the size of the training set.
+        num_classes: the number of classes.
+        hard: return the most likely class, one-hot, instead of the distribution.
+    """
+
+    reader = "the memory of the previous epoch"
+
+    def __init__(self, num_samples: int, num_classes: int, hard: bool = False) -> None:
+        super().__init__()
+        self.num_samples, self.num_classes, self.hard = num_samples, num_classes, hard
+        self.track("rows", torch.zeros(num_samples, num_classes), merge="rows")
+        self.rows: Tensor
+
+    def forward(self, s: State) -> Tensor:
+        """(B, C) the guess."""
+        rows = self.rows[self.index(s)].to(s.u.dtype)
+        guess = F.one_hot(rows.argmax(-1), rows.shape[-1]).to(rows.dtype) if self.hard else rows
+        return torch.where(rows.sum(-1, keepdim=True) > 0, guess, s.y)
+
+    def observe(self, s: State) -> None:
+        """Keeps the predictions of the batch."""
+        self.rows[self.index(s)] = s.plain.softmax(-1).to(self.rows.dtype)
+
+    def extra_repr(self) -> str:
+        """Size."""
+        return f"{self.num_samples} samples"
 
 
 def _own_guess(guess: Guess, num_samples: int | None, num_classes: int | None, hard: bool, detach: bool) -> Value:
@@ -59,7 +95,7 @@ def bootstrap_soft(
         guess: "current", the prediction of this step, which is the loss of Reed et al.; or "previous_epoch", the
             one of the sample's previous visit, which is the paper's text (then `num_samples` is needed).
         detach: make the current prediction a constant in the gradient. Reed et al. do not: their loss adds
-            minimum-entropy regularisation.
+            minimum-entropy regularization.
         weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> import torch
@@ -190,6 +226,113 @@ def proselflc(
     )
 
 
+SMALL = 1e-8
+"""Keeps the logarithm of a ratio of distances finite."""
+
+
+def local_dimensionality(z: Tensor, k: int = 20) -> Tensor:
+    r"""(B,) the maximum-likelihood estimate of the dimension around each row of `z`, from its neighbors in the batch.
+
+    .. math:: \mathrm{LID}_i = -\left( \frac1k \sum_{j=1}^k \log \frac{r_{ij}}{r_{ik}} \right)^{-1}
+
+    where :math:`r_{i1} \le \dots \le r_{ik}` are the distances to the `k` nearest other rows.
+
+    Reference: Amsaleg et al., Estimating Local Intrinsic Dimensionality, KDD 2015.
+    """
+    k = min(k, len(z) - 1)
+    if k < 2:
+        return z.new_full((len(z),), torch.nan)
+    z = z.to(torch.promote_types(z.dtype, torch.float32))  # distances are not defined for half precision
+    distances = torch.cdist(z, z, compute_mode="donot_use_mm_for_euclid_dist")
+    r = distances.topk(k + 1, largest=False).values[:, 1:]  # the nearest row is the row itself
+    return -k / torch.log(r / r[:, -1:] + SMALL).sum(-1)
+
+
+@final
+class Dimensionality(Statistic):
+    r"""Watches the dimensionality of the features; as a value, how far to trust the predictions of the model.
+
+    .. math:: \lambda = 1 - \exp\left( -\frac{e}{E} \frac{\mathrm{LID}_e}{\min_{j \le e} \mathrm{LID}_j} \right)
+
+    from the turning point on and 0 before, where :math:`\mathrm{LID}_e` is the mean over epoch :math:`e` of the
+    :math:`E` epochs. The turning point is the first epoch whose LID exceeds the mean of the `window` epochs before it
+    by two of their standard deviations, counted after `patience + window` epochs: from there the model spreads its
+    features in order to fit wrong labels.
+
+    The authors measure on 1,280 samples at the start of each epoch, and go back to the weights of the turning point;
+    here all batches of an epoch are measured while it trains, and the weights are left to the training loop.
+
+    Args:
+        k: the number of neighbors in the batch.
+        window: epochs that the present one is compared with.
+        patience: further epochs before the first comparison.
+    """
+
+    direction = "positive"  # of trust in the likeliest class; a guess of another direction says so itself
+
+    def __init__(self, k: int = 20, window: int = 5, patience: int = 5) -> None:
+        super().__init__()
+        if k < 2 or window < 1 or patience < 0:
+            raise InputError(
+                f"k={k}, window={window}, patience={patience}; expected k >= 2, window >= 1, patience >= 0."
+            )
+        self.k, self.window, self.patience, self.rolls = k, window, patience, True
+        self.track("total", torch.zeros(()), merge="sum")
+        self.track("count", torch.zeros(()), merge="sum")
+        self.track("recent", torch.zeros(window + 1), merge="same")
+        self.track("lowest", torch.tensor(torch.inf), merge="same")
+        for name, start in (("epochs", 0), ("turned", -1), ("seen", 0), ("begun", 0)):
+            self.track(name, torch.tensor(start), merge="same")
+        self.total: Tensor
+        self.count: Tensor
+        self.recent: Tensor
+        self.lowest: Tensor
+        self.epochs: Tensor
+        self.turned: Tensor
+        self.seen: Tensor
+        self.begun: Tensor
+
+    def forward(self, s: State) -> Tensor:
+        """The trust now, a scalar tensor."""
+        s.criterion.require_total()
+        time = self.begun / s.criterion.total
+        trust = 1 - torch.exp(-time * self.recent[-1] / self.lowest)
+        return torch.where(self.turned >= 0, trust, 0.0).to(s.u.dtype)
+
+    def check(self, s: State) -> None:
+        """There must be features."""
+        super().check(s)
+        _ = s.z
+
+    def observe(self, s: State) -> None:
+        """Adds the dimensionality of the batch."""
+        if not len(s.target):
+            return
+        lid = local_dimensionality(s.z.detach().flatten(1), self.k)
+        usable = lid.isfinite() & (lid > 0)
+        self.total += lid[usable].sum()
+        self.count += usable.sum()
+        self.seen += 1
+
+    def end_epoch(self) -> None:
+        """The epoch joins the others, and is compared with those before it."""
+        now = torch.where(self.count > 0, self.total / self.count, self.recent[-1])
+        self.recent.copy_(torch.cat([self.recent[1:], now[None]]))
+        self.lowest.copy_(torch.where(now > 0, torch.minimum(self.lowest, now), self.lowest))
+        self.epochs += 1
+        before = self.recent[:-1]
+        spreads = now - before.mean() > 2 * before.std(correction=0)
+        turns = (self.turned < 0) & (self.epochs > self.patience + self.window) & spreads
+        self.turned.copy_(torch.where(turns, self.epochs - 2, self.turned))
+        self.begun.copy_(self.seen)
+        self.total.zero_()
+        self.count.zero_()
+
+    def extra_repr(self) -> str:
+        """Neighbors and window."""
+        return f"k={self.k}, window={self.window}"
+
+
 @method(
     "label", "positive", "prior", "sample",
     equation="10 with a trust from the dimensionality",
@@ -212,11 +355,11 @@ def d2l(
               \alpha_e = \exp\left( -\frac{e}{E} \frac{\mathrm{LID}_e}{\min_j \mathrm{LID}_j} \right)
 
     from the turning point of the local intrinsic dimensionality on, else nothing; see
-    :class:`~compensate.inference.dimensionality.Dimensionality`, which also says where this differs from the authors'.
+    :class:`~compensate.methods.bootstrapping.Dimensionality`, which also says where this differs from the authors'.
 
     Args:
         num_samples: the size of the training set; given, the criterion keeps a record of each sample's plain loss.
-        k: the number of neighbours in the batch.
+        k: the number of neighbors in the batch.
         window: epochs that the present one is compared with.
         patience: further epochs before the first comparison.
         guess: :math:`o_i`, the most likely class ("hard", the authors' code) or the prediction itself ("soft").

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, final
 
+import torch
+from torch import Tensor, nn
+
+from compensate.checks import checked_keys
 from compensate.equation import Compensated, Weights
+from compensate.errors import InputError
 from compensate.gates import Where, above
 from compensate.inference.adversarial import Adversarial
-from compensate.inference.centres import ClassCentre, ToCentre
+from compensate.inference.statistics import Statistic
 from compensate.inference.tuning import Top
 from compensate.methods.registry import method
 from compensate.methods.search import Choice, Kind, Real, Space, each
 from compensate.proximal import Norm
-from compensate.state import Value
+from compensate.state import State, Value, at, rowwise
 
 __all__ = ["adversarial_feature", "center_feature", "pgd_at"]
 
@@ -108,12 +113,101 @@ def adversarial_feature(
     return Compensated(feature=loop, weight=weight)
 
 
+@final
+class ClassCenter(Statistic):
+    r"""The mean input of each class over all batches so far; as a value, that of the given class, (B, \*shape).
+
+    .. math:: m_c = \frac1{n_c} \sum_{j: y_j = c} x_j
+
+    Args:
+        num_classes: the number of classes.
+        feature_shape: the shape of an input (or of the model's `embed(x)`).
+    """
+
+    granularity, reader = "category", "a center of each class"
+
+    def __init__(self, num_classes: int, feature_shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.num_classes = num_classes
+        self.track("count", torch.zeros(num_classes), merge="sum")
+        self.track("total", torch.zeros(num_classes, *feature_shape), merge="sum")
+        self.count: Tensor
+        self.total: Tensor
+
+    def forward(self, s: State) -> Tensor:
+        """(B, *shape) the center of each sample's given class, zeros for a class not seen yet."""
+        checked_keys(s.labels, len(self.total), self.reader, "class", s.criterion.check)  # outputs are not known yet
+        self._check_shape(s)
+        return self.total[s.labels] / rowwise(self.count[s.labels].clamp(min=1), self.total)
+
+    def _check_shape(self, s: State) -> None:
+        if s.e.shape[1:] != self.total.shape[1:]:
+            raise InputError(
+                f"inputs have shape {tuple(s.e.shape[1:])}, but feature_shape is {tuple(self.total.shape[1:])}; give the "
+                "shape of one sample."
+            )
+
+    def check(self, s: State) -> None:
+        """Inputs must fit, too."""
+        super().check(s)
+        self._check_shape(s)
+
+    def known(self, s: State) -> Tensor:
+        """(B,) true where the class of the sample has been seen."""
+        return self.count[s.labels] > 0
+
+    def observe(self, s: State) -> None:
+        """Adds the inputs of the batch."""
+        x, labels = s.e.detach()[s.valid].to(self.total.dtype), s.labels[s.valid]
+        self.total.index_add_(0, labels, x)
+        self.count.index_add_(0, labels, torch.ones_like(labels, dtype=self.count.dtype))
+
+    def extra_repr(self) -> str:
+        """Sizes."""
+        return " x ".join(str(size) for size in self.total.shape)
+
+
+@final
+class ToCenter(nn.Module):
+    r"""Pulls each input toward the center of its class.
+
+    .. math:: \Delta x_i = \lambda (m_{y_i} - x_i)
+
+    where :math:`m_c` is the center of class :math:`c`. With :math:`\lambda = 1` nothing is left of the sample itself. A class
+    that has not been seen yet leaves its samples alone.
+
+    Args:
+        center: :math:`m`, a :class:`ClassCenter`.
+        lam: :math:`\lambda` in [0, 1], a number or a callable of the state.
+
+    Reference: Yao and Wu, Compensation Learning, 2021, remark after Eq. (8).
+    """
+
+    direction, inference, granularity = "mixed", "prior", "sample"
+
+    def __init__(self, center: ClassCenter, lam: Value) -> None:
+        super().__init__()
+        if not callable(lam) and not 0 <= lam <= 1:
+            raise InputError(f"lambda is {lam}; expected a share of the way to the center, from 0 to 1.")
+        self.center, self.lam = center, lam
+
+    def forward(self, s: State) -> Tensor:
+        """The feature compensation, a constant shaped like the input."""
+        x = s.e.detach()
+        pull = rowwise(at(self.lam, s), x) * (self.center(s).to(x.dtype) - x)
+        return torch.where(rowwise(self.center.known(s), x), pull, 0.0)
+
+    def extra_repr(self) -> str:
+        """How far."""
+        return "" if isinstance(self.lam, nn.Module) else f"lambda={self.lam}"
+
+
 @method(
     "feature", "mixed", "prior", "sample",
     equation="remark after 8",
     reference="Yao and Wu, Compensation Learning, 2021, remark after Eq. (8)",
     needs=["model"],
-    limits="lam = 0 leaves cross entropy, lam = 1 trains on the centres alone. A centre in raw inputs suits roughly convex classes.",
+    limits="lam = 0 leaves cross entropy, lam = 1 trains on the centers alone. A center in raw inputs suits roughly convex classes.",
     search=Space({"lam": Real(0.0, 0.6)}),
 )  # fmt: skip
 def center_feature(
@@ -124,12 +218,12 @@ def center_feature(
     pro: Value | None = None,
     weight: Weights | None = None,
 ) -> Compensated:
-    r"""Feature compensation toward the class: each input moves toward the centre of its class.
+    r"""Feature compensation toward the class: each input moves toward the center of its class.
 
     .. math:: \Delta x_i = \lambda (m_{y_i} - x_i)
 
     where :math:`m_c` is the mean input of class :math:`c` over all batches so far. At :math:`\lambda = 1` a sample counts no more than
-    the centre of its class does, which is what a wrong sample should do.
+    the center of its class does, which is what a wrong sample should do.
 
     Args:
         num_classes: the number of classes.
@@ -141,5 +235,5 @@ def center_feature(
     >>> print(center_feature(num_classes=10, feature_shape=(1, 8, 8)).taxonomy)
     feature · mixed · prior · sample
     """
-    pull = ToCentre(ClassCentre(num_classes, feature_shape), lam)
+    pull = ToCenter(ClassCenter(num_classes, feature_shape), lam)
     return Compensated(feature=pull if pro is None else Where(above(Top(pro)), pull), weight=weight)

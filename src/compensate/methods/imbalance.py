@@ -10,7 +10,7 @@ from torch import Tensor
 from compensate.equation import Compensated, Weights
 from compensate.granularity import Category
 from compensate.inference.classes import Adjust, Counts, increasing, proportions
-from compensate.inference.regularised import AtLeast
+from compensate.inference.regularized import AtLeast
 from compensate.methods.registry import method
 from compensate.methods.search import Real, Space
 from compensate.state import Value
@@ -88,7 +88,7 @@ def meta_logit_adjustment(
               {\sum_c e^{u_{i,c} + \tau_{y_i} \log \pi_c}}, \qquad
               \tau^* = \arg\min_\tau \sum_{j \in \Omega} l(S(f(x_j; \Theta^*(\tau))), y_j)
 
-    where :math:`\Omega` is the clean set. The paper's Eq. a-3 minimises minus the sum, a slip of sign; this is the corrected form.
+    where :math:`\Omega` is the clean set. The paper's Eq. a-3 minimizes minus the sum, a slip of sign; this is the corrected form.
 
     Args:
         class_counts: (C,) training samples of each class.

@@ -11,7 +11,7 @@ from compensate.granularity import Category, Sample
 from compensate.inference.classes import Counts, checked_counts
 from compensate.inference.guesses import OfClass
 from compensate.inference.prior import Toward, prediction, uniform
-from compensate.inference.regularised import Ball
+from compensate.inference.regularized import Ball
 from compensate.inference.statistics import Evidence, recorded
 from compensate.methods.registry import method
 from compensate.methods.search import Real, Space

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 from compensate.equation import Compensated, Weights
 from compensate.errors import InputError
 from compensate.granularity import Category, Sample
 from compensate.inference.adversarial import Adversarial
-from compensate.inference.regularised import L1, L2
+from compensate.inference.regularized import L1, L2
 from compensate.inference.statistics import Evidence
+from compensate.inference.tuning import Warmup
 from compensate.methods.registry import method
 from compensate.methods.search import Choice, Kind, Real, Space, each
 from compensate.proximal import Norm
@@ -37,7 +37,7 @@ _PAPER_SEARCH: dict[Kind, Space] = {
 
 
 @method(
-    "logit", "positive", "regularised", "sample",
+    "logit", "positive", "regularized", "sample",
     equation="43",
     reference="Yao and Wu, Compensation Learning, 2021, Algorithm 1",
     needs=["index"],
@@ -55,9 +55,8 @@ def logcomp(
     update: Literal["prox", "subgradient"] | None = None,
     preset: Literal["paper", "paper-per-sample"] | None = None,
     batch_size: int = 128,
-    store: Store = "auto",
-    path: str | Path | None = None,
-    dtype: str | None = None,
+    warmup: float | None = None,
+    table: Store = "auto",
     record: Literal["auto", "full", "lean", "none"] = "auto",
     weight: Weights | None = None,
 ) -> Compensated:
@@ -79,7 +78,9 @@ def logcomp(
         preset: the paper's numbers for what is not given: "paper" reads its learning rate as acting on the mean over a batch (divided by
             `batch_size`), "paper-per-sample" on each sample; both by subgradient.
         batch_size: for `preset="paper"`.
-        store, path, dtype: how rows are kept, as in :class:`~compensate.terms.Sample`: "auto" is in full up to a gigabyte.
+        warmup: epochs over which `lam`, a number, falls from 1, where nothing is compensated, to its value.
+        table: how rows are kept: "auto" (in full up to a gigabyte), "dense", "sparse", or the name of a file, such as
+            "rows.tab"; with ":float16" behind it, in 16 bits. See :class:`~compensate.terms.Sample`.
         record: what is kept of each sample for `suspects`: "full", 24 bytes; "lean", 8, without losses and sizes; "none";
             "auto", full up to a million samples and lean beyond.
         weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
@@ -95,21 +96,26 @@ def logcomp(
     }
     if preset not in presets:
         raise InputError(f'preset is "{preset}"; expected "paper" or "paper-per-sample".')
-    strength, step, way = presets[preset]
-    table = Sample(
-        num_samples, num_classes,
-        penalty=L1(strength if lam is None else lam), lr=step if lr is None else lr, update=update or way,
-        store=store, path=path, dtype=dtype,
+    numbers, step, way = presets[preset]
+    strength: Value = numbers if lam is None else lam
+    if warmup is not None:
+        if callable(strength):
+            raise InputError(
+                f"lam is a {type(strength).__name__} and warmup={warmup}; expected a number to warm up, or a schedule without warmup."
+            )
+        strength = Warmup(1.0, float(strength), epochs=warmup, num_samples=num_samples)
+    rows = Sample(
+        num_samples, num_classes, penalty=L1(strength), lr=step if lr is None else lr, update=update or way, store=table,
     )  # fmt: skip
     if record not in ("auto", "full", "lean", "none"):
         raise InputError(f'record is "{record}"; expected "auto", "full", "lean" or "none".')
     lean = record == "lean" or (record == "auto" and num_samples > MANY)
     kept = Evidence(num_samples, score="margin", lean=lean, num_classes=num_classes)
-    return Compensated(logit=table, record=None if record == "none" else kept, weight=weight)
+    return Compensated(logit=rows, record=None if record == "none" else kept, weight=weight)
 
 
 @method(
-    "logit", "positive", "regularised", "category",
+    "logit", "positive", "regularized", "category",
     equation="17",
     reference="Yao and Wu, Compensation Learning, 2021, Eq. (17)",
     limits="A large lambda leaves cross entropy; a small one lets a class explain its samples away, the large classes first.",
@@ -122,7 +128,7 @@ def category_logit(
 
     .. math:: L = \frac1B \sum_i l(S(u_i + \Delta u_{y_i}), y_i) + \frac\lambda2 \|\Delta u_{y_i}\|_2^2
 
-    where :math:`\Delta u_c` is a row of a table. The paper leaves the regulariser open; a row is shared by many samples and need not
+    where :math:`\Delta u_c` is a row of a table. The paper leaves the regularizer open; a row is shared by many samples and need not
     be sparse, hence the square.
 
     Args:
@@ -132,7 +138,7 @@ def category_logit(
         weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> print(category_logit(num_classes=10).taxonomy)
-    logit · positive · regularised · category
+    logit · positive · regularized · category
     """
     return Compensated(logit=Category(num_classes, num_classes, penalty=L2(lam), lr=lr), weight=weight)
 

@@ -8,14 +8,63 @@ import torch
 from torch import Tensor, nn
 
 from compensate.equation import Compensated, Weights
-from compensate.inference.abstention import Abstain, checked_abstention
-from compensate.inference.memory import TemporalEnsemble
-from compensate.inference.statistics import Evidence
+from compensate.errors import InputError
+from compensate.inference.statistics import Evidence, Statistic
 from compensate.methods.registry import method
 from compensate.methods.search import Real, Space, each
 from compensate.state import State, Value, at
 
 __all__ = ["dac", "elr"]
+
+
+@final
+class TemporalEnsemble(Statistic):
+    r"""A running mean of the predictions of each sample, the present one included; as a value, (B, C).
+
+    .. math:: t_i \leftarrow \beta\, t_i + (1 - \beta)\, \bar p_i
+
+    where :math:`\bar p_i` is the prediction with its entries kept within `[floor, 1 - floor]` and divided by their sum,
+    and :math:`t_i` starts at zero.
+
+    Args:
+        num_samples: the size of the training set.
+        num_classes: the number of classes.
+        beta: the momentum :math:`\beta`.
+        floor: the smallest entry.
+    """
+
+    reader = "a running mean of predictions"
+    observes = "logits"  # the present prediction is part of the mean
+
+    def __init__(self, num_samples: int, num_classes: int, beta: float, floor: float = 1e-4) -> None:
+        super().__init__()
+        if not 0 <= beta < 1:
+            raise InputError(f"beta is {beta}; a momentum lies in [0, 1).")
+        self.num_samples, self.num_classes, self.beta, self.floor = num_samples, num_classes, beta, floor
+        self.track("rows", torch.zeros(num_samples, num_classes), merge="rows")
+        self.rows: Tensor
+
+    def bounded(self, p: Tensor) -> Tensor:
+        """Predictions kept away from 0 and 1."""
+        return p.clamp(self.floor, 1 - self.floor)
+
+    def forward(self, s: State) -> Tensor:
+        """(B, C) the running means."""
+        return self.rows[self.index(s)].to(s.u.dtype)
+
+    def moved_rows(self, s: State) -> Tensor:
+        """The samples of the batch."""
+        return self.index(s).unique()
+
+    def observe(self, s: State) -> None:
+        """Moves the means of the batch."""
+        index, p = self.index(s), self.bounded(s.p.detach())
+        p = (p / p.sum(-1, keepdim=True)).to(self.rows.dtype)
+        self.rows[index] = self.beta * self.rows[index] + (1 - self.beta) * p
+
+    def extra_repr(self) -> str:
+        """Size and momentum."""
+        return f"{self.num_samples} samples, beta={self.beta:g}"
 
 
 @final
@@ -55,7 +104,7 @@ class EarlyLearning(nn.Module):
 def elr(
     *, num_samples: int, num_classes: int, lam: Value = 3.0, beta: float = 0.7, weight: Weights | None = None
 ) -> Compensated:
-    r"""Early-learning regularisation: predictions that agree with their own past are rewarded.
+    r"""Early-learning regularization: predictions that agree with their own past are rewarded.
 
     .. math:: \Delta l_i = \lambda \log(1 - \langle t_i, p_i \rangle), \qquad
               t_i \leftarrow \beta\, t_i + (1 - \beta)\, p_i
@@ -78,6 +127,110 @@ def elr(
     return Compensated(loss=term, record=Evidence(num_samples), weight=weight)
 
 
+UNKNOWN = -1.0
+"""No price is negative, so this one stands for none."""
+
+
+def committed(s: State) -> tuple[Tensor, Tensor]:
+    r"""(B,) twice: :math:`\log(1 - a_i)`, where :math:`a_i` is the probability of abstention, the last output, and the
+    cross entropy :math:`h_i` over the other outputs alone.
+
+    The former is a difference of two log-sum-exp: the probability itself rounds to 1, in half precision soon.
+    """
+    u = s.u.to(torch.promote_types(s.u.dtype, torch.float32))
+    decided = (u[:, :-1].logsumexp(-1) - u.logsumexp(-1)).clamp(max=0)
+    logp = u[:, :-1].log_softmax(-1)
+    if s.hard:
+        # A distribution times the logarithms would be 0 times infinity at a class that is taken out.
+        h = -logp.gather(1, s.labels[:, None].clamp(max=logp.shape[-1] - 1))[:, 0] * s.valid
+    else:
+        h = -(s.y[:, :-1] * logp).sum(-1)
+    return decided, h
+
+
+@final
+class AbstentionCost(Statistic):
+    r"""The price :math:`\alpha` of abstention: nothing to speak of at first, then rising in a straight line.
+
+    For `warmup` epochs nobody may abstain, and a running mean of :math:`(1 - a_i) h_i` with weight `mu` is kept. At the
+    first step after them :math:`\alpha` starts at this mean divided by `divisor`, low enough for abstention to begin;
+    from there it goes to `final` at the end of the training. The authors raise it once an epoch, here it rises with each
+    step, to the same end.
+    """
+
+    observes = "logits"  # the price of the first step after the warm-up is that of its own batch
+
+    def __init__(self, warmup: int, final: float, divisor: float, mu: float) -> None:
+        super().__init__()
+        self.warmup, self.final, self.divisor, self.mu = warmup, final, divisor, mu
+        self.track("mean", torch.tensor(UNKNOWN), merge="mean")
+        self.track("first", torch.tensor(UNKNOWN), merge="mean")
+        self.track("begun", torch.tensor(0.0), merge="same")
+        self.mean: Tensor
+        self.first: Tensor
+        self.begun: Tensor
+
+    def forward(self, s: State) -> Tensor:
+        """The price now, a scalar tensor; negative while nobody may abstain."""
+        done = ((s.progress - self.begun) / (1 - self.begun).clamp(min=1e-12)).clamp(0, 1)
+        return torch.where(self.first < 0, self.first, self.first + (self.final - self.first) * done)
+
+    def observe(self, s: State) -> None:
+        """Moves the running mean, and starts the rise after the warm-up."""
+        decided, h = committed(s)
+        weighed = (decided.exp() * h)[s.valid]
+        if not len(weighed):
+            return
+        now = weighed.mean().to(self.mean.dtype)
+        self.mean.copy_(torch.where(self.mean < 0, now, (1 - self.mu) * self.mean + self.mu * now))
+        starts = (self.first < 0) & (s.epoch >= self.warmup)
+        self.first.copy_(torch.where(starts, self.mean / self.divisor, self.first))
+        self.begun.copy_(torch.where(starts, s.progress, self.begun))
+
+    def extra_repr(self) -> str:
+        """Schedule."""
+        return f"to {self.final:g} after {self.warmup} epochs"
+
+
+@final
+class Abstain(nn.Module):
+    r"""Lets the model abstain, at a price.
+
+    .. math:: l'_i = (1 - a_i)\, h_i - \alpha \log(1 - a_i), \qquad \Delta l_i = l'_i - l_i
+
+    where :math:`a_i` is the probability of the last of C + 1 outputs, :math:`h_i` the cross entropy over the other C
+    alone, and :math:`\alpha` the price of abstention.
+
+    Args:
+        cost: the price, a callable of the state that returns a scalar tensor, negative while nobody may abstain.
+
+    Reference: Thulasidasan et al., Combating Label Noise in Deep Learning Using Abstention, ICML 2019.
+    """
+
+    inference, granularity, direction = "tuning", "sample", "mixed"
+
+    def __init__(self, cost: AbstentionCost) -> None:
+        super().__init__()
+        self.cost = cost
+
+    def forward(self, s: State) -> Tensor:
+        """(B,) the loss compensation."""
+        alpha = self.cost(s).to(s.l.dtype)
+        decided, h = committed(s)
+        replaced = (decided.exp() * h - alpha * decided).to(s.l.dtype)
+        return torch.where(s.valid & (alpha >= 0), s.weights.to(s.l.dtype) * replaced - s.l, 0.0)
+
+
+def checked_abstention(warmup: int, final: float, divisor: float, mu: float) -> AbstentionCost:
+    """The price, with its settings looked at."""
+    if warmup < 0 or final < 0 or divisor <= 0 or not 0 < mu <= 1:
+        raise InputError(
+            f"warmup={warmup}, final={final}, divisor={divisor}, mu={mu}; expected warmup >= 0, final >= 0, divisor > 0 "
+            "and mu in (0, 1]."
+        )
+    return AbstentionCost(warmup, final, divisor, mu)
+
+
 @method(
     "loss", "mixed", "tuning", "sample",
     equation="7, in a nonlinear form",
@@ -94,7 +247,7 @@ def dac(
     .. math:: \Delta l_i = (1 - a_i)\, h_i - \alpha \log(1 - a_i) - l_i
 
     where :math:`a_i` is the probability of the last output, :math:`h_i` the cross entropy over the others alone, and
-    :math:`\alpha` rises from a small start; see :class:`~compensate.inference.abstention.AbstentionCost`.
+    :math:`\alpha` rises from a small start; see :class:`~compensate.methods.loss.AbstentionCost`.
 
     Args:
         warmup: epochs of cross entropy over all C + 1 outputs.

@@ -14,7 +14,7 @@ from compensate.errors import InputError
 from compensate.granularity import Group
 from compensate.inference.classes import Counts, DeferredWeights, checked_counts, effective_weights
 from compensate.inference.margins import AngularMargin, CosineHead, GroupOfClass, Guard, LogitMargin
-from compensate.inference.regularised import AtLeast
+from compensate.inference.regularized import AtLeast
 from compensate.methods.registry import method
 from compensate.methods.search import Real, Space
 from compensate.state import Value
@@ -136,7 +136,7 @@ def balanced_arcface(
               \{m_g\}^* = \arg\min \sum_{j \in \Omega} l(S(f(x_j; \Theta^*(\{m_g\}))), y_j)
 
     where :math:`g_i` is the group of sample :math:`i`, such as the skin tone of a face. Margins stay at least 0. The outer loss
-    is that of the paper's Eq. 42; the reference minimises the skewness between groups instead.
+    is that of the paper's Eq. 42; the reference minimizes the skewness between groups instead.
 
     Args:
         class_groups: (C,) the group of each class, where all samples of a class are in one group (an identity has one

@@ -12,7 +12,7 @@ from compensate.gates import Where, above, below
 from compensate.inference.adversarial import Adversarial, Pull
 from compensate.inference.prior import Toward, uniform
 from compensate.inference.statistics import recorded
-from compensate.inference.tuning import Ramp, Top
+from compensate.inference.tuning import Ramp, Top, Warmup
 from compensate.methods.registry import method
 from compensate.methods.search import Choice, Kind, Real, Space, each
 from compensate.proximal import Norm
@@ -59,7 +59,7 @@ def mixcomp(
     pro: Value = 35.0,
     tau: Value | None = None,
     over: Literal["batch", "epoch"] = "batch",
-    warmup: tuple[float, float] | None = None,
+    warmup: float | tuple[float, float] | None = None,
     eps2: float = 0.0,
     norm: Norm = "linf",
     steps: int = 7,
@@ -85,9 +85,9 @@ def mixcomp(
         pro: percent of samples above the threshold, if `tau` is not given.
         tau: the threshold :math:`\tau` itself.
         over: the losses that `pro` counts: those of the "batch", or of the last "epoch" (needs `num_samples`).
-        warmup: the shares of the training between which `eta`, a number, rises from 0 to its value; at once if not given, as in
-            the paper. A model that is compensated before it knows anything takes long to learn, and may explain a whole class
-            away.
+        warmup: epochs over which `eta`, a number, rises from 0 to its value (needs `num_samples`), or the shares of the training between
+            which it does; at once if not given, as in the paper. A model that is compensated before it knows anything takes long to
+            learn, and may explain a whole class away.
         eps2: the radius :math:`\epsilon_2` of the feature compensation.
         norm, steps, step_size, bounds: of its inner loop, as in :func:`pgd_at`.
         random_start: start the inner loop at a random point of the ball; false starts it at the sample itself.
@@ -104,8 +104,15 @@ def mixcomp(
             raise InputError(
                 f"eta is a {type(eta).__name__} and warmup={warmup}; expected a number to warm up, or a schedule without warmup."
             )
-        begin, finish = warmup
-        eta = Ramp(0.0, float(eta), begin=begin, finish=finish)
+        if isinstance(warmup, int | float):
+            if num_samples is None:
+                raise InputError(
+                    f"warmup is {warmup} epochs, and how long an epoch is depends on num_samples; give it."
+                )
+            eta = Warmup(0.0, float(eta), epochs=warmup, num_samples=num_samples)
+        else:
+            begin, finish = warmup
+            eta = Ramp(0.0, float(eta), begin=begin, finish=finish)
     harder = Where(above(threshold), Pull(eta))
     easier = None
     if eps2:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 from compensate.equation import Compensated
 from compensate.errors import InputError, nearest
@@ -116,14 +117,28 @@ def method(
 ) -> Callable[[Builder], Builder]:
     """Enters a function that builds a criterion into the table, under its own name."""
 
-    def enter(build: Builder) -> Builder:
-        name = build.__name__
+    def enter(function: Builder) -> Builder:
+        name, build = function.__name__, _with_known_arguments(function)
         needs = frozenset(more.pop("needs", ()))
         taxonomy = Taxonomy(target, direction, inference, granularity)
         METHODS[name] = Method(name, build, taxonomy, equation, reference, needs, **more)
         return build
 
     return enter
+
+
+def _with_known_arguments(build: Builder) -> Builder:
+    """The same function; an argument that it does not have is an error with the nearest name."""
+    known = list(inspect.signature(build).parameters)
+
+    @functools.wraps(build)
+    def checked(**arguments: Any) -> Compensated:
+        for name in arguments:
+            if name not in known:
+                raise InputError(f'{build.__name__} has no argument "{name}"; {nearest(name, known)}')
+        return build(**arguments)
+
+    return cast(Builder, checked)
 
 
 def find(name: str) -> Method:

@@ -2,16 +2,215 @@
 
 from __future__ import annotations
 
+from typing import Literal, final
+
+import torch
+from torch import Tensor, nn
+
+from compensate.checks import checked_features
 from compensate.equation import Compensated, Weights
+from compensate.errors import InputError
 from compensate.granularity import Category
 from compensate.inference.classes import Counts, effective_weights
-from compensate.inference.covariance import Augment, ClassCovariance, Kind, ServesOnce
+from compensate.inference.statistics import Statistic
 from compensate.inference.tuning import Ramp
 from compensate.methods.registry import method
 from compensate.methods.search import Real, Space
-from compensate.state import Value
+from compensate.state import State, Value, at
 
 __all__ = ["isda", "metasaug"]
+
+
+CovarianceKind = Literal["full", "diagonal"]
+
+
+@final
+class ClassCovariance(Statistic):
+    r"""The covariance of each class's features over all batches so far, from three sums.
+
+    .. math:: \Sigma_c = \frac1{n_c} \sum_j z_j z_j^\top - \mu_c \mu_c^\top, \qquad \mu_c = \frac1{n_c} \sum_j z_j
+
+    where :math:`j` runs over the samples of class :math:`c`. The present batch counts before the terms look at it. Sums
+    merge over processes by addition; the difference loses digits only if features are far from zero compared with
+    their spread.
+
+    Args:
+        num_classes: C.
+        feature_dim: D.
+        kind: "full" holds C x D x D numbers, "diagonal" C x D, the variances.
+
+    Reference: Wang et al., Implicit Semantic Data Augmentation for Deep Networks, NeurIPS 2019.
+    """
+
+    granularity, reader = "category", "a covariance of features"
+    observes = "logits"  # the present batch counts
+
+    def __init__(self, num_classes: int, feature_dim: int, kind: CovarianceKind = "full") -> None:
+        super().__init__()
+        if kind not in ("full", "diagonal"):
+            raise InputError(f'covariance is "{kind}"; expected "full" or "diagonal".')
+        self.kind: CovarianceKind = kind
+        self.num_classes = num_classes
+        shape = (feature_dim, feature_dim) if kind == "full" else (feature_dim,)
+        self.track("count", torch.zeros(num_classes), merge="sum")
+        self.track("total", torch.zeros(num_classes, feature_dim), merge="sum")
+        self.track("second", torch.zeros(num_classes, *shape), merge="sum")
+        self.count: Tensor
+        self.total: Tensor
+        self.second: Tensor
+
+    def check(self, s: State) -> None:
+        """Features must fit, too."""
+        super().check(s)
+        checked_features(s, self.total.shape[-1])
+
+    def moved_rows(self, s: State) -> Tensor:
+        """The classes of the batch."""
+        return s.labels.unique()
+
+    def observe(self, s: State) -> None:
+        """Adds the features of the batch."""
+        z, labels = s.z.detach()[s.valid].to(self.total.dtype), s.labels[s.valid]
+        self.count.index_add_(0, labels, torch.ones_like(z[:, 0]))
+        self.total.index_add_(0, labels, z)
+        if self.kind == "diagonal":
+            self.second.index_add_(0, labels, z.square())
+            return
+        # One product a class: the outer products of a batch would be B x D x D.
+        for c in labels.unique().tolist():
+            mine = z[labels == c]
+            self.second[c].addmm_(mine.T, mine)
+
+    def of(self, c: Tensor | int) -> Tensor:
+        """The covariance (D, D) of one class; its variances (D,) if diagonal; several classes at once if diagonal."""
+        n = self.count[c].clamp(min=1)
+        if self.kind == "diagonal":
+            n = n[..., None]
+            return (self.second[c] / n - (self.total[c] / n).square()).clamp(min=0)
+        mean = self.total[c] / n
+        return self.second[c] / n - torch.outer(mean, mean)
+
+    def extra_repr(self) -> str:
+        """Sizes and kind."""
+        classes, features = self.total.shape
+        return f"{classes} classes, {features} features, {self.kind}"
+
+
+def spread(w: Tensor, k: int | Tensor, sigma: Tensor) -> Tensor:
+    r"""Quadratic forms :math:`(w_c - w_k)^\top \Sigma_k (w_c - w_k)` for all classes c.
+
+    They are expanded, so that no difference of weights is held: a full covariance costs one product (C, D), variances
+    cost none larger than the answer.
+
+    Args:
+        w: (C, D) weights of the classes.
+        k: a class and its (D, D) covariance, giving (C,); or (K,) classes and their (K, D) variances, giving (K, C).
+        sigma: the covariance.
+
+    >>> spread(torch.eye(2), 0, torch.tensor([[2.0, 0.5], [0.5, 1.0]]))
+    tensor([0., 2.])
+    >>> spread(torch.eye(2), torch.tensor([0]), torch.tensor([[2.0, 1.0]]))
+    tensor([[0., 3.]])
+    """
+    own = w[k]
+    if isinstance(k, int):
+        along = w @ sigma
+        form = (along * w).sum(-1) - along @ own - w @ along[k] + along[k] @ own
+        is_own = torch.arange(len(w), device=w.device) == k
+    else:
+        form = sigma @ w.square().T - 2 * (sigma * own) @ w.T + (sigma * own.square()).sum(-1, keepdim=True)
+        is_own = torch.arange(len(w), device=w.device) == k[:, None]
+    return form.masked_fill(is_own, 0.0)
+
+
+@final
+class SemanticAugmentation(nn.Module):
+    r"""What augmenting features along their class covariance, without end, adds to the logits.
+
+    .. math:: \Delta u_{i,c} = \frac{\lambda}{2} (w_c - w_{y_i})^\top \Sigma_{y_i} (w_c - w_{y_i})
+
+    where :math:`w_c` are the weights of the model's head. It is 0 for the given class and positive for the others, so it
+    raises every loss. Negative values, which only rounding or a learned offset can make, are cut off.
+
+    Args:
+        covariance: :math:`\Sigma`, as observed.
+        lam: the strength :math:`\lambda`, a number or a callable of the state.
+        offset: a table (C, D, D) or (C, D) added to the covariance, for one learned by a meta step.
+        through_head: whether the gradient of the model runs through :math:`w`, as in the reference's code.
+
+    Reference: Yao and Wu, Compensation Learning, 2021, Eqs. (36)-(39).
+    """
+
+    direction, granularity = "negative", "category"
+
+    def __init__(
+        self, covariance: ClassCovariance, lam: Value, *, offset: Category | None = None, through_head: bool = True
+    ) -> None:
+        super().__init__()
+        if not callable(lam) and lam < 0:
+            raise InputError(f"lambda is {lam}; expected at least 0.")
+        self.covariance, self.lam, self.offset, self.through_head = covariance, lam, offset, through_head
+
+    @property
+    def inference(self) -> str:
+        """Prior knowledge, or that of the offset."""
+        return "prior" if self.offset is None else self.offset.inference
+
+    def forward(self, s: State) -> Tensor:
+        """(B, C) the logit compensation."""
+        w = self._weight(s)
+        if not len(s.labels):
+            return torch.zeros_like(s.u)
+        present, which = s.labels.unique(return_inverse=True)
+        offset = self._offset(s, present, which)
+        if self.covariance.kind == "diagonal":
+            sigma = self.covariance.of(present).to(w.dtype)
+            forms = spread(w, present, sigma if offset is None else sigma + offset)
+        else:
+            rows = []
+            for i, c in enumerate(present.tolist()):
+                sigma = self.covariance.of(c).to(w.dtype)
+                rows.append(spread(w, c, sigma if offset is None else sigma + offset[i]))
+            forms = torch.stack(rows) if rows else w.new_zeros(0, len(w))  # of an empty batch
+        return at(self.lam, s) / 2 * forms.clamp(min=0)[which] * s.valid[:, None]
+
+    def _offset(self, s: State, present: Tensor, which: Tensor) -> Tensor | None:
+        """A row of the offset for each class of the batch."""
+        if self.offset is None:
+            return None
+        if self.offset.update == "meta" and not s.meta:
+            return self.offset.gather(present).detach().to(s.u.dtype)
+        # Samples of one class share their offset: the row of any of them serves for all.
+        first = torch.zeros_like(present).scatter_(0, which, torch.arange(len(which), device=which.device))
+        return self.offset(s)[first].to(s.u.dtype)
+
+    def _weight(self, s: State) -> Tensor:
+        w = getattr(s.head, "weight", None)
+        expected = (s.u.shape[-1], self.covariance.total.shape[-1])
+        if not isinstance(w, Tensor) or tuple(w.shape) != expected:
+            got = tuple(w.shape) if isinstance(w, Tensor) else "none"
+            raise InputError(
+                f"the weight of the model's head has shape {got}; expected {expected}, classes by features. Make model.head "
+                "the nn.Linear that gives the logits, and check num_classes and feature_dim."
+            )
+        return w if self.through_head else w.detach()
+
+    def extra_repr(self) -> str:
+        """The strength."""
+        return "" if isinstance(self.lam, nn.Module) else f"lambda={self.lam}"
+
+
+@final
+class ServesOnce(Statistic):
+    """Sets a table back to zero after each training step, so that what a meta step wrote serves that one step."""
+
+    def __init__(self, table: Category) -> None:
+        super().__init__()
+        self.table = table
+
+    def observe(self, s: State) -> None:
+        """Forgets."""
+        self.table.weight.zero_()
 
 
 @method(
@@ -27,7 +226,7 @@ def isda(
     num_classes: int,
     feature_dim: int,
     lam: Value | None = None,
-    covariance: Kind = "full",
+    covariance: CovarianceKind = "full",
     through_head: bool = True,
     weight: Weights | None = None,
 ) -> Compensated:
@@ -53,7 +252,7 @@ def isda(
     """
     strength = Ramp(0.0, 0.5) if lam is None else lam
     observed = ClassCovariance(num_classes, feature_dim, covariance)
-    return Compensated(logit=Augment(observed, strength, through_head=through_head), weight=weight)
+    return Compensated(logit=SemanticAugmentation(observed, strength, through_head=through_head), weight=weight)
 
 
 @method(
@@ -70,7 +269,7 @@ def metasaug(
     class_counts: Counts | None = None,
     lam: Value | None = None,
     lr: float = 0.1,
-    covariance: Kind = "full",
+    covariance: CovarianceKind = "full",
     keep: bool = False,
     beta: float = 0.9999,
     through_head: bool = True,
@@ -101,7 +300,7 @@ def metasaug(
     """
     shape = (feature_dim, feature_dim) if covariance == "full" else (feature_dim,)
     offset = Category(num_classes, *shape, update="meta", lr=lr)
-    term = Augment(
+    term = SemanticAugmentation(
         ClassCovariance(num_classes, feature_dim, covariance),
         Ramp(0.0, 0.25) if lam is None else lam,
         offset=offset,

@@ -9,7 +9,7 @@ from compensate.equation import Compensated, Weights
 from compensate.errors import InputError
 from compensate.granularity import Sample
 from compensate.inference.prior import Slack
-from compensate.inference.regularised import L1, AtLeast
+from compensate.inference.regularized import L1, AtLeast
 from compensate.methods.registry import method
 from compensate.methods.search import Real, Space
 from compensate.state import Value
@@ -39,7 +39,7 @@ def hinge(u: Tensor, target: Tensor) -> Tensor:
 
 
 @method(
-    "loss", "positive", "regularised", "sample",
+    "loss", "positive", "regularized", "sample",
     equation="30, 31, 32",
     reference="Cortes and Vapnik, Support-Vector Networks, 1995; Yao and Wu, Compensation Learning, 2021",
     needs=["index"],
@@ -53,7 +53,7 @@ def slack_hinge(*, num_samples: int, lam: Value = 0.5, lr: float = 0.1, weight: 
 
     where :math:`l_i` is the hinge loss. For fixed logits and :math:`\lambda < 1` the best slack is :math:`\xi_i = l_i`, and what is left
     is :math:`\lambda l_i`; in general :math:`\min(\lambda, 1)\, l_i`, so that Eq. 32 is the SVM of Eq. 33 only for
-    :math:`\lambda \le 1`. The margin term :math:`\tfrac12 \|w\|^2` is the weight decay of the user's optimiser.
+    :math:`\lambda \le 1`. The margin term :math:`\tfrac12 \|w\|^2` is the weight decay of the user's optimizer.
 
     Args:
         num_samples: the size of the training set.

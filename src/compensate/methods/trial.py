@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compensate.direction import measured
+from compensate.direction import change, measured
 from compensate.inference.meta import meta_step
 from compensate.methods.registry import Method
 from compensate.state import State
@@ -48,7 +48,7 @@ class Change:
 @lru_cache(maxsize=1)
 def _data() -> tuple[Tensor, Tensor]:
     """Digits: a batch whose first labels are wrong, and as many clean ones."""
-    from compensate.data.digits import digits
+    from compensate.data.named.image_sets import digits
 
     data = digits().subset(range(2 * BATCH))
     y = torch.from_numpy(data.target).clone()
@@ -90,7 +90,7 @@ def tried(row: Method) -> State:
             if "clean" in row.needs:
                 meta_step(criterion, model, batch, clean, lr=0.1, optimizer=copy.copy(moved))
             s = criterion.evaluate(model, *batch)
-            _ = s.plain_losses  # before the model moves on
+            _ = change(s)  # before the model moves on
             optimizer.zero_grad()
             s.loss.backward()
             optimizer.step()
@@ -105,6 +105,6 @@ def measured_change(row: Method) -> Change:
     """What the method does to the losses of the batch late in a short training."""
     s = tried(row)
     signs = measured(s)
-    shared = row.taxonomy.granularity != "sample" and row.taxonomy.inference in ("regularised", "adversarial")
-    mean = float((s.compensated.detach() - s.plain_losses).mean())
+    shared = row.taxonomy.granularity != "sample" and row.taxonomy.inference in ("regularized", "adversarial")
+    mean = float(change(s).mean())
     return Change(int((signs > 0).sum()), int((signs < 0).sum()), mean, shared)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from compensate.equation import Compensated, Weights
 from compensate.errors import InputError
-from compensate.forwards import Stages
+from compensate.forwards import ModelStages
 from compensate.granularity import Category, Corpus, Table
 from compensate.inference.adversarial import Adversarial
 from compensate.methods.registry import method
@@ -216,6 +216,6 @@ def universal_perturbation(
 
 def _row(model: nn.Module, x: Any) -> Corpus:
     """The row to learn, shaped like an input, or like a word vector where the model embeds words."""
-    stages = Stages.of(model)
+    stages = ModelStages.of(model)
     e = stages.embed(x) if stages.embed else x
     return Corpus(*(e.shape[2:] if stages.padding is not None and e.ndim == 3 else e.shape[1:])).to(e)

@@ -43,7 +43,7 @@ def _probe(data: Data, **options: Any) -> nn.Module:
 def _bilstm(data: Data, **options: Any) -> nn.Module:
     if not isinstance(data.x, Ragged):
         raise InputError(
-            "the model bilstm takes token ids, and this data set has none; make them with compensate.data.encode."
+            "the model bilstm takes token ids, and this data set has none; make them with compensate.data.encode_texts."
         )
     if "vectors" in options and "num_words" not in options and options["vectors"] is not None:
         options["num_words"] = len(options["vectors"])
@@ -65,7 +65,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 def build(name: str, data: Data, **options: Any) -> nn.Module:
     """The named model with as many inputs and outputs as the data set has; ``auto`` chooses one.
 
-    Images are normalised by the channel means and deviations of ``data``, which should be the training part.
+    Images are normalized by the channel means and deviations of ``data``, which should be the training part.
 
     >>> from compensate.data import digits
     >>> type(build("auto", digits())).__name__

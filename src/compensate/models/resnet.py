@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from compensate.errors import InputError
-from compensate.models.normalise import normaliser
+from compensate.models.normalize import normalizer
 
 DEPTHS = (8, 14, 20, 32, 44, 56, 110)
 
@@ -23,10 +23,10 @@ class ResNet(nn.Module):
     Args:
         depth: 8, 14, 20, 32, 44, 56, 110 or any other 6n + 2.
         num_classes: number of logits.
-        channels: of the images, 3 for colour.
+        channels: of the images, 3 for color.
         width: channels of the first stage; 16 in the reference.
         stride: of the first convolution; 1 in the reference. With 2 the stages work at half the size, four times as fast.
-        mean, std: of each channel, for the first layer (`Normalise`).
+        mean, std: of each channel, for the first layer (`Normalize`).
 
     Shapes: x (B, channels, H, W) in [0, 1]; ``embed(x)`` the same; ``features(e)`` (B, 4 * width); logits (B, C).
 
@@ -51,7 +51,7 @@ class ResNet(nn.Module):
         if depth < 8 or (depth - 2) % 6:
             raise InputError(f"a CIFAR ResNet has depth 6n + 2, and {depth} is not; choose one of {DEPTHS}.")
         blocks = (depth - 2) // 6
-        self.normalise = normaliser(channels, mean, std)
+        self.normalize = normalizer(channels, mean, std)
         # A stride of two or more reads patches that overlap by half.
         first = _conv(channels, width) if stride == 1 else _patches(channels, width, stride)
         self.stem = nn.Sequential(first, nn.BatchNorm2d(width), nn.ReLU(inplace=True))
@@ -66,7 +66,7 @@ class ResNet(nn.Module):
         return x
 
     def features(self, e: Tensor) -> Tensor:
-        return self.blocks(self.stem(self.normalise(e))).mean((2, 3))
+        return self.blocks(self.stem(self.normalize(e))).mean((2, 3))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.features(self.embed(x)))

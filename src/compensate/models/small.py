@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from compensate.errors import InputError
-from compensate.models.normalise import normaliser
+from compensate.models.normalize import normalizer
 
 
 class CNN(nn.Module):
@@ -22,7 +22,7 @@ class CNN(nn.Module):
         hidden: units of the layer before the head.
         dropout: share of the hidden units dropped in training.
         batch_norm: whether each convolution is followed by BatchNorm.
-        mean, std: of each channel, for the first layer (`Normalise`).
+        mean, std: of each channel, for the first layer (`Normalize`).
 
     Shapes: x (B, channels, H, W) in [0, 1]; ``features`` (B, hidden); logits (B, C).
 
@@ -46,7 +46,7 @@ class CNN(nn.Module):
         super().__init__()
         if not widths:
             raise InputError("widths is empty; a CNN needs at least one convolution, for example widths=(32, 64).")
-        self.normalise = normaliser(channels, mean, std)
+        self.normalize = normalizer(channels, mean, std)
         layers: list[nn.Module] = []
         for before, after in zip([channels, *widths], widths, strict=False):
             layers += [nn.Conv2d(before, after, 3, padding=1)]
@@ -61,7 +61,7 @@ class CNN(nn.Module):
         return x
 
     def features(self, e: Tensor) -> Tensor:
-        return self.hidden(self.body(self.normalise(e)))
+        return self.hidden(self.body(self.normalize(e)))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.features(self.embed(x)))

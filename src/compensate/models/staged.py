@@ -161,7 +161,7 @@ def _linear(model: nn.Module) -> str:
 def _without(model: nn.Module, name: str) -> nn.Module:
     """The model with one layer replaced by the identity; the modules on the way to it are copied, the rest is shared.
 
-    Only the copies' tables of children are new. Parameters and buffers stay the same objects, so an optimiser of the
+    Only the copies' tables of children are new. Parameters and buffers stay the same objects, so an optimizer of the
     user's model still trains this one, and neither hooks nor closures are needed.
     """
     first, _, rest = name.partition(".")

@@ -4,10 +4,10 @@ A table of N rows with C entries takes 4 N C bytes: 40 GB for ten million sample
 rows exactly zero, and most entries of the others, so `Sparse` keeps only what is left. `Mapped` keeps full rows in a file.
 """
 
-from compensate.stores.choice import Store, choose
+from compensate.stores.base import Packed
+from compensate.stores.choice import Spec, Store, choose
 from compensate.stores.mapped import Mapped
-from compensate.stores.numbers import Packed
 from compensate.stores.sparse import Sparse
 from compensate.stores.transfer import Kept
 
-__all__ = ["Kept", "Mapped", "Packed", "Sparse", "Store", "choose"]
+__all__ = ["Kept", "Mapped", "Packed", "Sparse", "Spec", "Store", "choose"]

@@ -1,18 +1,23 @@
-"""Which store a table gets, by its size and the memory there is."""
+"""Which store a table gets: as asked for in one word, or by its size and the memory there is."""
 
 from __future__ import annotations
 
 import logging
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from compensate.errors import InputError
+from compensate.errors import InputError, nearest
+from compensate.stores.base import Kind, RowStore, stored_as
 from compensate.stores.mapped import Mapped
-from compensate.stores.numbers import kind_of, stored_as
 from compensate.stores.sparse import Sparse
 
-Store = Literal["auto", "dense", "sparse", "mapped"]
+Store = str | Path
+"""How a table keeps its rows: "auto", "dense", "sparse", or the name of a file; each may be followed by ":float16" or ":bfloat16"."""
+
+Way = Literal["auto", "dense", "sparse", "mapped"]
+WORDS: tuple[Way, ...] = ("auto", "dense", "sparse")
 
 SMALL = 1 << 30
 """Bytes up to which `auto` keeps all rows in full, if they fit four times."""
@@ -24,59 +29,86 @@ _log = logging.getLogger("compensate")
 _said: set[tuple[Any, ...]] = set()
 
 
+@dataclass(frozen=True)
+class Spec:
+    """What a `Store` says: the way, the type of the numbers, and the file of a mapped table."""
+
+    way: Way
+    dtype: Kind = "float32"
+    path: Path | None = None
+
+    @classmethod
+    def of(cls, store: Store) -> Spec:
+        """Reads a `Store`.
+
+        >>> Spec.of("sparse:float16")
+        Spec(way='sparse', dtype='float16', path=None)
+        >>> Spec.of("rows.tab").way
+        'mapped'
+        >>> Spec.of("spare")
+        Traceback (most recent call last):
+        compensate.errors.InputError: "spare" is no way to keep a table (a file has a suffix, such as "rows.tab"); did you mean "sparse"?
+        """
+        name, _, dtype = str(store).rpartition(":")
+        kind = next((kind for kind in get_args(Kind) if kind == dtype), None)
+        if kind is None and name in WORDS:
+            raise InputError(f'"{dtype}" is not a type that a table keeps; {nearest(dtype, get_args(Kind))}')
+        name = str(store) if kind is None else name  # a colon may be part of a file's name
+        if name in WORDS:
+            return cls(next(word for word in WORDS if word == name), kind or "float32")
+        path = Path(name).expanduser()
+        if isinstance(store, str) and path.name == name and not path.suffix:
+            raise InputError(
+                f'"{name}" is no way to keep a table (a file has a suffix, such as "rows.tab"); {nearest(name, WORDS)}'
+            )
+        return cls("mapped", kind or "float32", path)
+
+
 def choose(
-    store: Store,
+    spec: Spec,
     num_rows: int,
     shape: tuple[int, ...],
     *,
-    dtype: Any = None,
-    path: str | Path | None = None,
     sparse: bool = True,
     movable: bool = True,
     free: int | None = None,
-) -> Sparse | Mapped | None:
+) -> RowStore | None:
     """The store of a table, or None for a dense one, which is a tensor.
 
     Args:
-        store: what was asked for.
+        spec: what was asked for.
         num_rows, shape: of the table.
-        dtype: of its values.
-        path: of the file, for "mapped".
         sparse: whether its steps leave zeros; if not, "auto" does not choose "sparse".
-        movable: whether its rows may live outside of tensors; false for those of an optimiser, and those that start at
+        movable: whether its rows may live outside of tensors; false for those of an optimizer, and those that start at
             another value than zero.
         free: bytes of memory that are free; by default those of this machine.
 
-    >>> choose("auto", 50_000, (10,)) is None, choose("sparse", 10_000_000, (1000,))
+    >>> choose(Spec("auto"), 50_000, (10,)) is None, choose(Spec("sparse"), 10_000_000, (1000,))
     (True, sparse)
     """
-    if store not in get_args(Store):
-        raise InputError(f'store is "{store}"; expected one of {", ".join(get_args(Store))}.')
-    if path is not None and store != "mapped":
-        raise InputError(f'path="{path}" is for store="mapped", and the store is "{store}".')
-    if store in ("sparse", "mapped") and not movable:
+    if spec.way in ("sparse", "mapped") and not movable:
         raise InputError(
-            f'store="{store}" is for rows that start at zero and are moved by the criterion itself (update="prox" or '
-            '"subgradient"), not by an optimiser or a meta step. Leave out store, or change update.'
+            f'a "{spec.way}" table is for rows that start at zero and are moved by the criterion itself (update="prox" or '
+            '"subgradient"), not by an optimizer or a meta step. Keep it "dense", or change update.'
         )
     width = math.prod(shape)
-    size = num_rows * width * stored_as(kind_of(dtype)).itemsize
-    if store == "mapped":
-        return Mapped(num_rows, width, path, dtype)
-    if store == "sparse":
-        return Sparse(num_rows, width, dtype)
+    size = num_rows * width * stored_as(spec.dtype).itemsize
+    if spec.path is not None:
+        return Mapped(num_rows, width, spec.path, spec.dtype)
+    if spec.way == "sparse":
+        return Sparse(num_rows, width, spec.dtype)
     if size <= SURE and free is None:
         return None
     free = free_memory() if free is None else free
     fits = free is None or size <= free
     small = size <= SMALL and (free is None or 4 * size <= free)
-    if store == "auto" and not small and movable and sparse:
-        found = Sparse(num_rows, width, dtype)
+    if spec.way == "auto" and not small and movable and sparse:
+        found = Sparse(num_rows, width, spec.dtype)
         _say(found, num_rows, shape, size)
         return found
     if not fits:
         remedy = (
-            'store="sparse" keeps only what is not zero; store="mapped", path=... keeps it in a file'
+            '"sparse" keeps only what is not zero; the name of a file, such as "rows.tab", keeps it there'
             if movable
             else "take fewer rows, or a granularity that shares them (Category, Group)"
         )
@@ -92,7 +124,7 @@ def _say(found: Sparse, num_rows: int, shape: tuple[int, ...], size: int) -> Non
         _said.add((num_rows, shape))
         _log.warning(
             "the table of %s is kept sparse: %.0f MB and about 6 bytes for each entry that is not zero, instead of %.1f GB "
-            '(store="dense" keeps all)',
+            '("dense" keeps all)',
             _size(num_rows, shape), found.nbytes / 1e6, size / 1e9,
         )  # fmt: skip
 

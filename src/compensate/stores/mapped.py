@@ -13,14 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compensate.errors import InputError
-from compensate.stores.numbers import Floats, Ints, Kind, Packed, decode, encode, kind_of, stored_as
+from compensate.stores.base import Floats, Ints, Packed, RowStore, decode, encode, kind_of, stored_as
 
 PAGE = 4096
 MAGIC = "compensate rows 1"
 
 
 @final
-class Mapped:
+class Mapped(RowStore):
     """Full rows in a file: for tables beyond memory whose rows have few zeros.
 
     The file has a page that says what it is, a byte for each row that says whether it is other than zero, and the rows. Its whole room
@@ -47,11 +47,9 @@ class Mapped:
     1
     """
 
-    def __init__(self, num_rows: int, width: int, path: str | Path | None, dtype: Any = None) -> None:
-        if path is None or not str(path):
-            raise InputError('store="mapped" keeps its rows in a file; say which: path="table.rows".')
+    def __init__(self, num_rows: int, width: int, path: str | Path, dtype: Any = None) -> None:
         self.num_rows, self.width = num_rows, width
-        self.kind: Kind = kind_of(dtype)
+        self.kind = kind_of(dtype)
         self.path = _own(Path(path).expanduser())
         self._open()
 
@@ -80,11 +78,11 @@ class Mapped:
                 "that exists and can be written, on a disk with enough room."
             ) from error
         if hasattr(mmap, "MADV_RANDOM"):
-            self._map.madvise(mmap.MADV_RANDOM)  # neighbours of a row are not read ahead
+            self._map.madvise(mmap.MADV_RANDOM)  # neighbors of a row are not read ahead
         self._filled: NDArray[np.bool_] = np.frombuffer(self._map, np.bool_, self.num_rows, PAGE)
         numbers = np.frombuffer(self._map, values, self.num_rows * self.width, start)
         self._rows: NDArray[Any] = numbers.reshape(self.num_rows, self.width)
-        self._changed: NDArray[np.bool_] | None = None
+        self._changed = None
 
     def _begin(self, file: BinaryIO, head: dict[str, Any], size: int) -> None:
         """An empty table. What it is comes last, so that a file that was cut short is not taken for one."""
@@ -133,8 +131,7 @@ class Mapped:
         here = np.flatnonzero(filled | self._filled[keys])  # pages of zeros need not be touched
         self._rows[keys[here]] = kept[here]
         self._filled[keys[here]] = filled[here]
-        if self._changed is not None:
-            self._changed[keys[here]] = True
+        self._note(keys[here])
 
     # --- the whole --------------------------------------------------------------------------------------------
 
@@ -146,7 +143,7 @@ class Mapped:
     @property
     def nbytes(self) -> int:
         """Bytes of memory that it takes; the system may take the pages of the file back at any time."""
-        return 0 if self._changed is None else self._changed.nbytes
+        return self._note_nbytes
 
     def flush(self) -> None:
         """Brings all rows to the disk."""
@@ -170,32 +167,13 @@ class Mapped:
         at, columns, values = (np.concatenate(part) for part in zip(*parts, strict=True))
         return Packed.of(rows, at, columns, values)
 
-    def put(self, packed: Packed) -> None:
-        """Replaces these rows."""
-        packed.check(self.num_rows, self.width)
-        for rows, full in packed.blocks(self.width):
-            self.write(rows, full)
-
     def clear(self) -> None:
         """Sets all rows to zero."""
         rows = np.flatnonzero(self._filled)
         for first in range(0, len(rows), 4096):
             self._rows[rows[first : first + 4096]] = 0
         self._filled[rows] = False
-        if self._changed is not None:
-            self._changed[rows] = True
-
-    def watch(self) -> None:
-        """From now on, notes which rows are written."""
-        self._changed = np.zeros(self.num_rows, bool)
-
-    def changed(self) -> NDArray[np.int64]:
-        """The rows written since the last look."""
-        if self._changed is None:
-            raise InputError("nobody watches this store; call watch() first.")
-        rows = np.flatnonzero(self._changed)
-        self._changed[rows] = False
-        return rows
+        self._note(rows)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Mapped:
         """A copy in a file of its own beside this one, which goes when the copy does."""

@@ -7,8 +7,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from compensate.errors import InputError
-from compensate.stores.numbers import Floats, Ints, Kind, Packed, decode, encode, kind_of, stored_as
+from compensate.stores.base import Floats, Ints, Packed, RowStore, decode, encode, kind_of, stored_as
 
 LEAST = 16_384
 """Bytes that a slab makes room for at once."""
@@ -89,7 +88,7 @@ def _resized(array: NDArray[Any], rows: int) -> NDArray[Any]:
 
 
 @final
-class Sparse:
+class Sparse(RowStore):
     """Rows of numbers of which only those that are not zero take room.
 
     Each sample has a pointer of 4 bytes: 0 for a row of zeros, else the slab and the slot where its entries are. There is
@@ -110,7 +109,7 @@ class Sparse:
 
     def __init__(self, num_rows: int, width: int, dtype: Any = None) -> None:
         self.num_rows, self.width = num_rows, width
-        self.kind: Kind = kind_of(dtype)
+        self.kind = kind_of(dtype)
         values = stored_as(self.kind)
         columns = np.dtype(np.uint8 if width <= 2**8 else np.uint16 if width <= 2**16 else np.uint32)
         small = num_rows < 2**26
@@ -121,7 +120,6 @@ class Sparse:
         self._class_of = np.searchsorted(widths, np.arange(width + 1)).astype(np.int8)
         # Zeros that were never written take no memory, so that an untouched table costs nothing.
         self._pointer: NDArray[Any] = np.zeros(num_rows, np.int32 if small else np.int64)
-        self._changed: NDArray[np.bool_] | None = None
 
     # --- rows -------------------------------------------------------------------------------------------------
 
@@ -149,8 +147,7 @@ class Sparse:
         if not len(here):
             return
         keys, counts, pointer = keys[here], counts[here], pointer[here]
-        if self._changed is not None:
-            self._changed[keys] = True
+        self._note(keys)
         was = np.where(pointer > 0, (pointer - 1) >> self._shift, -1)
         new = np.where(counts > 0, self._class_of[counts], -1)
         moves = was != new
@@ -207,8 +204,7 @@ class Sparse:
     @property
     def nbytes(self) -> int:
         """Bytes that it takes."""
-        watched = 0 if self._changed is None else self._changed.nbytes
-        return self._pointer.nbytes + watched + sum(slab.nbytes for slab in self._slabs)
+        return self._pointer.nbytes + self._note_nbytes + sum(slab.nbytes for slab in self._slabs)
 
     def pack(self, rows: Ints | None = None) -> Packed:
         """Some rows, or all that are not zero, without their zeros."""
@@ -231,33 +227,14 @@ class Sparse:
         at, columns, values = (np.concatenate(part) for part in zip(*parts, strict=True))
         return Packed.of(rows, at, columns, values)
 
-    def put(self, packed: Packed) -> None:
-        """Replaces these rows."""
-        packed.check(self.num_rows, self.width)
-        for rows, full in packed.blocks(self.width):
-            self.write(rows, full)
-
     def clear(self) -> None:
         """Sets all rows to zero."""
         for slab in self._slabs:
             owner = slab.owner[: slab.used].copy()
-            if self._changed is not None:
-                self._changed[owner] = True
+            self._note(owner)
             self._pointer[owner] = 0
             slab.used = 0
             slab._room(0)
-
-    def watch(self) -> None:
-        """From now on, notes which rows are written."""
-        self._changed = np.zeros(self.num_rows, bool)
-
-    def changed(self) -> NDArray[np.int64]:
-        """The rows written since the last look."""
-        if self._changed is None:
-            raise InputError("nobody watches this store; call watch() first.")
-        rows = np.flatnonzero(self._changed)
-        self._changed[rows] = False
-        return rows
 
     def __repr__(self) -> str:
         return "sparse" if self.kind == "float32" else f"sparse {self.kind}"

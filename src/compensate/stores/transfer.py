@@ -1,7 +1,8 @@
-"""Rows on their way between a store in main memory and a model that may be elsewhere."""
+"""Rows on their way: between a store in main memory and a model that may be elsewhere, and from saved tables."""
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import Any, final
 
@@ -9,9 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from compensate.stores.mapped import Mapped
-from compensate.stores.numbers import Ints, Packed
-from compensate.stores.sparse import Sparse
+from compensate.errors import InputError
+from compensate.stores.base import Ints, Packed, RowStore
 
 
 @final
@@ -26,6 +26,7 @@ class Kept:
         store: where the rows are.
         shape: of a row.
 
+    >>> from compensate.stores import Sparse
     >>> kept = Kept(Sparse(5, 3), (3,))
     >>> kept.write(torch.tensor([1]), torch.tensor([[0.0, 2.0, 0.0]]))
     >>> kept.gather(torch.tensor([1, 2]), like=torch.zeros(0))
@@ -33,13 +34,13 @@ class Kept:
             [0., 0., 0.]])
     """
 
-    def __init__(self, store: Sparse | Mapped, shape: tuple[int, ...]) -> None:
+    def __init__(self, store: RowStore, shape: tuple[int, ...]) -> None:
         _keep_out_of_graphs()
         self._store, self.shape = store, shape
         self._pending: tuple[Any, Tensor, Tensor] | None = None
 
     @property
-    def store(self) -> Sparse | Mapped:
+    def store(self) -> RowStore:
         """Where the rows are, all of them written."""
         self.settle()
         return self._store
@@ -136,3 +137,61 @@ def _keep_out_of_graphs() -> None:
     """Compiled graphs step outside for rows in a store. Said when the first store is made: saying so loads the compiler."""
     for name in ("gather", "write"):
         setattr(Kept, name, torch.compiler.disable(getattr(Kept, name)))
+
+
+PARTS = ("rows", "counts", "columns", "values")
+
+
+def restored(
+    kept: Kept | None,
+    shape: tuple[int, ...],
+    state: dict[str, Any],
+    prefix: str,
+    missing: list[str],
+    errors: list[str],
+) -> dict[str, Any]:
+    """The state of a table, brought to the form of the one that reads it.
+
+    Args:
+        kept: the rows of that table, filled here; None if they are the tensor `weight`, which torch then reads itself.
+        shape: of that table.
+        state: what was saved, under names that begin with `prefix`; what is used up here is taken out.
+        missing, errors: take what is not there and what does not fit, as torch wants it.
+    """
+    whole, width = prefix + "weight", math.prod(shape[1:])
+    if all(prefix + name in state for name in PARTS):
+        packed = Packed.from_tensors({name: state.pop(prefix + name) for name in PARTS})
+    elif kept is not None and whole in state:
+        weight = state.pop(whole)
+        if weight.shape != shape:
+            errors.append(f"{whole} has shape {tuple(weight.shape)}; this table is {shape}.")
+            return state
+        packed = without_zeros(weight)
+    else:
+        missing += [prefix + name for name in PARTS if kept is not None and prefix + name not in state]
+        return state
+    try:
+        packed.check(shape[0], width)
+    except InputError as error:
+        errors.append(str(error))
+        return state
+    if kept is not None:
+        kept.load(packed)
+        return state
+    full = torch.zeros(shape[0], width)
+    for rows, block in packed.blocks(width):
+        full[torch.from_numpy(rows)] = torch.from_numpy(block)
+    state[whole] = full.reshape(shape)
+    return state
+
+
+def without_zeros(weight: Tensor) -> Packed:
+    """The rows of a tensor that are not zero.
+
+    >>> without_zeros(torch.tensor([[0.0, 2.0], [0.0, 0.0]])).rows
+    array([0])
+    """
+    full = weight.detach().cpu().float().reshape(len(weight), -1).numpy()
+    at, columns = np.nonzero(full)
+    rows, place = np.unique(at, return_inverse=True)
+    return Packed.of(rows, place, columns, full[at, columns])

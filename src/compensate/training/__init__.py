@@ -4,10 +4,9 @@
 """
 
 from compensate.training.config import PROTOCOL, RECIPES, Config, read_toml, settled
-from compensate.training.distribution import Processes, together
+from compensate.training.distribution import Exchange, Processes, together
 from compensate.training.evaluation import evaluate, predict
 from compensate.training.evidence import train_and_record
-from compensate.training.exchange import Exchange
 from compensate.training.fitting import fit
 from compensate.training.hardware import Hardware
 from compensate.training.optimization import OPTIMIZERS, SCHEDULES

@@ -153,8 +153,8 @@ def curves(folder: Path, configs: Sequence[Config]) -> dict[str, list[list[float
     return found
 
 
-COLOURS = ("#555555", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D1F")
-"""Colours that survive colour blindness; line styles say the same once they are used up."""
+COLORS = ("#555555", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D1F")
+"""Colors that survive color blindness; line styles say the same once they are used up."""
 
 
 def plot(by_method: Mapping[str, Sequence[Sequence[float]]], path: Path, title: str = "") -> Path:
@@ -164,22 +164,22 @@ def plot(by_method: Mapping[str, Sequence[Sequence[float]]], path: Path, title: 
     figure = made.Figure(figsize=(9, height), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     for place, runs in enumerate(by_method.values()):
-        colour, style = COLOURS[place % len(COLOURS)], ("-", "--", ":")[place // len(COLOURS) % 3]
+        color, style = COLORS[place % len(COLORS)], ("-", "--", ":")[place // len(COLORS) % 3]
         length = min(map(len, runs))
         values = np.array([run[:length] for run in runs])
         epochs = np.arange(1, length + 1)
         mean, spread = values.mean(0), values.std(0)
-        left.plot(epochs, mean, style, color=colour, marker="o" if length == 1 else None)
-        left.fill_between(epochs, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
+        left.plot(epochs, mean, style, color=color, marker="o" if length == 1 else None)
+        left.fill_between(epochs, mean - spread, mean + spread, color=color, alpha=0.15, linewidth=0)
         last = [run[-1] for run in runs]
-        right.plot(last, [place] * len(last), "o", color=colour, alpha=0.5, markersize=5)
-        right.plot([np.mean(last)] * 2, [place - 0.3, place + 0.3], style, color=colour, linewidth=2)
+        right.plot(last, [place] * len(last), "o", color=color, alpha=0.5, markersize=5)
+        right.plot([np.mean(last)] * 2, [place - 0.3, place + 0.3], style, color=color, linewidth=2)
     left.set_xlabel("epoch")
     left.set_ylabel("test accuracy")
-    # The names beside the last epochs carry the colours: a legend of twenty lines would hide the curves.
+    # The names beside the last epochs carry the colors: a legend of twenty lines would hide the curves.
     right.set_yticks(range(len(by_method)), [m.replace("_", "-") for m in by_method])
     for place, label in enumerate(right.get_yticklabels()):
-        label.set_color(COLOURS[place % len(COLOURS)])
+        label.set_color(COLORS[place % len(COLORS)])
     right.invert_yaxis()
     right.set_xlabel("last epoch: each seed, and the mean")
     figure.suptitle(title, fontsize=11)

@@ -33,8 +33,8 @@ class Config:
         data_options: of the reader, such as ``label`` and ``text``.
         labels: a file with other labels for the training part.
         labels_key: which of several label sets of that file.
-        limit: at most so many training samples, the same share of each class.
-        limit_test: at most so many test samples, the same for every seed.
+        limit: the maximum number of training samples, the same share of each class.
+        limit_test: the maximum number of test samples, the same for every seed.
         imbalance: ``none``, or ``exponential:R`` or ``step:R``, the largest class R times the smallest.
         noise: ``none``, or a scheme and a rate such as ``pair:0.2``; it also hits the validation part.
         test: share of the data held out for the test, where the data has no test part.
@@ -47,7 +47,7 @@ class Config:
         model: a name in `compensate.models.MODELS`, or ``auto``.
         model_options: of the model, such as ``hidden``.
         vectors: word vectors in the data folder, such as ``glove.6B.100d``, or a file.
-        max_length: texts are cut after so many words.
+        max_length: the maximum number of words of a text.
         augment: ``crop-flip``, ``crop`` or ``none``.
         epochs, batch_size: of the training; a batch is shared among processes.
         optimizer: a name in `OPTIMIZERS`; with `lr`, `momentum` (SGD's) and `weight_decay`.
@@ -55,7 +55,7 @@ class Config:
         clip: largest norm of the gradient; None for no limit.
         accumulate: batches whose gradients make one step of the optimizer.
         precision: ``no``, ``bf16`` or ``fp16``.
-        patience: stop after so many epochs without a better validation accuracy; None never stops.
+        patience: early stopping after this many epochs without a better validation accuracy; None never stops.
         seed: of everything random.
 
     >>> Config(data="digits", method="log-comp".replace("-", "")).method

@@ -34,7 +34,11 @@ def resting(model: nn.Module) -> Iterator[None]:
 
 
 def outputs(
-    model: nn.Module, samples: Samples, device: torch.device | str = "cpu", processes: Processes | None = None
+    model: nn.Module,
+    samples: Samples,
+    device: torch.device | str = "cpu",
+    processes: Processes | None = None,
+    batch_size: int = BATCH,
 ) -> Iterator[tuple[Rows, Tensor]]:
     """Rows and their logits (B, C), a portion at a time; of several processes, each has portions of its own.
 
@@ -42,7 +46,7 @@ def outputs(
     """
     processes = Processes() if processes is None else processes
     with resting(model):
-        for rows in samples.portions(BATCH)[processes.rank :: processes.size]:
+        for rows in samples.portions(batch_size)[processes.rank :: processes.size]:
             u = model(move(samples.batch(rows, None), device))[:, : samples.num_classes]
             yield rows, u.to(torch.promote_types(u.dtype, torch.float32))
 
@@ -79,7 +83,7 @@ def evaluate(model: nn.Module, data: Data, *, device: torch.device | str = "cpu"
     >>> sorted(evaluate(CNN(10), digits().subset(np.arange(100))))
     ['accuracy', 'loss']
     """
-    return shares(sums(model, Samples.of(data.subset(data.labelled)), device))
+    return shares(sums(model, Samples.of(data.subset(data.labeled)), device))
 
 
 def agreement(model: nn.Module, data: Data, which: NDArray[np.bool_], *, device: torch.device | str = "cpu") -> float:
@@ -96,6 +100,7 @@ def predict(
     *,
     device: torch.device | str = "cpu",
     processes: Processes | None = None,
+    batch_size: int = BATCH,
 ) -> Tensor:
     """(N, C) logits of every sample, in the order of the data. Several processes share the work, and all have the whole.
 
@@ -106,7 +111,7 @@ def predict(
     """
     samples = Samples.of(data) if isinstance(data, Data) else data
     found: Tensor | None = None
-    for rows, u in outputs(model, samples, device, processes):
+    for rows, u in outputs(model, samples, device, processes, batch_size):
         if found is None:
             found = torch.zeros(len(samples), u.shape[-1], dtype=u.dtype)
         found[torch.from_numpy(rows)] = u.cpu()

@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,15 +25,18 @@ from compensate.methods.registry import find
 from compensate.training import checkpoint
 from compensate.training.evaluation import predict
 from compensate.training.hardware import Hardware
-from compensate.training.optimization import make_optimizer, rate
+from compensate.training.optimization import make_optimizer, parameter_groups, rate
 from compensate.training.preparation import model_sizes
 from compensate.training.run import Run, versions
 from compensate.training.samples import Inputs, Rows, Samples, even_batches
 from compensate.training.step import Learner
 from compensate.training.trainer import Metrics, Trainer
 
-Progress = Callable[[int, int, float, float], None]
-"""Called after each epoch: epochs done, all epochs, accuracy on the given labels, and the share of compensated samples."""
+Progress = Callable[[int, int], None]
+"""Called after each step with the steps that are done and the number of all."""
+
+PREDICTED = 4
+"""Batches of the training that are predicted together: without gradients they take less memory."""
 
 LOOKED_AT = 16
 """Rows whose inputs are part of the identity of a run: reading all of them may take longer than an epoch."""
@@ -68,7 +71,7 @@ class Recorded:
 
 
 def train_and_record(
-    inputs: Inputs | NDArray[Any] | Tensor | Data,
+    inputs: Inputs | NDArray[Any] | Tensor | Data | Samples,
     labels: Sequence[int] | NDArray[Any],
     num_classes: int,
     *,
@@ -81,6 +84,8 @@ def train_and_record(
     optimizer: str = "adamw",
     weight_decay: float = 0.0,
     schedule: str = "cosine",
+    warmup: float = 0.0,
+    factors: Mapping[str, float] | None = None,
     device: torch.device | str | None = None,
     precision: str = "no",
     seed: int = 0,
@@ -96,21 +101,22 @@ def train_and_record(
 
     Args:
         inputs: a function ``batch(rows, epoch)`` that gives the inputs of some rows (`epoch` is None where nothing shall be
-            augmented), an array or tensor with a row for each sample, or a data set.
+            augmented), an array or tensor with a row for each sample, a data set, or `Samples`.
         labels: (N,) class numbers; -1 for a row without a label, which is never trained on.
         num_classes: the number of classes.
         model: a module, trained from its present weights, which stay as they are; or a function that makes one.
         method: a row of `compensate.METHODS` that needs neither clean data nor a teacher nor groups.
         hyper: its hyper-parameters.
-        epochs, batch_size, lr, optimizer, weight_decay, schedule: of the training; the learning rate follows the schedule
-            step by step.
+        epochs, batch_size, lr, optimizer, weight_decay, schedule, warmup: of the training; the learning rate follows the
+            schedule step by step, after a linear warmup over a share of the steps.
+        factors: of the learning rate, by the name of a part of the model.
         device: of torch; a graphics card if there is one.
         precision: "no", "bf16" or "fp16".
         seed: of order, dropout and the weights of a model that is made.
         run_folder: for checkpoints; nothing is written without one.
         resume: go on from the last checkpoint in the folder, exactly; without one, from the beginning.
         every: steps between checkpoints; by default one a minute and one at the end.
-        progress: told after each epoch.
+        progress: told after each step.
         rows: those to train on, all with a label if not given. The trained model predicts the others.
 
     >>> x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
@@ -123,7 +129,8 @@ def train_and_record(
     chosen = _chosen(samples.labels, rows)
     settings = {
         "method": method, "hyper": dict(hyper or {}), "epochs": epochs, "batch_size": batch_size, "lr": lr,
-        "optimizer": optimizer, "weight_decay": weight_decay, "schedule": schedule, "precision": precision, "seed": seed,
+        "optimizer": optimizer, "weight_decay": weight_decay, "schedule": schedule, "warmup": warmup,
+        "factors": dict(factors or {}), "precision": precision, "seed": seed,
     }  # fmt: skip
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         hardware = Hardware.found(device, precision)
@@ -139,41 +146,45 @@ def train_and_record(
             if not processes.main and run.path is not None and resume:
                 found = checkpoint.latest(run / "checkpoint")
 
-            def told(row: Metrics, best: bool) -> None:
+            def told(epoch: int, done: int, totals: Tensor) -> None:
                 if progress is not None and processes.main:
-                    progress(int(row["epoch"]), epochs, row["train_accuracy"], row["compensated"])
+                    progress(done, trainer.total)
 
-            make = partial(make_optimizer, optimizer, lr=lr, weight_decay=weight_decay)
+            def make(parameters: Any) -> torch.optim.Optimizer:
+                groups = parameter_groups(trained, factors or {})
+                return make_optimizer(optimizer, groups, lr=lr, weight_decay=weight_decay)
+
             part = samples.subset(chosen)
             trainer = Trainer(
                 Learner(trained, criterion, make, needs=find(method).needs, hardware=hardware),
                 part,
                 epochs=epochs,
-                order=lambda epoch: even_batches(len(part), batch_size, seed=seed, epoch=epoch),
-                rate=partial(rate, lr, schedule=schedule),
+                order=lambda epoch: even_batches(len(part), batch_size, seed=seed, epoch=epoch, lengths=part.lengths),
+                rate=partial(rate, lr, schedule=schedule, warmup=warmup),
                 run=run,
-                on_epoch=told,
             )
             criterion.start(trainer.total)
             torch.manual_seed(seed)
             if found is not None:
                 trainer.restore(found)
-            trainer.run(every=every)
-        return _recorded(trainer, samples, chosen)
+            trainer.run(every=every, progress=told)
+        return _recorded(trainer, samples, chosen, PREDICTED * batch_size)
 
 
 def _samples(inputs: Any, labels: NDArray[Any], num_classes: int) -> Samples:
     if isinstance(inputs, Data):
         inputs = Samples.of(inputs).batch
+    if isinstance(inputs, Samples):
+        return replace(inputs, labels=labels)
     if not callable(inputs):
         return Samples.of_arrays(inputs, labels, num_classes=num_classes)
     return Samples(inputs, labels, num_classes)
 
 
 def _chosen(labels: NDArray[np.int64], rows: Any) -> Rows:
-    labelled = np.flatnonzero(labels >= 0)
+    labeled = np.flatnonzero(labels >= 0)
     if rows is None:
-        return labelled
+        return labeled
     chosen = np.unique(np.asarray(rows, dtype=np.int64))
     if len(chosen) and not 0 <= chosen[0] <= chosen[-1] < len(labels):
         raise InputError(f"rows are from {chosen[0]} to {chosen[-1]}; expected positions from 0 to {len(labels) - 1}.")
@@ -225,12 +236,18 @@ def _digest(*arrays: Any) -> str:
     return digest.hexdigest()
 
 
-def _recorded(trainer: Trainer, samples: Samples, chosen: Rows) -> Recorded:
+def _recorded(trainer: Trainer, samples: Samples, chosen: Rows, batch_size: int) -> Recorded:
     learner = trainer.learner
     record = learner.criterion.record
     assert record is not None
     held_out = np.setdiff1d(np.arange(len(samples)), chosen)
-    logits = predict(learner.model, samples.subset(held_out), device=learner.device, processes=learner.processes)
+    logits = predict(
+        learner.model,
+        samples.subset(held_out),
+        device=learner.device,
+        processes=learner.processes,
+        batch_size=batch_size,
+    )
     means = {name: record.mean(name).double().cpu().numpy() for name in ("margin", "loss", "size", "agreement")}
     return Recorded(
         **means,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from compensate.errors import InputError
+from compensate.errors import InputError, nearest
 from compensate.extras import require
 from compensate.training.distribution import Processes
 
@@ -37,6 +37,8 @@ class Hardware:
     ) -> None:
         self.device, self.precision = torch.device(device), precision
         self.processes = Processes() if processes is None else processes
+        if precision not in ("no", *_DTYPES):
+            raise InputError(f'precision is "{precision}"; {nearest(precision, ["no", *_DTYPES])}')
         if precision == "fp16" and self.device.type != "cuda":
             raise InputError(f'fp16 needs a CUDA device, and this one is {self.device}. Take precision="bf16" or "no".')
         # Gradients of 16 bits with few digits of exponent are scaled, and steps that overflow are left out.
@@ -45,11 +47,7 @@ class Hardware:
     @classmethod
     def found(cls, device: torch.device | str | None = None, precision: str = "no") -> Hardware:
         """The device that is given, or a graphics card where there is one; with the processes that were launched."""
-        processes = Processes.launched()
-        if device is None:
-            card = int(os.environ.get("LOCAL_RANK", "0"))
-            device = torch.device("cuda", card) if torch.cuda.is_available() else torch.device("cpu")
-        return cls(device, precision, processes)
+        return cls(found_device(device), precision, Processes.launched())
 
     def wrap(self, module: nn.Module) -> nn.Module:
         """The module whose backward pass averages gradients over the processes."""
@@ -77,6 +75,18 @@ class Hardware:
         else:
             self.scaler.step(optimizer)
             self.scaler.update()
+
+
+def found_device(device: torch.device | str | None = None) -> torch.device:
+    """The device that is given, or this process's graphics card where there is one.
+
+    >>> found_device("cpu")
+    device(type='cpu')
+    """
+    if device is not None:
+        return torch.device(device)
+    card = int(os.environ.get("LOCAL_RANK", "0"))
+    return torch.device("cuda", card) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def move(x: Any, device: torch.device | str) -> Any:

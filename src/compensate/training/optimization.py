@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,8 +26,32 @@ A schedule remembers nothing: where a run stands says what its learning rate is,
 """
 
 
+def parameter_groups(model: nn.Module, factors: Mapping[str, float]) -> list[dict[str, Any]]:
+    """The parameters to train in groups, each with the factor of its learning rate.
+
+    Args:
+        model: the model.
+        factors: by the name of a part of the model; 1 for all others.
+
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
+    >>> [(group["factor"], len(group["params"])) for group in parameter_groups(model, {"1": 50.0})]
+    [(1.0, 2), (50.0, 2)]
+    """
+    groups: dict[float, list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            factor = next((f for part, f in factors.items() if name.startswith(f"{part}.")), 1.0)
+            groups.setdefault(factor, []).append(parameter)
+    return [{"params": parameters, "factor": factor} for factor, parameters in groups.items()]
+
+
 def make_optimizer(
-    name: str, parameters: Iterable[nn.Parameter], lr: float, *, momentum: float = MOMENTUM, weight_decay: float = 0.0
+    name: str,
+    parameters: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
+    lr: float,
+    *,
+    momentum: float = MOMENTUM,
+    weight_decay: float = 0.0,
 ) -> torch.optim.Optimizer:
     """One of `OPTIMIZERS`.
 

@@ -31,7 +31,7 @@ from compensate.data.seeding import generator
 from compensate.equation import Compensated
 from compensate.errors import InputError
 from compensate.files import read_array
-from compensate.forwards import Stages
+from compensate.forwards import ModelStages
 from compensate.inference.margins import CosineHead
 from compensate.methods.registry import Method, find
 from compensate.models.registry import build, resolve
@@ -150,8 +150,8 @@ def prepare(config: Config, data: Splits | Data | None = None, data_dir: str | P
 def _limited(splits: Splits, limit: int | None, limit_test: int | None, seed: int) -> Splits:
     """The samples that have a label, and no more of them than are wanted. A smaller set of texts has fewer words, too."""
     train, test, validation = splits.train, splits.test, splits.validation
-    train = train if train.labelled.all() else train.subset(train.labelled)
-    validation = None if validation is None else validation.subset(validation.labelled)
+    train = train if train.labeled.all() else train.subset(train.labeled)
+    validation = None if validation is None else validation.subset(validation.labeled)
     if limit is not None and limit < len(train):
         train = train.split((share := limit / len(train), 1 - share), seed=seed)[0]
     if test is not None and limit_test is not None and limit_test < len(test):
@@ -233,7 +233,7 @@ def model_sizes(model: nn.Module, x: Any, *, sequences: bool = False) -> dict[st
         sequences: whether `x` is token ids. One row of a text serves all its words: the shape of a word is the shape of a
             text's compensation.
     """
-    stages, was_training = Stages.of(model), model.training
+    stages, was_training = ModelStages.of(model), model.training
     model.eval()
     e = x if stages.embed is None else stages.embed(x)
     found: dict[str, Any] = {}
@@ -262,7 +262,7 @@ def make_criterion(prepared: Prepared, model: nn.Module, data_dir: str | Path | 
 
     >>> prepared = prepare(Config(data="digits", method="logcomp"))
     >>> print(make_criterion(prepared, make_model(prepared)).taxonomy)
-    logit · positive · regularised · sample
+    logit · positive · regularized · sample
     """
     config, method = prepared.config, prepared.method
     known: dict[str, Any] = {**sizes(prepared, model), "batch_size": config.batch_size}

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 from torch import Tensor, nn
 
 from compensate._version import __version__
 from compensate.equation import Compensated
 from compensate.errors import InputError
-from compensate.files import make_folder, write_atomically
+from compensate.files import make_folder, write_atomically, writing
 from compensate.training import checkpoint
 from compensate.training.config import PROTOCOL, Config
 from compensate.training.evaluation import predict
-from compensate.training.lock import alone
 from compensate.training.preparation import Prepared, make_model, prepare
 
 
@@ -184,3 +185,50 @@ def predict_rows(folder: str | Path, prepared: Prepared, data_dir: str | Path | 
     rows = torch.zeros(prepared.train.rows, prepared.train.num_classes)
     rows[torch.from_numpy(prepared.train.index)] = logits
     return rows
+
+
+LOCK, OWNER = ".lock", "process.json"
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Keeps other processes out of a folder; raises if one is at work there.
+
+    The system holds the lock and drops it when the process ends, however it ends; ``process.json`` says who is at work, for
+    the message of whoever comes second. On a disk that knows no locks it does nothing: better to train than to refuse.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> with alone(folder):
+    ...     (folder / OWNER).exists()
+    True
+    >>> (folder / OWNER).exists()
+    False
+    """
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(blocking=False)
+    except NotImplementedError:
+        yield
+        return
+    except Timeout:
+        raise InputError(
+            f"{folder} is in use: {_owner(folder)} trains in it. Wait until it ends, or choose another folder."
+        ) from None
+    except OSError as error:
+        with writing(folder):
+            raise error
+    try:
+        write_atomically(folder / OWNER, json.dumps({"pid": os.getpid(), "host": platform.node()}).encode())
+        yield
+    finally:
+        (folder / OWNER).unlink(missing_ok=True)
+        lock.release()
+
+
+def _owner(folder: Path) -> str:
+    try:
+        found = json.loads((folder / OWNER).read_text(encoding="utf-8"))
+        return f"process {found['pid']} on {found['host']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process"

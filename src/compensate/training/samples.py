@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from compensate.data import Data, Ragged, draws, gather
-from compensate.data.batches import Augment
+from compensate.data.batches import POOL, Augment
 from compensate.data.seeding import generator
 from compensate.errors import InputError
 
@@ -122,12 +122,23 @@ class _Subset:
         return self.batch(self.rows[rows], epoch)
 
 
-def even_batches(n: int, batch_size: int, *, seed: int, epoch: int) -> list[Rows]:
+def even_batches(
+    n: int, batch_size: int, *, seed: int, epoch: int, lengths: NDArray[np.int64] | None = None
+) -> list[Rows]:
     """A random order of n samples, cut in batches of nearly one size: a last batch of one sample would be too little for batch
     normalization.
+
+    Sequences, whose `lengths` are given, are sorted by length within pools of batches, so that a batch needs little padding.
 
     >>> [len(rows) for rows in even_batches(9, 4, seed=0, epoch=0)]
     [3, 3, 3]
     """
-    order = generator(seed, "order", epoch).permutation(n)
-    return np.array_split(order, max(-(-n // batch_size), 1))
+    rng = generator(seed, "order", epoch)
+    order = rng.permutation(n)
+    count = max(-(-n // batch_size), 1)
+    if lengths is None:
+        return np.array_split(order, count)
+    pools = np.array_split(order, max(count // POOL, 1))
+    order = np.concatenate([pool[np.argsort(lengths[pool], kind="stable")] for pool in pools])
+    batches = np.array_split(order, count)
+    return [batches[i] for i in rng.permutation(count)]

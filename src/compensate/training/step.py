@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from compensate.equation import Compensated
-from compensate.forwards import Stages
+from compensate.forwards import ModelStages
 from compensate.inference.meta import meta_step, networks
 from compensate.methods.registry import Need
 from compensate.state import State
@@ -110,8 +110,8 @@ class Learner:
         self.processes, self.device, self.clip = self.hardware.processes, self.hardware.device, clip
         self.model = model.to(self.device).train()
         criterion = criterion.to(self.device).train()
-        # Terms on features, and teachers, look at the inputs of the whole batch; others leave each process its own.
-        self._given = "feature" in criterion.terms or "teacher" in needs
+        # Terms on features and views, and teachers, look at the inputs of the whole batch; others leave each process its own.
+        self._given = criterion.reads_inputs or "teacher" in needs
         self.meta = "clean" in needs
         self.forward = Forward(self._view("features" in needs), criterion)
         self._wrapped = self.hardware.wrap(self.forward)
@@ -133,7 +133,7 @@ class Learner:
         """The model as the criterion sees it: one that speaks of the whole batch."""
         if self.processes.size == 1:
             return self.model
-        if Stages.of(self.model).features is not None and (reads_features or self._given):
+        if ModelStages.of(self.model).features is not None and (reads_features or self._given):
             return WholeStages(self.model, self.processes, given=self._given)
         return Whole(self.model, self.processes, given=self._given)
 
@@ -169,13 +169,13 @@ class Learner:
 
         Args:
             batch: the batch.
-            lr: learning rate of the model.
+            lr: learning rate of the model; a group of parameters with a ``factor`` has that times as much.
             clean: a trusted batch, for a meta step before this one.
             share: the part of the batch in the gradient of its group.
             first, last: whether the batch begins and ends a group whose gradients make one update.
         """
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group.get("factor", 1.0)
         if clean is not None:
             batch = self._meta_step(batch, clean, lr)
         if first:

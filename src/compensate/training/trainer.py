@@ -280,7 +280,7 @@ class Trainer:
             "train_accuracy": right / count,
             "compensated": moved / count,
         }
-        # Running means of batch normalisation are each process's own; those of the main one count.
+        # Running means of batch normalization are each process's own; those of the main one count.
         self.processes.share(learner.model.buffers())
         for name, samples in self.held_out.items():
             found = shares(self.processes.sum(sums(learner.model, samples, self.device, self.processes)))
@@ -328,7 +328,7 @@ class Trainer:
 def compensated(s: State) -> Tensor:
     """(B,) true for samples that some compensation is given to."""
     found = torch.zeros(len(s.target), dtype=torch.bool, device=s.target.device)
-    for delta in (s.dx, s.du, s.dp, s.dy, s.dl):
+    for delta in (s.dx, s.du, s.dp, s.dy, s.dl, s.dg, s.dv):
         if delta is not None:
             size = delta.detach().abs()
             found |= (size.flatten(1).amax(1) if size.ndim > 1 else size) > 1e-6

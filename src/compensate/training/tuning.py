@@ -19,7 +19,7 @@ from compensate.training.preparation import prepare
 from compensate.training.workers import LOST, side_by_side, trained
 
 LAST = 5
-"""The score is a mean over so many last epochs: one lucky epoch is not a good setting."""
+"""The score is a mean over this many last epochs: one lucky epoch is not a good setting."""
 
 
 def open_study(folder: Path, name: str, seed: int) -> Any:
@@ -69,7 +69,7 @@ def search(
     data_dir: Path | None = None,
     done: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
-    """Tries settings until the study has so many finished trials; returns the best and all of them.
+    """Tries settings until the study has `trials` finished trials; returns the best and all of them.
 
     A study that was interrupted goes on: finished trials stay, and the setting of a trial that was under way comes first,
     whose training goes on from its checkpoint.

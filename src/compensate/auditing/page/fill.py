@@ -28,6 +28,7 @@ from compensate.auditing.page.model import (
 )
 from compensate.auditing.page.thumbnails import thumbnail
 from compensate.auditing.result import Audit
+from compensate.auditing.rewrite import fixed_name
 from compensate.data.dataset import Data
 
 MOST_ITEMS = 5000
@@ -134,8 +135,7 @@ def command(audit: Audit) -> str:
     source = audit.config.get("source")
     if not source:
         return ""
-    path = Path(str(source))
-    fixed = f"{path.stem}.fixed{path.suffix}" if path.suffix else f"{path.name}.fixed.csv"
+    fixed = fixed_name(Path(str(source))).name
     label = f" --label {shlex.quote(str(audit.config['label']))}" if audit.config.get("label_given") else ""
     return f"compensate apply {shlex.quote(str(source))} corrections.csv -o {shlex.quote(fixed)}{label}"
 
@@ -191,7 +191,7 @@ def _evidence(audit: Audit) -> Evidence:
     return Evidence(
         views=tuple((str(name), float(weight)) for name, weight in (config.get("views") or {}).items()),
         agreement=None if agreement is None else float(agreement),
-        encoder=str(config.get("encoder") or ""),
+        encoder=str(config.get("encoder") or "") + (", fine-tuned on these labels" if config.get("finetuned") else ""),
         license=str(config.get("license") or ""),
         hint=str(config.get("hint") or ""),
     )
@@ -274,7 +274,7 @@ def _values(audit: Audit, flagged: NDArray[np.int64]) -> Values | None:
 def content(data: Data | None, row: int) -> Content:
     """What can be shown of a row of the audited data."""
     if data is None:
-        return Content(missing="The data is not at hand.")
+        return Content(missing="The data are not available.")
     kind = data.info.get("kind")
     raw = data.raw
     images = data.x if np.ndim(data.x) == 4 else raw  # beside embeddings, the images themselves are in raw
@@ -300,7 +300,7 @@ def cells(audit: Audit, rows: NDArray[np.int64], taken: Collection[str]) -> dict
     Long texts are cut. A name in `taken` gets an addition. Images and embeddings have nothing that fits in a cell.
 
     Args:
-        audit: of data that is at hand, else there are no columns.
+        audit: with its data, else there are no columns.
         rows: positions among the audited rows.
         taken: names of columns that are there already.
     """

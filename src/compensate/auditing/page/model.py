@@ -97,7 +97,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Pair:
-    """How many flagged samples labelled ``given`` look like ``suggested``."""
+    """How many flagged samples labeled ``given`` look like ``suggested``."""
 
     given: str
     suggested: str
@@ -204,7 +204,7 @@ class Page:
         title: the name of the data, shown in the top bar.
         kind: what the samples are.
         classes: the names of the classes in the order of their numbers; ``()`` for regression.
-        rows: the number of labelled samples that were audited.
+        rows: the number of labeled samples that were audited.
         items: the suspects, most suspect first: all flagged ones, and if nothing is flagged the least certain.
         noise_rate: the estimated share of wrong labels.
         expected_precision: the share of flags that are expected to be right, if known.

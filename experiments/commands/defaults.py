@@ -1,0 +1,53 @@
+"""`python -m experiments defaults`: which settings of LogComp and MixComp hold everywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from compensate.commands import options as o
+from compensate.commands.terminal import console
+
+
+def defaults(
+    sets: Annotated[
+        str | None, typer.Option(help="Data sets, with commas between; all if not given.", show_default=False)
+    ] = None,
+    results: Annotated[Path, typer.Option(help="Folder of the finished runs.")] = Path("results/defaults"),
+    runs: Annotated[Path, typer.Option(help="Folder of the runs under way.")] = Path("runs/human"),
+    data_dir: o.DataDir = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes; as many as cores if not given.", min=1, show_default=False)
+    ] = None,
+    show: Annotated[bool, typer.Option("--show", help="Train nothing; print what is stored.")] = False,
+) -> None:
+    """Try settings of LogComp and MixComp on five data sets, and choose defaults with each set left out in turn.
+
+    **Example:** `python -m experiments defaults --data-dir data`
+    """
+    from experiments import defaults as study
+    from experiments.commands.reproduce import progress_bar
+    from experiments.grid import Place
+
+    names = list(study.SETS) if sets is None else [s.strip() for s in sets.split(",")]
+    failed = []
+    if not show:
+        with progress_bar("training") as bar:
+            task = bar.add_task("", total=len(study.trials(runs, names)))
+            failed = study.train(
+                Place(results, runs, data_dir, workers), data_dir or Path("data"), names, lambda: bar.advance(task)
+            )
+    found = study.scores(results, runs)
+    for (method, setting), gains in found.items():
+        cells = "  ".join(f"{name} {noise.split(':')[0]} {gain:+.1f}" for (name, noise), gain in gains.items())
+        console.print(f"{method:8s} {setting:32s} {cells}", soft_wrap=True)
+    for method in ("logcomp", "mixcomp"):
+        for left in (None, *study.SETS):
+            if any(m == method for m, _ in found):
+                console.print(
+                    f"{method}, {'all sets' if left is None else 'without ' + left}: {study.best(method, found, left)}"
+                )
+    for one, message in failed:
+        console.print(f"[red]{one.name}:[/red] {message}")

@@ -1,0 +1,117 @@
+"""What was found on errors that people made: a table, and a picture of what reading the audit's list brings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from experiments.human import CLEANED, FEATURES, REVIEWED, ROBUST, accuracies, gain
+from experiments.report import table_lines
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_NAMES = {"encoder": "encoder (MiniLM)", "words": "words (TF-IDF)"}
+
+
+def sections(results: Path) -> list[str]:
+    """Parts of the page of results; nothing where nothing is stored."""
+    if not (results / "labels.json").is_file():
+        return []
+    picture = "![Accuracy by the number of labels that a person read.](img/human-errors.png)"
+    return ["## Errors that people made", markdown(results), picture]
+
+
+def markdown(results: Path) -> str:
+    """The whole section."""
+    stored = json.loads((results / "labels.json").read_text(encoding="utf-8"))
+    values = {kind: accuracies(results, kind) for kind in FEATURES}
+    audit = stored["audit"]
+    intro = (
+        f"`python -m experiments human`: NoisyAG-News, 10,000 training texts with labels of people ({100 * audit['true']:.1f} % wrong), 7,600 "
+        "test texts with true labels; a network of one hidden layer on fixed features, 12 epochs. Test accuracy after the last "
+        "epoch in percent, and the gain over plain training on the labels as given (95 % interval over the seeds). Every method "
+        "had five trials on held-out labels as they were given (`results/human`); plain training has nothing to choose. "
+        f"The audit states {100 * audit['share']:.1f} % and flags {audit['flagged']:,} labels."
+    )
+    rows = [["training, labels", *(f"{_NAMES[kind]} | gain" for kind in FEATURES)]]
+    for method in ROBUST:
+        rows.append([f"{method}, as given", *(_cells(values[kind], method, "given") for kind in FEATURES)])
+    for name, says in stored["says"].items():
+        for method in CLEANED if name != "given" else ():
+            wrong = 100 * stored["labels"][name]["wrong"]
+            rows.append(
+                [f"{method}, {says} ({wrong:.1f} % wrong)", *(_cells(values[k], method, name) for k in FEATURES)]
+            )
+    return "\n\n".join([intro, _lines(rows), *_said(values)])
+
+
+def _lines(rows: list[list[str]]) -> str:
+    return table_lines([[part for cell in row for part in cell.split(" | ")] for row in rows])
+
+
+def _cells(values: Any, method: str, name: str) -> str:
+    each, base = values.get((method, name)), values.get(("base", "given"))
+    if not each:
+        return " | "
+    numbers = list(each.values())
+    spread = f" ± {np.std(numbers, ddof=1):.1f}" if len(numbers) > 1 else " (1 seed)"
+    difference = (
+        ""
+        if (method, name) == ("base", "given") or not base
+        else "{:+.1f} ({:+.1f} to {:+.1f})".format(*gain(each, base))
+    )
+    return f"{np.mean(numbers):.1f}{spread} | {difference}"
+
+
+def _said(values: Any) -> list[str]:
+    """What follows, where the interval over the seeds excludes zero."""
+    found = []
+    for kind in FEATURES:
+        base = values[kind].get(("base", "given"))
+        robust = {m: values[kind][m, "given"] for m in ROBUST[1:] if (m, "given") in values[kind]}
+        if not base or not robust:
+            continue
+        gains = {m: gain(v, base) for m, v in robust.items()}
+        better = [m for m, g in gains.items() if g[1] > 0]
+        worse = [m for m, g in gains.items() if g[2] < 0]
+        best = max(gains, key=lambda m: gains[m][0])
+        found.append(
+            f"**{_NAMES[kind]}.** Above plain training: {', '.join(better) or 'none'}; below: {', '.join(worse) or 'none'}; the others are level. "
+            f"The largest gain of robust training is {gains[best][0]:+.1f} ({best})."
+        )
+    return found
+
+
+def drawn(results: Path) -> Figure:
+    """Accuracy by the number of labels that a person read: from the top of the audit's list, and at random."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.8, 3.2), layout="constrained")
+    for ax, kind in zip(figure.subplots(1, 2, sharey=True), FEATURES, strict=True):
+        values = accuracies(results, kind)
+        for order, mark, color, says in (
+            ("reviewed", "o", "#0072B2", "first of the audit's list"),
+            ("chance", "s", "#777777", "at random"),
+        ):
+            names = ["given", *(f"{order}-{count}" for count in REVIEWED)]
+            each = [list(values.get(("base", name), {}).values()) or [np.nan] for name in names]
+            counts, spread = [0, *REVIEWED], [np.std(v) for v in each]
+            ax.errorbar(counts, [np.mean(v) for v in each], spread, marker=mark, color=color, capsize=3, label=says)
+        robust = {m: np.mean(list(values[m, "given"].values())) for m in ROBUST[1:] if (m, "given") in values}
+        if robust:
+            best = max(robust, key=lambda m: robust[m])
+            ax.axhline(robust[best], color="#D55E00", linestyle="--", label=f"no reading, best robust method ({best})")
+        if ("base", "true") in values:
+            ax.axhline(
+                np.mean(list(values["base", "true"].values())), color="black", linestyle=":", label="all labels true"
+            )
+        ax.set_title(_NAMES[kind], fontsize=11)
+        ax.set_xlabel("labels read by a person, of 10,000")
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.legend(frameon=False, fontsize=8)
+    figure.axes[0].set_ylabel("test accuracy, %")
+    return figure

@@ -1,0 +1,61 @@
+"""`compensate export`: what an audit found, for other tools."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from compensate.commands import options as o
+from compensate.commands.terminal import console
+from compensate.errors import InputError
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="Run folder that `compensate audit` wrote.")],
+    to: Annotated[str, typer.Option(help="Tool: label-studio, argilla, fiftyone or cleanlab.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="File to write: .json, for cleanlab .csv.")],
+    everything: Annotated[
+        bool, typer.Option("--all", help="All rows, not the flagged ones alone; always so for fiftyone and cleanlab.")
+    ] = False,
+    images: Annotated[
+        str | None,
+        typer.Option(
+            help="Address or folder of the images as that tool finds them [default: embedded].", show_default=False
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing output file.")] = False,
+) -> None:
+    """Hand the suspects to an annotation tool; their decisions come back with `compensate apply`.
+
+    **Example:** `compensate export runs/reviews-3f2a --to label-studio -o tasks.json`
+
+    Then, with what Label Studio or Argilla exports: `compensate apply reviews.csv export.json`
+    """
+    o.check_path(run)
+    from compensate.auditing import export as exporting
+    from compensate.auditing.reopen import reopen
+    from compensate.auditing.result import write_csv
+    from compensate.files import check_regular, write_atomically
+
+    exporting.check_tool(to)
+    check_regular(out)
+    if out.exists() and not force:
+        raise InputError(f"{out} is there already; name another file, or overwrite it with --force.")
+    found = reopen(run)
+    if to == "cleanlab":
+        issues = found.to_cleanlab()["issues"]
+        write_csv(out, issues.reset_index(names="row"))
+        console.print(
+            f"{out}: {len(issues):,} rows, {int(issues['is_label_issue'].sum()):,} label issues", markup=False
+        )
+        return
+    records = exporting.WRITERS[to](found, everything=everything or to == "fiftyone", images=images)
+    write_atomically(out, json.dumps(records, ensure_ascii=False, indent=1).encode("utf-8", "replace"))
+    console.print(f"{out}: {len(records):,} records for {to}", markup=False)
+    if to == "label-studio":
+        place = out.with_suffix(".xml")
+        write_atomically(place, exporting.label_studio_config(found).encode("utf-8", "replace"))
+        console.print(f"{place}: the labeling interface of the project", markup=False)

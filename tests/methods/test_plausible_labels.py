@@ -1,0 +1,82 @@
+"""Data ambiguation: the smallest divergence over a set of labels, found by search, and its limits."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy.optimize import minimize
+
+from compensate import InputError
+from compensate.methods import data_ambiguation
+
+
+def smallest(p, label, alpha, beta):
+    """The smallest KL(q || p) over all q that give at most alpha to implausible classes, by a general solver."""
+    outside = [k for k, v in enumerate(p) if v < beta and k != label]
+
+    def divergence(q):
+        return sum(a * math.log(max(a, 1e-300) / b) for a, b in zip(q, p, strict=True) if a > 0)
+
+    limits = [
+        {"type": "eq", "fun": lambda q: sum(q) - 1},
+        {"type": "ineq", "fun": lambda q: alpha - sum(q[k] for k in outside)},
+    ]
+    start = [alpha / max(len(outside), 1) if k in outside else 0.0 for k in range(len(p))]
+    inside = [k for k in range(len(p)) if k not in outside]
+    for k in inside:
+        start[k] = (1 - sum(start)) / 1 if len(inside) == 1 else (1 - (alpha if outside else 0)) / len(inside)
+    found = minimize(divergence, start, bounds=[(0, 1)] * len(p), constraints=limits, tol=1e-12)
+    assert found.success
+    return found.fun
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(0.05, 0.6), (0.2, 0.4), (0.1, 0.9)])
+def test_the_loss_is_the_smallest_divergence_that_the_set_allows(alpha, beta):
+    u, y = 2 * torch.randn(15, 4, dtype=torch.float64), torch.randint(4, (15,))
+    s = data_ambiguation(alpha=alpha, beta=beta, beta_end=None).evaluate(torch.nn.Identity(), u, y)
+    expected = [smallest(p, c, alpha, beta) for p, c in zip(u.softmax(-1).tolist(), y.tolist(), strict=True)]
+    torch.testing.assert_close(s.losses, torch.tensor(expected, dtype=torch.float64), rtol=1e-4, atol=1e-5)
+    assert (s.losses <= s.plain_losses + 1e-12).all()
+
+
+def test_the_gradient_goes_to_the_label_that_was_found_and_vanishes_inside_the_set():
+    u, y = (
+        torch.tensor([[3.0, 0.0, 0.0], [0.0, 2.0, 0.0]], dtype=torch.float64, requires_grad=True),
+        torch.tensor([1, 0]),
+    )
+    s = data_ambiguation(beta=0.75, beta_end=None).evaluate(torch.nn.Identity(), u, y)
+    (grad,) = torch.autograd.grad(s.losses.sum(), u)
+    q = torch.nn.functional.one_hot(y, 3) + s.dy
+    torch.testing.assert_close(grad, (u.softmax(-1) - q).detach())
+    torch.testing.assert_close(q.sum(-1), torch.ones(2, dtype=torch.float64))
+    sure = torch.tensor([[5.0, 0.0, 0.0]], dtype=torch.float64, requires_grad=True)
+    s = data_ambiguation(beta_end=None).evaluate(torch.nn.Identity(), sure, torch.tensor([0]))
+    assert torch.autograd.grad(s.loss, sure)[0].abs().max() < 1e-15
+
+
+def test_limits():
+    u, y = torch.randn(8, 4, dtype=torch.float64), torch.randint(4, (8,))
+    torch.testing.assert_close(data_ambiguation(alpha=0, beta=1, beta_end=None)(u, y), F.cross_entropy(u, y))
+    assert data_ambiguation(beta=0, beta_end=None)(u, y).abs() < 1e-12, "all classes are plausible"
+    torch.testing.assert_close(data_ambiguation(beta_end=None).eval()(u, y), F.cross_entropy(u, y))
+    wrong = y.clone()
+    wrong[0] = -100
+    plain = data_ambiguation(beta_end=None)
+    torch.testing.assert_close(plain(u, wrong), plain(u[1:], y[1:]))
+
+
+def test_the_threshold_falls_by_a_cosine():
+    criterion = data_ambiguation(beta=0.8, beta_end=0.4).start(10)
+    u, y = torch.tensor([[math.log(0.6), math.log(0.4)]]), torch.tensor([1])
+    seen = [float(criterion(u, y)) < 1e-6 for _ in range(11)]
+    values = [0.4 + 0.2 * (1 + math.cos(math.pi * t / 10)) for t in range(11)]
+    assert seen == [value <= 0.6 + 1e-9 for value in values]
+
+
+@pytest.mark.parametrize(("settings", "said"), [({"alpha": 1}, "alpha"), ({"beta": 2, "beta_end": None}, "beta")])
+def test_settings_that_make_no_sense_are_refused(settings, said):
+    with pytest.raises(InputError, match=said):
+        data_ambiguation(**settings)

@@ -1,0 +1,190 @@
+"""The graph network against dense matrices, and wrong edges that compensation finds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from sklearn.metrics import average_precision_score
+
+from compensate import Compensated, InputError, compose, meta_step
+from compensate.data import digits, neighbor_graph, with_wrong_edges
+from compensate.direction import change
+from compensate.models import GCN
+from compensate.structure import Dissimilarity, EdgeRecord, Edges
+from compensate.terms import L1, Adversarial, Between
+
+
+def small(weight=None):
+    torch.manual_seed(0)
+    edges = torch.tensor([[0, 1, 2, 0, 3], [1, 2, 3, 4, 4]])
+    return GCN(torch.randn(5, 3).double(), edges, 2, hidden=4, weight=weight).double()
+
+
+def dense(net, change=0.0):
+    """The two convolutions with whole matrices."""
+    n = len(net.x)
+    a = torch.zeros(n, n, dtype=torch.float64)
+    for e, (i, j) in enumerate(net.edges.T.tolist()):
+        a[i, j] = a[j, i] = (net.structure[e] + (change if isinstance(change, float) else change[e])).clamp(0, 1)
+    a = a + torch.eye(n).double()
+    share = torch.diag(a.sum(1).rsqrt())
+    a = share @ a @ share
+    h = (a @ net.x @ net.first.weight.T).relu()
+    return a @ h @ net.last.weight.T + net.last.bias
+
+
+@pytest.mark.parametrize("size", [0.0, 0.3, 2.0])
+def test_the_network_is_that_of_dense_matrices(size):
+    net = small(torch.tensor([1.0, 0.5, 0.0, 1.0, 0.2]).double())
+    delta = size * torch.randn(5).double()
+    torch.testing.assert_close(net(torch.arange(5), delta), dense(net, delta))
+    torch.testing.assert_close(net(torch.tensor([3, 1])), dense(net)[[3, 1]])
+
+
+def test_the_gradient_of_edges_is_that_of_finite_differences():
+    net = small(torch.full((5,), 0.5).double())
+    delta = (0.1 * torch.randn(5).double()).requires_grad_()
+    assert torch.autograd.gradcheck(lambda d: net(torch.arange(5), d), delta)
+
+
+def test_a_step_of_the_edges_is_proximal_and_goes_down_the_loss():
+    net, nodes, y = small(torch.full((5,), 0.5).double()), torch.arange(4), torch.tensor([0, 1, 1, 0])
+    table = Edges(5, penalty=L1(1e-3), lr=0.1)
+    criterion = Compensated(structure=table).double()
+    plain = criterion.evaluate(net, nodes, y)
+    plain.loss.backward()
+    zero = torch.zeros(5, dtype=torch.float64, requires_grad=True)
+    (grad,) = torch.autograd.grad(F.cross_entropy(dense(net, zero)[:4], y, reduction="sum"), zero)
+    step = -0.1 * grad
+    torch.testing.assert_close(table.dense(), step.sign() * (step.abs() - 1e-4).clamp(min=0))
+    after = criterion.evaluate(net, nodes, y)
+    assert change(after).sum() < 0
+    torch.testing.assert_close(after.loss - after.compensated.mean(), 1e-3 * table.dense().abs().sum())
+
+
+def test_one_number_for_all_edges_moves_by_their_sum():
+    net, nodes, y = small(torch.full((5,), 0.5).double()), torch.arange(4), torch.tensor([0, 1, 1, 0])
+    table = Edges(5, shared=True, penalty=L1(0.0), lr=0.1)
+    Compensated(structure=table).double().evaluate(net, nodes, y).loss.backward()
+    one = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    (grad,) = torch.autograd.grad(F.cross_entropy(dense(net, one.expand(5))[:4], y, reduction="sum"), one)
+    torch.testing.assert_close(table.dense()[0], -0.1 * grad)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_an_adversary_of_edges_stays_in_its_ball_and_goes_its_way(sign):
+    net, nodes, y = small(torch.full((5,), 0.5).double()), torch.arange(4), torch.tensor([0, 1, 1, 0])
+    s = Compensated(structure=Adversarial(0.3, sign=sign, random_start=False)).evaluate(net, nodes, y)
+    assert s.da.abs().max() <= 0.3 + 1e-12
+    assert sign * change(s).sum() > 0
+
+
+def test_prior_knowledge_is_how_unlike_the_ends_are():
+    net = small()
+    s = Compensated(structure=lambda s: -Dissimilarity(0.5)(s)).evaluate(
+        net, torch.arange(4), torch.tensor([0, 1, 1, 0])
+    )
+    for e, (i, j) in enumerate(net.edges.T.tolist()):
+        a, b = net.x[i], net.x[j]
+        assert s.da[e].item() == pytest.approx(-0.5 * (1 - (a @ b / a.norm() / b.norm()).item()))
+
+
+def test_clean_nodes_teach_which_edges_to_drop():
+    """Two groups of nodes, and edges across them: meta steps on clean nodes take those away first."""
+    torch.manual_seed(0)
+    y = torch.arange(20) % 2
+    x = (y[:, None] * 2.0 - 1 + 1.5 * torch.randn(20, 2)).double()
+    same = torch.tensor([[i, i + 2] for i in range(18)]).T
+    across = torch.tensor([[i, i + 1] for i in range(0, 18, 3)]).T
+    net = GCN(x, torch.cat([same, across], 1), 2, hidden=8).double()
+    optimizer = torch.optim.Adam(net.parameters(), 0.05)
+    table = Edges(24, update="meta", lr=20.0, bound=Between(-1.0, 0.0))
+    criterion = Compensated(structure=table).double()
+    for _ in range(40):
+        meta_step(criterion, net, (torch.arange(10), y[:10]), (torch.arange(10, 20), y[10:]), lr=0.5)
+        optimizer.zero_grad()
+        criterion.evaluate(net, torch.arange(10), y[:10]).loss.backward()
+        optimizer.step()
+    assert table.dense()[18:].mean() < table.dense()[:18].mean()
+
+
+def digits_graph(rate, seed, weak):
+    """The neighbors of digits with wrong edges among them; `weak` features say little about the class by themselves."""
+    data, rng = digits(), np.random.default_rng(seed)
+    rows = rng.permutation(len(data))[:900]
+    x, y = data.x[rows].reshape(900, -1), data.target[rows]
+    edges, wrong = with_wrong_edges(neighbor_graph(x, 5), y, rate, seed)
+    if weak:
+        x = np.abs(x[:, rng.permutation(64)[:12]] + 0.3 * rng.normal(size=(900, 12))).astype(np.float32)
+    return torch.from_numpy(x), torch.from_numpy(edges), torch.from_numpy(y), wrong
+
+
+@pytest.mark.slow
+def test_wrong_edges_of_a_real_graph_are_named_and_without_them_unseen_nodes_are_classified_better():
+    x, edges, y, wrong = digits_graph(0.1, 0, weak=True)
+    train, test = torch.arange(450), torch.arange(450, 900)
+    found = {}
+    for compensated in (False, True):
+        torch.manual_seed(0)
+        net = GCN(x, edges, 10)
+        record = EdgeRecord(Edges(edges.shape[1], penalty=L1(0.03), bound=Between(-1, 0), lr=0.5), edges.shape[1])
+        criterion = Compensated(structure=record) if compensated else Compensated()
+        optimizer = torch.optim.Adam(net.parameters(), 0.01, weight_decay=5e-4)
+        for _ in range(60):
+            optimizer.zero_grad()
+            criterion.evaluate(net, train, y[train]).loss.backward()
+            optimizer.step()
+        with torch.no_grad():
+            kept = record.term.dense() if compensated else None
+            found[compensated] = (net(test, kept).argmax(-1) == y[test]).float().mean().item()
+    suspects = record.suspects()
+    score = np.zeros(len(wrong))
+    score[suspects.index.numpy()] = suspects.score.numpy()
+    assert average_precision_score(wrong, score) > 0.6
+    assert average_precision_score(wrong, net.dissimilarity.numpy()) < 0.5, "prior knowledge alone does not tell"
+    assert wrong[suspects.index[:50].numpy()].mean() > 0.8
+    assert wrong[suspects.index[suspects.flagged].numpy()].mean() > 0.6
+    assert found[True] > found[False] + 0.01
+    assert len(record.suspects(7)) == 7
+
+
+def test_planted_edges_join_classes_and_neighbors_are_near():
+    _, edges, y, wrong = digits_graph(0.2, 1, weak=False)
+    assert wrong.mean() == pytest.approx(0.2, abs=0.001)
+    assert (y[edges[0]] != y[edges[1]])[torch.from_numpy(wrong)].all()
+    assert (y[edges[0]] == y[edges[1]])[torch.from_numpy(~wrong)].float().mean() > 0.95
+    assert len({tuple(e) for e in edges.T.tolist()}) == edges.shape[1]
+    assert (edges[0] < edges[1]).all()
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: GCN(torch.randn(3), torch.zeros(2, 1).long(), 2), "features"),
+        (lambda: GCN(torch.randn(3, 2), torch.tensor([[0], [5]]), 2), "nodes from"),
+        (lambda: GCN(torch.randn(3, 2), torch.tensor([[0], [1]]), 2, weight=torch.tensor([2.0])), "in \\[0, 1\\]"),
+        (lambda: neighbor_graph(np.zeros((3, 1)), 3), "k is"),
+        (lambda: with_wrong_edges(np.zeros((2, 1), dtype=int), np.zeros(3), 1.0), "rate"),
+        (lambda: with_wrong_edges(np.array([[0], [1]]), np.zeros(3), 0.5), "lower the rate"),
+        (lambda: Compensated(logit=Edges(3, penalty=L1(1.0)))(torch.zeros(3, 2), torch.zeros(3).long()), "structure="),
+        (
+            lambda: Compensated(structure=Edges(3, penalty=L1(1.0)))(torch.zeros(3, 2), torch.zeros(3).long()),
+            "evaluate",
+        ),
+        (
+            lambda: compose(target="structure", num_edges=4).evaluate(small(), torch.arange(4), torch.zeros(4).long()),
+            "4 edges",
+        ),
+        (
+            lambda: compose(target="structure", num_edges=4).evaluate(
+                torch.nn.Linear(2, 2), torch.randn(4, 2), torch.zeros(4).long()
+            ),
+            "GCN",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_refused(make, said):
+    with pytest.raises(InputError, match=said):
+        make()
