@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import log_softmax
 
-from compensate.auditing.noise_model import judge, pool, shares
+from compensate.auditing.noise_model import after_decisions, judge, pool, recalibration, shares
 from compensate.data import noise
 
 SIZE = 4000
@@ -147,3 +147,35 @@ def test_two_halves_of_the_evidence_add_up():
     losses = [-values[rows, true].mean() for values in log_p.values()]
     assert -pooled[rows, true].mean() < 0.7 * min(losses)
     assert shares(weights) == pytest.approx({"a": 0.5, "b": 0.5}, abs=0.1)
+
+
+def test_decided_labels_are_right_and_shift_the_others():
+    log_q, true = posterior()
+    flipped = noise.symmetric(true, 4, 0.1, seed=0)
+    before = judge(log_q, flipped.labels)
+    suspects = np.argsort(-before.log_odds)[:60]
+    decided = np.zeros(len(true), bool)
+    decided[suspects] = True
+    labels = np.where(decided, true, flipped.labels)
+    after = after_decisions(before, labels, flipped.labels, decided)
+    assert (after.p_error[decided] == 0).all()
+    assert (after.suggested != labels).all()
+    found = (decided & (labels != flipped.labels)).mean()
+    assert after.share.low <= after.share.value <= after.share.high <= before.share.high
+    assert after.share.high == pytest.approx(before.share.high - found, abs=1e-9)
+    rest = ~decided
+    order = np.argsort(before.p_error[rest])
+    assert (np.diff(after.p_error[rest][order]) >= -1e-12).all(), "a shift keeps the order"
+    # Somebody who finds that every suspect was right lowers the probabilities of the others.
+    kept = after_decisions(before, flipped.labels, flipped.labels, decided)
+    assert kept.model.shift < -1 < after.model.shift
+    assert (kept.p_error[rest] <= before.p_error[rest]).all()
+
+
+@pytest.mark.parametrize("shift", [-1.5, 0.0, 1.0])
+def test_a_shift_of_log_odds_is_found_whichever_labels_were_looked_at(shift):
+    rng = np.random.default_rng(0)
+    said = rng.normal(size=4000) * 2
+    wrong = rng.random(4000) < 1 / (1 + np.exp(-said - shift))
+    for looked_at in (said > 1, said < 0, slice(None)):
+        assert recalibration(said[looked_at], wrong[looked_at]) == pytest.approx(shift, abs=0.25)

@@ -18,8 +18,8 @@ from compensate.errors import InputError
 ASKED: dict[str, tuple[type, ...]] = {
     "data": (str, type(None)), "labels": (str, type(None)), "features": (str, type(None)), "probs": (str, type(None)),
     "data_dir": (str, type(None)), "options": (dict,), "encoder": (str,), "model": (str, type(None)),
-    "finetune": (bool,), "crossfit": (bool,), "epochs": (int, type(None)), "batch_size": (int, type(None)), "lr": (float, int, type(None)),
-    "precision": (str,), "seed": (int,),
+    "finetune": (bool,), "crossfit": (bool,), "epochs": (int, type(None)), "batch_size": (int, type(None)),
+    "lr": (int, float, type(None)), "precision": (str,), "seed": (int,),
 }  # fmt: skip
 """What a run keeps of how it was asked for."""
 

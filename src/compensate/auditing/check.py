@@ -23,7 +23,7 @@ from compensate.data.labels import is_missing, label_name
 from compensate.errors import InputError, nearest
 from compensate.files import decode, read_bytes
 
-READER = ("encoding", "delimiter", "size", "labels_key")
+READER = ("encoding", "delimiter", "size", "labels_key", "label", "text")
 """Options of an audit by which its data is read again."""
 
 _LINE_END = re.compile("\r\n|\r|\n")
@@ -61,7 +61,7 @@ class Checked:
         rows: all rows.
         known: those that were audited, with the labels that they have.
         new, relabeled: those that were judged.
-        unlabeled: those without a label, which are not judged.
+        unlabelled: those without a label, which are not judged.
         findings: judged rows that look wrong, in their order.
     """
 
@@ -70,7 +70,7 @@ class Checked:
     known: int
     new: int
     relabeled: int
-    unlabeled: int
+    unlabelled: int
     findings: tuple[Finding, ...]
 
     @property
@@ -173,7 +173,7 @@ def scorer_of(audit: Audit) -> Scorer:
         raise InputError(
             "this audit is of quantities; only labels that are classes can be judged later. Audit the new data."
         )
-    why = "with a network of your own (--model) or from probabilities (--probs)"
+    why = "with a network (--model or --finetune) or from probabilities (--probs)"
     raise InputError(
         f"this audit holds no fitted model: it was made {why}, or its files are gone. Audit again without them."
     )
@@ -237,7 +237,9 @@ def _rows(audit: Audit, new: Any, labels: Any, options: dict[str, Any], features
         return _of_frame(audit, new, "the data frame", labels, features)
     from compensate.auditing.source import read
 
-    data = read(new, labels, features, {k: v for k, v in options.items() if k in ("size", "labels_key")})
+    data = read(new, labels, features, {k: v for k, v in options.items() if k not in ("encoding", "delimiter")})
+    if isinstance(data.raw, pd.DataFrame) and data.info.get("kind") in ("text", "table"):
+        return _of_frame(audit, data.raw, str(new), labels, features)  # several files, or a saved data set
     if data.regression:
         raise InputError("the labels are quantities, and the audit was made of classes. Check the labels.")
     cells = [data.classes[c] if c != UNLABELED else "" for c in data.target.tolist()]
@@ -287,12 +289,17 @@ def _where(
     path: Path, audit: Audit, found: _Rows, rows: NDArray[np.int64], options: Mapping[str, Any]
 ) -> dict[int, tuple[str, int, int | None, int | None]]:
     """File, row, line and column of some rows' labels."""
-    from compensate.data.tables import is_table, kind_of
+    from compensate.data.tables import LINES, is_table, kind_of
 
     index = found.data.index
     if path.is_dir() and found.data.ids is not None:
         folder = Path(str(found.data.info.get("folder", path)))
         return {row: (str(folder / str(found.data.ids[row])), int(index[row]), None, None) for row in rows.tolist()}
+    if kind_of(path) in LINES and path.is_file():
+        content = read_bytes(path, lines=True).splitlines()
+        lines = [number for number, line in enumerate(content, 1) if line.strip()]
+        if len(lines) == len(found.data):
+            return {row: (str(path), int(index[row]), lines[row], None) for row in rows.tolist()}
     if not is_table(path) or kind_of(path) not in (".csv", ".tsv"):
         return {row: (str(path), int(index[row]), None, None) for row in rows.tolist()}
     asked = audit.config.get("asked")

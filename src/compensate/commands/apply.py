@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 def apply(
-    data: Annotated[Path, typer.Argument(help="Run folder; or the audited file or folder.")],
+    data: Annotated[Path, typer.Argument(help="The run folder, or the audited file or folder.")],
     corrections: Annotated[
         Path | None,
         typer.Argument(
-            help="corrections.csv, the JSON export of Label Studio or Argilla, or the run folder [default: decisions of the run].",
+            help="corrections.csv, the JSON export of Label Studio or Argilla, or the run folder [default: those of the run].",
             show_default=False,
         ),
     ] = None,

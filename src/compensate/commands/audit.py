@@ -8,7 +8,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -108,29 +108,16 @@ def audit(
     After a review, again with what was decided: `compensate audit --with runs/reviews-3f2a`
     """
     started = time.perf_counter()
-    console.quiet = not _main()
     chosen: dict[str, Any] = {
         "label": label, "text": text, "ignore": ignore, "columns": columns, "task": task, "size": size,
         "encoding": encoding, "delimiter": delimiter, "labels_key": labels_key,
     }  # fmt: skip
     options = {name: value for name, value in chosen.items() if value is not None}
     asked = _Asked(
-        data,
-        labels,
-        features,
-        probs,
-        data_dir,
-        options,
-        encoder,
-        model,
-        finetune,
-        crossfit,
-        epochs,
-        batch_size,
-        lr,
-        precision or "no",
-        seed or 0,
-    )
+        data, labels, features, probs, data_dir, options, encoder, model, finetune, crossfit, epochs, batch_size, lr,
+        precision or "no", seed or 0,
+    )  # fmt: skip
+    console.quiet = not _main()
     before = None
     if with_ is not None:
         before = _before(with_)
@@ -148,43 +135,38 @@ def audit_again(run: Path, told: Callable[[str, int, int], None]) -> Path:
     from compensate.auditing.audit import audit as judge
 
     before = _before(run)
-    nothing = _Asked()
+    nothing = _Asked(None, None, None, None, None, {}, "auto", None, False, False, None, None, None, "no", 0)
     asked = nothing.over(before.asked, seed_given=False)
     return _run(asked, before, None, lambda source, **more: judge(source, progress=told, resume=True, **more))[1]
 
 
-HOW = ("encoder", "model", "finetune", "crossfit", "epochs", "batch_size", "lr", "precision", "seed")
-"""How labels are judged."""
+TRAINING = ("model", "finetune", "crossfit", "epochs", "batch_size", "lr")
+"""What is asked of a network; each is nothing unless it is given."""
 
 
 @dataclass(frozen=True)
 class _Asked:
     """What is audited, and how; a run keeps it, so that it can be asked for again."""
 
-    data: str | None = None
-    labels: Path | None = None
-    features: Path | None = None
-    probs: Path | None = None
-    data_dir: Path | None = None
-    options: dict[str, Any] = field(default_factory=dict)
-    encoder: str = "auto"
-    model: str | None = None
-    finetune: bool = False
-    crossfit: bool = False
-    epochs: int | None = None
-    batch_size: int | None = None
-    lr: float | None = None
-    precision: str = "no"
-    seed: int = 0
-
-    @property
-    def deep(self) -> bool:
-        """Whether a network is trained."""
-        return self.model is not None or self.finetune
+    data: str | None
+    labels: Path | None
+    features: Path | None
+    probs: Path | None
+    data_dir: Path | None
+    options: dict[str, Any]
+    encoder: str
+    model: str | None
+    finetune: bool
+    crossfit: bool
+    epochs: int | None
+    batch_size: int | None
+    lr: float | None
+    precision: str
+    seed: int
 
     def over(self, kept: Mapping[str, Any], *, seed_given: bool) -> _Asked:
         """This, and where it says nothing what was asked for before."""
-        files = {
+        files: dict[str, Any] = {
             name: getattr(self, name) or (kept[name] and Path(kept[name]))
             for name in ("labels", "features", "data_dir")
         }
@@ -194,20 +176,20 @@ class _Asked:
             **files,
             options={**kept["options"], **self.options},
             encoder=kept["encoder"] if self.encoder == "auto" else self.encoder,
-            model=self.model or kept["model"],
-            finetune=self.finetune or kept["finetune"],
-            crossfit=self.crossfit or kept["crossfit"],
-            epochs=self.epochs or kept["epochs"],
-            batch_size=self.batch_size or kept["batch_size"],
-            lr=self.lr or kept["lr"],
             precision=kept["precision"] if self.precision == "no" else self.precision,
+            **{name: getattr(self, name) or kept[name] for name in TRAINING},
             seed=self.seed if seed_given else kept["seed"],
         )
 
     @property
     def how(self) -> dict[str, Any]:
         """How labels are judged."""
-        return {name: getattr(self, name) for name in HOW}
+        return {name: getattr(self, name) for name in ("encoder", *TRAINING, "precision", "seed")}
+
+    @property
+    def deep(self) -> bool:
+        """Whether a network is trained."""
+        return self.model is not None or self.finetune
 
     @property
     def kept(self) -> dict[str, Any]:
@@ -218,11 +200,12 @@ class _Asked:
 
 def _run(asked: _Asked, before: Before | None, out: Path | None, judged: Callable[..., Audit]) -> tuple[Audit, Path]:
     """The audit, and the folder that it was written to."""
+    if asked.deep and asked.probs is not None:
+        raise InputError(
+            f"--probs takes the place of a model; leave out {'--finetune' if asked.finetune else '--model'}."
+        )
     if asked.data is None and asked.probs is None:
         raise InputError("no data is given; write for example: compensate audit reviews.csv.")
-    if asked.deep and asked.probs is not None:
-        name = "--finetune" if asked.finetune else "--model"
-        raise InputError(f"--probs takes the place of a model; leave out {name}.")
     o.check_path(asked.data, asked.labels, asked.features, asked.probs)
     from compensate.auditing.again import changed_since
     from compensate.auditing.run_folder import check_run_folder, write_run
