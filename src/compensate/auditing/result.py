@@ -69,6 +69,7 @@ class Audit:
         model: the trained model, if there is one; it is not saved here.
         source_digest: of the file or folder that was audited; see `compensate.auditing.digests`.
         row_digests: (N,) of the rows without their labels, if the source has any.
+        found_issues: what else is wrong with the data, if it was looked for; see `issues`.
     """
 
     kind: str
@@ -92,6 +93,7 @@ class Audit:
     vectors: Any = None
     source_digest: str = ""
     row_digests: NDArray[np.uint64] | None = None
+    found_issues: pd.DataFrame | None = None
 
     def __post_init__(self) -> None:
         info = {} if self.data is None else self.data.info
@@ -145,6 +147,16 @@ class Audit:
             "flagged": self.mask[order],
         }
         return pd.DataFrame(columns | {name: values[order] for name, values in self.evidence.items()})
+
+    @cached_property
+    def issues(self) -> pd.DataFrame:
+        """What else is wrong with the data (`compensate.auditing.issues.KINDS`): duplicates, those with different labels first, outliers, and so on.
+
+        It is looked for when it is first asked for. With a test set: ``compensate.auditing.issues.find_issues(audit, test)``.
+        """
+        from compensate.auditing.issues import find_issues
+
+        return find_issues(self) if self.found_issues is None else self.found_issues
 
     @property
     def flagged(self) -> pd.DataFrame:
@@ -313,6 +325,11 @@ class Audit:
             said = {name: [*values, *[""] * (len(frame) - len(values))] for name, values in said.items()}
             frame = pd.concat([frame, pd.DataFrame(said)], axis=1)
         write_csv(path, frame)
+        return Path(path)
+
+    def write_issues(self, path: str | Path) -> Path:
+        """Writes `issues` as CSV."""
+        write_csv(path, self.issues.astype({"index": object, "other": object}).where(self.issues.notna(), ""))
         return Path(path)
 
     def write_predictions(self, path: str | Path) -> Path:

@@ -72,6 +72,15 @@ def audit(
     crossfit: Annotated[
         bool, typer.Option("--crossfit", help="Train the model once per fold, and pool it with the other learners.")
     ] = False,
+    only: Annotated[
+        str | None,
+        typer.Option(
+            help="labels: look for wrong labels alone, not for duplicates, outliers and the like.", show_default=False
+        ),
+    ] = None,
+    test: Annotated[
+        str | None, typer.Option(help="Test set: rows that are in both are found.", show_default=False)
+    ] = None,
     epochs: o.Epochs = None,
     size: Annotated[int | None, typer.Option(help="Image size in pixels, to resize to.", show_default=False)] = None,
     seed: o.Seed = None,
@@ -97,7 +106,13 @@ def audit(
     started = time.perf_counter()
     if data is None and probs is None:
         raise InputError("no data is given; write for example: compensate audit reviews.csv.")
-    o.check_path(data, labels, features, probs)
+    if only not in (None, "labels"):
+        raise InputError(f'--only is "{only}"; labels is what it takes.')
+    if only is not None and test is not None:
+        raise InputError(
+            "--test looks for rows of the test set, and --only labels for wrong labels alone; leave one of them out."
+        )
+    o.check_path(data, labels, features, probs, test)
     chosen: dict[str, Any] = {
         "label": label, "text": text, "ignore": ignore, "columns": columns, "task": task, "size": size,
         "encoding": encoding, "delimiter": delimiter, "labels_key": labels_key,
@@ -129,6 +144,8 @@ def audit(
             training = folder.with_name(f".{folder.name}.training")
             chosen = {"encoder": encoder, "model": model, "crossfit": crossfit, "epochs": epochs, "seed": seed or 0}
             found = _judged(source, started, run_folder=None if model is None else training, **chosen)
+            if only is None:
+                found = _with_issues(found, test, options)
     notes = [str(w.message) for w in caught if w.category is UserWarning and "torch" not in str(w.filename)]
     found = replace(found, notes=tuple(dict.fromkeys([*found.notes, *notes])))
     write_run(found, folder)
@@ -168,6 +185,17 @@ def _source(
     if "label" in options:
         source = replace(source, info={**source.info, "label_given": True})
     return source
+
+
+def _with_issues(found: Audit, test: str | None, options: dict[str, Any]) -> Audit:
+    """The audit with what else is wrong with the data."""
+    from compensate.auditing.issues import find_issues
+    from compensate.auditing.source import read
+
+    with console.status("looking for duplicates and outliers"):
+        return replace(
+            found, found_issues=find_issues(found, None if test is None else read(test, None, None, options))
+        )
 
 
 def _name(source: Data | None, asked: dict[str, Any], *files: Path | None) -> str:
@@ -289,6 +317,12 @@ def _summary(found: Audit, folder: Path) -> None:
 
     if len(found.predicted):
         console.print(f"predicted:    {folder / 'predictions.csv'}", markup=False, soft_wrap=True)
+    if found.found_issues is not None and len(found.found_issues):
+        from compensate.auditing.issues import summary
+
+        console.print(
+            f"also found:   {summary(found.found_issues)}: {folder / 'issues.csv'}", markup=False, soft_wrap=True
+        )
     if command(found):
         console.print(f"export there: corrections.csv, then  {command(found)}", markup=False, soft_wrap=True)
 

@@ -19,7 +19,7 @@ from compensate.auditing.page.model import Page
 from compensate.auditing.page.payload import payload, to_json
 from compensate.files import make_folder, write_atomically
 
-STYLES = ("base.css", "frame.css", "overview.css", "review.css", "dialogs.css")
+STYLES = ("base.css", "frame.css", "overview.css", "review.css", "issues.css", "dialogs.css")
 SCRIPTS = (
     "dom.js",
     "words.js",
@@ -30,6 +30,7 @@ SCRIPTS = (
     "content.js",
     "charts.js",
     "overview.js",
+    "issues.js",
     "strip.js",
     "dialogs.js",
     "review.js",
