@@ -61,7 +61,7 @@ class Checked:
         rows: all rows.
         known: those that were audited, with the labels that they have.
         new, relabeled: those that were judged.
-        unlabelled: those without a label, which are not judged.
+        unlabeled: those without a label, which are not judged.
         findings: judged rows that look wrong, in their order.
     """
 
@@ -70,7 +70,7 @@ class Checked:
     known: int
     new: int
     relabeled: int
-    unlabelled: int
+    unlabeled: int
     findings: tuple[Finding, ...]
 
     @property

@@ -72,6 +72,7 @@ class Audit:
         row_digests: (N,) of the rows without their labels, if the source has any.
         fitted: the fitted model, by which `score` judges new rows, or the folder that it is read from when it is needed; none for
             quantities, probabilities and models of the user's.
+        found_issues: what else is wrong with the data, if it was looked for; see `issues`.
     """
 
     kind: str
@@ -96,6 +97,7 @@ class Audit:
     source_digest: str = ""
     row_digests: NDArray[np.uint64] | None = None
     fitted: Scorer | Path | None = None
+    found_issues: pd.DataFrame | None = None
 
     def __post_init__(self) -> None:
         info = {} if self.data is None else self.data.info
@@ -149,6 +151,16 @@ class Audit:
             "flagged": self.mask[order],
         }
         return pd.DataFrame(columns | {name: values[order] for name, values in self.evidence.items()})
+
+    @cached_property
+    def issues(self) -> pd.DataFrame:
+        """What else is wrong with the data (`compensate.auditing.issues.KINDS`): duplicates, those with different labels first, outliers, and so on.
+
+        It is looked for when it is first asked for. With a test set: ``compensate.auditing.issues.find_issues(audit, test)``.
+        """
+        from compensate.auditing.issues import find_issues
+
+        return find_issues(self) if self.found_issues is None else self.found_issues
 
     @property
     def flagged(self) -> pd.DataFrame:
@@ -342,6 +354,11 @@ class Audit:
             said = {name: [*values, *[""] * (len(frame) - len(values))] for name, values in said.items()}
             frame = pd.concat([frame, pd.DataFrame(said)], axis=1)
         write_csv(path, frame)
+        return Path(path)
+
+    def write_issues(self, path: str | Path) -> Path:
+        """Writes `issues` as CSV."""
+        write_csv(path, self.issues.astype({"index": object, "other": object}).where(self.issues.notna(), ""))
         return Path(path)
 
     def write_predictions(self, path: str | Path) -> Path:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from compensate.auditing.journal import CORRECTIONS, JOURNAL, check_not_reviewed, keep_decisions
@@ -37,6 +38,7 @@ FILES = frozenset(
         "config.json",
         "corrections.csv",
         "decisions.jsonl",
+        "issues.csv",
         "metrics.jsonl",
         "model.safetensors",
         "predictions.csv",
@@ -103,6 +105,8 @@ def write_run(found: Audit, folder: Path, decisions: Iterable[Correction] = ()) 
         found.write_suspects(new / "suspects.csv")
         if len(found.predicted):
             found.write_predictions(new / "predictions.csv")
+        if found.found_issues is not None:
+            found.write_issues(new / "issues.csv")
         found.save(new / "audit")
         if found.model is not None:
             from compensate.training.checkpoint import save_weights
@@ -155,6 +159,7 @@ def save(found: Audit, folder: Path) -> None:
         "config": dict(found.config),
         "notes": found.notes,
         "source_digest": found.source_digest,
+        **({} if found.found_issues is None else {"issues": _issue_rows(found.found_issues)}),
     }
     write_atomically(folder / "audit.npz", packed.getvalue())
     text = json.dumps(texts, ensure_ascii=False, indent=1, default=str)
@@ -194,6 +199,7 @@ def load(folder: Path) -> dict[str, Any]:
         "log_odds": arrays["score"],
         **{name: arrays.get(name) for name in ("probabilities", "row_digests")},
         "noise_rate": Estimate(*texts["noise_rate"]),
+        "found_issues": _issue_table(texts["issues"]) if "issues" in texts else None,
         "evidence": _under(arrays, "evidence."),
         "unlabeled": _under(arrays, "unlabeled."),
     }
@@ -217,6 +223,28 @@ def _check_texts(texts: Mapping[str, Any]) -> None:
     _expect(isinstance(config, dict), "config is no table of options")
     for name in ("source", "label", "text"):
         _expect(isinstance(config.get(name), (str, type(None))), f"{name} of config is no text")
+
+
+def _issue_rows(issues: pd.DataFrame) -> list[list[Any]]:
+    from compensate.auditing.issues import records
+
+    return [list(row.values()) for row in records(issues)]
+
+
+def _issue_table(rows: Any) -> pd.DataFrame:
+    from compensate.auditing.issues import COLUMNS, KINDS
+
+    _expect(
+        isinstance(rows, list) and all(isinstance(row, list) and len(row) == len(COLUMNS) for row in rows),
+        "issues are no table",
+    )
+    for issue, index, other, column, score, given, detail in rows:
+        _expect(issue in KINDS if isinstance(issue, str) else False, "issues hold an unknown kind")
+        for number in (index, other):
+            _expect(number is None or (type(number) is int and 0 <= number < 1 << 62), "issues hold what is no row")
+        _expect(isinstance(score, (int, float)) and math.isfinite(score), "issues hold what is no score")
+        _expect(all(isinstance(text, str) for text in (column, given, detail)), "issues hold what is no text")
+    return pd.DataFrame(rows, columns=list(COLUMNS)).astype({"index": "Int64", "other": "Int64", "score": "float64"})
 
 
 def _check_arrays(arrays: Mapping[str, NDArray[Any]], texts: Mapping[str, Any]) -> None:

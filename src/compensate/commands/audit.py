@@ -77,6 +77,15 @@ def audit(
             "--crossfit", help="Train the network once per fold, so that it is pooled with the other learners."
         ),
     ] = False,
+    only: Annotated[
+        str | None,
+        typer.Option(
+            help="labels: look for wrong labels alone, not for duplicates, outliers and the like.", show_default=False
+        ),
+    ] = None,
+    test: Annotated[
+        str | None, typer.Option(help="Test set: rows that are in both are found.", show_default=False)
+    ] = None,
     epochs: o.Epochs = None,
     batch_size: o.BatchSize = None,
     lr: o.Rate = None,
@@ -108,6 +117,12 @@ def audit(
     After a review, again with what was decided: `compensate audit --with runs/reviews-3f2a`
     """
     started = time.perf_counter()
+    if only not in (None, "labels"):
+        raise InputError(f'--only is "{only}"; labels is what it takes.')
+    if only is not None and test is not None:
+        raise InputError(
+            "--test looks for rows of the test set, and --only labels for wrong labels alone; leave one of them out."
+        )
     chosen: dict[str, Any] = {
         "label": label, "text": text, "ignore": ignore, "columns": columns, "task": task, "size": size,
         "encoding": encoding, "delimiter": delimiter, "labels_key": labels_key,
@@ -115,7 +130,7 @@ def audit(
     options = {name: value for name, value in chosen.items() if value is not None}
     asked = _Asked(
         data, labels, features, probs, data_dir, options, encoder, model, finetune, crossfit, epochs, batch_size, lr,
-        precision or "no", seed or 0,
+        precision or "no", seed or 0, only, test,
     )  # fmt: skip
     console.quiet = not _main()
     before = None
@@ -163,6 +178,8 @@ class _Asked:
     lr: float | None
     precision: str
     seed: int
+    only: str | None = None
+    test: str | None = None
 
     def over(self, kept: Mapping[str, Any], *, seed_given: bool) -> _Asked:
         """This, and where it says nothing what was asked for before."""
@@ -179,6 +196,8 @@ class _Asked:
             precision=kept["precision"] if self.precision == "no" else self.precision,
             **{name: getattr(self, name) or kept[name] for name in TRAINING},
             seed=self.seed if seed_given else kept["seed"],
+            only=self.only or kept.get("only"),
+            test=self.test or kept.get("test"),
         )
 
     @property
@@ -195,7 +214,13 @@ class _Asked:
     def kept(self) -> dict[str, Any]:
         """What a run keeps."""
         files = {name: getattr(self, name) for name in ("data", "labels", "features", "probs", "data_dir")}
-        return {**{name: file and str(file) for name, file in files.items()}, "options": self.options, **self.how}
+        return {
+            **{name: file and str(file) for name, file in files.items()},
+            "options": self.options,
+            **self.how,
+            "only": self.only,
+            "test": self.test,
+        }
 
 
 def _run(asked: _Asked, before: Before | None, out: Path | None, judged: Callable[..., Audit]) -> tuple[Audit, Path]:
@@ -206,7 +231,7 @@ def _run(asked: _Asked, before: Before | None, out: Path | None, judged: Callabl
         )
     if asked.data is None and asked.probs is None:
         raise InputError("no data is given; write for example: compensate audit reviews.csv.")
-    o.check_path(asked.data, asked.labels, asked.features, asked.probs)
+    o.check_path(asked.data, asked.labels, asked.features, asked.probs, asked.test)
     from compensate.auditing.again import changed_since
     from compensate.auditing.run_folder import check_run_folder, write_run
     from compensate.auditing.views import unused_encoder
@@ -228,6 +253,8 @@ def _run(asked: _Asked, before: Before | None, out: Path | None, judged: Callabl
         else:
             assert source is not None
             found = judged(source, run_folder=training if asked.deep else None, **asked.how, **decided)
+            if asked.only is None and _main():
+                found = _with_issues(found, asked)
     if not _main():
         return found, folder
     notes = [str(w.message) for w in caught if w.category is UserWarning and "torch" not in str(w.filename)]
@@ -274,6 +301,15 @@ def _source(asked: _Asked) -> Data | None:
     if "label" in options:
         source = replace(source, info={**source.info, "label_given": True})
     return source
+
+
+def _with_issues(found: Audit, asked: _Asked) -> Audit:
+    """The audit with what else is wrong with the data."""
+    from compensate.auditing.issues import find_issues
+    from compensate.auditing.source import read
+
+    test = None if asked.test is None else read(asked.test, None, None, asked.options)
+    return replace(found, found_issues=find_issues(found, test))
 
 
 def _name(source: Data | None, asked: _Asked, decided: dict[str, Any]) -> str:
@@ -409,6 +445,12 @@ def _summary(found: Audit, folder: Path) -> None:
 
     if len(found.predicted):
         console.print(f"predicted:    {folder / 'predictions.csv'}", markup=False, soft_wrap=True)
+    if found.found_issues is not None and len(found.found_issues):
+        from compensate.auditing.issues import summary
+
+        console.print(
+            f"also found:   {summary(found.found_issues)}: {folder / 'issues.csv'}", markup=False, soft_wrap=True
+        )
     if command(found):
         console.print(f"then:         compensate apply {o.quoted(folder)}", markup=False, soft_wrap=True)
 

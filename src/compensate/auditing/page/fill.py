@@ -19,6 +19,8 @@ from compensate.auditing.page.model import (
     Evidence,
     Example,
     Histogram,
+    IssueGroup,
+    IssueRow,
     Item,
     Kind,
     Page,
@@ -36,6 +38,9 @@ MOST_ITEMS = 5000
 
 LEAST_CERTAIN = 20
 """Shown if nothing is flagged."""
+
+MOST_ISSUES = 100
+"""Issues of a kind on the page; those beyond are in issues.csv."""
 
 KEYS = 9
 """Other classes of an item that have a key."""
@@ -120,6 +125,7 @@ def page(audit: Audit) -> Page:
         evidence=_evidence(audit),
         values=_values(audit, flagged),
         since=Since(since["corrected"], since["confirmed"], len(fresh), tuple(since["gone"])) if since else None,
+        issues=_issues(audit),
     )
 
 
@@ -266,6 +272,56 @@ def _values(audit: Audit, flagged: NDArray[np.int64]) -> Values | None:
     return Values(
         tuple(audit.given[rows].tolist()), tuple(audit.suggested[rows].tolist()), tuple(audit.mask[rows].tolist())
     )
+
+
+# --- what else is wrong ---------------------------------------------------------------------------------------
+
+
+def _issues(audit: Audit) -> tuple[IssueGroup, ...] | None:
+    if audit.found_issues is None:
+        return None
+    from compensate.auditing.issues import KINDS as ISSUES
+
+    place = {int(row): i for i, row in enumerate(audit.index)}
+    labels = audit.names(audit.given)
+    groups = []
+    for name, kind in ISSUES.items():
+        here = audit.found_issues[audit.found_issues["issue"] == name]
+        if not len(here):
+            continue
+        rows, lines = [], []
+        for found in _once(here, pairs=name in ("duplicate", "conflicting_duplicate")):
+            i = None if found["index"] is None else place.get(found["index"])
+            j = place.get(found["other"]) if found["other"] is not None and name != "test_duplicate" else None
+            if i is None:
+                lines.append((found["column"] or f"row {found['index']}", found["score"], found["detail"]))
+                continue
+            rows.append(
+                IssueRow(
+                    int(audit.index[i]), labels[i], content(audit.data, i), found["score"], found["detail"],
+                    None if j is None else content(audit.data, j), found["other"], "" if j is None else labels[j],
+                )
+            )  # fmt: skip
+        title = (kind.one if len(here) == 1 else kind.many).capitalize()
+        groups.append(IssueGroup(title, kind.advice, kind.score, len(here), tuple(rows), tuple(lines)))
+    return tuple(groups)
+
+
+def _once(issues: Any, *, pairs: bool) -> list[dict[str, Any]]:
+    """The first `MOST_ISSUES` rows; of two rows that are each other's duplicate, one."""
+    found: list[dict[str, Any]] = []
+    seen: set[frozenset[Any]] = set()
+    from compensate.auditing.issues import records
+
+    for one in records(issues):
+        pair = frozenset((one["index"], one["other"]))
+        if pairs and pair in seen:
+            continue
+        seen.add(pair)
+        found.append(one)
+        if len(found) == MOST_ISSUES:
+            break
+    return found
 
 
 # --- what a sample looks like ---------------------------------------------------------------------------------

@@ -197,6 +197,41 @@ class Since:
 
 
 @dataclass(frozen=True)
+class IssueRow:
+    """A row with an issue, and the row that it is compared with, if there is one."""
+
+    index: int
+    label: str
+    content: Content
+    score: float
+    detail: str
+    other: Content | None = None
+    other_index: int | None = None
+    other_label: str = ""
+
+
+@dataclass(frozen=True)
+class IssueGroup:
+    """All issues of a kind.
+
+    Attributes:
+        title: what they are.
+        advice: what to conclude.
+        score: what the scores are.
+        count: of all of them.
+        rows: those that are shown.
+        lines: name, score and detail of issues that are about a column or a class.
+    """
+
+    title: str
+    advice: str
+    score: str
+    count: int
+    rows: tuple[IssueRow, ...] = ()
+    lines: tuple[tuple[str, float, str], ...] = ()
+
+
+@dataclass(frozen=True)
 class Page:
     """Everything on the page.
 
@@ -222,6 +257,7 @@ class Page:
         evidence: where the probabilities come from.
         values: for regression, given and predicted values.
         since: what changed since an earlier audit, if this one was made with decisions about its labels.
+        issues: what else is wrong with the data; None if it was not looked for.
 
     >>> item = Item(7, "cat", "dog", 3.2, 0.97, True, Content(text="woof"))
     >>> page = Page("pets.csv", "text", ("cat", "dog"), 100, (item,), Estimate(0.01, 0.0, 0.03))
@@ -251,6 +287,7 @@ class Page:
     evidence: Evidence = Evidence()
     values: Values | None = None
     since: Since | None = None
+    issues: tuple[IssueGroup, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

@@ -17,7 +17,18 @@ from collections.abc import Iterable
 from typing import Any
 
 from compensate.auditing.page.claims import lopsided, unreliable
-from compensate.auditing.page.model import Content, Evidence, Example, Histogram, Item, Page, Pair, Since, Values
+from compensate.auditing.page.model import (
+    Content,
+    Evidence,
+    Example,
+    Histogram,
+    IssueGroup,
+    Item,
+    Page,
+    Pair,
+    Since,
+    Values,
+)
 from compensate.errors import InputError
 
 TEXT_BUDGET = 32_000_000
@@ -105,6 +116,7 @@ def payload(page: Page) -> dict[str, Any]:
         },
         "evidence": _evidence(page.evidence),
         "values": _values(page.values),
+        "issues": None if page.issues is None else [_issues(group, labels, names) for group in page.issues],
         "scores": _histogram(page.scores),
         "compensations": _histogram(page.compensations),
         "curves": [
@@ -241,6 +253,36 @@ def _since(since: Since | None) -> dict[str, Any] | None:
         "new": since.new,
         "gone": list(since.gone[:GONE_ROWS]),
         "allGone": len(since.gone),
+    }
+
+
+ISSUE_TEXT = 400
+"""Characters of a text in the list of issues."""
+
+
+def _issues(group: IssueGroup, labels: _Table, names: _Table) -> dict[str, Any]:
+    def shown(content: Content) -> dict[str, Any]:
+        return _content(content, names, ISSUE_TEXT)
+
+    return {
+        "title": group.title,
+        "advice": group.advice,
+        "score": group.score,
+        "count": group.count,
+        "rows": [
+            {
+                "index": row.index,
+                "label": labels(row.label),
+                "content": shown(row.content),
+                "score": _number(row.score),
+                "detail": row.detail,
+                "other": None if row.other is None else shown(row.other),
+                "otherIndex": row.other_index,
+                "otherLabel": labels(row.other_label),
+            }
+            for row in group.rows
+        ],
+        "lines": [[name, _number(score), detail] for name, score, detail in group.lines],
     }
 
 

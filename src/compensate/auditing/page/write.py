@@ -20,7 +20,7 @@ from compensate.auditing.page.model import Page
 from compensate.auditing.page.payload import payload, to_json
 from compensate.files import make_folder, write_atomically
 
-STYLES = ("base.css", "frame.css", "overview.css", "review.css", "dialogs.css")
+STYLES = ("base.css", "frame.css", "overview.css", "review.css", "issues.css", "dialogs.css")
 SCRIPTS = (
     "dom.js",
     "words.js",
@@ -32,6 +32,7 @@ SCRIPTS = (
     "content.js",
     "charts.js",
     "overview.js",
+    "issues.js",
     "strip.js",
     "dialogs.js",
     "review.js",

@@ -1,4 +1,4 @@
-// The frame: the top bar, the two views, the keyboard, and words for those who listen.
+// The frame: the top bar, the views, the keyboard, and words for those who listen.
 
 const frame = {};
 
@@ -6,6 +6,7 @@ function makeFrame() {
   frame.tabs = {
     overview: el("a", { href: "#overview" }, "Overview"),
     review: el("a", { href: "#review" }, "Review"),
+    ...(data.issues && { issues: el("a", { href: "#issues" }, "Issues") }),
   };
   frame.progress = el("span", { class: "progress-words" });
   frame.fill = el("span");
@@ -14,7 +15,7 @@ function makeFrame() {
   fill(
     byId("bar"),
     el("div", { class: "data-name" }, el("b", null, label(data.title, 80)), el("span", { class: "flag-count" }, data.predictable && `${count(data.allFlagged)} flagged`)),
-    el("nav", { "aria-label": "Views" }, frame.tabs.overview, frame.tabs.review),
+    el("nav", { "aria-label": "Views" }, Object.values(frame.tabs)),
     el("div", { class: "progress" }, frame.progress, el("span", { class: "meter", "aria-hidden": "true" }, frame.fill)),
     frame.export,
   );
@@ -75,13 +76,14 @@ let lastView = "overview";
 
 function view() {
   // Any other fragment (the link that skips to the content) leaves the view as it is.
-  if (location.hash === "#review" || location.hash === "#overview") lastView = location.hash.slice(1);
+  const asked = location.hash.slice(1);
+  if (Object.hasOwn(frame.tabs, asked)) lastView = asked;
   return lastView;
 }
 
 function showView() {
   const now = view();
-  for (const name of ["overview", "review"]) {
+  for (const name of Object.keys(frame.tabs)) {
     byId("view-" + name).hidden = name !== now;
     if (name === now) frame.tabs[name].setAttribute("aria-current", "page");
     else frame.tabs[name].removeAttribute("aria-current");
@@ -135,6 +137,7 @@ overview((given, suggested, show) => {
   reviewPair(given, suggested, show);
   location.hash = "#review";
 });
+if (data.issues) issuesView();
 showFilters();
 strip.reset();
 showItem();
