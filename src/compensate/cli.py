@@ -17,6 +17,7 @@ from compensate.commands.compare import compare
 from compensate.commands.consensus import consensus
 from compensate.commands.demo import demo
 from compensate.commands.export import export
+from compensate.commands.search import search
 from compensate.commands.terminal import console, errors, visible
 from compensate.commands.train import train
 from compensate.commands.tune import tune
@@ -30,7 +31,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for command in (audit, apply, export, consensus, train, compare, tune):
+for command in (audit, apply, export, consensus, train, compare, tune, search):
     app.command()(command)
 
 
