@@ -19,6 +19,7 @@ from compensate.commands.consensus import consensus
 from compensate.commands.demo import demo
 from compensate.commands.export import export
 from compensate.commands.review import review
+from compensate.commands.search import search
 from compensate.commands.terminal import console, errors, visible
 from compensate.commands.train import train
 from compensate.commands.tune import tune
@@ -32,7 +33,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for command in (audit, review, apply, check, export, consensus, train, compare, tune):
+for command in (audit, review, apply, check, export, consensus, train, compare, tune, search):
     app.command()(command)
 
 

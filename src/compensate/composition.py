@@ -26,6 +26,7 @@ from compensate.inference.regularized import L1, AtLeast, Ball, Between
 from compensate.inference.statistics import recorded
 from compensate.inference.tuning import Top
 from compensate.methods.registry import METHODS, Method, find
+from compensate.methods.search import Range, Real, Space
 from compensate.proximal import TINY, row_norm
 from compensate.state import THROUGH, State, Value, at, rowwise
 from compensate.structure import Dissimilarity, Edges
@@ -182,22 +183,12 @@ def compose(
       du = Sample(50 x 3, L1(0.05), lr=1, prox)
       logit · positive · regularized · sample · holds 1.8 kB
     """
-    for name, value, known in (
-        ("direction", direction, DIRECTIONS),
-        ("inference", inference, INFERENCES),
-        *(("target", t, (*TARGETS, "mixed")) for t in target.split("+")),
-        *(("granularity", g, GRANULARITIES) for g in granularity.split("+")),
-    ):
-        if value not in known:
-            raise InputError(f'{name} is "{value}"; {nearest(value, known)}')
     for name in sizes:
         if name not in SIZES:
             raise InputError(
                 f'compose takes no argument "{name}"; {nearest(name, (*Taxonomy._fields, *_NUMBERS, *SIZES))}'
             )
-    reason = why_not(Taxonomy(target, direction, inference, granularity))
-    if reason:
-        raise InputError(f"{target} · {direction} · {inference} · {granularity}: {reason}")
+    checked(Taxonomy(target, direction, inference, granularity))
     targets = ("logit", "feature") if target == "mixed" else tuple(target.split("+"))
     terms: dict[str, Any] = {}
     for t in targets:
@@ -233,6 +224,21 @@ def swap(method: str, /, **changes: Any) -> Compensated:
 def _first_inference(row: Method, changes: dict[str, Any]) -> dict[str, str]:
     """Joined ways of inference, such as prior+meta, are the paper's mixed."""
     return {"inference": "mixed"} if "+" in row.taxonomy.inference and "inference" not in changes else {}
+
+
+def checked(cell: Taxonomy) -> None:
+    """Raises unless these are words of the taxonomy and the cell makes sense."""
+    for name, value, known in (
+        *(("target", t, (*TARGETS, "mixed")) for t in cell.target.split("+")),
+        ("direction", cell.direction, DIRECTIONS),
+        ("inference", cell.inference, INFERENCES),
+        *(("granularity", g, GRANULARITIES) for g in cell.granularity.split("+")),
+    ):
+        if value not in known:
+            raise InputError(f'{name} is "{value}"; {nearest(value, known)}')
+    reason = why_not(cell)
+    if reason:
+        raise InputError(f"{cell}: {reason}")
 
 
 def why_not(cell: Taxonomy) -> str | None:
@@ -279,6 +285,60 @@ def published(target: str, inference: str, granularity: str) -> list[Method]:
         and fits(row.taxonomy.inference, inference)
         and fits(row.taxonomy.granularity, granularity)
     ]
+
+
+def cell_method(name: str) -> Method:
+    """A cell of the taxonomy as a row that can be trained, tuned and compared: its four words with dots between them.
+
+    >>> row = cell_method("logit.positive.regularized.sample")
+    >>> print(row.make(num_samples=50, num_classes=3, lam=0.1).taxonomy, sorted(row.search.ranges))
+    logit · positive · regularized · sample ['lam', 'lr']
+    """
+    words = name.split(".")
+    if len(words) != 4:
+        raise InputError(f'"{name}" is no cell; expected target.direction.inference.granularity.')
+    place = Taxonomy(*words)
+
+    def build(
+        *,
+        num_samples: int | None = None,
+        num_classes: int | None = None,
+        class_counts: Any = None,
+        feature_shape: Any = None,
+        strength: float | None = None,
+        lam: float | None = None,
+        lr: float | None = None,
+        pro: float = 50.0,
+        steps: int = 3,
+    ) -> Compensated:
+        sizes = {
+            "num_samples": num_samples, "num_classes": num_classes, "class_counts": class_counts, "feature_shape": feature_shape
+        }  # fmt: skip
+        numbers: dict[str, Any] = {"strength": strength, "lam": lam, "lr": lr, "pro": pro, "steps": steps}
+        return compose(**place._asdict(), **numbers, **sizes)
+
+    checked(place)
+    needs = {"index"} | ({"clean"} if "meta" in place.inference else set())
+    needs |= {"model"} if {"feature", "view"} & {*place.target.split("+")} else set()
+    return Method(
+        name, build, place, "composed", "a cell of the taxonomy", frozenset(needs), search=_space(place)  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def _space(cell: Taxonomy) -> Space:
+    """The numbers of a cell that are worth searching: about its defaults, an order of magnitude each way."""
+    strength, lam, lr = _SUITABLE[cell.target.split("+")[0]]
+    most = 1.0 if cell.target in ("label", "prediction") else 5 * strength
+    ranges: dict[str, Range] = {}
+    if cell.inference in ("prior", "tuning", "adversarial", "mixed") or cell.direction != "positive":
+        ranges["strength"] = Real(strength / 5, most, log=True)
+    if cell.inference in ("regularized", "mixed"):
+        ranges["lam"] = Real(lam / 10, 10 * lam, log=True)
+    if cell.inference in ("regularized", "mixed", "meta"):
+        ranges["lr"] = Real(lr / 10, 10 * lr, log=True)
+    if cell.direction == "mixed":
+        ranges["pro"] = Real(20.0, 60.0)
+    return Space(ranges)
 
 
 class _Parts:

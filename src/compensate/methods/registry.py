@@ -142,12 +142,16 @@ def _with_known_arguments(build: Builder) -> Builder:
 
 
 def find(name: str) -> Method:
-    """The row of a method; `-` in a name equals `_`.
+    """The row of a method; `-` in a name equals `_`. Four words with dots between them are a cell of the taxonomy.
 
-    >>> find("logcomp").name
-    'logcomp'
+    >>> find("logcomp").name, find("label.positive.meta.sample").taxonomy.target
+    ('logcomp', 'label')
     """
     known = name.replace("-", "_").lower()
+    if "." in known:
+        from compensate.composition import cell_method  # late: it reads this table
+
+        return cell_method(known)
     if known not in METHODS:
         raise InputError(f'"{name}" is not a method; {nearest(known, METHODS)}')
     return METHODS[known]

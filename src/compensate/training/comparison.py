@@ -129,16 +129,16 @@ def store(folder: Path, config: Config, runs: Sequence[Mapping[str, Any]], rows:
         ],
     }  # fmt: skip
     path = folder / "comparison.json"
-    write_atomically(path, json.dumps(_plain(content), indent=1).encode())
+    write_atomically(path, json.dumps(plain(content), indent=1).encode())
     return path
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """NaN is no JSON; it becomes null."""
     if isinstance(value, Mapping):
-        return {k: _plain(v) for k, v in value.items()}
+        return {k: plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
+        return [plain(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -44,6 +44,7 @@ def fit(
     model: nn.Module | None = None,
     criterion: Compensated | None = None,
     on_step: Callable[[State], None] | None = None,
+    on_epoch: Callable[[Metrics], None] | None = None,
 ) -> Result:
     """Trains as the configuration says, with any method of `METHODS`.
 
@@ -58,6 +59,7 @@ def fit(
         trackers: accelerate's trackers: names such as "tensorboard", or `GeneralTracker` objects.
         model, criterion: own ones instead of those that the configuration names.
         on_step: called with the state of every training step.
+        on_epoch: called with the metrics of every epoch; what it raises ends the training, which can be resumed.
 
     >>> result = fit(Config(data="digits", noise="pair:0.2", method="logcomp", epochs=1))
     >>> sorted(result.last)
@@ -85,6 +87,8 @@ def fit(
 
             def told(row: Metrics, best: bool) -> None:
                 tracked.log(row, step=int(row["epoch"]))
+                if on_epoch is not None:
+                    on_epoch(row)
 
             trainer = _trainer(prepared, model, criterion, hardware, run, begun, on_step, told)
             if found is not None:

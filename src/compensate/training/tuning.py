@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ LAST = 5
 """The score is a mean over this many last epochs: one lucky epoch is not a good setting."""
 
 
-def open_study(folder: Path, name: str, seed: int) -> Any:
+def open_study(folder: Path, name: str, seed: int, pruner: Any = None) -> Any:
     """The study in this folder: a file that several processes write to, and that outlives them."""
     optuna = require("optuna", "tuning", "tune")
     from optuna.storages import JournalStorage
@@ -35,6 +35,7 @@ def open_study(folder: Path, name: str, seed: int) -> Any:
         study_name=name,
         storage=JournalStorage(JournalFileBackend(file, lock_obj=JournalFileOpenLock(file))),
         sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=8, constant_liar=True),
+        pruner=optuna.pruners.NopPruner() if pruner is None else pruner,
         direction="maximize",
         load_if_exists=True,
     )
@@ -47,12 +48,18 @@ def kind_of(config: Config, data: Any) -> Kind:
     return "sst2" if "sst" in Path(config.data).name.lower() else "imdb"
 
 
-def score(config: Config, folder: Path, data_dir: Path | None, seeds: int) -> float:
+def score(
+    config: Config,
+    folder: Path,
+    data_dir: Path | None,
+    seeds: int,
+    on_epoch: Callable[[Mapping[str, float]], None] | None = None,
+) -> float:
     """The mean accuracy on held-out noisy labels over the last epochs and all seeds."""
     values = []
     for k in range(seeds):
         run = config.but(seed=config.seed + k)
-        trained(run, folder / "runs", data_dir)
+        trained(run, folder / "runs", data_dir, on_epoch)
         lines = (folder / "runs" / run.name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         values += [float(np.mean([json.loads(line)["val_accuracy"] for line in lines[-LAST:]]))]
     return float(np.mean(values))
@@ -81,7 +88,7 @@ def search(
     batch_size = prepared.config.batch_size or 1
     name = f"{config.method}-{preset}-{config.but(hyper={}).id[:8]}-{seeds}"
     study = open_study(folder, name, config.seed)
-    _take_up_abandoned(study)
+    take_up_abandoned(study)
     tried, missing = len(study.trials), max(trials - _finished(study), 0)
     # A worker's sampler is seeded by the number of its trial, so that neither two workers nor two sessions draw alike.
     jobs = [(config, folder, name, space, preset, batch_size, seeds, data_dir, tried + k) for k in range(missing)]
@@ -108,7 +115,7 @@ def _trial(
 ) -> bool:
     study = open_study(folder, name, config.seed + 1000 * (number + 1))
     # A trial under way with this very number: its process was ended, and this one takes its place.
-    _take_up_abandoned(study, number)
+    take_up_abandoned(study, number)
     trial = study.ask()
     trial.set_user_attr("job", number)
     values = {}
@@ -139,7 +146,7 @@ def _give_up(study: Any, trial: Any) -> None:
     study.tell(trial, state=TrialState.FAIL)
 
 
-def _take_up_abandoned(study: Any, job: int | None = None) -> None:
+def take_up_abandoned(study: Any, job: int | None = None) -> None:
     """Trials of processes that are gone would count as under way for ever; their settings are tried first instead."""
     from optuna.trial import TrialState
 

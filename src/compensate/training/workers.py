@@ -223,11 +223,13 @@ def _alone(work: Callable[..., Answer], job: tuple[Any, ...]) -> Answer:
     return work(*job)
 
 
-def trained(config: Config, folder: Path, data_dir: Path | None) -> dict[str, Any]:
+def trained(
+    config: Config, folder: Path, data_dir: Path | None, on_epoch: Callable[[Mapping[str, float]], None] | None = None
+) -> dict[str, Any]:
     """The stored outcome of a run in its own folder below `folder`; it is trained, or trained to its end, if need be."""
     run = Run(folder / config.name)
     if run.result is None:
-        fit(config, data_dir=data_dir, folder=run.path, resume=True)
+        fit(config, data_dir=data_dir, folder=run.path, resume=True, on_epoch=on_epoch)
     stored = run.result
     assert stored is not None
     if stored["id"] != config.id:

@@ -1,0 +1,180 @@
+"""Search over the taxonomy: cells are methods, trials go on where they stopped, and the report is what was trained."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from compensate import InputError
+from compensate.cli import app
+from compensate.composition import cell_method
+from compensate.methods import find
+from compensate.training import Config, fit
+from compensate.training.exploration import Budget, Part, Pruned, explore
+from compensate.training.tuning import open_study
+
+pytest.importorskip("optuna")
+
+SMALL = {"noise": "pair:0.3", "limit": 150, "epochs": 2, "model": "mlp", "model_options": {"hidden": [8]}}
+CONFIG = Config(**SMALL)
+PART = Part(targets=("logit", "label", "gradient"), directions=("positive",), granularities=("sample", "category"))
+BUDGET = Budget(trials=4, finalists=2, seeds=2, peer_trials=1)
+
+
+def test_a_cell_is_a_method_that_can_be_trained():
+    row = find("label.positive.prior.sample")
+    assert row.taxonomy == ("label", "positive", "prior", "sample")
+    assert row.make(num_samples=9, num_classes=3, strength=0.3).taxonomy == row.taxonomy
+    result = fit(CONFIG.but(method="logit.positive.regularized.sample", hyper={"lam": 0.1}))
+    assert result.criterion.taxonomy.inference == "regularized"
+    assert "clean" in find("logit.mixed.meta.category").needs
+    assert "model" in find("view.negative.adversarial.sample").needs
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("logit.positive", "target.direction.inference.granularity"),
+        ("logit.positive.tuning.sample", "cannot be tuned"),
+        ("logits.positive.prior.sample", 'did you mean "logit"'),
+    ],
+)
+def test_names_that_are_no_cells_are_refused(name, said):
+    with pytest.raises(InputError, match=said):
+        find(name)
+
+
+def test_every_number_of_a_cell_is_searched_between_numbers_that_build():
+    for cell in Part().cells()[::7]:
+        row = cell_method(".".join(cell))
+        for end in ("low", "high"):
+            hyper = {name: getattr(span, end) for name, span in row.search.ranges.items()}
+            row.make(num_samples=9, num_classes=3, class_counts=[4, 3, 2], feature_shape=(4,), **hyper)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("search")
+    return folder, explore(CONFIG, folder, part=PART, budget=BUDGET, workers=1)
+
+
+@pytest.mark.slow
+def test_the_report_is_made_of_what_was_trained(found):
+    folder, report = found
+    assert report == json.loads((folder / "search.json").read_text())
+    assert len(report["trials"]) == 4
+    ended = [row["validation"] for row in report["trials"] if row["validation"] is not None]
+    assert ended == sorted(ended, reverse=True)
+    assert all(PART.holds(find(row["cell"]).taxonomy) for row in report["trials"])
+    assert [row["cell"] for row in report["best"]] == list(dict.fromkeys(row["cell"] for row in report["best"]))
+    methods = {run["method"] for run in report["runs"]}
+    assert methods == {"base", "gce", "elr", "sop", *(row["cell"] for row in report["best"])}
+    assert {run["seed"] for run in report["runs"]} == set(report["seeds"]["comparison"])
+    assert CONFIG.seed not in report["seeds"]["comparison"]
+    for peer, rows in report["tables"].items():
+        mine = {run["seed"]: run["last"]["test_accuracy"] for run in report["runs"] if run["method"] == peer}
+        for row in rows:
+            theirs = {
+                run["seed"]: run["last"]["test_accuracy"] for run in report["runs"] if run["method"] == row["method"]
+            }
+            gaps = [theirs[seed] - mine[seed] for seed in mine]
+            if row["method"] != peer:
+                assert row["difference"][0] == pytest.approx(sum(gaps) / len(gaps))
+                assert row["difference"][1] <= row["difference"][0] <= row["difference"][2]
+
+
+@pytest.mark.slow
+def test_the_same_search_goes_on_and_does_nothing_twice(found):
+    folder, report = found
+    before = {path: path.stat().st_mtime_ns for path in (folder / "runs").glob("*/result.json")}
+    again = explore(CONFIG, folder, part=PART, budget=BUDGET, workers=1)
+    assert again["trials"] == report["trials"]
+    assert {path: path.stat().st_mtime_ns for path in (folder / "runs").glob("*/result.json")} == before
+    longer = explore(CONFIG, folder, part=PART, budget=Budget(5, 1, 1, 1), workers=1)
+    assert len(longer["trials"]) == 5
+    assert all(row in longer["trials"] for row in report["trials"])
+
+
+@pytest.mark.slow
+def test_a_trial_that_falls_behind_is_stopped(tmp_path, monkeypatch):
+    """After good trials, one that learns nothing does not train to its end."""
+    import optuna
+
+    from compensate.training import exploration
+
+    config, part = CONFIG.but(epochs=6), Part(("logit",), ("positive",), ("tuning",), ("corpus",))
+    scores = iter([0.9, 0.9, 0.9, 0.1, 0.1, 0.1])
+
+    def pretended(config, folder, data_dir, seeds, on_epoch):
+        value = next(scores)
+        for epoch in range(1, 7):
+            on_epoch({"val_accuracy": value, "epoch": epoch})
+        return value
+
+    monkeypatch.setattr(exploration, "score", pretended)
+    for number in range(6):
+        assert exploration._trial(config, tmp_path, "cells", part, 6, None, number)
+    states = [t.state for t in open_study(tmp_path, "cells", 0).get_trials()]
+    assert states[0] == optuna.trial.TrialState.COMPLETE
+    assert states[3:] == [optuna.trial.TrialState.PRUNED] * 3
+
+
+def test_a_watcher_may_end_a_training(tmp_path):
+    seen = []
+
+    def watch(metrics):
+        seen.append(metrics["epoch"])
+        raise Pruned
+
+    with pytest.raises(Pruned):
+        fit(CONFIG, folder=tmp_path / "run", on_epoch=watch)
+    assert seen == [1]
+    assert len(fit(CONFIG, folder=tmp_path / "run", resume=True).history) == 2
+
+
+def test_parts_and_searches_that_make_no_sense_are_refused(tmp_path):
+    with pytest.raises(InputError, match="targets"):
+        Part(targets=("logits",))
+    with pytest.raises(InputError, match="graph"):
+        Part(targets=("structure",))
+    with pytest.raises(InputError, match="validation"):
+        explore(CONFIG.but(validation=0.0), tmp_path)
+
+
+@pytest.mark.slow
+def test_the_command_prints_cells_and_intervals(tmp_path):
+    arguments = [
+        "search",
+        "digits",
+        "--trials",
+        "2",
+        "--finalists",
+        "1",
+        "--seeds",
+        "2",
+        "--peer-trials",
+        "1",
+        "--workers",
+        "1",
+    ]
+    arguments += [
+        "--targets",
+        "logit",
+        "--directions",
+        "positive",
+        "--noise",
+        "pair:0.3",
+        "--limit",
+        "150",
+        "--epochs",
+        "1",
+    ]
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(
+        app, [*arguments, "--model", "mlp", "--out", str(tmp_path / "search")]
+    )
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "2 trials in" in done.output
+    assert "minus sop (95 %)" in done.output
+    assert "logit.positive." in done.output
