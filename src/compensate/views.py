@@ -53,6 +53,9 @@ def darkened(x: Tensor) -> Tensor:
     return x / 2
 
 
+MOVING = (shifted, moved)
+"""After these a place shows what another one has shown, so that its label is that of another."""
+
 DEFAULT = (shifted, moved, blurred, darkened)
 """For images and vectors whose neighboring entries belong together."""
 
@@ -63,7 +66,8 @@ class Views(nn.Module):
 
     Args:
         of: the transformations :math:`T_k`, functions of a batch of inputs (or of the model's `embed(x)`) that keep its shape
-            and its samples apart, such as those of :mod:`compensate.views`.
+            and its samples apart, such as those of :mod:`compensate.views`. Where places have labels of their own, they must
+            leave each place where it is, as `blurred` and `darkened` do.
 
     >>> len(Views(shifted, blurred).of)
     2
