@@ -135,7 +135,7 @@ def best(method: str, found: Mapping[tuple[str, str], Mapping[tuple[str, str], f
     """The setting that is nowhere far below cross entropy, and of those the one with the largest mean gain."""
 
     def judged(gains: Mapping[tuple[str, str], float]) -> tuple[float, float]:
-        here = [g for (name, _), g in gains.items() if name != without]
+        here = [g for (name, _), g in gains.items() if name != without] or [0.0]
         return -max(0.0, -min(here) - SPREAD), float(np.mean(here))
 
     return max((setting for m, setting in found if m == method), key=lambda s: judged(found[method, s]))

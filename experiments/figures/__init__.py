@@ -11,6 +11,7 @@ from compensate.errors import InputError, nearest
 from compensate.files import make_folder, write_atomically
 from experiments.figures import curves, trained, tree
 from experiments.figures.request import Request
+from experiments.figures.weights import weights
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -109,6 +110,15 @@ FIGURES: dict[str, Drawing] = {
             "cifar10": "CIFAR-10 as it comes, the same small training. The tail is long, as in the paper; the peak is not at 0, for the "
             "network is far from explaining all labels."
         },
+    ),
+    "weights": Drawing(
+        "how much a sample counts under each method, over its loss",
+        "beyond the paper",
+        weights,
+        None,
+        "The length of a sample's gradient at the logits beside that of cross entropy (black), and whether it still points the same way (green: 1 if "
+        "it does). From left to right a sample goes from sure of its label to sure of one other class, at a loss of about 0.7; tables have "
+        "seen it 150 times. Default settings, ten classes. [Concepts](concepts.md#weighting-and-compensating) has the derivations.",
     ),
 }
 """All figures by name."""

@@ -14,6 +14,7 @@ from compensate._version import __version__
 from compensate.commands.apply import apply
 from compensate.commands.audit import audit
 from compensate.commands.compare import compare
+from compensate.commands.consensus import consensus
 from compensate.commands.demo import demo
 from compensate.commands.export import export
 from compensate.commands.terminal import console, errors, visible
@@ -29,7 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for command in (audit, apply, export, train, compare, tune):
+for command in (audit, apply, export, consensus, train, compare, tune):
     app.command()(command)
 
 
@@ -78,6 +79,9 @@ def methods(
     markdown: Annotated[
         Path | None, typer.Option(help="Write the pages of all methods to this file.", show_default=False)
     ] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write the grid as an interactive page to this file.", show_default=False)
+    ] = None,
 ) -> None:
     """List all methods with their place in the taxonomy, or print the page of one.
 
@@ -88,10 +92,16 @@ def methods(
     if markdown is not None:
         pages.write_pages(markdown)
         console.print(f"{len(METHODS)} methods: {markdown}")
+    elif html is not None:
+        from compensate.grid import write_grid_page
+
+        console.print(f"{write_grid_page(html)} cells run: {html}")
     elif name is not None:
         console.print(pages.page(find(name)), markup=False, soft_wrap=True)
     elif grid:
-        pages.print_grid(console)
+        from compensate.grid import print_grid
+
+        print_grid(console)
     else:
         table = Table("method", "what it does", "taxonomy", box=None, pad_edge=False, padding=(0, 2, 0, 0))
         table.columns[0].no_wrap = True

@@ -40,6 +40,35 @@ def change(s: State) -> Tensor:
     return found if s.dg is None else found + (s.dg.detach() * s.gradient).sum(-1)
 
 
+def effective_weight(s: State) -> tuple[Tensor, Tensor]:
+    r"""(B,) how much each sample counts under compensation, and (B,) how far it still pulls the same way.
+
+    .. math:: w_i = \frac{\|g'_i\|}{\|g_i\|}, \qquad c_i = \frac{\langle g'_i, g_i \rangle}{\|g'_i\| \|g_i\|}, \qquad
+              g_i = \frac{\partial l_i}{\partial u_i}, \quad g'_i = \frac{\partial l'_i}{\partial u_i}
+
+    A weight on the loss has :math:`c_i = 1` for every sample; where :math:`c_i` is smaller, compensation is no weighting. A sample
+    without a gradient counts 0 and pulls the same way.
+
+    Args:
+        s: of a batch whose logits have gradients, before the backward pass.
+
+    >>> from compensate.methods import gce
+    >>> u = torch.tensor([[2.0, 0.0], [0.0, 2.0]], requires_grad=True)
+    >>> weight, cosine = effective_weight(gce(q=0.7).evaluate(torch.nn.Identity(), u, torch.tensor([0, 0])))
+    >>> weight, u.softmax(-1)[:, 0].detach() ** 0.7
+    (tensor([0.9150, 0.2256]), tensor([0.9150, 0.2256]))
+    """
+    with torch.enable_grad():
+        u = s.plain.detach().requires_grad_()
+        (plain,) = torch.autograd.grad(s.criterion.losses_of(s, u).sum(), u)
+    (ours,) = torch.autograd.grad(s.losses.sum(), s.u, retain_graph=True)
+    long, short = plain.norm(dim=-1), ours.norm(dim=-1)
+    tiny = torch.finfo(long.dtype).tiny
+    product = (long * short).clamp(min=tiny)
+    cosine = torch.where(long * short > 0, (plain * ours).sum(-1) / product, 1.0)
+    return short / long.clamp(min=tiny), cosine
+
+
 def summary(signs: Tensor) -> str:
     """One word for many signs: positive, negative, mixed or none.
 

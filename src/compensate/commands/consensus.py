@@ -1,0 +1,103 @@
+"""`compensate consensus`: labels of several annotators, and what they and the samples say together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from compensate.commands import options as o
+from compensate.commands.terminal import console
+from compensate.errors import InputError
+
+SHOWN = 12
+"""Annotators that are printed."""
+
+
+def consensus(
+    data: Annotated[Path, typer.Argument(help="Table of votes: CSV, TSV, JSONL, Excel or Parquet.")],
+    annotators: Annotated[
+        str | None, o.option("Columns of the annotators, e.g. ann,bob,eve or rater*: one vote a cell, empty for none.")
+    ] = None,
+    annotator: Annotated[
+        str | None, o.option("Column with the annotator's name, for a table with one vote a row.")
+    ] = None,
+    item: Annotated[str | None, o.option("Column that names the item, for a table with one vote a row.")] = None,
+    label: o.Label = None,
+    text: o.Text = None,
+    ignore: o.Ignore = None,
+    encoder: Annotated[
+        str, typer.Option(help="Encoder of texts: auto, none, a name or the folder of a saved model.")
+    ] = "auto",
+    top: Annotated[int, typer.Option(help="Items to list for another vote.", min=1)] = 100,
+    seed: o.Seed = None,
+    encoding: o.Encoding = None,
+    delimiter: o.Delimiter = None,
+    out: Annotated[Path | None, o.option("Run folder [default: runs/NAME-consensus].")] = None,
+) -> None:
+    """Find the consensus of several annotators, how good each is, and which items to label again.
+
+    **Example:** `compensate consensus votes.csv --annotators "rater*"`
+
+    One vote a row: `compensate consensus votes.csv --item id --annotator worker --label label`
+
+    Models of the samples vote too, as far as the annotators' votes bear them out. The run folder has consensus.csv, annotators.csv,
+    label_again.csv, and the review page of items whose majority looks wrong.
+    """
+    if (annotators is None) == (annotator is None or item is None):
+        raise InputError(
+            "say where the votes are: --annotators ann,bob,eve (a column each), or --item ID --annotator NAME --label LABEL (a row each)."
+        )
+    o.check_path(data)
+    from compensate.auditing.annotators import audit_votes, long_votes, wide_votes
+    from compensate.auditing.result import write_csv
+    from compensate.auditing.run_folder import check_run_folder, write_run
+    from compensate.data.tables import read_frame
+
+    frame = read_frame(data, encoding=encoding or "utf-8", delimiter=delimiter)
+    if annotators is not None:
+        items, votes = wide_votes(frame, [name.strip() for name in annotators.split(",") if name.strip()])
+    else:
+        assert item is not None
+        assert annotator is not None
+        items, votes = long_votes(frame, item, annotator, label or "label")
+    folder = out or Path("runs") / f"{data.name.split('.')[0]}-consensus"
+    check_run_folder(folder)
+    console.print(
+        f"{data.name}: {votes.items:,} items, {len(votes.label):,} votes of {len(votes.annotators):,} annotators, {len(votes.classes)} classes",
+        markup=False,
+    )
+    options: dict[str, Any] = {name: value for name, value in (("text", text), ("ignore", ignore)) if value is not None}
+    found, agreed = audit_votes(items, votes, encoder=encoder, seed=seed or 0, **options)
+    write_run(found, folder)
+    write_csv(folder / "consensus.csv", agreed.to_frame())
+    write_csv(folder / "annotators.csv", agreed.quality.reset_index())
+    write_csv(folder / "label_again.csv", agreed.to_label_again(top))
+    console.print(_annotators(agreed.quality))
+    changed = int((agreed.label != votes.majority()).sum())
+    console.print(
+        f"the consensus differs from the majority in {changed:,} items; about {agreed.p_error().mean():.1%} of it is still wrong",
+        markup=False,
+    )
+    for name, says in (
+        ("consensus.csv", "consensus:    "), ("annotators.csv", "annotators:   "), ("label_again.csv", "label again:  "),
+        ("report.html", "review them:  "),
+    ):  # fmt: skip
+        console.print(f"{says}{folder / name}", markup=False, soft_wrap=True)
+
+
+def _annotators(quality: object) -> Table:
+    import pandas as pd
+
+    assert isinstance(quality, pd.DataFrame)
+    table = Table("annotator", "votes", "right (90 % interval)", box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    for name, row in quality.sort_values("accuracy").head(SHOWN).iterrows():
+        table.add_row(
+            Text(str(name)), f"{int(row['votes']):,}", f"{row['accuracy']:.2f} ({row['low']:.2f} to {row['high']:.2f})"
+        )
+    if len(quality) > SHOWN:
+        table.add_row(Text(f"and {len(quality) - SHOWN} better ones", style="dim"), "", "")
+    return table

@@ -1,0 +1,138 @@
+"""Several annotators: the consensus is better than a majority, bad annotators are named, tables of both forms are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from compensate.auditing.annotators import Votes, audit_votes, find_consensus, long_votes, wide_votes
+from compensate.cli import app
+from compensate.errors import InputError
+
+ACCURACY = np.array([0.95, 0.9, 0.85, 0.5, 0.45])
+
+
+def made(items: int = 600, people: int = 3, seed: int = 0) -> tuple[np.ndarray, np.ndarray, Votes]:
+    """Points in two dimensions, their classes, and votes of annotators who differ in quality."""
+    rng = np.random.default_rng(seed)
+    true = rng.integers(0, 3, items)
+    x = np.eye(3)[true] * 3 + rng.normal(size=(items, 3))
+    who = np.array([rng.permutation(len(ACCURACY))[:people] for _ in range(items)])
+    right = rng.random(who.shape) < ACCURACY[who]
+    label = np.where(right, true[:, None], (true[:, None] + 1) % 3)
+    item = np.repeat(np.arange(items), people)
+    return x, true, Votes(item, who.ravel(), label.ravel(), items, tuple("abcde"), ("0", "1", "2"))
+
+
+def by_hand(votes: Votes, tables: np.ndarray, frequency: np.ndarray) -> np.ndarray:
+    """The posterior of the definition, item by item, under given tables and frequencies of classes."""
+    found = np.tile(frequency, (votes.items, 1))
+    for i, a, j in zip(votes.item, votes.annotator, votes.label, strict=True):
+        for t in range(len(votes.classes)):
+            found[i, t] *= tables[a, t, j]
+    return found / found.sum(1, keepdims=True)
+
+
+def test_probabilities_are_those_of_the_definition():
+    _, _, votes = made()
+    found = find_consensus(votes)
+    expected = by_hand(votes, found.tables, found.probabilities.mean(0))
+    assert np.allclose(found.probabilities, expected, atol=1e-3)
+
+
+def test_a_model_that_knows_nothing_changes_nothing():
+    _, _, votes = made()
+    noise = np.log(np.random.default_rng(1).dirichlet(np.ones(3), votes.items))
+    assert find_consensus(votes, noise).power == 0
+
+
+def test_the_consensus_is_better_than_the_majority_and_better_still_with_models():
+    x, true, votes = made()
+    majority = (votes.majority() == true).mean()
+    alone = (find_consensus(votes).label == true).mean()
+    found, both = audit_votes(x.astype(np.float32), votes)
+    assert majority < alone - 0.02
+    assert (both.label == true).mean() > alone
+    wrong = votes.majority() != true
+    assert found.p_error[wrong].mean() > 0.5 > found.p_error[~wrong].mean()
+
+
+def test_annotators_are_ranked_by_how_often_they_are_right():
+    _, _, votes = made()
+    quality = find_consensus(votes).quality
+    assert set(quality["accuracy"].nsmallest(2).index) == {"d", "e"}
+    assert ((quality["low"] <= ACCURACY + 0.1) & (quality["high"] >= ACCURACY - 0.1)).all()
+
+
+def test_an_annotator_with_few_votes_is_taken_for_an_average_one():
+    _, _, votes = made()
+    few = Votes(
+        np.append(votes.item, 0), np.append(votes.annotator, 5), np.append(votes.label, votes.label[0]), votes.items, tuple("abcdef"), votes.classes
+    )  # fmt: skip
+    tables = find_consensus(few).tables
+    assert np.allclose(tables[5], tables[:5].mean(0), atol=0.25)
+
+
+def test_items_are_to_be_labeled_again_by_someone_who_has_not_voted():
+    _, _, votes = made()
+    found = find_consensus(votes)
+    again = found.to_label_again(20)
+    assert again["p_error"].is_monotonic_decreasing
+    for _, row in again.iterrows():
+        asked = votes.annotators.index(row["ask"])
+        assert asked not in votes.annotator[votes.item == row["item"]]
+
+
+def test_wide_and_long_tables_say_the_same():
+    frame = pd.DataFrame({"text": ["t1", "t2", "t3"], "ann": ["x", "y", ""], "bob": ["x", "x", "y"]})
+    items, wide = wide_votes(frame, ["ann", "bob"])
+    rows = [(i, name, frame.loc[i, name]) for name in ("ann", "bob") for i in range(3) if frame.loc[i, name]]
+    long = pd.DataFrame(rows, columns=["id", "who", "said"])
+    _, other = long_votes(long, "id", "who", "said")
+    assert list(items.columns) == ["text"]
+    assert (wide.counts == other.counts).all()
+    assert wide.annotators == other.annotators
+
+
+@pytest.mark.parametrize(
+    ("frame", "columns", "said"),
+    [
+        (pd.DataFrame({"ann": ["x"], "bob": ["y"]}), ["anne", "bob"], 'no column "anne"'),
+        (pd.DataFrame({"ann": ["x"], "bob": ["y"]}), ["ann"], "expected two or more"),
+        (pd.DataFrame({"ann": ["x"], "bob": ["x"]}), ["ann", "bob"], 'all votes say "x"'),
+        (pd.DataFrame({"ann": [""], "bob": [""]}), ["ann", "bob"], "there is no vote"),
+    ],
+)
+def test_tables_without_votes_are_refused(frame, columns, said):
+    with pytest.raises(InputError, match=said):
+        wide_votes(frame, columns)
+
+
+def test_the_command_writes_consensus_annotators_and_page(tmp_path: Path):
+    x, true, votes = made(200)
+    frame = pd.DataFrame(x, columns=["left", "right", "top"])
+    for a, name in enumerate(votes.annotators):
+        cells = np.array([""] * votes.items, dtype=object)
+        mine = votes.annotator == a
+        cells[votes.item[mine]] = [f"class {c}" for c in votes.label[mine]]
+        frame[f"rater {name}"] = cells
+    frame.to_csv(tmp_path / "votes.csv", index=False)
+    done = CliRunner().invoke(
+        app, ["consensus", str(tmp_path / "votes.csv"), "--annotators", "rater*", "--out", str(tmp_path / "run")]
+    )
+    assert done.exit_code == 0, done.output
+    found = pd.read_csv(tmp_path / "run" / "consensus.csv")
+    assert (found["consensus"] == [f"class {c}" for c in true]).mean() > (votes.majority() == true).mean()
+    assert len(pd.read_csv(tmp_path / "run" / "annotators.csv")) == 5
+    assert (tmp_path / "run" / "report.html").is_file()
+
+
+def test_the_command_asks_where_the_votes_are(tmp_path: Path):
+    (tmp_path / "votes.csv").write_text("a,b\nx,y\n")
+    done = CliRunner().invoke(app, ["consensus", str(tmp_path / "votes.csv")])
+    assert isinstance(done.exception, InputError)
+    assert "say where the votes are" in str(done.exception)
