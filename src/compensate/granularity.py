@@ -291,7 +291,7 @@ class Category(Table):
     def key(self, s: State) -> Tensor:
         """(B,) the given class of each sample; the class that a label is about, where a sample has several."""
         if s.by_input:
-            s.one_class_each("a Category table on features")
+            s.places.one_class_each("a Category table on features")
         labels = s.places.classes(s.target) if s.places.binary else s.labels
         return checked_keys(labels, self.shape[0], "a Category table", "class", s.criterion.check)
 

@@ -49,6 +49,14 @@ class Places:
         """True if a sample has several rows, of places or of labels."""
         return self.dense or self.binary
 
+    def one_class_each(self, reader: str) -> None:
+        """For what asks for the class of an input: raises where it has several."""
+        if self.several:
+            raise InputError(
+                f"{reader} asks for the class of each input, and an input of this batch has {self.each} labels. Compensate "
+                "logits or labels by class, or inputs by sample or alike for all."
+            )
+
     def rows(self, values: Tensor, name: str = "logits") -> Tensor:
         """(R, C) of (B, C, d1, ...), or (R, 1) if each class is a label."""
         if not self.several or not isinstance(values, Tensor):

@@ -17,7 +17,6 @@ from compensate.forwards import ModelStages, seeded, traceless
 from compensate.fused import cross_entropy
 from compensate.places import Places
 from compensate.touched import Touched, distinct_rows
-from compensate.views import MOVING
 
 if TYPE_CHECKING:
     from compensate.equation import Compensated
@@ -329,11 +328,7 @@ class State:
         """(B, K, ...) what leads from each input to each of its K views."""
         views = self.criterion.views
         assert views is not None
-        if self.places.dense and any(view in MOVING for view in views.of):
-            raise InputError(
-                f"a view moves the input, and an input of this batch has {self.places.each} places with labels of their own, which "
-                "would not move along. Choose views that leave places where they are: views=(blurred, darkened)."
-            )
+        views.check(self.places)
         return torch.stack([self._unpadded(view(self.e) - self.e) for view in views.of], 1)
 
     @property
@@ -490,14 +485,6 @@ class State:
         """True while inputs are compensated of which each has several rows: one compensation serves them all."""
         return self.places.several and self.slot in ("dx", "dv")
 
-    def one_class_each(self, reader: str) -> None:
-        """For what asks for the class of an input: raises where it has several."""
-        if self.places.several:
-            raise InputError(
-                f"{reader} asks for the class of each input, and an input of this batch has {self.places.each} labels. Compensate "
-                "logits or labels by class, or inputs by sample or alike for all."
-            )
-
     @once
     def gradient(self) -> Tensor:
         """(B, C) the derivative of each loss by its logits, compensation included, a constant."""
@@ -555,8 +542,11 @@ class State:
 
     def _penalize(self, table: Table, v: Tensor) -> None:
         if table.penalty is not None:
-            penalty = table.charged(table.penalty(v, self), self)
-            self.penalty = penalty if self.penalty is None else self.penalty + penalty
+            self.charge(table.charged(table.penalty(v, self), self))
+
+    def charge(self, penalty: Tensor) -> None:
+        """Adds a penalty (B,) to the losses."""
+        self.penalty = penalty if self.penalty is None else self.penalty + penalty
 
     def later(self, write: Callable[[], None]) -> None:
         """For terms that keep something: `write` is called once the batch is known to be accepted."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from compensate.errors import InputError
+from compensate.places import Places
 
 __all__ = ["Views", "blurred", "darkened", "moved", "shifted"]
 
@@ -82,6 +83,14 @@ class Views(nn.Module):
         for number, view in enumerate(of):
             setattr(self, str(number), view)
         self.size = len(of)
+
+    def check(self, places: Places) -> None:
+        """Raises if a view moves inputs whose places have labels of their own."""
+        if places.dense and any(view in MOVING for view in self.of):
+            raise InputError(
+                f"a view moves the input, and an input of this batch has {places.each} places with labels of their own, which "
+                "would not move along. Choose views that leave places where they are: views=(blurred, darkened)."
+            )
 
     @property
     def of(self) -> tuple[Callable[..., Tensor], ...]:
