@@ -198,7 +198,7 @@ def run(case: Case, seed: int, data_dir: Path, rivals: bool) -> list[dict[str, A
     found = audit(made.data, encoder=case.encoder, seed=seed)
     took = time.process_time() - start
     wrong, share = made.wrong, found.noise_rate
-    row = average_precision(found.score, wrong) | flags(found.mask, wrong) | {
+    row = average_precision(found.log_odds, wrong) | flags(found.mask, wrong) | {
         "ece": calibration_error(found.p_error, wrong), "share": share.value, "low": share.low, "high": share.high,
         "holds": float(share.low <= wrong.mean() <= share.high), "agreement": found.config["agreement"], "seconds": took,
     }  # fmt: skip

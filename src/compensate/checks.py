@@ -62,8 +62,8 @@ def check_batch(s: State, u: Tensor, check: Check) -> None:
         raise InputError(f"logits are a {type(u).__name__}; expected a tensor (batch, classes), as the model gives it.")
     if u.ndim != 2:
         raise InputError(
-            f"logits have shape {tuple(u.shape)}; expected (batch, classes). For dense outputs (batch, classes, d1, ...) "
-            "write logits.movedim(1, -1).flatten(0, -2) and target.flatten()."
+            f"logits have shape {tuple(u.shape)} for a target of shape {tuple(target.shape)}; expected (batch, classes) for "
+            "(batch,), or (batch, classes, d1, ...) for (batch, d1, ...)."
         )
     if not u.is_floating_point():
         raise InputError(f"logits are {u.dtype}; expected floating point numbers, as they come out of the model.")
@@ -72,7 +72,9 @@ def check_batch(s: State, u: Tensor, check: Check) -> None:
             f"target has shape {tuple(target.shape)} for logits of shape {tuple(u.shape)}; expected ({len(u)},) class "
             f"numbers or {tuple(u.shape)} distributions."
         )
-    if s.hard:
+    if s.places.binary:
+        _check_labels(s, check)
+    elif s.hard:
         _check_classes(s, u, check)
     elif target.shape != u.shape or not target.is_floating_point():
         raise InputError(
@@ -81,11 +83,11 @@ def check_batch(s: State, u: Tensor, check: Check) -> None:
         )
     else:
         _check_distributions(target, check)
-    weight = s.criterion.weight
-    if weight is not None and weight.shape != u.shape[1:]:
+    weight, classes = s.criterion.weight, s.places.labels if s.places.binary else u.shape[-1]
+    if weight is not None and weight.shape != (classes,):
         raise InputError(
-            f"the criterion's weight has shape {tuple(weight.shape)} and the logits have {u.shape[-1]} classes; expected one "
-            f"weight for each class, ({u.shape[-1]},)."
+            f"the criterion's weight has shape {tuple(weight.shape)} and the logits have {classes} classes; expected one "
+            f"weight for each class, ({classes},)."
         )
     if s.learn and not torch.compiler.is_compiling() and u.is_inference():
         raise InputError(
@@ -147,8 +149,8 @@ def _check_distributions(target: Tensor, check: Check) -> None:
     proper = ((sums - 1).abs() <= SUM_ERROR) & (target.amin(-1) >= -1e-6)
     message = (
         "targets with two axes are distributions over the classes: entries of at least 0 that sum to 1. For one class a sample give "
-        "class numbers (batch,). Several classes at once (multi-hot) are no distribution: share the label among them, "
-        "target / target.sum(-1, keepdim=True), or compensate each class as a problem of its own."
+        'class numbers (batch,). Several classes at once (multi-hot) are no distribution: write base="bce", under which each class is '
+        "a label of its own, or share the label among them, target / target.sum(-1, keepdim=True)."
     )
     if check == "sync" and not bool(proper.all()):
         row = int((~proper).nonzero()[0])
@@ -198,11 +200,28 @@ def _check_classes(s: State, u: Tensor, check: Check) -> None:
     require(inside.all(), message, check)
 
 
+def _check_labels(s: State, check: Check) -> None:
+    target = s.target
+    if check == "off" or not target.numel():
+        return
+    inside = (target >= 0) & (target <= 1) | ~s.valid[:, None]
+    message = (
+        "labels of several classes are 0 or 1 (or between, where they are not certain). Mark those that are not known "
+        f"with ignore_index ({s.criterion.ignore_index})."
+    )
+    if check == "sync" and not bool(inside.all()):
+        raise InputError(f"target {float(target[~inside][0]):g}: {message}")
+    require(inside.all(), message, check)
+
+
 def checked_index(s: State, num_samples: int, reader: str) -> Tensor:
-    """The index of the batch, if it can address `num_samples` rows."""
+    """The row of a table for each row of the batch, if its index can address `num_samples` of them.
+
+    While inputs are compensated, one for each input. Where a sample has several labels, each has a row of its own.
+    """
     index = s.index
-    if num_samples in s.checked:
-        return s.checked[num_samples]
+    if (num_samples, s.by_input) in s.checked:
+        return s.checked[num_samples, s.by_input]
     if index is None:
         raise InputError(
             f"index is missing: {reader} keeps a row per sample. Wrap the data set with "
@@ -213,10 +232,20 @@ def checked_index(s: State, num_samples: int, reader: str) -> Tensor:
         raise InputError(f"index is a {type(index).__name__}; expected a tensor of whole numbers, one row per sample.")
     if index.is_floating_point() or index.dtype == torch.bool:
         raise InputError(f"index is {index.dtype}; expected whole numbers, the row of each sample in the training set.")
-    if index.shape != s.target.shape[:1]:
-        raise InputError(f"index has shape {tuple(index.shape)}; expected ({len(s.target)},), one row per sample.")
-    found = checked_keys(index.to(s.target.device), num_samples, reader, "index", s.criterion.check)
-    s.checked[num_samples] = found
+    places = s.places
+    if index.shape != (places.batch,) and (s.by_input or index.shape != (places.batch, *places.shape)):
+        each = f" or {(places.batch, *places.shape)}, one for each place" if places.dense and not s.by_input else ""
+        raise InputError(f"index has shape {tuple(index.shape)}; expected ({places.batch},), one row per sample{each}.")
+    labels = 1 if s.by_input else places.labels
+    if num_samples % labels:
+        raise InputError(
+            f"{reader} has {num_samples} rows, and a sample has {labels} labels; expected a row for each label of each sample, "
+            f"num_samples * {labels}."
+        )
+    found = checked_keys(index.to(s.target.device), num_samples // labels, reader, "index", s.criterion.check)
+    if not s.by_input:
+        found = places.pairs(places.expanded(found, "index"))
+    s.checked[num_samples, s.by_input] = found
     return found
 
 

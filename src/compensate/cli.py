@@ -13,10 +13,12 @@ from rich.text import Text
 from compensate._version import __version__
 from compensate.commands.apply import apply
 from compensate.commands.audit import audit
+from compensate.commands.check import check
 from compensate.commands.compare import compare
 from compensate.commands.consensus import consensus
 from compensate.commands.demo import demo
 from compensate.commands.export import export
+from compensate.commands.review import review
 from compensate.commands.search import search
 from compensate.commands.terminal import console, errors, visible
 from compensate.commands.train import train
@@ -31,7 +33,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for command in (audit, apply, export, consensus, train, compare, tune, search):
+for command in (audit, review, apply, check, export, consensus, train, compare, tune, search):
     app.command()(command)
 
 

@@ -24,7 +24,7 @@ from compensate.views import Views
 Term = Callable[[State], Tensor]
 Terms = Term | tuple[Term, ...] | None
 
-Base = Callable[[Tensor, Tensor], Tensor]
+Base = Callable[[Tensor, Tensor], Tensor] | Literal["bce"]
 
 Weights = Tensor | Sequence[float]
 """(C,) a weight for each class."""
@@ -112,7 +112,9 @@ class Compensated(nn.Module):
         structure: term or terms that are added to the weights of a graph network's edges, (E,).
         views: the :class:`~compensate.terms.Views` of an input.
         base: the loss :math:`l`, a function of logits (B, C) and targets (class numbers (B,), or distributions (B, C))
-            that returns (B,); cross entropy if not given.
+            that returns (B,); cross entropy if not given. "bce" is binary cross entropy: each class is a label of its own, targets
+            are (B, C) in {0, 1} (or between), and a row of the equation, of tables and of records is one label of one sample, in the
+            order of `target.flatten()`.
         reduction, weight, ignore_index: as in :func:`torch.nn.functional.cross_entropy`, but for a batch in which no sample counts:
             its mean is 0, not NaN. `weight` may also be set later, `criterion.weight = ...`.
         onto: how :math:`y + \Delta y` and :math:`p + \Delta p` become distributions (Eq. 6): by the nearest point
@@ -171,6 +173,14 @@ class Compensated(nn.Module):
             raise InputError(f'onto is "{onto}"; expected {", ".join(_ONTO)}.')
         self.fast = True
         """Whether the losses may be found together with their slope, in one softmax, where that gives the same."""
+        if isinstance(base, str) and base != "bce":
+            raise InputError(
+                f'base is "{base}"; expected "bce", a function of logits and targets, or none for cross entropy.'
+            )
+        if base == "bce" and prediction:
+            raise InputError(
+                'base="bce" has no prediction=: with two outcomes it is the same as label compensation with the other sign. Write label=.'
+            )
         self.base, self.reduction, self.ignore_index, self.onto = base, reduction, ignore_index, onto
         self.check: Check = check
         self.record, self.views = record, views
@@ -197,10 +207,12 @@ class Compensated(nn.Module):
         """The loss of a batch of logits (B, C): the drop-in form, for criteria that need not run the model.
 
         Args:
-            logits: (B, C), as they come out of the model.
-            target: class numbers (B,), or distributions (B, C).
-            index: (B,) row of each sample in the training set, for criteria that keep something per sample.
-            group: (B,) group of each sample, for criteria that keep something per group.
+            logits: (B, C), as they come out of the model; or (B, C, d1, ...), with a prediction for each place.
+            target: class numbers (B,) or (B, d1, ...), or distributions shaped like the logits; under `base="bce"`, labels shaped
+                like the logits.
+            index: (B,) row of each sample in the training set, for criteria that keep something per sample. All places of a sample
+                then share its row, which moves by the mean over them; (B, d1, ...) gives each place a row of its own.
+            group: (B,) or (B, d1, ...) group of each sample or place, for criteria that keep something per group.
         """
         if self.before_logits and self.training:
             raise InputError(
@@ -229,6 +241,11 @@ class Compensated(nn.Module):
         """
         learn = self._learns() and not meta
         return self.settle(State(self, target, index, group, model=model, x=x, learn=learn, meta=meta))
+
+    @property
+    def binary(self) -> bool:
+        """True if each class is a label of its own."""
+        return self.base == "bce"
 
     def _learns(self) -> bool:
         return self.training and torch.is_grad_enabled()
@@ -373,14 +390,18 @@ class Compensated(nn.Module):
             if not self._stays_on_simplex("label"):
                 # Labels sit in corners of the simplex, where a projection has no slope. A table or an inner loop on them
                 # takes the slope of the plane that the simplex lies in, as a projected gradient method does.
-                y = y - (dy.mean(-1, keepdim=True) - dy.mean(-1, keepdim=True).detach())
-                y = y + (_ONTO[self.onto](y) - y).detach()
+                y = y if self.binary else y - (dy.mean(-1, keepdim=True) - dy.mean(-1, keepdim=True).detach())
+                y = y + ((y.clamp(0, 1) if self.binary else _ONTO[self.onto](y)) - y).detach()
         else:
             y = s.labels if s.hard else s.y
         weight = None if self.weight is None or not weighted else self.weight.to(u.dtype)
-        if self.base is None:
+        if self.base == "bce":
+            losses = F.binary_cross_entropy_with_logits(u, y.to(u.dtype), reduction="none")[:, 0]
+            losses = losses if weight is None else losses * s.weights.to(losses.dtype)
+        elif self.base is None:
             losses = F.cross_entropy(u, y, weight=weight, reduction="none")
         else:
+            assert callable(self.base)
             losses = self.base(u, y)
             losses = losses if weight is None else losses * s.weights.to(losses.dtype)
         return losses if s.complete else torch.where(s.valid, losses, 0.0)
@@ -393,7 +414,7 @@ class Compensated(nn.Module):
     def reduce(self, s: State, losses: Tensor) -> Tensor:
         """Losses (B,) reduced as torch's cross entropy does: a weighted mean for class numbers, a mean for others."""
         if self.reduction == "none":
-            return losses
+            return s.places.back(losses)
         if self.reduction == "mean":
             return losses.mean() if self._counts_all(s) else losses.sum() / self.divisor(s)
         return losses.sum()
@@ -406,9 +427,9 @@ class Compensated(nn.Module):
 
         The sum of no losses is 0, and so are its gradients; divided by 0 they would be NaN, and so would be the model.
         """
-        if not s.hard:
+        if not s.hard and not self.binary:
             return max(1, len(s.target))
-        if self.weight is None or not weighted:
+        if self.weight is None or self.binary or not weighted:
             return s.valid.sum().clamp(min=1)
         total = (s.weights * s.valid).sum()
         return torch.where(total == 0, torch.ones_like(total), total)
@@ -425,7 +446,7 @@ class Compensated(nn.Module):
         if not torch.compiler.is_compiling():
             rolling = [statistic for statistic in watching if statistic.rolls]
             if rolling:
-                self._warn_without_epochs(len(s.target), rolling[0])
+                self._warn_without_epochs(s.visits, rolling[0])
             if self._awaits_meta:
                 self._warn_without_meta()
 

@@ -7,6 +7,7 @@ from typing import Any, Literal, final
 import torch
 from torch import Tensor, nn
 
+from compensate.errors import InputError
 from compensate.state import State, Value, at, rowwise
 
 
@@ -80,6 +81,11 @@ class Where(nn.Module):
 
     def forward(self, s: State) -> Tensor:
         """The term, zero for the samples that the gate keeps out."""
+        if s.by_input:
+            raise InputError(
+                f"a gate on features asks for one loss of each input, and an input of this batch has {s.places.each}. Gate logits "
+                "or labels, as mixcomp(eps2=0) does."
+            )
         mask = self.gate(s)
         with s.gated(mask):
             delta = self.term(s)

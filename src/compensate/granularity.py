@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from compensate.checks import at_hand, checked_index, checked_keys
 from compensate.errors import InputError
 from compensate.inference.regularized import L1, Bound, GroupL2, Penalty, row_step
-from compensate.state import THROUGH, State, Touched
+from compensate.state import THROUGH, State
 from compensate.stores import Kept, Spec, Store, choose
 from compensate.stores.transfer import restored
+from compensate.touched import Touched
 
 Update = Literal["prox", "subgradient", "meta", "manual", "inner"]
 
@@ -118,10 +119,11 @@ class Table(nn.Module, ABC):
 
     def counted(self, s: State) -> Tensor:
         """(B,) which of the keys count: those of samples that are neither ignored nor gated out."""
-        return s.active
+        return s.acting
 
     def charged(self, penalty: Tensor, s: State) -> Tensor:
         """(B,) the penalty of each sample, from that of its row."""
+        penalty = s.places.expanded(penalty, "a penalty") if s.by_input else penalty
         return penalty if s.complete and s.gate is None else penalty * s.active
 
     def forward(self, s: State) -> Tensor:
@@ -287,8 +289,11 @@ class Category(Table):
     granularity = "category"
 
     def key(self, s: State) -> Tensor:
-        """(B,) the given class of each sample."""
-        return checked_keys(s.labels, self.shape[0], "a Category table", "class", s.criterion.check)
+        """(B,) the given class of each sample; the class that a label is about, where a sample has several."""
+        if s.by_input:
+            s.places.one_class_each("a Category table on features")
+        labels = s.places.classes(s.target) if s.places.binary else s.labels
+        return checked_keys(labels, self.shape[0], "a Category table", "class", s.criterion.check)
 
 
 @final
@@ -308,7 +313,8 @@ class Group(Table):
                 "group is missing: a Group table keeps a row per group. Pass the group number of each sample: "
                 "criterion(logits, target, index, group=group)."
             )
-        return checked_keys(s.group, self.shape[0], "a Group table", "group", s.criterion.check)
+        keys = checked_keys(s.group, self.shape[0], "a Group table", "group", s.criterion.check)
+        return keys if s.by_input else s.places.expanded(keys, "group")
 
 
 @final
@@ -330,7 +336,8 @@ class Corpus(Table):
 
     def key(self, s: State) -> Tensor:
         """(B,) zeros."""
-        return torch.zeros(len(s.target), dtype=torch.long, device=s.target.device)
+        size = s.places.batch if s.by_input else len(s.target)
+        return torch.zeros(size, dtype=torch.long, device=s.target.device)
 
 
 @final

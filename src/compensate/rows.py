@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from compensate.state import THROUGH, State, Touched
+from compensate.state import THROUGH, State
+from compensate.touched import Touched
 
 
 def step_rows(s: State) -> None:
@@ -48,6 +49,8 @@ def _step_in_backward(s: State, touched: list[Touched]) -> None:
     """
     criterion = s.criterion
     summed = criterion.divisor(s) if criterion.reduction == "mean" else 1
+    if s.places.several:  # an input moves by the mean over its places
+        summed = summed * (s.places.of_sample(s.valid).any(1).sum() / s.valid.sum().clamp(min=1))
     scale: list[Tensor] = []
     s.loss.register_hook(scale.append)
     for one in touched:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, final, overload
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -16,6 +15,8 @@ from compensate.checks import at_hand, check_batch, check_target
 from compensate.errors import InputError
 from compensate.forwards import ModelStages, seeded, traceless
 from compensate.fused import cross_entropy
+from compensate.places import Places
+from compensate.touched import Touched, distinct_rows
 
 if TYPE_CHECKING:
     from compensate.equation import Compensated
@@ -86,36 +87,6 @@ def rowwise(v: Any, like: Tensor) -> Any:
     return v.reshape(v.shape[:1] + (1,) * (like.ndim - v.ndim) + v.shape[1:])
 
 
-@dataclass
-class Touched:
-    """Rows of a table that this batch reads and may move."""
-
-    table: Table
-    keys: Tensor  # (R,) distinct rows
-    rows: Tensor  # (R, *shape) their values, a leaf of the graph
-    count: (
-        Tensor | None
-    )  # (R,) samples of the batch that read each row and are not gated out; None if it is one for each row
-    which: Tensor | None  # (B,) the place of each sample's row among them; None if there is a place for each sample
-    slot: Slot
-    fixed: bool = False  # in compiled graphs: there is a place for each sample, even if several have one row
-
-    @property
-    def shared(self) -> bool:
-        """True if a row may serve several samples."""
-        return self.which is not None
-
-
-def distinct_rows(keys: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Distinct keys and the place of each sample's among them; None if all are distinct, as in most batches of samples."""
-    if at_hand(keys):
-        ordered = np.sort(keys.numpy())
-        if not (ordered[1:] == ordered[:-1]).any():
-            return keys, None
-    distinct, which = keys.unique(return_inverse=True)
-    return (keys, None) if len(distinct) == len(keys) else (distinct, which)
-
-
 class State:
     r"""One batch under the paper's names.
 
@@ -125,6 +96,8 @@ class State:
     Terms read it and return their part. What a term may read:
 
     - given: `x`, `target` (B,) or (B, C), `index` (B,), `group` (B,), `epoch`, `step`, `progress` in [0, 1];
+      where a sample has many places, or several labels, all that is said of samples here is said of them: B counts these rows, and
+      `places` leads from one to the other; only `x`, `index`, `group`, `dx` and `dv` are as they were given;
     - `labels` (B,) the given class, `y` (B, C) the given label, `valid` (B,) false where ignored;
     - `u` (B, C) logits with feature compensation, `logp` and `p` their (log-)softmax, `logq` the former as a constant,
       `z` (B, D) features, `head`;
@@ -157,7 +130,8 @@ class State:
     ) -> None:
         check_target(target)
         self.criterion = criterion
-        self.target, self.index, self.group = target, index, group
+        self.places = Places(target, binary=criterion.binary)
+        self.target, self.index, self.group = self.places.targets(target), index, group
         self.model, self.x = model, x
         self.learn, self.meta = learn, meta
         self.dx: Tensor | None = None
@@ -178,37 +152,53 @@ class State:
         self.gate: Tensor | None = None
         self._seed: int | None = None
         self._checked = False
-        self.checked: dict[int, Tensor] = {}  # the index, by the numbers of rows that it was found to address
+        self.checked: dict[
+            tuple[int, bool], Tensor
+        ] = {}  # the index, by the numbers of rows that it was found to address
         self.masked = False  # true if some logits are minus infinity
         self._recording = torch.is_grad_enabled()
         self._z: Tensor | None = None
         self._like: Tensor | None = None
         if logits is not None:
-            self.check(logits)
-            self.u = logits
+            self.u = self._rows(logits)
 
     # --- what was given ---------------------------------------------------------------------------------------
 
     @property
     def hard(self) -> bool:
-        """True if targets are class numbers, false if they are distributions."""
+        """True if targets are class numbers, false if they are distributions or labels."""
         return self.target.ndim == 1
+
+    @property
+    def shared(self) -> bool:
+        """True if the index names samples that have many places: all of them read one row."""
+        named = isinstance(self.index, Tensor) and self.index.shape == (self.places.batch,)
+        return named and self.places.dense and self.places.each > 0
+
+    @property
+    def visits(self) -> int:
+        """Rows of a table that the batch visits: its samples; its places, if the index names them; the labels of each."""
+        named = self.places.batch * (math.prod(self.places.shape) if self.index is not None and not self.shared else 1)
+        return named * self.places.labels
 
     @once
     def valid(self) -> Tensor:
         """(B,) false for samples whose target is `ignore_index`."""
-        if self.hard:
-            return self.target != self.criterion.ignore_index
+        if self.hard or self.places.binary:
+            return self.target.flatten() != self.criterion.ignore_index
         return torch.ones(len(self.target), dtype=torch.bool, device=self.target.device)
 
     @once
     def complete(self) -> bool:
         """True if it is known that no target is ignored."""
-        return not self.hard or (at_hand(self.target) and bool(self.valid.all()))
+        sure = not self.hard and not self.places.binary
+        return sure or (at_hand(self.target) and bool(self.valid.all()))
 
     @once
     def labels(self) -> Tensor:
         """(B,) the given class of each sample; 0 where it is ignored."""
+        if self.places.binary:
+            return (self.y[:, 0] >= 0.5).long()
         if not self.hard:
             return self.target.argmax(-1)
         return self.target if self.complete else self.target.masked_fill(~self.valid, 0)
@@ -218,6 +208,9 @@ class State:
         """(B, C) the given labels as distributions; zero rows where ignored."""
         # Not `self.u` if any logits are known: inner loops ask for `y` before `dx`, and so `u`, is settled.
         like = self.u if self._like is None else self._like
+        if self.places.binary:
+            kind = self.target.dtype if self.target.is_floating_point() else like.dtype
+            return self.target.to(torch.promote_types(kind, like.dtype)).masked_fill(~self.valid[:, None], 0.0)
         if not self.hard:
             return self.target.to(torch.promote_types(self.target.dtype, like.dtype))
         return like.new_zeros(len(self.labels), like.shape[-1]).scatter_(
@@ -230,6 +223,8 @@ class State:
         weight = self.criterion.weight
         if weight is None:
             return torch.ones((), device=self.target.device)
+        if self.places.binary:
+            return weight[self.places.classes(self.target)]
         return weight[self.labels] if self.hard else self.y @ weight.to(self.y.dtype)
 
     @property
@@ -306,16 +301,21 @@ class State:
                 u, z = stages.whole(self.x if dx is None else self.e + dx), None
             else:
                 z = stages.features(self._embedded if dx is None else self.e + dx)
-                u = stages.head(z)
-        self.check(u)
-        return u, z
+                if self.places.dense and z.shape[2:] == self.places.shape:
+                    z = self.places.rows(z, "features")
+                    u = stages.head(self.places.back(z))  # by way of the rows, so that terms find their gradient
+                else:
+                    u = stages.head(z)
+        return self._rows(u), z
 
-    def check(self, u: Tensor) -> None:
-        """Looks at the batch once its first logits are known."""
+    def _rows(self, u: Tensor) -> Tensor:
+        """Logits as the model gives them, as rows; the first ones are looked at, and the batch with them."""
+        u = self.places.rows(u)
         if not self._checked:
             check_batch(self, u, self.criterion.check)
             self._like = u.new_empty(0, u.shape[-1])
             self._checked = True
+        return u
 
     @once
     def u(self) -> Tensor:
@@ -328,6 +328,7 @@ class State:
         """(B, K, ...) what leads from each input to each of its K views."""
         views = self.criterion.views
         assert views is not None
+        views.check(self.places)
         return torch.stack([self._unpadded(view(self.e) - self.e) for view in views.of], 1)
 
     @property
@@ -356,7 +357,10 @@ class State:
     def logp(self) -> Tensor:
         """(B, C) log-softmax of `u`."""
         with torch.set_grad_enabled(self.u.requires_grad):  # a statistic, which asks without gradients, may ask first
-            return self.u.log_softmax(-1)
+            return self._log_probabilities(self.u)
+
+    def _log_probabilities(self, u: Tensor) -> Tensor:
+        return F.logsigmoid(u) if self.places.binary else u.log_softmax(-1)
 
     @property
     def p(self) -> Tensor:
@@ -366,7 +370,7 @@ class State:
     @once
     def logq(self) -> Tensor:
         """(B, C) log-softmax of `u`, a constant: what guesses and gates read."""
-        return self.u.detach().log_softmax(-1)
+        return self._log_probabilities(self.u.detach())
 
     @property
     def ordinary(self) -> bool:
@@ -416,7 +420,7 @@ class State:
                 return self.e
             case "dv":
                 assert self.criterion.views is not None
-                return self.e.new_zeros(len(self.target), len(self.criterion.views.of))
+                return self.e.new_zeros(self.places.batch, len(self.criterion.views.of))
             case "da":
                 if self.stages.structure is None:
                     raise InputError(
@@ -471,8 +475,15 @@ class State:
 
     @property
     def acting(self) -> Tensor:
-        """Which places of the compensation under evaluation count: the active samples (B,); of edges (E,), all."""
-        return torch.ones_like(self.like, dtype=torch.bool) if self.slot == "da" else self.active
+        """What counts of the compensation under evaluation: the active samples (B,); inputs with a place that is; of edges (E,), all."""
+        if self.slot == "da":
+            return torch.ones_like(self.like, dtype=torch.bool)
+        return self.places.of_sample(self.active).any(1) if self.by_input else self.active
+
+    @property
+    def by_input(self) -> bool:
+        """True while inputs are compensated of which each has several rows: one compensation serves them all."""
+        return self.places.several and self.slot in ("dx", "dv")
 
     @once
     def gradient(self) -> Tensor:
@@ -531,8 +542,11 @@ class State:
 
     def _penalize(self, table: Table, v: Tensor) -> None:
         if table.penalty is not None:
-            penalty = table.charged(table.penalty(v, self), self)
-            self.penalty = penalty if self.penalty is None else self.penalty + penalty
+            self.charge(table.charged(table.penalty(v, self), self))
+
+    def charge(self, penalty: Tensor) -> None:
+        """Adds a penalty (B,) to the losses."""
+        self.penalty = penalty if self.penalty is None else self.penalty + penalty
 
     def later(self, write: Callable[[], None]) -> None:
         """For terms that keep something: `write` is called once the batch is known to be accepted."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from compensate.errors import InputError
+from compensate.places import Places
 
 __all__ = ["Views", "blurred", "darkened", "moved", "shifted"]
 
@@ -53,6 +54,9 @@ def darkened(x: Tensor) -> Tensor:
     return x / 2
 
 
+MOVING = (shifted, moved)
+"""After these a place shows what another one has shown, so that its label is that of another."""
+
 DEFAULT = (shifted, moved, blurred, darkened)
 """For images and vectors whose neighboring entries belong together."""
 
@@ -63,7 +67,8 @@ class Views(nn.Module):
 
     Args:
         of: the transformations :math:`T_k`, functions of a batch of inputs (or of the model's `embed(x)`) that keep its shape
-            and its samples apart, such as those of :mod:`compensate.views`.
+            and its samples apart, such as those of :mod:`compensate.views`. Where places have labels of their own, they must
+            leave each place where it is, as `blurred` and `darkened` do.
 
     >>> len(Views(shifted, blurred).of)
     2
@@ -78,6 +83,14 @@ class Views(nn.Module):
         for number, view in enumerate(of):
             setattr(self, str(number), view)
         self.size = len(of)
+
+    def check(self, places: Places) -> None:
+        """Raises if a view moves inputs whose places have labels of their own."""
+        if places.dense and any(view in MOVING for view in self.of):
+            raise InputError(
+                f"a view moves the input, and an input of this batch has {places.each} places with labels of their own, which "
+                "would not move along. Choose views that leave places where they are: views=(blurred, darkened)."
+            )
 
     @property
     def of(self) -> tuple[Callable[..., Tensor], ...]:

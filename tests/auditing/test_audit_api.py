@@ -37,7 +37,7 @@ def test_wrong_labels_are_found_and_corrected(found):
     _, given, true, wrong = blobs()
     assert wrong[found.mask].mean() > 0.9
     assert found.mask[wrong].mean() > 0.4
-    assert average_precision_score(wrong, found.score) > 0.95
+    assert average_precision_score(wrong, found.log_odds) > 0.95
     assert (found.suggested == true)[wrong].mean() > 0.95
     assert found.noise_rate.low <= wrong.mean() <= found.noise_rate.high
     np.testing.assert_array_equal(found.given, given)
@@ -65,8 +65,8 @@ def test_the_confusion_sums_to_the_rows(found):
 def test_the_same_seed_gives_the_same_audit():
     x, given, _, _ = blobs(200)
     first, second = (audit(x, given, seed=5) for _ in range(2))
-    np.testing.assert_array_equal(first.score, second.score)
-    assert not np.array_equal(first.score, audit(x, given, seed=6).score)
+    np.testing.assert_array_equal(first.log_odds, second.log_odds)
+    assert not np.array_equal(first.log_odds, audit(x, given, seed=6).log_odds)
 
 
 def test_it_survives_the_disk(found, tmp_path):
@@ -158,7 +158,7 @@ def test_probabilities_that_are_too_sure_still_find_errors():
     flipped = noise.symmetric(true, 3, 0.15, seed=0)
     found = audit_probabilities(np.eye(3)[true], flipped.labels)
     assert not found.notes
-    assert average_precision_score(flipped.changed, found.score) > 0.99
+    assert average_precision_score(flipped.changed, found.log_odds) > 0.99
 
 
 def test_rows_without_a_label_are_predicted():

@@ -49,8 +49,10 @@ def test_a_table_from_audit_to_corrected_file(table, tmp_path):
     assert 'label column "target" (2 classes' in said
     assert "1 without a label" in said
     assert "of labels look wrong" in said
-    assert "export there: corrections.csv, then compensate apply people.csv corrections.csv" in said
     (folder,) = (tmp_path / "runs").iterdir()
+    assert f"review them: compensate review runs/{folder.name} or open" in said
+    assert f"then: compensate apply runs/{folder.name}" in said
+    assert "compensate apply people.csv corrections.csv" in (folder / "report.html").read_text(), "for who exports"
     names = {p.name for p in folder.iterdir()}
     assert names >= {"config.json", "suspects.csv", "report.html", "audit", "predictions.csv"}
     assert not names & {"metrics.jsonl", "model.safetensors"}, "no model is trained"
@@ -161,8 +163,8 @@ def test_quantities_in_a_file(tmp_path, monkeypatch):
     pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "price": y.round(2)}).to_csv("p.csv", index=False)
     said = run("audit", "p.csv", "--label", "price", "--task", "regression")
     assert "a quantity from" in said
-    assert "--label price" in said
     (folder,) = (tmp_path / "runs").iterdir()
+    assert "--label price" in (folder / "report.html").read_text()
     assert set(pd.read_csv(folder / "suspects.csv").head(8)["index"]) == set(range(8))
 
 

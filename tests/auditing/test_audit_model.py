@@ -36,7 +36,7 @@ def test_a_model_finds_wrong_labels(kind, crossfit):
     before = {name: value.clone() for name, value in module.state_dict().items()}
     model = {"name": "mlp", "module": module, "function": lambda: MLP(6, 3, hidden=(32,))}[kind]
     found = audit(x, given, model, crossfit=crossfit, epochs=12, lr=0.01)
-    assert average_precision_score(wrong, found.score) > 0.9
+    assert average_precision_score(wrong, found.log_odds) > 0.9
     assert found.mask[wrong].mean() > 0.4
     assert wrong[found.mask].mean() > 0.9
     assert (found.suggested == true)[wrong].mean() > 0.9
@@ -95,7 +95,7 @@ def test_a_training_that_was_ended_goes_on_where_it_was(tmp_path, crossfit):
         progress=lambda stage, done, total: resumed.append(done) if stage == "training" else None,
     )  # fmt: skip
     assert min(resumed) == (21 if crossfit else 7), "what was done is not done again"
-    np.testing.assert_array_equal(found.score, whole.score)
+    np.testing.assert_array_equal(found.log_odds, whole.log_odds)
     np.testing.assert_array_equal(found.probabilities, whole.probabilities)
     assert found.curves == whole.curves
 

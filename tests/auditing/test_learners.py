@@ -133,3 +133,19 @@ def test_transitions_have_the_assumed_share_of_errors():
     more = counts + np.array([[0, 60, 0], [0, 0, 0], [0, 0, 0]])
     b = transition_from(more, 0.1)
     assert b[0, 1] == pytest.approx(63 / 143, abs=0.05), "more errors than assumed are believed"
+
+
+def test_a_trusted_label_is_learned_from_in_full():
+    """The gradient of a trusted label is that of cross entropy; that of another one is bounded by LogComp, or shared by transitions."""
+    from compensate.auditing.linear import compensated, softmax, transferred
+
+    labels, trusted = np.array([0, 0]), np.array([False, True])
+    p, log_p = softmax(np.array([[[-4.0, 4.0]], [[-4.0, 4.0]]], np.float32))
+    plain = p - np.eye(2, dtype=np.float32)[labels][:, None]
+    rows = np.arange(2)
+    a = np.array([[[0.8, 0.2], [0.2, 0.8]]], np.float32)
+    for slope in (compensated(labels, 0.5, trusted), transferred(labels, a, trusted)):
+        loss, r = slope(p, log_p, rows)
+        np.testing.assert_allclose(r[1], plain[1], atol=1e-6)
+        assert np.abs(r[0]).max() < 0.75 * np.abs(plain[0]).max()
+        assert loss[1, 0] == pytest.approx(-float(log_p[1, 0, 0]), rel=1e-5)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import log_softmax
 
-from compensate.auditing.noise_model import judge, pool
+from compensate.auditing.noise_model import after_decisions, judge, pool, recalibration, shares
 from compensate.data import noise
 
 SIZE = 4000
@@ -119,7 +119,7 @@ def test_the_weight_of_a_learner_follows_what_it_knows():
     blind = log_softmax(rng.normal(size=log_q.shape), 1)
     pooled, weights = pool({"good": log_q, "blind": blind}, true)
     assert weights["good"] > 0.9
-    assert sum(weights.values()) == pytest.approx(1)
+    assert sum(shares(weights).values()) == pytest.approx(1)
     np.testing.assert_allclose(np.exp(pooled).sum(1), 1, rtol=1e-6)
     np.testing.assert_allclose(np.exp(pooled), np.exp(log_q), atol=0.1)
 
@@ -129,7 +129,7 @@ def test_equal_learners_weigh_the_same_and_rows_without_a_label_count_nothing():
     labels = true.copy()
     labels[::5] = -1
     pooled, weights = pool({"a": log_q, "b": log_q}, labels)
-    assert weights == pytest.approx({"a": 0.5, "b": 0.5}, abs=1e-3)
+    assert shares(weights) == pytest.approx({"a": 0.5, "b": 0.5}, abs=1e-3)
     other = labels.copy()
     shifted = np.where(labels[:, None] < 0, np.roll(log_q, 1, 1), log_q)
     assert pool({"a": shifted, "b": shifted}, other)[1] == pytest.approx(weights)
@@ -146,4 +146,36 @@ def test_two_halves_of_the_evidence_add_up():
     rows = np.arange(SIZE)
     losses = [-values[rows, true].mean() for values in log_p.values()]
     assert -pooled[rows, true].mean() < 0.7 * min(losses)
-    assert weights == pytest.approx({"a": 0.5, "b": 0.5}, abs=0.1)
+    assert shares(weights) == pytest.approx({"a": 0.5, "b": 0.5}, abs=0.1)
+
+
+def test_decided_labels_are_right_and_shift_the_others():
+    log_q, true = posterior()
+    flipped = noise.symmetric(true, 4, 0.1, seed=0)
+    before = judge(log_q, flipped.labels)
+    suspects = np.argsort(-before.log_odds)[:60]
+    decided = np.zeros(len(true), bool)
+    decided[suspects] = True
+    labels = np.where(decided, true, flipped.labels)
+    after = after_decisions(before, labels, flipped.labels, decided)
+    assert (after.p_error[decided] == 0).all()
+    assert (after.suggested != labels).all()
+    found = (decided & (labels != flipped.labels)).mean()
+    assert after.share.low <= after.share.value <= after.share.high <= before.share.high
+    assert after.share.high == pytest.approx(before.share.high - found, abs=1e-9)
+    rest = ~decided
+    order = np.argsort(before.p_error[rest])
+    assert (np.diff(after.p_error[rest][order]) >= -1e-12).all(), "a shift keeps the order"
+    # Somebody who finds that every suspect was right lowers the probabilities of the others.
+    kept = after_decisions(before, flipped.labels, flipped.labels, decided)
+    assert kept.model.shift < -1 < after.model.shift
+    assert (kept.p_error[rest] <= before.p_error[rest]).all()
+
+
+@pytest.mark.parametrize("shift", [-1.5, 0.0, 1.0])
+def test_a_shift_of_log_odds_is_found_whichever_labels_were_looked_at(shift):
+    rng = np.random.default_rng(0)
+    said = rng.normal(size=4000) * 2
+    wrong = rng.random(4000) < 1 / (1 + np.exp(-said - shift))
+    for looked_at in (said > 1, said < 0, slice(None)):
+        assert recalibration(said[looked_at], wrong[looked_at]) == pytest.approx(shift, abs=0.25)

@@ -49,7 +49,7 @@ def test_examples_carry_the_label_they_stand_for_and_were_predicted_so_by_models
 
 def test_copies_of_the_suspect_are_not_shown_as_examples_of_another_class() -> None:
     audit, _ = planted_audit(2)
-    suspect = int(np.argmax(audit.score))
+    suspect = int(np.argmax(audit.log_odds))
     certain = np.flatnonzero((audit.given == audit.suggested[suspect]) & (audit.p_error < CERTAIN))[::2]
     vectors = audit.vectors.copy()
     noise = np.random.default_rng(0).normal(size=(len(certain), vectors.shape[1]))

@@ -26,9 +26,9 @@ def test_values_of_other_rows_are_found():
     x, given, y, wrong = friedman(0.1)
     found = audit(x, given)
     assert found.regression
-    assert average_precision_score(wrong, found.score) > 0.5
+    assert average_precision_score(wrong, found.log_odds) > 0.5
     assert found.noise_rate.low <= wrong.mean() <= found.noise_rate.high
-    most = np.argsort(-found.score)[:30]
+    most = np.argsort(-found.log_odds)[:30]
     assert wrong[most].mean() > 0.7
     assert np.abs(found.suggested - y)[most].mean() < np.abs(found.given - y)[most].mean() / 2
     assert list(found.evidence) == ["residual", "usual residual"]
@@ -51,7 +51,7 @@ def test_noise_that_depends_on_the_place_is_not_taken_for_errors():
     wrong[np.flatnonzero(x[:, 0] < 0)[:20]] = True
     found = audit(x, np.where(wrong, y + 5, y))
     assert found.mask[~wrong].mean() <= 0.01
-    assert average_precision_score(wrong, found.score) > 0.9
+    assert average_precision_score(wrong, found.log_odds) > 0.9
     assert average_precision_score(wrong, found.evidence["residual"]) < 0.5
     place = found.evidence["usual residual"]
     assert np.median(place[x[:, 0] > 0]) > 2 * np.median(place[x[:, 0] < 0])

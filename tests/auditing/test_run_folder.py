@@ -201,12 +201,12 @@ def test_a_run_replaces_the_former_as_a_whole(tmp_path):
 def test_a_folder_with_other_files_is_not_replaced(tmp_path):
     (tmp_path / "run").mkdir()
     write_run(made(), tmp_path / "run")
-    (tmp_path / "run" / "corrections.csv").write_text("mine")
-    with pytest.raises(InputError, match=r"holds corrections\.csv, which an audit does not write"):
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match=r"holds notes\.txt, which an audit does not write"):
         check_run_folder(tmp_path / "run")
-    with pytest.raises(InputError, match=r"corrections\.csv"):
+    with pytest.raises(InputError, match=r"notes\.txt"):
         write_run(made(), tmp_path / "run")
-    assert (tmp_path / "run" / "corrections.csv").read_text() == "mine"
+    assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
 
 
 def test_a_failure_while_writing_leaves_the_former_run(tmp_path, monkeypatch):

@@ -11,7 +11,8 @@ from sklearn.metrics import average_precision_score
 
 from compensate import audit, encoders
 from compensate.auditing.source import read
-from compensate.auditing.views import bounded, make_views
+from compensate.auditing.view_makers import Features
+from compensate.auditing.views import make_views
 from compensate.data import digits, noise
 from compensate.errors import InputError
 
@@ -48,7 +49,7 @@ def test_empty_texts_among_others_are_audited():
     said = np.array([bool(text) for text in texts])
     assert found.mask[flipped.changed & said].mean() > 0.8
     assert flipped.changed[found.mask].mean() > 0.8
-    assert np.isfinite(found.score).all()
+    assert np.isfinite(found.log_odds).all()
 
 
 def test_texts_without_words_are_refused():
@@ -138,15 +139,15 @@ def test_numbers_of_any_size_leave_the_others_their_weight(columns, odd):
         x *= np.float32(1e30 if odd == "all" else 1e-30)
     flipped = noise.symmetric(true, 2, 0.1, seed=0)
     found = audit(x, flipped.labels)
-    assert average_precision_score(flipped.changed, found.score) > 0.9
+    assert average_precision_score(flipped.changed, found.log_odds) > 0.9
     assert found.mask[~flipped.changed].mean() < 0.02
 
 
 def test_usual_numbers_stay_as_they_are():
     x = np.random.default_rng(0).normal(size=(100, 3)).astype(np.float32)
-    assert bounded(x) is x
+    assert Features.fit(x).bounded(x) is x
     x[5, 1] = -1e6
-    cut = bounded(x)
+    cut = Features.fit(x).bounded(x)
     low, middle, high = np.quantile(x[:, 1], [0.05, 0.5, 0.95])
     assert cut[5, 1] == pytest.approx(middle - 10 * min(high - middle, middle - low), rel=1e-4)
     np.testing.assert_array_equal(np.delete(cut, 5, 0), np.delete(x, 5, 0))
@@ -162,7 +163,7 @@ def test_a_table_of_few_distinct_rows_is_audited():
     )
     found = audit(frame, label="label", task="classification")
     assert found.config["agreement"] > 0.85
-    assert average_precision_score(flipped.changed, found.score) > 0.9
+    assert average_precision_score(flipped.changed, found.log_odds) > 0.9
 
 
 @pytest.mark.parametrize("x", [np.ones((60, 4)), np.zeros((60, 1, 8, 8), np.uint8), ["a text"] * 60])

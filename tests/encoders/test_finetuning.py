@@ -74,7 +74,7 @@ def test_texts_are_judged_by_an_encoder_that_learned_from_them(bert, crossfit):
     assert found.config["views"][name] > 0
     assert "words: logcomp" in found.config["views"], "the other learners are there too"
     assert (found.config["finetuned"], found.config["encoder"], found.config["epochs"]) == (bert.name, bert.name, 6)
-    assert average_precision_score(wrong, found.score) > 0.8
+    assert average_precision_score(wrong, found.log_odds) > 0.8
     assert [len(values) for values in found.curves.values()] == [6, 6]
     assert found.curves["accuracy"][-1] > max(found.curves["accuracy"][0], 0.7)
 
@@ -83,7 +83,7 @@ def test_images_are_judged_by_an_encoder_that_learned_from_them(vit):
     x, given, wrong = images()
     found = audit(x, given, encoder=vit, finetune=True, **FAST)
     assert found.config["views"][f"{vit.name}, fine-tuned"] > 0
-    assert average_precision_score(wrong, found.score) > 0.9
+    assert average_precision_score(wrong, found.log_odds) > 0.9
     data = Data(x, given, ("dark", "bright"))
     start = prepare_finetuning(data, find_tunable(data, vit), 2).model
     weights = dict(start.named_parameters())
@@ -99,7 +99,7 @@ def test_the_default_image_encoder_can_be_trained():
     x, given, _ = images(24)
     found = audit(x, given, encoder="efficientnet-lite0", finetune=True, epochs=1, batch_size=24)
     assert found.config["finetuned"] == "efficientnet-lite0"
-    assert np.isfinite(found.score).all()
+    assert np.isfinite(found.log_odds).all()
 
 
 def find_installed(name: str):
@@ -187,7 +187,7 @@ def test_a_training_that_was_ended_goes_on_where_it_was(bert, tmp_path, monkeypa
         progress=lambda stage, done, total: resumed.append(done) if stage == "training" else None,
     )  # fmt: skip
     assert min(resumed) == at + (end == "asked"), "what was stored is not done again"
-    np.testing.assert_array_equal(found.score, whole.score)
+    np.testing.assert_array_equal(found.log_odds, whole.log_odds)
     np.testing.assert_array_equal(found.probabilities, whole.probabilities)
     assert found.curves == whole.curves
 

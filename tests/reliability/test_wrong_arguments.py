@@ -18,7 +18,9 @@ HOSTILE = "no/such/\u202ething"
 
 GOOD = {
     "audit": ("table.csv",),
+    "review": ("table.csv",),
     "apply": ("table.csv", "corrections.csv"),
+    "check": ("table.csv", "--against", "table.csv"),
     "train": ("table.csv", "--label", "label", "--epochs", "1"),
     "compare": ("table.csv", "--label", "label", "--epochs", "1", "--workers", "1"),
     "tune": ("table.csv", "--label", "label", "--epochs", "1", "--workers", "1", "--method", "logcomp"),

@@ -341,6 +341,6 @@ def _as_audit(found: Any, votes: Votes, consensus: Consensus, replace: Any) -> A
     )
     back = np.argsort(to)
     return replace(
-        found, given=to[given], suggested=to[others.argmax(1)], p_error=wrong, score=np.log(wrong / (1 - wrong)),
+        found, given=to[given], suggested=to[others.argmax(1)], p_error=wrong, log_odds=np.log(wrong / (1 - wrong)),
         probabilities=p[:, back].astype(np.float32), noise_rate=share,
     )  # fmt: skip

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from compensate.auditing.corrections import Correction
+from compensate.auditing.decisions import decided_labels
+from compensate.auditing.fitted import Learner
 from compensate.auditing.folds import FOLDS, assign_folds
 from compensate.auditing.learners import judge_view
-from compensate.auditing.noise_model import BY_CHANCE, Verdict, judge, pool
+from compensate.auditing.noise_model import BY_CHANCE, Verdict, after_decisions, judge, pool, shares
 from compensate.auditing.result import Audit
+from compensate.auditing.scorer import Scorer
 from compensate.auditing.source import KINDS, labeled, read
 from compensate.auditing.views import Views, make_views, unused_encoder
 from compensate.data.dataset import UNLABELED, Data
@@ -49,6 +53,7 @@ def audit(
     precision: str = "no",
     run_folder: str | Path | None = None,
     resume: bool = False,
+    decisions: str | Path | Iterable[Correction] | None = None,
     seed: int = 0,
     progress: Progress | None = None,
     **options: Any,
@@ -75,6 +80,9 @@ def audit(
         epochs, batch_size, lr, precision: of the training. Of an encoder, ``lr`` is 2e-5 for texts and 5e-5 for images, and its
             head has fifty times as much.
         device: for the encoder and the model; a graphics card if there is one.
+        decisions: what people have decided about labels of an earlier audit: ``corrections.csv``, the run's folder, or `Correction`
+            records. Those labels are taken as decided, learned from without compensation, and never flagged; what was decided also
+            calibrates the probabilities of the others.
         run_folder, resume: where the training keeps checkpoints, and whether to go on from them.
         seed: of folds and everything random.
         progress: told about the stages.
@@ -114,12 +122,16 @@ def audit(
     source = read(data, labels, features, options)
     known = labeled(source)
     if known.regression:
+        if decisions is not None:
+            raise InputError("decisions are about classes; quantities are audited without them. Leave decisions out.")
         if model is not None:
             raise InputError("quantities are judged without a model of your own; give its embeddings as features=.")
         if finetune:
             raise InputError("finetune learns classes, and these labels are quantities; leave it out.")
         return _quantities(known, encoder, device, seed, progress)
-    given_labels, notes = _audited(known)
+    decided = None if decisions is None else decided_labels(known, decisions)
+    given_labels, notes = _audited(known if decided is None else known.relabel(decided.labels))
+    trusted = None if decided is None else decided.rows
     rows = np.flatnonzero(given_labels != UNLABELED)
     if len(rows) < FEWEST:
         raise InputError(f"{len(rows)} rows have a label that can be checked; an audit needs {FEWEST} or more.")
@@ -135,7 +147,7 @@ def audit(
         views = None
         notes = (*notes, *unused_encoder(encoder, "the samples of a model without crossfit"))
     folds = assign_folds(given_labels, None if views is None else views.keys, seed=seed)
-    log_p, transition = _judged(views, given_labels, folds, known.num_classes, seed, progress)
+    log_p, transition, fitted = _judged(views, given_labels, folds, known.num_classes, trusted, seed, progress)
     config: dict[str, Any] = {"seed": seed, "folds": FOLDS, **({} if views is None else views.about)}
     trained = None
     if model is not None or tunable is not None:
@@ -154,11 +166,28 @@ def audit(
             log_p["model"] = trained.log_p
             config["folds"] = FOLDS if crossfit else 1
         config |= {"method": method, "hyper": dict(hyper or {}), "epochs": trained.epochs, "crossfit": crossfit}
-    log_q, config["views"] = pool(log_p, given_labels)
-    verdict = judge(log_q[rows], given_labels[rows], transition)
+    log_q, weights = pool(log_p, given_labels)
+    config["views"] = shares(weights)
+    if decided is None:
+        verdict = judge(log_q[rows], given_labels[rows], transition)
+    else:
+        before = np.where(decided.rows, decided.before, given_labels)[rows]
+        verdict = judge(log_q[rows], before, transition)
+        verdict = after_decisions(verdict, given_labels[rows], before, decided.rows[rows])
+        config["decided"] = decided.described(known.index)
     if verdict.by_chance:
         notes = (*notes, BY_CHANCE.format("labels"))
-    return _result(known, rows, given_labels, log_q, verdict, config, notes, views, trained)
+    scorer = None if views is None or trained is not None else _scorer(views, fitted, weights, verdict)
+    return _result(known, rows, given_labels, log_q, verdict, config, notes, views, trained, scorer)
+
+
+def _scorer(views: Views, fitted: list[dict[str, Learner]], weights: Mapping[str, float], verdict: Verdict) -> Scorer:
+    """What judges new samples as these were judged."""
+    by_view = tuple(
+        {name: weights[f"{view.name}: {name}"] for name in learners}
+        for view, learners in zip(views.views, fitted, strict=True)
+    )
+    return Scorer(views.makers, tuple(fitted), by_view, verdict.model, verdict.by_chance)
 
 
 def _check_training(
@@ -188,23 +217,26 @@ def _judged(
     labels: NDArray[np.int64],
     folds: NDArray[np.int64],
     classes: int,
+    trusted: NDArray[np.bool_] | None,
     seed: int,
     progress: Progress | None,
-) -> tuple[dict[str, Any], NDArray[np.float64] | None]:
-    """What the learners of all views say, out of fold, and the mean of their transitions."""
+) -> tuple[dict[str, Any], NDArray[np.float64] | None, list[dict[str, Learner]]]:
+    """What the learners of all views say, out of fold, the mean of their transitions, and for each view what judges new rows."""
     if views is None:
-        return {}, None
+        return {}, None, []
     log_p: dict[str, Any] = {}
+    models = []
     transitions = []
     for k, view in enumerate(views.views):
         if progress is not None:
             progress("fitting", k, len(views.views))
-        found = judge_view(view, labels, folds, FOLDS, classes, seed=seed)
+        found = judge_view(view, labels, folds, FOLDS, classes, trusted=trusted, seed=seed)
+        models.append(found.models)
         log_p |= {f"{view.name}: {name}": values for name, values in found.log_p.items()}
         transitions.append(found.transition)
     if progress is not None:
         progress("fitting", len(views.views), len(views.views))
-    return log_p, np.mean(transitions, axis=0)
+    return log_p, np.mean(transitions, axis=0), models
 
 
 def _result(
@@ -217,6 +249,7 @@ def _result(
     notes: tuple[str, ...],
     views: Views | None,
     trained: Any,
+    scorer: Scorer | None,
 ) -> Audit:
     agreement = float((verdict.log_q.argmax(1) == given[rows]).mean())
     config |= {"agreement": agreement, "by_chance": verdict.by_chance}
@@ -226,7 +259,7 @@ def _result(
         classes=data.classes,
         given=given[rows],
         suggested=verdict.suggested,
-        score=verdict.log_odds,
+        log_odds=verdict.log_odds,
         p_error=p,
         evidence=verdict.evidence(given[rows]),
         noise_rate=verdict.share,
@@ -234,6 +267,7 @@ def _result(
         unlabeled=_predicted(data, given, log_q),
         curves={} if trained is None else trained.curves,
         model=None if trained is None else trained.model,
+        fitted=scorer,
     )
 
 
@@ -291,7 +325,7 @@ def _quantities(data: Data, encoder: str | Path, device: str | None, seed: int, 
         classes=(),
         given=values[rows],
         suggested=found.predicted[rows],
-        score=found.log_odds[rows],
+        log_odds=found.log_odds[rows],
         p_error=found.p_error[rows],
         evidence={"residual": np.abs(values - found.predicted)[rows], "usual residual": found.scale[rows]},
         noise_rate=found.share,

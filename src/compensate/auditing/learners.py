@@ -11,6 +11,17 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from compensate.auditing.fitted import (
+    ABSENT,
+    SMALLEST,
+    Forest,
+    Learner,
+    Linear,
+    Neighbors,
+    smoothed,
+    unit_length,
+    votes,
+)
 from compensate.auditing.linear import BLOCK, LinearFolds, compensated, softmax, transferred
 
 Floats = NDArray[np.float32]
@@ -38,7 +49,8 @@ comparisons that are made in all: of many rows each is compared with fewer."""
 TREES, GROWN_ON = 200, 50_000
 """Extra trees, and the rows that each is grown on; of many rows there are fewer trees."""
 
-SMALLEST = 1e-6
+STORED_TREES = 0.25
+"""The part of so many trees that is grown on all rows, to judge rows that are not there yet."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,33 +74,47 @@ class Judged:
 
     Attributes:
         log_p: by learner, (N, C) out-of-fold log probabilities.
+        models: by learner, what judges rows that are not among these.
         transition: (C, C) how often true class t is written as j, under the assumed share of errors.
         decay: the chosen strength.
     """
 
     log_p: dict[str, Floats] = field(default_factory=dict)
+    models: dict[str, Learner] = field(default_factory=dict)
     transition: NDArray[np.float64] = field(default_factory=lambda: np.eye(1))
     decay: float = 0.0
 
 
-def judge_view(view: View, labels: Ints, folds: Ints, num_folds: int, num_classes: int, *, seed: int = 0) -> Judged:
+def judge_view(
+    view: View,
+    labels: Ints,
+    folds: Ints,
+    num_folds: int,
+    num_classes: int,
+    *,
+    trusted: NDArray[np.bool_] | None = None,
+    seed: int = 0,
+) -> Judged:
     """Out-of-fold predictions of all learners that suit the view.
 
     Args:
         view: the features.
         labels: (N,) class numbers, -1 where there is none.
         folds: (N,) the fold in which each row is held out.
+        trusted: (N,) labels that are known to be right: linear models learn from them without compensation.
     """
     found = Judged()
     fitted = LinearFolds(view.x, folds, num_folds, num_classes, labels >= 0)
-    _logcomp(fitted, labels, found)
-    _transitions(fitted, labels, found)
+    _logcomp(fitted, labels, trusted, found)
+    _transitions(fitted, labels, trusted, found)
     if fitted.axes is None:
         found.log_p["naive Bayes"] = _naive_bayes(view.x, labels, folds, num_folds, num_classes)
+        found.models["naive Bayes"] = _bayes_model(view.x, labels, num_classes)
     else:
-        found.log_p["neighbors"] = _neighbors(fitted, labels, seed)
+        found.log_p["neighbors"], found.models["neighbors"] = _neighbors(fitted, labels, seed)
     if view.trees is not None:
         found.log_p["trees"] = _trees(view.trees, labels, folds, num_folds, num_classes, seed)
+        found.models["trees"] = _tree_model(view.trees, labels, num_classes, seed)
     return found
 
 
@@ -98,10 +124,10 @@ def log_loss(log_p: Floats, labels: Ints) -> float:
     return -float(log_p[rows, labels[rows]].mean(dtype=np.float64))
 
 
-def _logcomp(fitted: LinearFolds, labels: Ints, found: Judged) -> None:
+def _logcomp(fitted: LinearFolds, labels: Ints, trusted: NDArray[np.bool_] | None, found: Judged) -> None:
     best, chosen, w = np.inf, None, None
     for decay in STRENGTHS:
-        w = fitted.fit(compensated(labels, LAMBDA), decay, w)
+        w = fitted.fit(compensated(labels, LAMBDA, trusted), decay, w)
         loss = log_loss(fitted.held_out(w, fitted.fitted), labels[fitted.fitted])
         if loss < best:
             best, chosen, found.decay = loss, w, decay
@@ -109,9 +135,10 @@ def _logcomp(fitted: LinearFolds, labels: Ints, found: Judged) -> None:
             break
     assert chosen is not None
     found.log_p["logcomp"] = fitted.held_out(chosen)
+    found.models["logcomp"] = Linear(*fitted.mean(chosen))
 
 
-def _transitions(fitted: LinearFolds, labels: Ints, found: Judged) -> None:
+def _transitions(fitted: LinearFolds, labels: Ints, trusted: NDArray[np.bool_] | None, found: Judged) -> None:
     """Expectation and maximization: weights under the present transitions, then transitions under the posterior."""
     classes, others = fitted.num_classes, 1 - np.eye(fitted.num_classes)
     uniform = np.eye(classes) * (1 - ERRORS) + others * ERRORS / max(classes - 1, 1)
@@ -119,14 +146,15 @@ def _transitions(fitted: LinearFolds, labels: Ints, found: Judged) -> None:
     size = len(fitted.fitted) * (fitted.num_folds - 1) / fitted.num_folds
     w = None
     for step in range(ROUNDS):
-        w = fitted.fit(transferred(labels, a), found.decay, w)
+        w = fitted.fit(transferred(labels, a, trusted), found.decay, w)
         if step == ROUNDS - 1:
             break
-        counts = _posterior_counts(fitted, labels, a, w) * size
+        counts = _posterior_counts(fitted, labels, trusted, a, w) * size
         for k in range(fitted.num_folds):
             a[k] = transition_from(counts[k])
     assert w is not None
     found.log_p["transitions"] = fitted.held_out(w)
+    found.models["transitions"] = Linear(*fitted.mean(w))
     found.transition = a.mean(0).astype(np.float64)
 
 
@@ -147,7 +175,9 @@ def transition_from(counts: NDArray[np.floating], errors: float = ERRORS) -> NDA
     return a + np.diag(1 - a.sum(1))
 
 
-def _posterior_counts(fitted: LinearFolds, labels: Ints, a: Floats, w: Floats) -> NDArray[np.float64]:
+def _posterior_counts(
+    fitted: LinearFolds, labels: Ints, trusted: NDArray[np.bool_] | None, a: Floats, w: Floats
+) -> NDArray[np.float64]:
     """(K, C, C) shares of rows by true and given class, each fold over the rows it learned from."""
     classes = fitted.num_classes
     counts = np.zeros((classes, fitted.num_folds, classes))
@@ -156,6 +186,8 @@ def _posterior_counts(fitted: LinearFolds, labels: Ints, a: Floats, w: Floats) -
         rows = fitted.fitted[part]
         given = labels[rows]
         r = softmax(fitted.logits(w, rows))[0] * columns[given]
+        if trusted is not None:
+            r = np.where(trusted[rows][:, None, None], np.eye(classes, dtype=np.float32)[given][:, None], r)
         r *= (fitted.train[part] / np.maximum(r.sum(2), 1e-12))[..., None]
         _add_by_class(counts, given, r)
     return counts.transpose(1, 2, 0)
@@ -166,37 +198,38 @@ def _add_by_class(counts: NDArray[np.float64], given: Ints, r: Floats) -> None:
     counts += np.asarray(one @ r.reshape(len(r), -1)).reshape(counts.shape)
 
 
-def _neighbors(fitted: LinearFolds, labels: Ints, seed: int) -> Floats:
-    """Votes of the nearest rows of other folds, by cosine in the leading principal components."""
+def _neighbors(fitted: LinearFolds, labels: Ints, seed: int) -> tuple[Floats, Neighbors]:
+    """Votes of the nearest rows of other folds, by cosine in the leading principal components; and of all rows, for new ones."""
     assert fitted.axes is not None
     axes = fitted.axes[:, ::-1][:, :COMPONENTS] / fitted.scale[:, None]
     n, classes = fitted.x.shape[0], fitted.num_classes
     z = np.empty((n, axes.shape[1]), np.float32)
     for rows in fitted.blocks(n):
-        z[rows] = (fitted.x[rows] - fitted.center) @ axes
-    z /= np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-12)
+        z[rows] = unit_length((fitted.x[rows] - fitted.center) @ axes)
     rng = np.random.default_rng(seed)
     found = np.empty((n, classes), np.float32)
+    reference = min(REFERENCE, max(1000, COMPARED // n))
+    spreads: list[float] = []
+
+    def spread(close: Floats) -> float:
+        spreads.append(float(close.std()))
+        return spreads[-1]
+
     for fold in range(fitted.num_folds):
-        pool = np.flatnonzero((fitted.folds != fold) & (labels >= 0))
-        reference = min(REFERENCE, max(1000, COMPARED // n))
-        if len(pool) > reference:
-            pool = np.sort(rng.choice(pool, reference, replace=False))
+        pool = _some(np.flatnonzero((fitted.folds != fold) & (labels >= 0)), reference, rng)
         held = np.flatnonzero(fitted.folds == fold)
         k = min(NEIGHBORS, len(pool))
-        prior = np.bincount(labels[pool], minlength=classes) / len(pool)
-        size = max(1, BLOCK // len(pool))
-        for start in range(0, len(held), size):
+        for start in range(0, len(held), size := max(1, BLOCK // len(pool))):
             here = held[start : start + size]
-            near = z[here] @ z[pool].T
-            who = np.argpartition(-near, k - 1, axis=1)[:, :k]
-            close = np.take_along_axis(near, who, 1)
-            vote = np.exp((close - close.max(1, keepdims=True)) / max(float(close.std()), 1e-9))
-            place = np.repeat(np.arange(len(here)), k) * classes + labels[pool[who]].ravel()
-            counts = np.bincount(place, vote.ravel(), len(here) * classes).reshape(len(here), classes)
-            counts *= 0.5 * k / vote.sum(1, keepdims=True)
-            found[here] = np.log(np.maximum((counts + prior) / (0.5 * k + 1), SMALLEST))
-    return found
+            found[here] = votes(z[here], z[pool], labels[pool], k, classes, spread)
+    pool = _some(np.flatnonzero(labels >= 0), reference, rng)
+    k = min(NEIGHBORS, len(pool))
+    usual = float(np.median(spreads))
+    return found, Neighbors(fitted.center, axes, z[pool], labels[pool], k, usual, classes)
+
+
+def _some(rows: Ints, most: int, rng: np.random.Generator) -> Ints:
+    return rows if len(rows) <= most else np.sort(rng.choice(rows, most, replace=False))
 
 
 def forest_size(rows: int) -> dict[str, Any]:
@@ -233,6 +266,30 @@ def _naive_bayes(x: Any, labels: Ints, folds: Ints, num_folds: int, num_classes:
     return found
 
 
+def _bayes_model(x: Any, labels: Ints, num_classes: int) -> Linear:
+    """Complement naive Bayes of all rows, as the linear model that it is."""
+    from sklearn.naive_bayes import ComplementNB
+
+    rows = np.flatnonzero(labels >= 0)
+    bayes = _quietly(ComplementNB().fit, x[rows], labels[rows])
+    weights = np.zeros((x.shape[1], num_classes), np.float32)
+    intercept = np.full(num_classes, ABSENT, np.float32)
+    weights[:, bayes.classes_] = bayes.feature_log_prob_.T
+    intercept[bayes.classes_] = 0
+    return Linear(weights, intercept)
+
+
+def _tree_model(x: Floats, labels: Ints, num_classes: int, seed: int) -> Forest:
+    """Fewer trees, of all rows."""
+    from sklearn.ensemble import ExtraTreesClassifier
+
+    rows = np.flatnonzero(labels >= 0)
+    size = forest_size(len(rows))
+    size["n_estimators"] = max(1, int(STORED_TREES * size["n_estimators"]))
+    forest = _quietly(ExtraTreesClassifier(**size, random_state=seed).fit, x[rows], labels[rows])
+    return Forest.fitted(forest, num_classes)
+
+
 def _trees(x: Floats, labels: Ints, folds: Ints, num_folds: int, num_classes: int, seed: int) -> Floats:
     """Extra trees: an average over many is sturdy against wrong labels."""
     from sklearn.ensemble import ExtraTreesClassifier
@@ -246,5 +303,5 @@ def _trees(x: Floats, labels: Ints, folds: Ints, num_folds: int, num_classes: in
         _quietly(forest.fit, x[rest], labels[rest])
         p = np.full((int(held.sum()), num_classes), 0.0)
         p[:, forest.classes_] = forest.predict_proba(x[held])
-        found[held] = np.log((50 * p + 1 / num_classes) / 51)
+        found[held] = smoothed(p)
     return found

@@ -150,6 +150,12 @@ class LinearFolds:
             found[part] = softmax(u[np.arange(len(u)), self.folds[rows[part]]])[1]
         return found
 
+    def mean(self, w: Floats) -> tuple[Floats, Floats]:
+        """Weights (D, C) and intercepts (C,) of the mean of the models of all folds, for rows that are in none."""
+        weights, intercept = self._raw(w)
+        shape = (-1, self.num_folds, self.num_classes)
+        return weights.reshape(shape).mean(1), intercept.reshape(shape).mean(1)[0]
+
 
 def is_sparse(x: Any) -> bool:
     """Whether it is a sparse matrix of scipy."""
@@ -164,8 +170,8 @@ def softmax(u: Floats) -> tuple[Floats, Floats]:
     return p / total, u - np.log(total)
 
 
-def compensated(labels: Ints, lam: float) -> Slope:
-    """LogComp with its compensation at the optimum; ``lam`` of 1 is plain cross entropy."""
+def compensated(labels: Ints, lam: float, trusted: NDArray[np.bool_] | None = None) -> Slope:
+    """LogComp with its compensation at the optimum; ``lam`` of 1 is plain cross entropy, and so is the loss of trusted labels."""
     edge = np.log((1 - lam) / lam) if lam < 1 else -np.inf
 
     def slope(p: Floats, log_p: Floats, rows: Ints) -> tuple[NDArray[np.floating], Floats]:
@@ -173,6 +179,8 @@ def compensated(labels: Ints, lam: float) -> Slope:
         own = np.take_along_axis(log_p, given, 2)[..., 0]
         rest = np.maximum(-np.expm1(own), 1e-12)
         far = rest > lam
+        if trusted is not None:
+            far &= ~trusted[rows][:, None]
         loss = np.where(far, lam * (edge - own + np.log(rest)) - np.log(max(1 - lam, 1e-12)), -own)
         r = p.copy()
         np.put_along_axis(r, given, np.take_along_axis(p, given, 2) - 1, 2)
@@ -181,14 +189,19 @@ def compensated(labels: Ints, lam: float) -> Slope:
     return slope
 
 
-def transferred(labels: Ints, transition: Floats) -> Slope:
-    """Cross entropy of the given labels under transitions (K, C, C) from true to given classes."""
+def transferred(labels: Ints, transition: Floats, trusted: NDArray[np.bool_] | None = None) -> Slope:
+    """Cross entropy of the given labels under transitions (K, C, C) from true to given classes; trusted labels are the true ones."""
     columns = np.ascontiguousarray(transition.transpose(2, 0, 1))
+    own = np.eye(transition.shape[1], dtype=np.float32)[:, None]
 
     def slope(p: Floats, log_p: Floats, rows: Ints) -> tuple[NDArray[np.floating], Floats]:
-        joint = p * columns[np.maximum(labels[rows], 0)]
-        given = np.maximum(joint.sum(2, keepdims=True), 1e-12)
-        return -np.log(given[..., 0]), p - joint / given
+        given = np.maximum(labels[rows], 0)
+        a = columns[given]
+        if trusted is not None:
+            a = np.where(trusted[rows][:, None, None], own[given], a)
+        joint = p * a
+        likely = np.maximum(joint.sum(2, keepdims=True), 1e-12)
+        return -np.log(likely[..., 0]), p - joint / likely
 
     return slope
 

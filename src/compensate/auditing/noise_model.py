@@ -24,7 +24,7 @@ Reference: Northcutt, Jiang and Chuang, Confident Learning, 2021, for errors by 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,6 +76,45 @@ SMALLEST = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
+class NoiseModel:
+    """What turns predictions into probabilities of error, once it is fitted; see the header for the symbols.
+
+    Attributes:
+        share, sharpness: of the errors that contradict the model.
+        directions: (C, C) how class t is written where it is written wrongly, D.
+        ratios: (C, C) the logarithms of R.
+        offset: of the log odds of errors that the model has learned; minus infinity where there are none.
+        shift: of all log odds, as decisions about labels ask for; see `recalibration`.
+    """
+
+    share: float
+    sharpness: float
+    directions: Floats
+    ratios: Floats
+    offset: float
+    shift: float = 0.0
+
+    def score(self, log_q: Floats, labels: Ints) -> tuple[Floats, Ints]:
+        """(N,) the log odds that each label is wrong, and the likeliest other class.
+
+        Args:
+            log_q: (N, C) pooled log probabilities by models that did not learn from the row.
+            labels: (N,) class numbers, none missing.
+        """
+        seen = self.contradicting(log_q, labels)
+        odds, suggested = _scores(self.sharpness * log_q, labels, self.ratios)
+        p = 1 - (1 - seen) * (1 - expit(odds + self.offset))
+        return logit(np.clip(p, SMALLEST, 1 - 1e-9)) + self.shift, suggested
+
+    def contradicting(self, log_q: Floats, labels: Ints) -> Floats:
+        """(N,) the posterior of an error that contradicts the model."""
+        q = np.exp(_normalized(self.sharpness * log_q))
+        wrong = self.share * (q * self.directions.T[labels]).sum(1)
+        right = (1 - self.share) * q[np.arange(len(labels)), labels]
+        return wrong / np.maximum(wrong + right, SMALLEST)
+
+
+@dataclass(frozen=True, eq=False)
 class Verdict:
     """What is known of each label.
 
@@ -84,7 +123,7 @@ class Verdict:
         suggested: (N,) the likeliest other class.
         share: the estimated share of wrong labels, with its interval.
         log_q: (N, C) the pooled log probabilities.
-        contradicting: the share of errors that contradict the model.
+        model: the fitted noise model.
         gain: how far the log loss is below that of the frequencies of classes, as a part of it.
     """
 
@@ -93,7 +132,7 @@ class Verdict:
     suggested: Ints
     share: Estimate
     log_q: Floats
-    contradicting: float
+    model: NoiseModel
     gain: float
 
     def evidence(self, labels: Ints) -> dict[str, Floats]:
@@ -112,6 +151,8 @@ class Verdict:
 
 def pool(log_p: Mapping[str, NDArray[np.floating]], labels: Ints) -> tuple[Floats, dict[str, float]]:
     """(N, C) the pooled log probabilities, and the weights of the learners.
+
+    The sum of the weights is how sharp the pooled prediction is beside those of the learners.
 
     >>> good, bad = np.log([[0.9, 0.1], [0.1, 0.9]]), np.log([[0.5, 0.5], [0.5, 0.5]])
     >>> pool({"good": good, "bad": bad}, np.array([0, 1]))[1]["good"] > 0.5
@@ -136,8 +177,22 @@ def pool(log_p: Mapping[str, NDArray[np.floating]], labels: Ints) -> tuple[Float
     found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=[(0, None)] * len(stacked)).x
     if found.sum() <= 0:
         found = start
-    pooled = _normalized(np.tensordot(found, stacked, 1))
-    return pooled, dict(zip(log_p, (found / found.sum()).tolist(), strict=True))
+    return pooled(found, stacked), dict(zip(log_p, found.tolist(), strict=True))
+
+
+def pooled(weights: Floats, log_p: Floats) -> Floats:
+    """(N, C) the pooled log probabilities of learners (M, N, C) with these weights (M,)."""
+    return _normalized(np.tensordot(weights, log_p, 1))
+
+
+def shares(weights: Mapping[str, float]) -> dict[str, float]:
+    """Weights as parts of one, for people.
+
+    >>> shares({"a": 3.0, "b": 1.0})
+    {'a': 0.75, 'b': 0.25}
+    """
+    total = sum(weights.values())
+    return {name: weight / total for name, weight in weights.items()}
 
 
 def judge(log_q: Floats, labels: Ints, transition: Floats | None = None) -> Verdict:
@@ -150,20 +205,61 @@ def judge(log_q: Floats, labels: Ints, transition: Floats | None = None) -> Verd
     """
     classes = log_q.shape[1]
     a = np.eye(classes) if transition is None else np.asarray(transition, np.float64)
-    direction = np.log((a + EVEN) / (a.T + EVEN))
-    seen, share, low, high, sharpness = _contradictions(log_q, labels, a)
-    score, suggested = _scores(sharpness * log_q, labels, direction)
+    ratios = np.log((a + EVEN) / (a.T + EVEN))
+    found, low, high = _contradictions(log_q, labels, a, ratios)
+    seen = found.contradicting(log_q, labels)
+    score, _ = _scores(found.sharpness * log_q, labels, ratios)
     doubt = max(float(expit(score).mean()) - float(seen.mean()), 0.0)
-    learned = _shifted(score, LEARNED * doubt)
-    p = 1 - (1 - seen) * (1 - learned)
+    found = replace(found, offset=_offset(score, LEARNED * doubt))
+    odds, suggested = found.score(log_q, labels)
+    p = expit(odds)
     mean = float(p.mean())
     low = min(max(LEAST_SEEN * low - MARGIN, 0.0), mean)
     high = min(max(high + MOST_LEARNED * doubt, mean), 1.0)
     frequency = np.bincount(labels, minlength=classes) / len(labels)
     by_chance = -float(np.log(np.maximum(frequency[labels], SMALLEST)).mean())
     gain = 1 + float(log_q[np.arange(len(labels)), labels].mean()) / max(by_chance, SMALLEST)
-    odds = logit(np.clip(p, SMALLEST, 1 - 1e-9))
-    return Verdict(odds, p, suggested, Estimate(mean, low, high), log_q, share, gain)
+    return Verdict(odds, p, suggested, Estimate(mean, low, high), log_q, found, gain)
+
+
+def after_decisions(verdict: Verdict, labels: Ints, given: Ints, decided: NDArray[np.bool_]) -> Verdict:
+    """The verdict once people have decided on some labels: those are right now, and the others are judged by what was found.
+
+    The total number of errors stays what it was estimated to be; those that were corrected are no longer among the data.
+
+    Args:
+        verdict: on the labels as they were given.
+        labels: (N,) the labels as they are now.
+        given: (N,) as they were.
+        decided: (N,) on which labels was decided.
+    """
+    corrected = decided & (labels != given)
+    shift = recalibration(verdict.log_odds[decided], corrected[decided])
+    odds = np.where(decided, logit(SMALLEST), verdict.log_odds + shift)
+    p = np.where(decided, 0.0, expit(odds))
+    mean, found = float(p.mean()), float(corrected.mean())
+    low, high = min(max(verdict.share.low - found, 0.0), mean), max(verdict.share.high - found, mean)
+    model = replace(verdict.model, shift=shift)
+    suggested = np.where(decided & (verdict.suggested == labels), given, verdict.suggested)
+    return replace(verdict, log_odds=odds, p_error=p, suggested=suggested, share=Estimate(mean, low, high), model=model)
+
+
+def recalibration(log_odds: Floats, wrong: NDArray[np.bool_]) -> float:
+    r"""The shift :math:`a` of log odds under which decisions are likeliest: :math:`P(\text{wrong}) = S(s_i + a)`, :math:`a \sim N(0, 1)`.
+
+    Which labels were looked at may depend on their log odds; that does not bias it.
+
+    >>> recalibration(np.full(50, 2.0), np.arange(50) < 25) < -1.5   # half of them were right after all
+    True
+    >>> recalibration(np.array([]), np.array([], bool))
+    0.0
+    """
+    bound = float(np.abs(log_odds).max(initial=0)) + len(log_odds) + 1
+
+    def slope(a: float) -> float:
+        return float((wrong - expit(log_odds + a)).sum()) - a
+
+    return float(brentq(slope, -bound, bound, xtol=1e-6))
 
 
 def _scores(log_q: Floats, labels: Ints, direction: Floats) -> tuple[Floats, Ints]:
@@ -175,16 +271,16 @@ def _scores(log_q: Floats, labels: Ints, direction: Floats) -> tuple[Floats, Int
     return logsumexp(u, axis=1) - own, u.argmax(1)
 
 
-def _shifted(score: Floats, mean: float) -> Floats:
-    """(N,) probabilities S(a + score) with the given mean."""
+def _offset(score: Floats, mean: float) -> float:
+    """The number a for which the probabilities S(a + score) have the given mean."""
     if mean <= SMALLEST:
-        return np.zeros(len(score))
+        return -np.inf
     bound = float(np.abs(score).max()) + 60
-    return expit(score + brentq(lambda a: float(expit(score + a).mean()) - mean, -bound, bound, xtol=1e-6))
+    return float(brentq(lambda a: float(expit(score + a).mean()) - mean, -bound, bound, xtol=1e-6))
 
 
-def _contradictions(log_q: Floats, labels: Ints, transition: Floats) -> tuple[Floats, float, float, float, float]:
-    """(N,) the posterior of an error that contradicts the model; their share, its interval by likelihood, the sharpness."""
+def _contradictions(log_q: Floats, labels: Ints, transition: Floats, ratios: Floats) -> tuple[NoiseModel, float, float]:
+    """The noise model without learned errors, and the interval of its share by likelihood."""
     part, given = log_q, labels
     if log_q.size > ROOM:
         rows = np.arange(0, len(labels), int(np.ceil(log_q.size / ROOM)))
@@ -202,21 +298,13 @@ def _contradictions(log_q: Floats, labels: Ints, transition: Floats) -> tuple[Fl
             likelihood, sharpness = _profile(part, given, d)
             k = int(likelihood.argmax())
             if likelihood[k] > best + 0.5:  # of two that fit alike, the simpler one
-                best, share, t, directions, profile = (
-                    float(likelihood[k]),
-                    float(SHARES[k]),
-                    sharpness[k],
-                    d,
-                    likelihood,
-                )
+                best, profile = float(likelihood[k]), likelihood
+                found = NoiseModel(float(SHARES[k]), float(sharpness[k]), d, ratios, -np.inf)
             if SHARES[k] < 0.005:
                 break
             d = _directions(part, given, d, SHARES[k], sharpness[k])
-    q = np.exp(_normalized(t * log_q))
-    wrong = share * (q * directions.T[labels]).sum(1)
-    right = (1 - share) * q[np.arange(len(labels)), labels]
     likely = SHARES[profile > profile.max() - 1.92]
-    return wrong / np.maximum(wrong + right, SMALLEST), share, float(likely.min()), float(likely.max()), float(t)
+    return found, float(likely.min()), float(likely.max())
 
 
 def _profile(log_q: Floats, labels: Ints, directions: Floats) -> tuple[Floats, Floats]:

@@ -72,7 +72,7 @@ def audit_probabilities(
         index=rows,
         given=y,
         suggested=verdict.suggested,
-        score=verdict.log_odds,
+        log_odds=verdict.log_odds,
         p_error=np.minimum(verdict.p_error, 0.5) if verdict.by_chance else verdict.p_error,
         evidence=verdict.evidence(y),
         noise_rate=verdict.share,

@@ -32,6 +32,7 @@ from compensate.files import write_atomically
 if TYPE_CHECKING:
     from torch import nn
 
+    from compensate.auditing.scorer import Scorer
     from compensate.data.dataset import Data
 
 FLAGGED = 2 / 3
@@ -55,7 +56,7 @@ class Audit:
         index: (N,) the 0-based row of the source.
         given: (N,) the label as a class number, or a quantity.
         suggested: (N,) the label the audit would give.
-        score: (N,) the log odds that the given label is wrong.
+        log_odds: (N,) that the given label is wrong; the score of the list of suspects.
         p_error: (N,) the probability of it.
         evidence: (N,) each: what the run observed, by name.
         noise_rate: the estimated share of wrong labels, with a 90 % interval.
@@ -69,6 +70,9 @@ class Audit:
         model: the trained model, if there is one; it is not saved here.
         source_digest: of the file or folder that was audited; see `compensate.auditing.digests`.
         row_digests: (N,) of the rows without their labels, if the source has any.
+        fitted: the fitted model, by which `score` judges new rows, or the folder that it is read from when it is needed; none for
+            quantities, probabilities and models of the user's.
+        found_issues: what else is wrong with the data, if it was looked for; see `issues`.
     """
 
     kind: str
@@ -77,7 +81,7 @@ class Audit:
     index: NDArray[np.int64]
     given: NDArray[Any]
     suggested: NDArray[Any]
-    score: NDArray[np.float64]
+    log_odds: NDArray[np.float64]
     p_error: NDArray[np.float64]
     evidence: Mapping[str, NDArray[np.float64]]
     noise_rate: Estimate
@@ -92,6 +96,8 @@ class Audit:
     vectors: Any = None
     source_digest: str = ""
     row_digests: NDArray[np.uint64] | None = None
+    fitted: Scorer | Path | None = None
+    found_issues: pd.DataFrame | None = None
 
     def __post_init__(self) -> None:
         info = {} if self.data is None else self.data.info
@@ -133,18 +139,28 @@ class Audit:
     @cached_property
     def suspects(self) -> pd.DataFrame:
         """All audited rows, most suspect first: index, id, given, suggested, score, p_error, flagged, and the evidence."""
-        order = np.argsort(-self.score, kind="stable")
+        order = np.argsort(-self.log_odds, kind="stable")
         columns: dict[str, Any] = {"index": self.index[order]}
         if self.ids:
             columns["id"] = [self.ids[i] for i in order]
         columns |= {
             "given": self.names(self.given[order]),
             "suggested": self.names(self.suggested[order]),
-            "score": self.score[order],
+            "score": self.log_odds[order],
             "p_error": self.p_error[order],
             "flagged": self.mask[order],
         }
         return pd.DataFrame(columns | {name: values[order] for name, values in self.evidence.items()})
+
+    @cached_property
+    def issues(self) -> pd.DataFrame:
+        """What else is wrong with the data (`compensate.auditing.issues.KINDS`): duplicates, those with different labels first, outliers, and so on.
+
+        It is looked for when it is first asked for. With a test set: ``compensate.auditing.issues.find_issues(audit, test)``.
+        """
+        from compensate.auditing.issues import find_issues
+
+        return find_issues(self) if self.found_issues is None else self.found_issues
 
     @property
     def flagged(self) -> pd.DataFrame:
@@ -176,6 +192,31 @@ class Audit:
         if self.regression:
             return [f"{value:.6g}" for value in labels]
         return [self.classes[c] for c in labels]
+
+    @cached_property
+    def scorer(self) -> Scorer | None:
+        """The fitted model, if there is one."""
+        if isinstance(self.fitted, Path):
+            from compensate.auditing.scorer import Scorer
+
+            return Scorer.load(self.fitted)
+        return self.fitted
+
+    def score(self, new: Any, labels: Any = None, **options: Any) -> pd.DataFrame:
+        """How likely the labels of new rows are wrong, by the fitted model of this audit; nothing is trained.
+
+        Args:
+            new: what `audit` takes, of the kind that was audited: a data frame or file with the same columns, texts, features or images.
+            labels: (N,) class names or numbers, if the new data does not hold them.
+            options: of the reader, as for `audit`.
+
+        Returns:
+            In the order of the rows: index, given, suggested, score, p_error, flagged. Rows without a label have a suggestion, and
+            no probability; a label that is none of the classes has the probability 1.
+        """
+        from compensate.auditing.check import score
+
+        return score(self, new, labels, options)
 
     # --- what to do with it -----------------------------------------------------------------------------------
 
@@ -306,7 +347,7 @@ class Audit:
         from compensate.auditing.page.fill import cells
 
         frame = self.suspects
-        flagged = np.argsort(-self.score, kind="stable")[: int(self.mask.sum())]
+        flagged = np.argsort(-self.log_odds, kind="stable")[: int(self.mask.sum())]
         said = cells(self, flagged, set(frame.columns))
         if said:
             # Flagged rows come first; the others stay empty, or the list would be as large as the data.
@@ -315,13 +356,18 @@ class Audit:
         write_csv(path, frame)
         return Path(path)
 
+    def write_issues(self, path: str | Path) -> Path:
+        """Writes `issues` as CSV."""
+        write_csv(path, self.issues.astype({"index": object, "other": object}).where(self.issues.notna(), ""))
+        return Path(path)
+
     def write_predictions(self, path: str | Path) -> Path:
         """Writes `predicted` as CSV."""
         write_csv(path, self.predicted)
         return Path(path)
 
     def save(self, path: str | Path) -> Path:
-        """Writes the audit to a folder: ``audit.json`` and ``audit.npz``, nothing pickled. `load` reads it."""
+        """Writes the audit and its fitted model to a folder, nothing pickled. `load` reads it."""
         run_folder.save(self, Path(path))
         return Path(path)
 

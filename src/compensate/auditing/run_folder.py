@@ -12,18 +12,21 @@ import io
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
+from compensate.auditing.journal import CORRECTIONS, JOURNAL, check_not_reviewed, keep_decisions
 from compensate.auditing.page.model import KINDS, Estimate
 from compensate.errors import InputError
 from compensate.files import check_writable, make_folder, read_numpy, replaced_folder, write_atomically
 
 if TYPE_CHECKING:
+    from compensate.auditing.corrections import Correction
     from compensate.auditing.result import Audit
 
 FORMAT = 2
@@ -33,10 +36,14 @@ FILES = frozenset(
     {
         "audit",
         "config.json",
+        "corrections.csv",
+        "decisions.jsonl",
+        "issues.csv",
         "metrics.jsonl",
         "model.safetensors",
         "predictions.csv",
         "report.html",
+        "review.lock",
         "suspects.csv",
     }
 )
@@ -54,9 +61,19 @@ def run_name(title: str, asked: Mapping[str, Any]) -> str:
     return f"{stem}-{digest.hexdigest()[:8]}"
 
 
-def check_run_folder(folder: Path) -> None:
-    """Refuses a place for a run that cannot be written to, or that holds anything but an earlier audit."""
+def check_run_folder(folder: Path, source_digest: str | None = None) -> None:
+    """Refuses a place for a run that cannot be written to, or that holds anything but an earlier audit.
+
+    An earlier audit is not replaced while it is being reviewed, nor if it holds decisions about other data than the new one, if
+    that is known; decisions about the same data are kept.
+    """
     check_writable(folder)
+    check_not_reviewed(folder)
+    if source_digest is not None and _has_decisions(folder) and _source_digest(folder) != source_digest:
+        raise InputError(
+            f"{folder} holds decisions about other data, which would be lost. Name another folder with --out, or move them: "
+            f"{folder / CORRECTIONS}."
+        )
     others = sorted({p.name for p in folder.iterdir()} - FILES) if folder.is_dir() else []
     if others:
         raise InputError(
@@ -65,10 +82,17 @@ def check_run_folder(folder: Path) -> None:
         )
 
 
-def write_run(found: Audit, folder: Path) -> Path:
-    """Writes the whole folder of a run: its configuration, curves, lists, page, model and the audit itself."""
-    check_run_folder(folder)
+def write_run(found: Audit, folder: Path, decisions: Iterable[Correction] = ()) -> Path:
+    """Writes the whole folder of a run: its configuration, curves, lists, page, model and the audit itself.
+
+    Args:
+        found: the audit.
+        folder: where to write it; decisions about the same data that are there are kept.
+        decisions: made before, about the labels of the same data.
+    """
+    check_run_folder(folder, found.source_digest)
     with replaced_folder(folder) as new:
+        keep_decisions(folder, new, decisions)
         config = {**found.config, "source_digest": found.source_digest}
         write_atomically(new / "config.json", json.dumps(config, indent=1, default=str).encode())
         epochs = max((len(values) for values in found.curves.values()), default=0)
@@ -81,6 +105,8 @@ def write_run(found: Audit, folder: Path) -> Path:
         found.write_suspects(new / "suspects.csv")
         if len(found.predicted):
             found.write_predictions(new / "predictions.csv")
+        if found.found_issues is not None:
+            found.write_issues(new / "issues.csv")
         found.save(new / "audit")
         if found.model is not None:
             from compensate.training.checkpoint import save_weights
@@ -88,6 +114,18 @@ def write_run(found: Audit, folder: Path) -> Path:
             save_weights(new / "model.safetensors", found.model.state_dict())
         found.report(new / "report.html")
     return folder
+
+
+def _has_decisions(folder: Path) -> bool:
+    return any((folder / name).exists() for name in (JOURNAL, CORRECTIONS))
+
+
+def _source_digest(folder: Path) -> str | None:
+    """Of the data that a run is about, as far as it can be read."""
+    try:
+        return str(json.loads((folder / "config.json").read_bytes())["source_digest"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
 
 
 # --- the audit itself -----------------------------------------------------------------------------------------
@@ -98,7 +136,7 @@ def save(found: Audit, folder: Path) -> None:
     make_folder(folder)
     arrays: dict[str, Any] = {
         "index": found.index, "given": found.given, "suggested": found.suggested,
-        "score": found.score, "p_error": found.p_error,
+        "score": found.log_odds, "p_error": found.p_error,
         **{f"evidence.{k}": v for k, v in found.evidence.items()},
         **{f"unlabeled.{k}": v for k, v in found.unlabeled.items()},
     }  # fmt: skip
@@ -121,10 +159,13 @@ def save(found: Audit, folder: Path) -> None:
         "config": dict(found.config),
         "notes": found.notes,
         "source_digest": found.source_digest,
+        **({} if found.found_issues is None else {"issues": _issue_rows(found.found_issues)}),
     }
     write_atomically(folder / "audit.npz", packed.getvalue())
     text = json.dumps(texts, ensure_ascii=False, indent=1, default=str)
     write_atomically(folder / "audit.json", text.encode("utf-8", "surrogatepass"))
+    if found.scorer is not None:
+        found.scorer.save(folder)
 
 
 def load(folder: Path) -> dict[str, Any]:
@@ -151,11 +192,14 @@ def load(folder: Path) -> dict[str, Any]:
             "audit.npz of one audit. Audit the data again."
         ) from error
     return {
+        "fitted": folder,
         **{name: texts[name] for name in ("kind", "title", "curves", "config", "source_digest")},
         **{name: tuple(texts[name]) for name in ("classes", "ids", "notes")},
-        **{name: arrays[name] for name in ("index", "given", "suggested", "score", "p_error")},
+        **{name: arrays[name] for name in ("index", "given", "suggested", "p_error")},
+        "log_odds": arrays["score"],
         **{name: arrays.get(name) for name in ("probabilities", "row_digests")},
         "noise_rate": Estimate(*texts["noise_rate"]),
+        "found_issues": _issue_table(texts["issues"]) if "issues" in texts else None,
         "evidence": _under(arrays, "evidence."),
         "unlabeled": _under(arrays, "unlabeled."),
     }
@@ -179,6 +223,28 @@ def _check_texts(texts: Mapping[str, Any]) -> None:
     _expect(isinstance(config, dict), "config is no table of options")
     for name in ("source", "label", "text"):
         _expect(isinstance(config.get(name), (str, type(None))), f"{name} of config is no text")
+
+
+def _issue_rows(issues: pd.DataFrame) -> list[list[Any]]:
+    from compensate.auditing.issues import records
+
+    return [list(row.values()) for row in records(issues)]
+
+
+def _issue_table(rows: Any) -> pd.DataFrame:
+    from compensate.auditing.issues import COLUMNS, KINDS
+
+    _expect(
+        isinstance(rows, list) and all(isinstance(row, list) and len(row) == len(COLUMNS) for row in rows),
+        "issues are no table",
+    )
+    for issue, index, other, column, score, given, detail in rows:
+        _expect(issue in KINDS if isinstance(issue, str) else False, "issues hold an unknown kind")
+        for number in (index, other):
+            _expect(number is None or (type(number) is int and 0 <= number < 1 << 62), "issues hold what is no row")
+        _expect(isinstance(score, (int, float)) and math.isfinite(score), "issues hold what is no score")
+        _expect(all(isinstance(text, str) for text in (column, given, detail)), "issues hold what is no text")
+    return pd.DataFrame(rows, columns=list(COLUMNS)).astype({"index": "Int64", "other": "Int64", "score": "float64"})
 
 
 def _check_arrays(arrays: Mapping[str, NDArray[Any]], texts: Mapping[str, Any]) -> None:

@@ -48,7 +48,7 @@ def read(data: Any, labels: Any, features: ArrayLike | str | Path | None, option
         info["kind"] = kind_of(found.x)
     found = replace(found, info=info)
     if features is not None:
-        found = _with_features(found, features)
+        found = with_features(found, features)
     return found
 
 
@@ -144,7 +144,7 @@ def _of_texts(texts: Any, labels: Any) -> Data:
     return Data(x, target, classes, raw=x, info={"kind": "text"})
 
 
-def _with_features(data: Data, features: ArrayLike | str | Path) -> Data:
+def with_features(data: Data, features: ArrayLike | str | Path) -> Data:
     """The same rows with embeddings as their samples; what people look at stays the source's own."""
     if isinstance(features, (str, Path)):
         values = load(str(features)).train.x

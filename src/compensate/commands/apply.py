@@ -13,16 +13,18 @@ from compensate.errors import InputError
 
 if TYPE_CHECKING:
     from compensate.auditing.corrections import Correction, Matched
+    from compensate.auditing.result import Audit
 
 
 def apply(
-    data: Annotated[Path, typer.Argument(help="The audited file or folder.")],
+    data: Annotated[Path, typer.Argument(help="The run folder, or the audited file or folder.")],
     corrections: Annotated[
-        Path,
+        Path | None,
         typer.Argument(
-            help="corrections.csv of the review page, or the JSON export of Label Studio or Argilla; with --accept, the run folder."
+            help="corrections.csv, the JSON export of Label Studio or Argilla, or the run folder [default: those of the run].",
+            show_default=False,
         ),
-    ],
+    ] = None,
     accept: Annotated[
         float | None, o.option("Apply every suggestion with at least this error probability, without review.")
     ] = None,
@@ -37,19 +39,23 @@ def apply(
 ) -> None:
     """Write the data with the corrected labels.
 
-    **Example:** `compensate apply reviews.csv corrections.csv -o reviews.fixed.csv`
+    **Example:** `compensate apply runs/reviews-3f2a -o reviews.fixed.csv`
 
-    Without a browser: `compensate apply reviews.csv runs/reviews-3f2a --accept 0.9`
+    With an exported file: `compensate apply reviews.csv corrections.csv`
+
+    Without a review: `compensate apply runs/reviews-3f2a --accept 0.9`
 
     A corrected CSV, TSV or JSONL differs in the changed cells alone; a folder of images gets a label file. A file that changed since
     the audit is refused; `--rematch` finds its rows by content.
     """
     o.check_path(data, corrections)
+    if corrections is None:
+        data, corrections = _source_of(data), data
     from compensate.auditing.corrections import apply_corrections
 
     decided: Path | tuple[Correction, ...] = corrections
     if corrections.is_dir() or accept is not None:
-        decided, label, said = _accepted(data, corrections, accept, label)
+        decided, label, said = _of_run(data, corrections, accept, label)
         console.print(said, markup=False)
     done = apply_corrections(
         data, decided, out, label=label, encoding=encoding or "utf-8", delimiter=delimiter, force=force, rematch=rematch
@@ -80,25 +86,58 @@ def _rematched(matched: Matched) -> str:
     return "; ".join(said)
 
 
-def _accepted(
-    data: Path, run: Path, accept: float | None, label: str | None
-) -> tuple[tuple[Correction, ...], str | None, str]:
-    """The suggestions of an audit that are taken without review, the label's column, and what to say of them."""
+def _is_run(path: Path) -> bool:
+    return (path / "audit" / "audit.json").is_file() or (path / "audit.json").is_file()
+
+
+def _audit_of(run: Path) -> Audit:
     from compensate.auditing.result import Audit
 
+    return Audit.load(run / "audit" if (run / "audit").is_dir() else run)
+
+
+def _source_of(run: Path) -> Path:
+    """The data that a run is about."""
+    if not _is_run(run):
+        raise InputError(
+            f"{run} is not the folder of a run. Give the folder that `compensate audit` wrote, or the data and its corrections: "
+            f"compensate apply {run} corrections.csv."
+        )
+    source = _audit_of(run).config.get("source")
+    if not source:
+        raise InputError(
+            f"{run} is an audit of arrays, not of a file, so that there is no file to correct. Choose another run."
+        )
+    if not Path(source).exists():
+        raise InputError(
+            f"there is no {source} here, which {run} was made of. Check the path, and name it: compensate apply DATA {run}."
+        )
+    return Path(source)
+
+
+def _of_run(
+    data: Path, run: Path, accept: float | None, label: str | None
+) -> tuple[tuple[Correction, ...], str | None, str]:
+    """Decisions of a run, or its suggestions that are taken without review; the label's column, and what to say of them."""
     if not run.is_dir():
         raise InputError(
             f"--accept takes suggestions of an audit, and {run} is not the folder of one. Give the folder that `compensate "
             "audit` wrote (under runs/), or leave --accept out to apply the decisions of a file."
         )
-    if accept is None:
+    found = _audit_of(run)
+    column = label or found.config.get("label")
+    if accept is not None:
+        decided = found.accepted(accept)
+        p = found.p_error[found.p_error >= accept]
+        expected = f", of which {p.mean():.0%} are expected to be wrong indeed" if len(p) else ""
+        said = f"{len(decided):,} of {len(found):,} labels have a probability of error of {accept:g} or more{expected}"
+        return decided, column, said
+    from compensate.auditing.journal import run_decisions
+
+    decided = run_decisions(run)
+    if not decided:
         raise InputError(
-            f"{run} is the folder of a run. Say from which probability of error on suggestions are taken without review: "
-            f"compensate apply {data} {run} --accept 0.9."
+            f"nothing was decided in {run} yet. Review it: compensate review {run}; or say from which probability of error on "
+            f"suggestions are taken without review: compensate apply {data} {run} --accept 0.9."
         )
-    found = Audit.load(run / "audit" if (run / "audit").is_dir() else run)
-    decided = found.accepted(accept)
-    p = found.p_error[found.p_error >= accept]
-    expected = f", of which {p.mean():.0%} are expected to be wrong indeed" if len(p) else ""
-    said = f"{len(decided):,} of {len(found):,} labels have a probability of error of {accept:g} or more{expected}"
-    return decided, label or found.config.get("label"), said
+    return decided, column, f"{len(decided):,} decisions of {run}"

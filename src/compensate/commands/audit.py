@@ -7,7 +7,8 @@ import shutil
 import time
 import warnings
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +22,7 @@ from compensate.commands.terminal import console
 from compensate.errors import InputError
 
 if TYPE_CHECKING:
+    from compensate.auditing.again import Before
     from compensate.auditing.result import Audit
     from compensate.data.dataset import Data
 
@@ -75,6 +77,15 @@ def audit(
             "--crossfit", help="Train the network once per fold, so that it is pooled with the other learners."
         ),
     ] = False,
+    only: Annotated[
+        str | None,
+        typer.Option(
+            help="labels: look for wrong labels alone, not for duplicates, outliers and the like.", show_default=False
+        ),
+    ] = None,
+    test: Annotated[
+        str | None, typer.Option(help="Test set: rows that are in both are found.", show_default=False)
+    ] = None,
     epochs: o.Epochs = None,
     batch_size: o.BatchSize = None,
     lr: o.Rate = None,
@@ -85,6 +96,12 @@ def audit(
     encoding: o.Encoding = None,
     delimiter: o.Delimiter = None,
     labels_key: Annotated[str | None, o.option("Name of the label set, for a label file that holds several.")] = None,
+    with_: Annotated[
+        Path | None,
+        o.option(
+            "Run folder whose decisions to use: audit its data again, with decided labels taken as right.", "--with"
+        ),
+    ] = None,
     out: Annotated[Path | None, o.option("Run folder [default: runs/NAME-DIGEST].")] = None,
 ) -> None:
     """Find the labels that look wrong, and write a page to review them on.
@@ -96,73 +113,183 @@ def audit(
 
     `--model` and `--finetune` train a network. If the command is interrupted, the same command goes on where it was. In several
     processes: `torchrun --nproc-per-node 2 -m compensate audit ...`
+
+    After a review, again with what was decided: `compensate audit --with runs/reviews-3f2a`
     """
     started = time.perf_counter()
-    deep = model is not None or finetune
-    if deep and probs is not None:
-        raise InputError(f"--probs takes the place of a model; leave out {'--finetune' if finetune else '--model'}.")
-    console.quiet = not _main()
-    if data is None and probs is None:
-        raise InputError("no data is given; write for example: compensate audit reviews.csv.")
-    o.check_path(data, labels, features, probs)
+    if only not in (None, "labels"):
+        raise InputError(f'--only is "{only}"; labels is what it takes.')
+    if only is not None and test is not None:
+        raise InputError(
+            "--test looks for rows of the test set, and --only labels for wrong labels alone; leave one of them out."
+        )
     chosen: dict[str, Any] = {
         "label": label, "text": text, "ignore": ignore, "columns": columns, "task": task, "size": size,
         "encoding": encoding, "delimiter": delimiter, "labels_key": labels_key,
     }  # fmt: skip
     options = {name: value for name, value in chosen.items() if value is not None}
-    from compensate.auditing.run_folder import check_run_folder, write_run
-    from compensate.auditing.views import unused_encoder
-    from compensate.files import check_writable
-
-    check_writable(out or Path("runs"))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        source = _source(data, labels, features, data_dir, options, probs)
-        learned: dict[str, Any] = {
-            "encoder": encoder, "model": model, "finetune": finetune, "crossfit": crossfit, "epochs": epochs,
-            "batch_size": batch_size, "lr": lr, "precision": precision or "no", "seed": seed or 0,
-        }  # fmt: skip
-        asked = {**options, **learned, "data_dir": data_dir and data_dir.absolute()}
-        folder = out or Path("runs") / _name(source, asked, labels, features, probs)
-        check_run_folder(folder)
-        if probs is not None:
-            found = _of_probabilities(source, probs, labels, labels_key)
-            found = replace(found, notes=(*found.notes, *unused_encoder(encoder, "probabilities")))
-        else:
-            assert source is not None
-            # Checkpoints of a model's training lie beside the run's folder until the run is written.
-            training = folder.with_name(f".{folder.name}.training")
-            found = _judged(source, started, run_folder=training if deep else None, **learned)
+    asked = _Asked(
+        data, labels, features, probs, data_dir, options, encoder, model, finetune, crossfit, epochs, batch_size, lr,
+        precision or "no", seed or 0, only, test,
+    )  # fmt: skip
+    console.quiet = not _main()
+    before = None
+    if with_ is not None:
+        before = _before(with_)
+        asked = asked.over(before.asked, seed_given=seed is not None)
+    found, folder = _run(asked, before, out, lambda source, **more: _judged(source, started, **more))
     if not _main():
         return
-    notes = [str(w.message) for w in caught if w.category is UserWarning and "torch" not in str(w.filename)]
-    found = replace(found, notes=tuple(dict.fromkeys([*found.notes, *notes])))
-    write_run(found, folder)
-    if deep:
-        shutil.rmtree(training, ignore_errors=True)
     for note in found.notes:
         console.print(Text.assemble(("note: ", "yellow"), note))
     _summary(found, folder)
 
 
-def _source(
-    data: str | None,
-    labels: Path | None,
-    features: Path | None,
-    data_dir: Path | None,
-    options: dict[str, Any],
-    probs: Path | None,
-) -> Data | None:
+def audit_again(run: Path, told: Callable[[str, int, int], None]) -> Path:
+    """Audits the data of a run again with what was decided there, beside it and without a word; returns the new run's folder."""
+    from compensate.auditing.audit import audit as judge
+
+    before = _before(run)
+    nothing = _Asked(None, None, None, None, None, {}, "auto", None, False, False, None, None, None, "no", 0)
+    asked = nothing.over(before.asked, seed_given=False)
+    return _run(asked, before, None, lambda source, **more: judge(source, progress=told, resume=True, **more))[1]
+
+
+TRAINING = ("model", "finetune", "crossfit", "epochs", "batch_size", "lr")
+"""What is asked of a network; each is nothing unless it is given."""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What is audited, and how; a run keeps it, so that it can be asked for again."""
+
+    data: str | None
+    labels: Path | None
+    features: Path | None
+    probs: Path | None
+    data_dir: Path | None
+    options: dict[str, Any]
+    encoder: str
+    model: str | None
+    finetune: bool
+    crossfit: bool
+    epochs: int | None
+    batch_size: int | None
+    lr: float | None
+    precision: str
+    seed: int
+    only: str | None = None
+    test: str | None = None
+
+    def over(self, kept: Mapping[str, Any], *, seed_given: bool) -> _Asked:
+        """This, and where it says nothing what was asked for before."""
+        files: dict[str, Any] = {
+            name: getattr(self, name) or (kept[name] and Path(kept[name]))
+            for name in ("labels", "features", "data_dir")
+        }
+        return replace(
+            self,
+            data=self.data or kept["data"],
+            **files,
+            options={**kept["options"], **self.options},
+            encoder=kept["encoder"] if self.encoder == "auto" else self.encoder,
+            precision=kept["precision"] if self.precision == "no" else self.precision,
+            **{name: getattr(self, name) or kept[name] for name in TRAINING},
+            seed=self.seed if seed_given else kept["seed"],
+            only=self.only or kept.get("only"),
+            test=self.test or kept.get("test"),
+        )
+
+    @property
+    def how(self) -> dict[str, Any]:
+        """How labels are judged."""
+        return {name: getattr(self, name) for name in ("encoder", *TRAINING, "precision", "seed")}
+
+    @property
+    def deep(self) -> bool:
+        """Whether a network is trained."""
+        return self.model is not None or self.finetune
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """What a run keeps."""
+        files = {name: getattr(self, name) for name in ("data", "labels", "features", "probs", "data_dir")}
+        return {
+            **{name: file and str(file) for name, file in files.items()},
+            "options": self.options,
+            **self.how,
+            "only": self.only,
+            "test": self.test,
+        }
+
+
+def _run(asked: _Asked, before: Before | None, out: Path | None, judged: Callable[..., Audit]) -> tuple[Audit, Path]:
+    """The audit, and the folder that it was written to."""
+    if asked.deep and asked.probs is not None:
+        raise InputError(
+            f"--probs takes the place of a model; leave out {'--finetune' if asked.finetune else '--model'}."
+        )
+    if asked.data is None and asked.probs is None:
+        raise InputError("no data is given; write for example: compensate audit reviews.csv.")
+    o.check_path(asked.data, asked.labels, asked.features, asked.probs, asked.test)
+    from compensate.auditing.again import changed_since
+    from compensate.auditing.run_folder import check_run_folder, write_run
+    from compensate.auditing.views import unused_encoder
+    from compensate.files import check_writable
+
+    runs = Path("runs") if before is None else before.folder.parent
+    check_writable(out or runs)
+    decided: dict[str, Any] = {} if before is None else {"decisions": before.decisions}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        source = _source(asked)
+        folder = out or runs / _name(source, asked, decided)
+        check_run_folder(folder, "" if source is None else source.info.get("source_digest", ""))
+        # Checkpoints of a model's training lie beside the run's folder until the run is written.
+        training = folder.with_name(f".{folder.name}.training")
+        if asked.probs is not None:
+            found = _of_probabilities(source, asked.probs, asked.labels, asked.options.get("labels_key"))
+            found = replace(found, notes=(*found.notes, *unused_encoder(asked.encoder, "probabilities")))
+        else:
+            assert source is not None
+            found = judged(source, run_folder=training if asked.deep else None, **asked.how, **decided)
+            if asked.only is None and _main():
+                found = _with_issues(found, asked)
+    if not _main():
+        return found, folder
+    notes = [str(w.message) for w in caught if w.category is UserWarning and "torch" not in str(w.filename)]
+    notes = list(dict.fromkeys([*found.notes, *notes]))
+    found = replace(found, notes=tuple(notes), config={**found.config, "asked": asked.kept})
+    if before is None:
+        write_run(found, folder)
+    else:
+        found = changed_since(found, before.audit, before.folder)
+        write_run(found, folder, [d for d in before.decisions if d.source == found.source_digest])
+    if asked.deep:
+        shutil.rmtree(training, ignore_errors=True)
+    return found, folder
+
+
+def _before(run: Path) -> Before:
+    """The run whose decisions are used."""
+    o.check_path(run)
+    from compensate.auditing.again import read_before
+
+    return read_before(run)
+
+
+def _source(asked: _Asked) -> Data | None:
     """The data to audit; nothing if there are probabilities and labels alone."""
     from compensate.auditing.source import read
     from compensate.data import UnclearLabel, load
 
-    if probs is not None:
+    data, labels, features, options = asked.data, asked.labels, asked.features, asked.options
+    if asked.probs is not None:
         if labels is None and data is None:
             raise InputError("--probs needs the labels too: compensate audit --probs p.npy --labels y.npy.")
         return None if labels is not None else read(data, None, None, options)
-    if data_dir is not None and not Path(str(data)).exists():
-        source = load(data, data_dir, **options).train
+    if asked.data_dir is not None and not Path(str(data)).exists():
+        source = load(data, asked.data_dir, **options).train
         chosen = {name: options[name] for name in ("labels_key",) if name in options}
         source = read(replace(source, info={**source.info, "title": data}), labels, features, chosen)
     else:
@@ -176,16 +303,27 @@ def _source(
     return source
 
 
-def _name(source: Data | None, asked: dict[str, Any], *files: Path | None) -> str:
-    """The name of the run's folder: other data, features or options give another one."""
+def _with_issues(found: Audit, asked: _Asked) -> Audit:
+    """The audit with what else is wrong with the data."""
+    from compensate.auditing.issues import find_issues
+    from compensate.auditing.source import read
+
+    test = None if asked.test is None else read(asked.test, None, None, asked.options)
+    return replace(found, found_issues=find_issues(found, test))
+
+
+def _name(source: Data | None, asked: _Asked, decided: dict[str, Any]) -> str:
+    """The name of the run's folder: other data, features, options or decisions give another one."""
     from compensate.auditing.digests import digest_file
     from compensate.auditing.run_folder import run_name
 
+    files = (asked.labels, asked.features, asked.probs)
     info = {} if source is None else source.info
     path = info.get("source") and str(Path(str(info["source"])).absolute())
     given = {"data": path, "digest": info.get("source_digest"), "files": [f and digest_file(f) for f in files]}
     title = info.get("title") or next((file.name for file in files if file is not None), "data")
-    return run_name(str(title), {**asked, **given})
+    folder = asked.data_dir and asked.data_dir.absolute()
+    return run_name(str(title), {**asked.options, **asked.how, "data_dir": folder, **decided, **given})
 
 
 def _judged(source: Data, started: float, **chosen: Any) -> Audit:
@@ -296,15 +434,33 @@ def _summary(found: Audit, folder: Path) -> None:
         )
     if len(flagged):
         console.print(_worst(found) if found.regression else _pairs(found))
+    if "since" in found.config:
+        console.print(_since(found.config["since"]), markup=False)
     console.print(
-        f"review them:  {folder / 'report.html'}      list:  {folder / 'suspects.csv'}", markup=False, soft_wrap=True
+        f"review them:  compensate review {o.quoted(folder)}      or open {folder / 'report.html'}; list: {folder / 'suspects.csv'}",
+        markup=False,
+        soft_wrap=True,
     )
     from compensate.auditing.page.fill import command
 
     if len(found.predicted):
         console.print(f"predicted:    {folder / 'predictions.csv'}", markup=False, soft_wrap=True)
+    if found.found_issues is not None and len(found.found_issues):
+        from compensate.auditing.issues import summary
+
+        console.print(
+            f"also found:   {summary(found.found_issues)}: {folder / 'issues.csv'}", markup=False, soft_wrap=True
+        )
     if command(found):
-        console.print(f"export there: corrections.csv, then  {command(found)}", markup=False, soft_wrap=True)
+        console.print(f"then:         compensate apply {o.quoted(folder)}", markup=False, soft_wrap=True)
+
+
+def _since(since: dict[str, Any]) -> str:
+    decided = since["corrected"] + since["confirmed"]
+    return (
+        f"with {decided:,} decided labels ({since['corrected']:,} corrected, {since['confirmed']:,} confirmed); "
+        f"new suspects: {len(since['new']):,}, no longer suspect: {len(since['gone']):,}"
+    )
 
 
 def _pairs(found: Audit) -> Table:

@@ -17,6 +17,7 @@ import typer
 from rich.prompt import Prompt
 
 from compensate.errors import InputError
+from compensate.files import decode
 
 if TYPE_CHECKING:
     from compensate.data import UnclearLabel
@@ -147,6 +148,23 @@ def check_path(*paths: str | Path | None) -> None:
         named = isinstance(path, str) and not Path(path).suffix and len(Path(path).parts) == 1
         if not named and not Path(path).expanduser().exists() and not glob(str(path)):
             raise InputError(f"there is no file or folder {path}; check the path.")
+
+
+def check_reader(encoding: str | None, delimiter: str | None) -> None:
+    """Refuses an encoding that is unknown and a delimiter that is none."""
+    if encoding is not None:
+        decode(b"a", "the file", encoding)
+    if delimiter is not None and len(delimiter) != 1:
+        raise InputError(f'delimiter is "{delimiter}"; expected one character, such as ";".')
+
+
+def quoted(path: str | Path) -> str:
+    """A path as one word of a command line.
+
+    >>> quoted("my run")
+    "'my run'"
+    """
+    return shlex.quote(str(path))
 
 
 def value_of(text: str) -> Any:

@@ -7,7 +7,7 @@ infinities stay, and importing it takes seconds.)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,9 @@ MOST_CATEGORIES = 30
 
 LETTERS = 10
 """Features of a column of many values: leading directions of the letter groups in its values."""
+
+LETTER_GROUPS: dict[str, Any] = {"analyzer": "char_wb", "ngram_range": (2, 4), "sublinear_tf": True}
+"""How the letters of a value are counted."""
 
 FAR = 10.0
 """Standardized values are cut at this many deviations: one slip of the decimal point must not rule a model."""
@@ -107,6 +110,26 @@ class TableEncoder:
         """(N, features) of these rows, for trees."""
         return self._encode(frame, "trees")
 
+    def state(self) -> dict[str, Any]:
+        """Everything that was learned, as texts, numbers and arrays; `of` makes an encoder of it again."""
+        columns = [[c.name, c.role, c.reason, c.dates] for c in self.columns]
+        places = {column.name: place for place, column in enumerate(self.columns)}
+        parts = [[type(part).__name__, places[part.column.name], part.state()] for part in self.parts]
+        return {"columns": columns, "parts": parts}
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> TableEncoder:
+        """An encoder from its `state`.
+
+        >>> frame = pd.DataFrame({"age": ["30", "", "50"], "town": ["rome", "oslo", "rome"]})
+        >>> encoder = TableEncoder.fit(frame)
+        >>> bool((TableEncoder.of(encoder.state())(frame) == encoder(frame)).all())
+        True
+        """
+        columns = tuple(Column(*column) for column in state["columns"])
+        kinds = {kind.__name__: kind for kind in (_Numbers, _Few, _Many)}
+        return cls(columns, tuple(kinds[kind](columns[place], part) for kind, place, part in state["parts"]))
+
     def _encode(self, frame: pd.DataFrame, way: str) -> Matrix:
         lost = [c.name for c in self.columns if c.used and c.name not in frame.columns]
         if lost:
@@ -135,23 +158,36 @@ def table_views(data: Data) -> TableViews:
 class _Numbers:
     """Numbers that belong together: a column of them, or the parts of a date."""
 
-    def __init__(self, column: Column, cells: pd.Series) -> None:
-        from sklearn.impute import SimpleImputer
-        from sklearn.preprocessing import StandardScaler
-
-        self.column = column
-        values = self._values(cells)
-        with np.errstate(invalid="ignore"):
-            self.kept = np.array([len(np.unique(v[np.isfinite(v)])) > 1 for v in values.T])
-            known = np.isfinite(values).any(0)
-        self.missing = bool(np.isnan(values[:, known]).any()) and bool(known.any())
-        self.imputer = SimpleImputer(strategy="median").fit(values[:, self.kept]) if self.kept.any() else None
-        self.scaler = (
-            None if self.imputer is None else StandardScaler().fit(self.imputer.transform(values[:, self.kept]))
-        )
+    def __init__(self, column: Column, state: Mapping[str, Any]) -> None:
+        self.column, self.missing = column, bool(state["missing"])
+        self.kept = np.asarray(state["kept"], bool)
+        self.medians, self.means, self.scales = (np.asarray(state[name]) for name in ("medians", "means", "scales"))
         names = [name for name, kept in zip(_value_names(column), self.kept, strict=True) if kept]
         self.names = tuple(names + [f"{column.name} is missing"] * self.missing)
         self.tree_names = self.names
+
+    @staticmethod
+    def fit(column: Column, cells: pd.Series) -> _Numbers:
+        from sklearn.impute import SimpleImputer
+        from sklearn.preprocessing import StandardScaler
+
+        values = _values(column, cells)
+        with np.errstate(invalid="ignore"):
+            kept = np.array([len(np.unique(v[np.isfinite(v)])) > 1 for v in values.T])
+            known = np.isfinite(values).any(0)
+        missing = bool(np.isnan(values[:, known]).any()) and bool(known.any())
+        medians = means = scales = np.empty(0)
+        if kept.any():
+            imputer = SimpleImputer(strategy="median").fit(values[:, kept])
+            scaler = StandardScaler().fit(imputer.transform(values[:, kept]))
+            medians, means, scales = imputer.statistics_, scaler.mean_, scaler.scale_
+        return _Numbers(
+            column, {"missing": missing, "kept": kept, "medians": medians, "means": means, "scales": scales}
+        )
+
+    def state(self) -> dict[str, Any]:
+        numbers = {"medians": self.medians, "means": self.means, "scales": self.scales}
+        return {"missing": self.missing, "kept": self.kept, **numbers}
 
     def trees(self, cells: pd.Series) -> Matrix:
         return self._blocks(cells, scaled=False)
@@ -160,68 +196,89 @@ class _Numbers:
         return self._blocks(cells, scaled=True)
 
     def _blocks(self, cells: pd.Series, *, scaled: bool) -> Matrix:
-        values = self._values(cells)
+        values = _values(self.column, cells)
         blocks = []
-        if self.imputer is not None and self.scaler is not None:
-            filled = self.imputer.transform(values[:, self.kept])
+        if self.kept.any():
+            filled = np.where(np.isnan(values[:, self.kept]), self.medians, values[:, self.kept])
             # A date is one column of the table: its parts together weigh as much as a number.
             weight = np.sqrt(self.kept.sum())
-            z = np.clip(self.scaler.transform(filled), -FAR, FAR) / weight if scaled else filled
+            z = np.clip((filled - self.means) / self.scales, -FAR, FAR) / weight if scaled else filled
             blocks.append(z)
         if self.missing:
             blocks.append(np.isnan(values).all(1, keepdims=True))
         return np.concatenate(blocks, axis=1).astype(np.float32)
 
-    def _values(self, cells: pd.Series) -> NDArray[np.float64]:
-        values = numbers(cells)[:, None] if self.column.role == "number" else _date_parts(cells, self.column)
-        return np.clip(values, -LARGEST, LARGEST)
-
 
 class _Few:
     """A category of few values: one-hot for distances, one column for trees."""
 
-    def __init__(self, column: Column, cells: pd.Series) -> None:
-        from sklearn.preprocessing import OneHotEncoder
-
-        self.column = column
-        texts = _categories(cells)
-        self.order = _by_frequency(texts)
-        self.encoder = OneHotEncoder(sparse_output=False, handle_unknown="ignore").fit(texts[:, None])
-        spread = np.sqrt(self.encoder.transform(texts[:, None]).var(0).sum())
-        self.scale = 1.0 / spread if spread > 0 else 1.0
-        self.names = tuple(f"{column.name}={value}" for value in self.encoder.categories_[0])
+    def __init__(self, column: Column, state: Mapping[str, Any]) -> None:
+        self.column, self.values, self.scale = column, list(state["values"]), float(state["scale"])
+        self.order = {value: place for place, value in enumerate(self.values)}
+        self.sorted = {value: place for place, value in enumerate(sorted(self.values))}
+        self.names = tuple(f"{column.name}={value}" for value in self.sorted)
         self.tree_names = (column.name,)
+
+    @staticmethod
+    def fit(column: Column, cells: pd.Series) -> _Few:
+        texts = _categories(cells)
+        shares = pd.Series(texts).value_counts(normalize=True).to_numpy()
+        spread = float(np.sqrt((shares * (1 - shares)).sum()))
+        return _Few(column, {"values": _by_frequency(texts), "scale": 1.0 / spread if spread > 0 else 1.0})
+
+    def state(self) -> dict[str, Any]:
+        return {"values": self.values, "scale": self.scale}
 
     def trees(self, cells: pd.Series) -> Matrix:
         return _places(_categories(cells), self.order)
 
     def linear(self, cells: pd.Series) -> Matrix:
-        return (self.encoder.transform(_categories(cells)[:, None]) * self.scale).astype(np.float32)
+        one_hot = np.zeros((len(cells), len(self.sorted) + 1), np.float32)  # the last for new values
+        one_hot[np.arange(len(cells)), [self.sorted.get(text, -1) for text in _categories(cells)]] = self.scale
+        return one_hot[:, :-1]
 
 
 class _Many:
     """A category of many values, described by their letters; two towns in one valley then look alike."""
 
-    def __init__(self, column: Column, cells: pd.Series) -> None:
+    def __init__(self, column: Column, state: Mapping[str, Any]) -> None:
+        self.column, self.values = column, list(state["values"])
+        self.order = {value: place for place, value in enumerate(self.values)}
+        self.letters = tfidf(state["letters"], state["idf"], **LETTER_GROUPS)
+        self.directions, self.known = np.asarray(state["directions"]), np.asarray(state["known"])
+        self.mean, self.scale = np.asarray(state["mean"]), float(state["scale"])
+        self.names = tuple(f"{column.name} letters {i}" for i in range(len(self.directions)))
+        self.tree_names = (column.name, *self.names)
+
+    @staticmethod
+    def fit(column: Column, cells: pd.Series) -> _Many:
         from sklearn.decomposition import TruncatedSVD
         from sklearn.feature_extraction.text import TfidfVectorizer
 
-        self.column = column
         texts = _categories(cells)
-        self.order = _by_frequency(texts)
         # Every value once: how often it occurs is another feature.
-        values = np.array(list(self.order), dtype=object)
-        self.letters = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 4), sublinear_tf=True, max_features=20_000)
-        weights = self.letters.fit_transform(values)
+        values = _by_frequency(texts)
+        letters = TfidfVectorizer(max_features=20_000, **LETTER_GROUPS)
+        weights = letters.fit_transform(values)
         dims = max(1, min(LETTERS, *(size - 1 for size in weights.shape)))
-        self.directions = TruncatedSVD(dims, random_state=0).fit(weights)
-        self.places = {value: i for i, value in enumerate(values)}
-        self.known = self.directions.transform(weights)
-        found = self.known[[self.places[t] for t in texts]]
-        self.mean = found.mean(0)
-        self.scale = 1.0 / max(float(np.sqrt(found.var(0).sum())), 1e-12)
-        self.names = tuple(f"{column.name} letters {i}" for i in range(dims))
-        self.tree_names = (column.name, *self.names)
+        directions = TruncatedSVD(dims, random_state=0).fit(weights).components_
+        known = weights @ directions.T
+        places = {value: place for place, value in enumerate(values)}
+        found = known[[places[t] for t in texts]]
+        return _Many(
+            column,
+            {
+                "values": values, "letters": letters.get_feature_names_out().tolist(), "idf": letters.idf_,
+                "directions": directions, "known": known, "mean": found.mean(0),
+                "scale": 1.0 / max(float(np.sqrt(found.var(0).sum())), 1e-12),
+            },
+        )  # fmt: skip
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "values": self.values, "letters": list(self.letters.vocabulary), "idf": self.letters.idf_,
+            "directions": self.directions, "known": self.known, "mean": self.mean, "scale": self.scale,
+        }  # fmt: skip
 
     def trees(self, cells: pd.Series) -> Matrix:
         texts = _categories(cells)
@@ -231,17 +288,35 @@ class _Many:
         return ((self._letters(_categories(cells)) - self.mean) * self.scale).astype(np.float32)
 
     def _letters(self, texts: NDArray[Any]) -> NDArray[np.float64]:
-        new = list(dict.fromkeys(t for t in texts if t not in self.places))
-        places = {**self.places, **{value: len(self.known) + i for i, value in enumerate(new)}}
-        fresh = self.directions.transform(self.letters.transform(new)) if new else self.known[:0]
+        new = list(dict.fromkeys(t for t in texts if t not in self.order))
+        places = {**self.order, **{value: len(self.known) + i for i, value in enumerate(new)}}
+        fresh = self.letters.transform(new) @ self.directions.T if new else self.known[:0]
         return np.concatenate([self.known, fresh])[[places[t] for t in texts]]
 
 
 def _parts(cells: pd.Series, column: Column) -> list[Any]:
     if column.role != "category":
-        return [_Numbers(column, cells)]
+        return [_Numbers.fit(column, cells)]
     distinct = len(set(_categories(cells)))
-    return [_Few(column, cells) if distinct <= MOST_CATEGORIES else _Many(column, cells)]
+    return [_Few.fit(column, cells) if distinct <= MOST_CATEGORIES else _Many.fit(column, cells)]
+
+
+def tfidf(words: Sequence[str], idf: NDArray[np.float64], **options: Any) -> Any:
+    """A vectorizer of scikit-learn that has learned these words and their weights.
+
+    >>> tfidf(["a", "b"], np.array([1.0, 2.0]), token_pattern=r"\\w").transform(["b a"]).toarray().round(2)
+    array([[0.45, 0.89]])
+    """
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    made = TfidfVectorizer(vocabulary=list(words), **options)
+    made.idf_ = np.asarray(idf, np.float64)
+    return made
+
+
+def _values(column: Column, cells: pd.Series) -> NDArray[np.float64]:
+    values = numbers(cells)[:, None] if column.role == "number" else _date_parts(cells, column)
+    return np.clip(values, -LARGEST, LARGEST)
 
 
 def _value_names(column: Column) -> list[str]:
@@ -265,11 +340,10 @@ def _categories(cells: pd.Series) -> NDArray[Any]:
     return np.array([*texts, ABSENT], dtype=object)[codes]
 
 
-def _by_frequency(texts: NDArray[Any]) -> dict[Any, int]:
-    """Values and their places, the most frequent first: a tree parts frequent from rare values by one cut."""
+def _by_frequency(texts: NDArray[Any]) -> list[str]:
+    """The values, the most frequent first: a tree parts frequent from rare values by one cut."""
     counts = pd.Series(texts).value_counts()
-    ranked = sorted(counts.items(), key=lambda item: (-item[1], str(item[0])))
-    return {value: place for place, (value, _) in enumerate(ranked)}
+    return [str(value) for value, _ in sorted(counts.items(), key=lambda item: (-item[1], str(item[0])))]
 
 
 def _places(texts: NDArray[Any], order: dict[Any, int]) -> Matrix:

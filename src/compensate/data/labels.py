@@ -49,7 +49,7 @@ def encode_labels(
     ('9', '10')
     """
     check_lengths(values)
-    cells = [None if is_missing(v) else _name(v) for v in values]
+    cells = [None if is_missing(v) else label_name(v) for v in values]
     cells = _as_written(cells, classes)
     if classes is None:
         found = {c for c in cells if c is not None}
@@ -270,7 +270,8 @@ def _places(data: Data, keys: NDArray[Any], by: str, where: str) -> NDArray[np.i
     return place
 
 
-def _name(value: Any) -> str:
+def label_name(value: Any) -> str:
+    """A cell of labels as the name of a class: without blanks around it, whole numbers without a decimal point."""
     if isinstance(value, bytes):
         value = value.decode("utf-8", "replace")
     if isinstance(value, (float, np.floating)) and float(value).is_integer():

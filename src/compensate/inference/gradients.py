@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from compensate.errors import InputError
 from compensate.forwards import under
 from compensate.proximal import TINY, row_norm
-from compensate.state import State, Value, at, distinct_rows, rowwise
+from compensate.state import State, Value, at, rowwise
+from compensate.touched import distinct_rows
 
 Place = Literal["logits", "features", "parameters"]
 Level = Literal["sample", "category", "corpus"]

@@ -30,7 +30,8 @@ from torch import Tensor, nn
 from compensate.errors import InputError
 from compensate.forwards import traceless, under
 from compensate.granularity import Sample, Table
-from compensate.state import State, Touched
+from compensate.state import State
+from compensate.touched import Touched
 
 if TYPE_CHECKING:
     from compensate.equation import Compensated

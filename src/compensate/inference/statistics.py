@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from compensate.checks import at_hand, checked_classes, checked_index
@@ -40,6 +41,9 @@ class Statistic(nn.Module, ABC):
     observes: ClassVar[Literal["logits", "loss"]] = "loss"
     """When it looks: when the whole loss is known, or before the terms are, if they are to read what it makes of this batch."""
 
+    shares: ClassVar[bool] = False
+    """Whether the many places of a sample may have one row."""
+
     reader: ClassVar[str] = "a statistic of this criterion"
     """What errors call it."""
 
@@ -62,6 +66,11 @@ class Statistic(nn.Module, ABC):
         """Raises if it cannot observe this batch; called before anything moves, so that a refused batch leaves no trace."""
         if self.num_samples is not None:
             self.index(s)
+            if s.shared and not self.shares:
+                raise InputError(
+                    f"{self.reader} keeps something of its own for each row, and the index names samples with {s.places.each} places. "
+                    "Give the index of each place, (batch, d1, ...), and num_samples as the number of all places."
+                )
         if self.num_classes is not None:
             checked_classes(s, self.num_classes, self.reader)
 
@@ -106,21 +115,29 @@ class Suspects:
     score: Tensor
     """(K,) how suspect, larger is more."""
     suggested: Tensor
-    """(K,) the class that the model would give, other than the given one."""
+    """(K,) the class that the model would give, other than the given one; -1 for a sample with many places. For one of several
+    labels, 1 or 0: to be added or to be taken away."""
     flagged: Tensor
     """(K,) true where the evidence says wrong rather than right."""
+    label: Tensor | None = None
+    """(K,) which label of the sample, where it has several."""
 
     def __len__(self) -> int:
         return len(self.index)
 
     def __repr__(self) -> str:
-        rows = zip(
-            *(column[:SHOWN].tolist() for column in (self.index, self.score, self.suggested, self.flagged)), strict=True
-        )
-        lines = [f"{i:>8}  {score:>8.3f}  {guess:>9}  {'yes' if flag else 'no'}" for i, score, guess, flag in rows]
+        label = torch.zeros_like(self.index) if self.label is None else self.label
+        columns = (self.index, label, self.score, self.suggested, self.flagged)
+        rows = zip(*(column[:SHOWN].tolist() for column in columns), strict=True)
+        several = self.label is not None
+        lines = [
+            f"{i:>8}  {f'{c:>5}  ' * several}{score:>8.3f}  {guess:>9}  {'yes' if flag else 'no'}"
+            for i, c, score, guess, flag in rows
+        ]
         more = [f"... {len(self) - SHOWN} more"] if len(self) > SHOWN else []
         none = [] if len(self) else ["    none: no sample was seen in training"]
-        return "\n".join([f"{'index':>8}  {'score':>8}  {'suggested':>9}  flagged", *lines, *more, *none])
+        head = f"{'index':>8}  {'label  ' * several}{'score':>8}  {'suggested':>9}  flagged"
+        return "\n".join([head, *lines, *more, *none])
 
 
 @final
@@ -145,6 +162,9 @@ class Evidence(Statistic):
         num_classes: the number of classes: a lean record then knows how many bytes a class needs, and outputs of the model
             beyond the classes, such as that of abstention, are left out.
         predictions: also keep the mean prediction of each sample, 4 bytes a class, and how often it agreed with the label.
+        num_labels: labels of a sample, under `base="bce"`: each (sample, label) has a record of its own.
+
+    Where an index names samples with many places, a visit of a sample is the mean over its places, and no class is suggested.
 
     >>> from compensate import Compensated
     >>> criterion = Compensated(record=Evidence(2, score="margin"))
@@ -153,7 +173,7 @@ class Evidence(Statistic):
     [1, 0]
     """
 
-    reader = "a record of evidence"
+    reader, shares = "a record of evidence", True
 
     def __init__(
         self,
@@ -164,10 +184,15 @@ class Evidence(Statistic):
         lean: bool = False,
         num_classes: int | None = None,
         predictions: bool = False,
+        num_labels: int = 1,
     ) -> None:
         super().__init__()
-        if num_samples < 1:
-            raise InputError(f"num_samples is {num_samples}; expected the size of the training set.")
+        if num_samples < 1 or num_labels < 1:
+            raise InputError(
+                f"num_samples is {num_samples} and num_labels {num_labels}; expected the size of the training set, and the labels of a sample."
+            )
+        self.num_labels = num_labels
+        num_samples *= num_labels
         if predictions and (lean or num_classes is None):
             raise InputError("a record of predictions needs num_classes=..., and is not lean: leave out lean=True.")
         self.num_samples, self.skip, self.score = num_samples, skip, score
@@ -195,30 +220,52 @@ class Evidence(Statistic):
         self.votes: Tensor
         self.guess: Tensor
 
+    def check(self, s: State) -> None:
+        """There must be as many labels as it keeps."""
+        super().check(s)
+        if s.places.binary and s.places.labels != self.num_labels:
+            raise InputError(
+                f"a sample has {s.places.labels} labels and {self.reader} keeps {self.num_labels} of each; write "
+                f"Evidence(num_samples, num_labels={s.places.labels})."
+            )
+
     def observe(self, s: State) -> None:
         """Adds the visits of the batch."""
         index = self.index(s)
         u = s.plain if self.classes is None else s.plain[:, : self.classes]
+        if s.places.binary:
+            u = F.pad(u, (1, 0))  # a label that may be there or not: two classes, with logits 0 and u
         best, voted, given = _other_than(u, s.labels)
         if s.ordinary:
             p = (best - given - s.plain_losses).exp()  # the plain loss knows the sum of the softmax
         else:
-            p = s.plain.softmax(-1).gather(1, voted[:, None])[:, 0]
+            p = (u if s.places.binary else s.plain).softmax(-1).gather(1, voted[:, None])[:, 0]
         counts = None if s.complete and not self.skip else s.valid & (s.epoch >= self.skip)
+        margin = given - best
+        values = {name: self._value(name, margin, s) for name in self.kept}
+        q = u.float().softmax(-1) if self.predictions else None
+        if s.shared:
+            places, seen = s.places, s.valid
+            index = places.firsts(index)
+            values = {name: places.pooled(value, seen) for name, value in values.items()}
+            q = None if q is None else places.pooled(q, seen)
+            counts = None if counts is None else places.pooled(counts.float(), seen) > 0
         visits = torch.ones_like(index) if counts is None else counts
         self.visits.index_add_(0, index, visits.to(self.visits.dtype))
-        margin = given - best
-        for name in self.kept:
-            if name == "agreement":
-                value = (margin > 0).to(margin.dtype)
-            else:
-                value = margin if name == "margin" else s.plain_losses if name == "loss" else s.size
+        for name, value in values.items():
             self._add(name, index, counts, value)
-        if self.predictions:
-            q = u.float().softmax(-1)
+        if q is not None:
             q = q if counts is None else torch.where(counts[:, None], q, 0.0)
             self.total_prediction.index_add_(0, index, q.to(self.total_prediction.dtype))
-        self._vote(index, counts, voted, p)
+        if s.shared:
+            self.guess[index] = -1
+        else:
+            self._vote(index, counts, voted, p)
+
+    def _value(self, name: Recorded, margin: Tensor, s: State) -> Tensor:
+        if name == "agreement":
+            return (margin > 0).to(margin.dtype)
+        return margin if name == "margin" else s.plain_losses if name == "loss" else s.size
 
     def _add(self, name: Recorded, index: Tensor, counts: Tensor | None, value: Tensor) -> None:
         record = getattr(self, f"mean_{name}" if self.lean else f"total_{name}")
@@ -260,7 +307,10 @@ class Evidence(Statistic):
         score = -self.mean("margin") if self.score == "margin" else self.mean(self.score)
         order = score.nan_to_num(nan=-torch.inf).argsort(descending=True, stable=True)
         order = order[: int((self.visits > 0).sum())][:top]
-        return Suspects(order, score[order], self.guess[order].long(), self.mean("margin")[order] < 0)
+        found = Suspects(order, score[order], self.guess[order].long(), self.mean("margin")[order] < 0)
+        if self.num_labels == 1:
+            return found
+        return replace(found, index=order // self.num_labels, label=order % self.num_labels)
 
     def extra_repr(self) -> str:
         """Size."""
@@ -285,9 +335,9 @@ def _largest(u: Tensor) -> tuple[Tensor, Tensor]:
     return u.gather(1, place[:, None])[:, 0], place
 
 
-def recorded(num_samples: int | None, score: Score = "loss") -> Evidence | None:
+def recorded(num_samples: int | None, score: Score = "loss", num_labels: int = 1) -> Evidence | None:
     """A record of evidence, if the size of the training set is known."""
-    return None if num_samples is None else Evidence(num_samples, score=score)
+    return None if num_samples is None else Evidence(num_samples, score=score, num_labels=num_labels)
 
 
 @final

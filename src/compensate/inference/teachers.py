@@ -70,7 +70,7 @@ class Frozen(nn.Module):
                 "criterion.evaluate(model, x, target, index).loss, or give its outputs beforehand as a tensor with one "
                 "row per sample."
             )
-        logits: Tensor = self.model(s.x)
+        logits = s.places.rows(self.model(s.x), "the other model's logits")
         checked_classes(s, logits.shape[-1], "the other model")
         return logits.to(s.u.dtype)
 

@@ -94,7 +94,7 @@ class Warmup(Statistic):
 
     def observe(self, s: State) -> None:
         """Counts the samples of the batch."""
-        self.seen += len(s.target)
+        self.seen += s.visits
 
     def extra_repr(self) -> str:
         """Both ends."""

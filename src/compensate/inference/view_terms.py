@@ -78,6 +78,7 @@ class ExtremeView(nn.Module):
         """(B, K) the weights: 1 for the view, 0 for others."""
         choices = torch.cat([torch.zeros_like(s.like[:1]), torch.eye(s.like.shape[-1]).to(s.like)])
         losses = torch.stack([self.sign * s.loss_at(dv=choice.expand_as(s.like)) for choice in choices], -1)
+        losses = losses.reshape(s.places.batch, s.places.each, -1).sum(1)  # over the places of an input
         return choices[losses.argmax(-1)]
 
 
@@ -106,5 +107,5 @@ class OtherView(nn.Module):
             raise InputError("OtherView reads the views of the criterion; give it views=Views(...).")
         wanted = range(len(views.of)) if self.number is None else (self.number,)
         eye = torch.eye(len(views.of)).to(s.e)
-        said = [s.forward(dv=eye[k].expand(len(s.target), -1)).softmax(-1) for k in wanted]
+        said = [s.forward(dv=eye[k].expand(s.places.batch, -1)).softmax(-1) for k in wanted]
         return F.normalize(torch.stack(said).mean(0), p=1.0, dim=-1)

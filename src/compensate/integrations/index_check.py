@@ -67,13 +67,13 @@ class IndexCheck(Statistic):
         self.merges = {"given": "rows", "here": "rows"}
         self._visited = self._largest = 0
 
-    reader = "this criterion"
+    reader, shares = "this criterion", True
 
     def check(self, s: State) -> None:
         """Raises if the batch names its samples by other numbers than before."""
         if self.evaluating:
             raise InputError(LEARNS_IN_EVALUATION)
-        if s.model is not None and self.padding is not None and self.padding.rows(len(s.target)) is not None:
+        if s.model is not None and self.padding is not None and self.padding.rows(s.places.batch) is not None:
             raise InputError(
                 "the sampler repeats samples in the last batch of an epoch, so that every process has as many, and they would count "
                 "twice. Write criterion(*together(model(x), target, index)), which leaves them out, in place of "
@@ -97,13 +97,13 @@ class IndexCheck(Statistic):
             return
         index = self.index(s)
         self.here[index] = True
-        self._visited += len(index)
-        self._largest = max(self._largest, len(index))
+        self._visited += s.visits
+        self._largest = max(self._largest, s.visits)
         if self._compares(s):
             self.given[index] = s.target.to(self.given.dtype)
 
     def _compares(self, s: State) -> bool:
-        return s.hard and self.fixed_labels and s.criterion.check != "off"
+        return s.hard and not s.shared and self.fixed_labels and s.criterion.check != "off"
 
     def _compare(self, index: Tensor, s: State) -> None:
         now, before = s.target.to(self.given.dtype), self.given[index]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, final
 
-from compensate.equation import Compensated, Weights
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from compensate.checks import checked_classes
+from compensate.equation import Compensated, Weights, class_weights
 from compensate.errors import InputError
 from compensate.granularity import Category, Sample
 from compensate.inference.adversarial import Adversarial
@@ -14,10 +18,10 @@ from compensate.inference.tuning import Warmup
 from compensate.methods.registry import method
 from compensate.methods.search import Choice, Kind, Real, Space, each
 from compensate.proximal import Norm
-from compensate.state import Value
+from compensate.state import State, Value
 from compensate.stores import Store
 
-__all__ = ["adversarial_logit", "category_logit", "logcomp", "meta_logit"]
+__all__ = ["adversarial_logit", "category_logit", "gated_category", "logcomp", "meta_logit"]
 
 
 PAPER_LAMBDA, PAPER_RATE = 0.25, 3.0
@@ -141,6 +145,91 @@ def category_logit(
     logit · positive · regularized · category
     """
     return Compensated(logit=Category(num_classes, num_classes, penalty=L2(lam), lr=lr), weight=weight)
+
+
+@final
+class Gated(nn.Module):
+    r"""The row of the given class, let through by a gate that the model learns: :math:`g_i\, b_{y_i}`, (B, C + 1).
+
+    Args:
+        table: the rows :math:`b`.
+        price: what an open gate costs.
+    """
+
+    def __init__(self, table: Category, price: float) -> None:
+        super().__init__()
+        if price < 0:
+            raise InputError(f"price is {price}; expected what an open gate costs, at least 0.")
+        self.table, self.price = table, price
+
+    def forward(self, s: State) -> Tensor:
+        """(B, C + 1) the logit compensation; nothing is added to the output that is the gate."""
+        checked_classes(s, self.table.shape[-1] + 1, "gated compensation with one more output, the gate,")
+        gate = s.u[:, -1:].sigmoid()
+        s.charge(self.price * gate[:, 0] * s.active)
+        return F.pad(gate * self.table(s), (0, 1))
+
+    def extra_repr(self) -> str:
+        """The price."""
+        return f"price={self.price:g}"
+
+
+def without_gate(u: Tensor, y: Tensor) -> Tensor:
+    """(B,) cross entropies over all outputs but the last."""
+    return F.cross_entropy(u[:, :-1], y if y.ndim == 1 else y[:, :-1], reduction="none")
+
+
+@method(
+    "logit", "positive", "regularized", "category",
+    equation="17, gated",
+    reference="Kaiser et al., Compensation Learning in Semantic Segmentation, CVPR workshops 2023 (arXiv 2304.13428)",
+    extra_outputs=1,
+    limits="The model has one more output, the gate. A large lambda leaves cross entropy; price = 0 lets all gates open.",
+    search=Space({"lam": Real(0.01, 1.0, log=True), "price": Real(0.01, 0.5, log=True)}),
+)  # fmt: skip
+def gated_category(
+    *,
+    num_classes: int,
+    num_samples: int | None = None,
+    lam: Value = 0.1,
+    lr: float = 0.1,
+    price: float = 0.2,
+    weight: Weights | None = None,
+) -> Compensated:
+    r"""Gated category-level compensation, made for segmentation: a bias for the given class, let through where the model doubts the label.
+
+    .. math:: L = \frac1R \sum_i l(S(u_i + g_i\, b_{y_i}), y_i) + \frac\lambda2 \|b_{y_i}\|_2^2 + \rho\, g_i, \qquad
+              g_i = \sigma(u_{i,C+1})
+
+    where :math:`i` runs over places (or samples), :math:`b_c` is a row of a table, shared by all places with label :math:`c`, and the
+    gate :math:`g_i \in [0, 1]` is a branch of the model: its output after those of the classes, logits (B, C + 1, d1, ...). Rows say
+    which classes are taken for which, gates where: sort places by their gate to find labels that look wrong. For predictions
+    leave the last output out. The authors' branch is a head of its own, whose loss is described for their networks; here the price
+    :math:`\rho` closes gates that do not help.
+
+    Args:
+        num_classes: the number of classes.
+        num_samples: the size of the training set; given, the criterion keeps a record of each sample's plain loss.
+        lam: the weight :math:`\lambda` of the penalty on rows.
+        lr: the step of a row, by the mean gradient of its places in the batch.
+        price: :math:`\rho`, what an open gate costs; the default parted places with mixed labels from others where 40 % of the
+            labels of a class were wrong in half of each picture, and smaller ones opened most gates.
+        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
+
+    >>> import torch
+    >>> criterion = gated_category(num_classes=3)
+    >>> u, y = torch.zeros(1, 4, 2, 2), torch.tensor([[[0, 1], [2, 2]]])
+    >>> round(criterion(u, y).item(), 4)            # log 3, and a half-open gate
+    1.1986
+    """
+    record = None if num_samples is None else Evidence(num_samples, num_classes=num_classes)
+    classes = class_weights(weight)
+    return Compensated(
+        logit=Gated(Category(num_classes, num_classes, penalty=L2(lam), lr=lr), price),
+        base=without_gate,
+        record=record,
+        weight=None if classes is None else F.pad(classes, (0, 1), value=1.0),
+    )
 
 
 @method(

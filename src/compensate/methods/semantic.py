@@ -186,6 +186,9 @@ class SemanticAugmentation(nn.Module):
 
     def _weight(self, s: State) -> Tensor:
         w = getattr(s.head, "weight", None)
+        w = (
+            w.flatten(1) if isinstance(w, Tensor) and s.places.dense and w[0, 0].numel() == 1 else w
+        )  # of a 1 x 1 convolution
         expected = (s.u.shape[-1], self.covariance.total.shape[-1])
         if not isinstance(w, Tensor) or tuple(w.shape) != expected:
             got = tuple(w.shape) if isinstance(w, Tensor) else "none"

@@ -19,10 +19,13 @@ from compensate.auditing.page.model import (
     Evidence,
     Example,
     Histogram,
+    IssueGroup,
+    IssueRow,
     Item,
     Kind,
     Page,
     Pair,
+    Since,
     Values,
 )
 from compensate.auditing.page.thumbnails import thumbnail
@@ -35,6 +38,9 @@ MOST_ITEMS = 5000
 
 LEAST_CERTAIN = 20
 """Shown if nothing is flagged."""
+
+MOST_ISSUES = 100
+"""Issues of a kind on the page; those beyond are in issues.csv."""
 
 KEYS = 9
 """Other classes of an item that have a key."""
@@ -49,7 +55,7 @@ SURE = 2.0
 def page(audit: Audit) -> Page:
     """The page of an audit."""
     kind: Kind = next((k for k in KINDS if k == audit.kind), "embedding")
-    order = np.argsort(-audit.score, kind="stable")
+    order = np.argsort(-audit.log_odds, kind="stable")
     flagged = order[audit.mask[order]]
     shown = flagged[:MOST_ITEMS] if len(flagged) else order[:LEAST_CERTAIN]
     notes = list(audit.notes)
@@ -63,6 +69,8 @@ def page(audit: Audit) -> Page:
         given = _as_written(audit, given)
         for i, error in zip(shown, usual, strict=True):
             suggested[i] = _rounded(float(audit.suggested[i]), error or 0.0)
+    since = audit.config.get("since")
+    fresh = set(since["new"]) if since else set()
     likes = beside(audit, shown)
     used = sorted({j for pair in likes.values() for side in pair for j in side})
     items = tuple(
@@ -70,7 +78,7 @@ def page(audit: Audit) -> Page:
             index=int(audit.index[i]),
             given=given[i],
             suggested=suggested[i],
-            score=float(audit.score[i]),
+            score=float(audit.log_odds[i]),
             p_error=float(audit.p_error[i]),
             flagged=bool(audit.mask[i]),
             content=content(audit.data, int(i)),
@@ -80,6 +88,7 @@ def page(audit: Audit) -> Page:
             like_suggested=tuple(int(audit.index[j]) for j in likes[int(i)][1]) if likes else (),
             likely=likely[k],
             usual_error=usual[k],
+            new=int(audit.index[i]) in fresh,
         )
         for k, i in enumerate(shown)
     )
@@ -115,6 +124,8 @@ def page(audit: Audit) -> Page:
         predictable=predictable(audit),
         evidence=_evidence(audit),
         values=_values(audit, flagged),
+        since=Since(since["corrected"], since["confirmed"], len(fresh), tuple(since["gone"])) if since else None,
+        issues=_issues(audit),
     )
 
 
@@ -261,6 +272,56 @@ def _values(audit: Audit, flagged: NDArray[np.int64]) -> Values | None:
     return Values(
         tuple(audit.given[rows].tolist()), tuple(audit.suggested[rows].tolist()), tuple(audit.mask[rows].tolist())
     )
+
+
+# --- what else is wrong ---------------------------------------------------------------------------------------
+
+
+def _issues(audit: Audit) -> tuple[IssueGroup, ...] | None:
+    if audit.found_issues is None:
+        return None
+    from compensate.auditing.issues import KINDS as ISSUES
+
+    place = {int(row): i for i, row in enumerate(audit.index)}
+    labels = audit.names(audit.given)
+    groups = []
+    for name, kind in ISSUES.items():
+        here = audit.found_issues[audit.found_issues["issue"] == name]
+        if not len(here):
+            continue
+        rows, lines = [], []
+        for found in _once(here, pairs=name in ("duplicate", "conflicting_duplicate")):
+            i = None if found["index"] is None else place.get(found["index"])
+            j = place.get(found["other"]) if found["other"] is not None and name != "test_duplicate" else None
+            if i is None:
+                lines.append((found["column"] or f"row {found['index']}", found["score"], found["detail"]))
+                continue
+            rows.append(
+                IssueRow(
+                    int(audit.index[i]), labels[i], content(audit.data, i), found["score"], found["detail"],
+                    None if j is None else content(audit.data, j), found["other"], "" if j is None else labels[j],
+                )
+            )  # fmt: skip
+        title = (kind.one if len(here) == 1 else kind.many).capitalize()
+        groups.append(IssueGroup(title, kind.advice, kind.score, len(here), tuple(rows), tuple(lines)))
+    return tuple(groups)
+
+
+def _once(issues: Any, *, pairs: bool) -> list[dict[str, Any]]:
+    """The first `MOST_ISSUES` rows; of two rows that are each other's duplicate, one."""
+    found: list[dict[str, Any]] = []
+    seen: set[frozenset[Any]] = set()
+    from compensate.auditing.issues import records
+
+    for one in records(issues):
+        pair = frozenset((one["index"], one["other"]))
+        if pairs and pair in seen:
+            continue
+        seen.add(pair)
+        found.append(one)
+        if len(found) == MOST_ISSUES:
+            break
+    return found
 
 
 # --- what a sample looks like ---------------------------------------------------------------------------------

@@ -67,6 +67,7 @@ class Item:
         likely: the classes it most probably belongs to besides these two, most probable first; the page gives the first
             nine of them keys.
         usual_error: by how much a right value usually differs from the suggested one; None for classes.
+        new: whether it was no suspect in the audit before this one.
     """
 
     index: int
@@ -82,6 +83,7 @@ class Item:
     digest: str = ""
     likely: tuple[str, ...] = ()
     usual_error: float | None = None
+    new: bool = False
 
 
 @dataclass(frozen=True)
@@ -179,6 +181,57 @@ class Evidence:
 
 
 @dataclass(frozen=True)
+class Since:
+    """What changed since the audit on whose page decisions were made.
+
+    Attributes:
+        corrected, confirmed: how many labels were decided on; they are taken as right.
+        new: how many suspects were none before.
+        gone: the rows that were suspect, were not decided on, and are suspect no longer.
+    """
+
+    corrected: int
+    confirmed: int
+    new: int
+    gone: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class IssueRow:
+    """A row with an issue, and the row that it is compared with, if there is one."""
+
+    index: int
+    label: str
+    content: Content
+    score: float
+    detail: str
+    other: Content | None = None
+    other_index: int | None = None
+    other_label: str = ""
+
+
+@dataclass(frozen=True)
+class IssueGroup:
+    """All issues of a kind.
+
+    Attributes:
+        title: what they are.
+        advice: what to conclude.
+        score: what the scores are.
+        count: of all of them.
+        rows: those that are shown.
+        lines: name, score and detail of issues that are about a column or a class.
+    """
+
+    title: str
+    advice: str
+    score: str
+    count: int
+    rows: tuple[IssueRow, ...] = ()
+    lines: tuple[tuple[str, float, str], ...] = ()
+
+
+@dataclass(frozen=True)
 class Page:
     """Everything on the page.
 
@@ -203,6 +256,8 @@ class Page:
         predictable: whether labels can be predicted from the samples better than by chance; if not, no label can be judged.
         evidence: where the probabilities come from.
         values: for regression, given and predicted values.
+        since: what changed since an earlier audit, if this one was made with decisions about its labels.
+        issues: what else is wrong with the data; None if it was not looked for.
 
     >>> item = Item(7, "cat", "dog", 3.2, 0.97, True, Content(text="woof"))
     >>> page = Page("pets.csv", "text", ("cat", "dog"), 100, (item,), Estimate(0.01, 0.0, 0.03))
@@ -231,6 +286,8 @@ class Page:
     predictable: bool = True
     evidence: Evidence = Evidence()
     values: Values | None = None
+    since: Since | None = None
+    issues: tuple[IssueGroup, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

@@ -17,7 +17,19 @@ from collections.abc import Iterable
 from typing import Any
 
 from compensate.auditing.page.claims import lopsided, unreliable
-from compensate.auditing.page.model import Content, Evidence, Example, Histogram, Item, Page, Pair, Values
+from compensate.auditing.page.model import (
+    Content,
+    Evidence,
+    Example,
+    Histogram,
+    IssueGroup,
+    Item,
+    Page,
+    Pair,
+    Since,
+    Values,
+)
+from compensate.errors import InputError
 
 TEXT_BUDGET = 32_000_000
 """About how many characters of sample text a page may hold in all."""
@@ -28,12 +40,18 @@ TEXT_LIMITS = (2_000, 200_000)
 EXAMPLE_LIMIT = 1_000
 """Characters kept of the text of an example, which is shown small."""
 
+BEGIN = b'<script type="application/json" id="data">'
+"""What stands before the data in the page."""
+
 _MAGIC = (
     (b"\x89PNG\r\n\x1a\n", "png"),
     (b"\xff\xd8\xff", "jpeg"),
     (b"GIF87a", "gif"),
     (b"GIF89a", "gif"),
 )
+
+GONE_ROWS = 20
+"""Rows that are no longer suspect which the page names."""
 
 _ESCAPED = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
 
@@ -78,6 +96,7 @@ def payload(page: Page) -> dict[str, Any]:
         "command": page.command,
         "notes": list(page.notes),
         "source": page.source_digest,
+        "since": _since(page.since),
         "classes": classes,
         "items": _items(page.items, page.examples, labels, names, limit),
         "examples": {
@@ -97,6 +116,7 @@ def payload(page: Page) -> dict[str, Any]:
         },
         "evidence": _evidence(page.evidence),
         "values": _values(page.values),
+        "issues": None if page.issues is None else [_issues(group, labels, names) for group in page.issues],
         "scores": _histogram(page.scores),
         "compensations": _histogram(page.compensations),
         "curves": [
@@ -118,6 +138,31 @@ def to_json(value: Any) -> str:
     """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return _ESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def read_payload(html: bytes) -> dict[str, Any]:
+    """The data of a page that was written; an error if it is no such page."""
+    _, begin, rest = html.partition(BEGIN)
+    content, end, _ = rest.partition(b"</script>")
+    try:
+        found = json.loads(content)
+        items, numbers = found["items"], range(len(found["labels"]))
+        rows = len(items["index"])
+        fits = (
+            bool(begin and end)
+            and re.fullmatch("[0-9a-f]{20}", found["key"]) is not None
+            and isinstance(found["source"], str)
+            and all(len(items[name]) == rows for name in ("given", "suggested", "digest"))
+            and all(number in numbers for name in ("given", "suggested") for number in items[name])
+            and all(number in numbers for number in found["classes"])
+            and all(isinstance(text, str) for text in (*found["labels"], *items["digest"]))
+            and all(isinstance(row, int) for row in items["index"])
+        )
+    except (ValueError, KeyError, TypeError, RecursionError):
+        fits = False
+    if not fits:
+        raise InputError("report.html is no review page of this version; audit the data again.")
+    return found
 
 
 def image_type(image: bytes) -> str | None:
@@ -144,6 +189,7 @@ def _items(
         "score": [_number(item.score) for item in items],
         "p": [_number(item.p_error) for item in items],
         "flagged": [int(item.flagged) for item in items],
+        "new": [int(item.new) for item in items],
         "content": [_content(item.content, names, limit) for item in items],
         "likely": [[labels(name) for name in item.likely[:9]] for item in items],
         "usual": [_number(item.usual_error) for item in items],
@@ -195,6 +241,48 @@ def _evidence(evidence: Evidence) -> dict[str, Any]:
         "encoder": evidence.encoder,
         "license": evidence.license,
         "hint": evidence.hint,
+    }
+
+
+def _since(since: Since | None) -> dict[str, Any] | None:
+    if since is None:
+        return None
+    return {
+        "corrected": since.corrected,
+        "confirmed": since.confirmed,
+        "new": since.new,
+        "gone": list(since.gone[:GONE_ROWS]),
+        "allGone": len(since.gone),
+    }
+
+
+ISSUE_TEXT = 400
+"""Characters of a text in the list of issues."""
+
+
+def _issues(group: IssueGroup, labels: _Table, names: _Table) -> dict[str, Any]:
+    def shown(content: Content) -> dict[str, Any]:
+        return _content(content, names, ISSUE_TEXT)
+
+    return {
+        "title": group.title,
+        "advice": group.advice,
+        "score": group.score,
+        "count": group.count,
+        "rows": [
+            {
+                "index": row.index,
+                "label": labels(row.label),
+                "content": shown(row.content),
+                "score": _number(row.score),
+                "detail": row.detail,
+                "other": None if row.other is None else shown(row.other),
+                "otherIndex": row.other_index,
+                "otherLabel": labels(row.other_label),
+            }
+            for row in group.rows
+        ],
+        "lines": [[name, _number(score), detail] for name, score, detail in group.lines],
     }
 
 

@@ -2,7 +2,8 @@
 
 Style and scripts are joined from the small files in ``assets``, in the order below, and stand inside the page. A
 Content-Security-Policy names the hash of each: a script that is not ours, wherever it came from, does not run, and
-nothing can be fetched or sent.
+nothing can be fetched or sent, except to the server of `compensate review` where the page comes from it. The same file is
+served and opened from disk.
 """
 
 from __future__ import annotations
@@ -19,17 +20,19 @@ from compensate.auditing.page.model import Page
 from compensate.auditing.page.payload import payload, to_json
 from compensate.files import make_folder, write_atomically
 
-STYLES = ("base.css", "frame.css", "overview.css", "review.css", "dialogs.css")
+STYLES = ("base.css", "frame.css", "overview.css", "review.css", "issues.css", "dialogs.css")
 SCRIPTS = (
     "dom.js",
     "words.js",
     "data.js",
+    "sync.js",
     "store.js",
     "queue.js",
     "csv.js",
     "content.js",
     "charts.js",
     "overview.js",
+    "issues.js",
     "strip.js",
     "dialogs.js",
     "review.js",
@@ -74,6 +77,7 @@ def _policy(style: str, script: str) -> str:
             f"script-src '{_hash(script)}'",
             f"style-src '{_hash(style)}'",
             "img-src data:",
+            "connect-src 'self'",
             "base-uri 'none'",
             "form-action 'none'",
         )

@@ -30,7 +30,7 @@ function helpDialog() {
   dialog(
     "Keys",
     el("dl", { class: "keys" }, rows.map(([keys, what]) => el("div", null, el("dt", null, keys.map((k) => (k === "–" ? " – " : el("kbd", null, k)))), el("dd", null, what)))),
-    el("p", { class: "muted" }, "A decision moves on by itself. Everything is kept in this browser, for this file, until you clear it."),
+    el("p", { class: "muted" }, "A decision moves on by itself. ", served ? "Everything is saved in the folder of the run as you decide, and other tabs see it." : "Everything is kept in this browser, for this file, until you clear it."),
     el("div", { class: "actions" }, clearButton()),
   );
 }
@@ -150,28 +150,41 @@ function bulkDialog(done) {
 
 function exportDialog() {
   const tally = store.tally();
-  download();
+  if (!served) download();
   const parts = [
     [tally.accept, "accepted"],
     [tally.reject, "kept"],
     [tally.other, regression ? "with another value" : "with another class"],
     [tally.skip, "skipped"],
   ];
+  const saved = !served || sync.words() === "saved";
+  const again = served && !regression && ["ready", "done", "failed"].includes(sync.audit.state);
   const box = dialog(
-    "corrections.csv is saved",
-    el("p", null, parts.filter(([n]) => n > 0).map(([n, what]) => `${count(n)} ${what}`).join(" · ")),
-    data.command && [el("p", null, "Move it next to the data and type:"), commandLine()],
+    !served ? "corrections.csv is saved" : saved ? "Your decisions are saved" : "Not all decisions are saved yet",
+    el("p", null, parts.filter(([n]) => n > 0).map(([n, what]) => `${count(n)} ${what}`).join(" · ") || "Nothing is decided on this page yet."),
+    data.command && [el("p", null, served ? "They are in the folder of the run. To write the corrected data, type:" : "Move it next to the data and type:"), commandLine()],
     el("p", { class: "muted" }, "The data itself is not touched: the command writes a corrected copy."),
-    el("div", { class: "actions" }, el("button", { type: "button", class: "primary", onclick: () => box.close() }, "Done")),
+    again && el("p", { class: "muted" }, "Or audit again: labels that you corrected or confirmed are taken as right, and the others are judged anew."),
+    el(
+      "div",
+      { class: "actions" },
+      served && el("button", { type: "button", onclick: download }, "Download corrections.csv"),
+      again && el("button", { type: "button", onclick: () => (box.close(), sync.again()) }, "Audit again with these decisions"),
+      el("button", { type: "button", class: "primary", onclick: () => box.close() }, "Done"),
+    ),
   );
 }
 
+// Served, decisions are in the folder of the run already; from disk they come in the file that was exported.
+const nextCommand = () => (served ? `compensate apply ${quoted(sync.run)}` : data.command);
+const quoted = (path) => (/^[\w./-]+$/.test(path) ? path : `'${path.replaceAll("'", `'"'"'`)}'`);
+
 function commandLine() {
   const copy = el("button", { type: "button", class: "copy" }, "Copy");
-  const line = el("code", null, prose(clip(data.command, 500)));
+  const line = el("code", null, prose(clip(nextCommand(), 500)));
   copy.addEventListener("click", async () => {
     try {
-      await navigator.clipboard.writeText(data.command);
+      await navigator.clipboard.writeText(nextCommand());
       copy.textContent = "Copied";
     } catch (error) {
       getSelection().selectAllChildren(line);

@@ -1,4 +1,4 @@
-// The frame: the top bar, the two views, the keyboard, and words for those who listen.
+// The frame: the top bar, the views, the keyboard, and words for those who listen.
 
 const frame = {};
 
@@ -6,25 +6,51 @@ function makeFrame() {
   frame.tabs = {
     overview: el("a", { href: "#overview" }, "Overview"),
     review: el("a", { href: "#review" }, "Review"),
+    ...(data.issues && { issues: el("a", { href: "#issues" }, "Issues") }),
   };
   frame.progress = el("span", { class: "progress-words" });
   frame.fill = el("span");
-  frame.export = el("button", { type: "button", class: "export", onclick: exportDialog }, "Export", el("span", { class: "wide-only" }, " corrections"));
+  frame.export = el("button", { type: "button", class: "export", onclick: exportDialog }, served ? "Finish" : ["Export", el("span", { class: "wide-only" }, " corrections")]);
+  frame.notice = el("p", { class: "notice", role: "alert", hidden: true });
   fill(
     byId("bar"),
     el("div", { class: "data-name" }, el("b", null, label(data.title, 80)), el("span", { class: "flag-count" }, data.predictable && `${count(data.allFlagged)} flagged`)),
-    el("nav", { "aria-label": "Views" }, frame.tabs.overview, frame.tabs.review),
+    el("nav", { "aria-label": "Views" }, Object.values(frame.tabs)),
     el("div", { class: "progress" }, frame.progress, el("span", { class: "meter", "aria-hidden": "true" }, frame.fill)),
     frame.export,
   );
+  byId("bar").after(frame.notice);
 }
 
 function showProgress() {
   const tally = store.tally();
-  frame.progress.textContent = `${count(tally.decided)} of ${count(goal)} decided` + (store.kept ? "" : " · not kept");
+  const kept = served ? " · " + sync.words() : store.kept ? "" : " · not kept";
+  frame.progress.textContent = `${count(tally.decided)} of ${count(goal)} decided` + kept;
   frame.progress.title = store.kept ? "" : "This browser does not let the page keep your decisions. Export before you close it.";
+  showNotice();
   frame.fill.style.setProperty("width", goal ? (100 * tally.decided) / goal + "%" : "0");
-  frame.export.disabled = tally.all + tally.skip === 0;
+  frame.export.disabled = !served && tally.all + tally.skip === 0; // an earlier audit's decisions may be in the folder
+}
+
+function showNotice() {
+  // Once for each text: it is read aloud when it changes.
+  const text = noticeText();
+  if (frame.notice.dataset.text === text) return;
+  frame.notice.dataset.text = text;
+  frame.notice.hidden = text === "";
+  const newer = sync.audit.state === "done" && sync.audit.of === data.key && sync.problem === "";
+  fill(frame.notice, text, newer && [" ", el("a", { href: `../${sync.audit.key}/` }, "Open it")]);
+}
+
+function noticeText() {
+  if (!served) return "";
+  const run = sync.run || "the folder of the run";
+  if (sync.problem !== "" && sync.waiting.length > 0) return `Not saved yet: ${count(sync.waiting.length, "decision")} (${plainText(sync.problem)}). They are sent once the server is there again: compensate review ${plainText(run)}`;
+  if (sync.problem !== "") return `The server has ended; every decision is saved. To go on: compensate review ${plainText(run)}`;
+  if (sync.audit.of !== data.key) return "";
+  if (sync.audit.state === "running") return `Auditing again with your decisions: ${plainText(sync.audit.said)} …`;
+  if (sync.audit.state === "failed") return `The audit failed: ${plainText(sync.audit.said)}`;
+  return sync.audit.state === "done" ? "The new audit is done." : "";
 }
 
 function announce(text) {
@@ -50,13 +76,14 @@ let lastView = "overview";
 
 function view() {
   // Any other fragment (the link that skips to the content) leaves the view as it is.
-  if (location.hash === "#review" || location.hash === "#overview") lastView = location.hash.slice(1);
+  const asked = location.hash.slice(1);
+  if (Object.hasOwn(frame.tabs, asked)) lastView = asked;
   return lastView;
 }
 
 function showView() {
   const now = view();
-  for (const name of ["overview", "review"]) {
+  for (const name of Object.keys(frame.tabs)) {
     byId("view-" + name).hidden = name !== now;
     if (name === now) frame.tabs[name].setAttribute("aria-current", "page");
     else frame.tabs[name].removeAttribute("aria-current");
@@ -106,19 +133,27 @@ function act(event, what) {
 makeFrame();
 makeReview();
 makeQueue();
-overview((given, suggested) => {
-  reviewPair(given, suggested);
+overview((given, suggested, show) => {
+  reviewPair(given, suggested, show);
   location.hash = "#review";
 });
+if (data.issues) issuesView();
 showFilters();
 strip.reset();
 showItem();
 showProgress();
 store.listeners.push(showProgress);
+if (served) {
+  sync.listeners.push((changed) => {
+    strip.draw(true);
+    if (current() === null || changed.includes(current())) showItem();
+  });
+  sync.poll();
+}
 addEventListener("hashchange", showView);
 addEventListener("keydown", onKey);
 addEventListener("storage", (event) => {
-  if (event.key !== store.place) return;
+  if (served || event.key !== store.place) return;
   store.load();
   showProgress();
   strip.draw(true);

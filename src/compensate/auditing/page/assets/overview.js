@@ -4,7 +4,7 @@ const name = (number) => label(labelOf(number), 48);
 
 function overview(open) {
   const page = byId("view-overview");
-  fill(page, hero(open), data.notes.length > 0 && notes(), el("div", { class: "cards" }, cards(open)), howFound(), size > 0 && data.predictable && data.command !== "" && whatNext());
+  fill(page, hero(open), data.since !== null && sinceThen(open), data.notes.length > 0 && notes(), el("div", { class: "cards" }, cards(open)), howFound(), size > 0 && data.predictable && data.command !== "" && !served && whatNext());
 }
 
 function hero(open) {
@@ -120,6 +120,26 @@ function listed(parts) {
 
 function whatNext() {
   return el("div", { class: "what-next" }, el("p", { class: "muted" }, "When you have decided, export corrections.csv and type:"), commandLine());
+}
+
+// What became of the suspects of the audit before, on whose page decisions were made.
+
+function sinceThen(open) {
+  const { corrected, confirmed, new: fresh, gone, allGone } = data.since;
+  const more = allGone > gone.length ? ` and ${count(allGone - gone.length)} more` : "";
+  return el(
+    "div",
+    { class: "since" },
+    el("h2", null, "Since the last audit"),
+    el(
+      "ul",
+      { class: "since-facts" },
+      el("li", null, el("b", null, count(corrected + confirmed)), ` ${noun}s decided: ${count(corrected)} corrected, ${count(confirmed)} confirmed. They are taken as right.`),
+      el("li", null, el("b", null, count(fresh)), fresh === 1 ? " suspect is new." : " suspects are new."),
+      el("li", null, el("b", null, count(allGone)), allGone === 1 ? " is suspect no longer" : " are suspect no longer", allGone > 0 && `: ${gone.length === 1 ? "row" : "rows"} ${gone.join(", ")}${more}`, "."),
+    ),
+    fresh > 0 && el("button", { type: "button", onclick: () => open(null, null, "new") }, "Review the new ones"),
+  );
 }
 
 function notes() {

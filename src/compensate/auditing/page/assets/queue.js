@@ -8,6 +8,7 @@ const SHOWN = {
   all: () => true,
   undecided: (i) => !store.isDecided(i),
   decided: (i) => store.isDecided(i),
+  new: (i) => items.new[i] === 1,
   skipped: (i) => store.made[i] !== null && store.made[i].decision === "skip",
 };
 

@@ -95,7 +95,7 @@ function makeFilters() {
       change({ [name]: value });
     });
   }
-  f.show = select("all", [["all", "all"], ["undecided", "undecided"], ["decided", "decided"], ["skipped", "skipped"]], (show) => change({ show }), "Show");
+  f.show = select("all", [["all", "all"], ["undecided", "undecided"], ["decided", "decided"], ["skipped", "skipped"], ...(data.since === null ? [] : [["new", "new"]])], (show) => change({ show }), "Show");
   f.order = select("certain", [["certain", "most certain first"], ["useful", "most useful first"]], (order) => change({ order }), "Order");
   f.flagged = el("input", { type: "checkbox", checked: filters.flagged });
   f.flagged.addEventListener("change", () => change({ flagged: f.flagged.checked }));
@@ -135,11 +135,11 @@ function showFilters() {
   review.fields.summary.textContent = active ? `Filters · ${count(queue.list.length, "row")} shown` : "Filters";
 }
 
-function reviewPair(given, suggested) {
+function reviewPair(given, suggested, show = "all") {
   const pair = given === null ? "" : given + ">" + suggested;
   const f = review.fields;
-  [f.pair.value, f.low.value, f.high.value, f.show.value] = [pair, "0", "1", "all"];
-  Object.assign(filters, { pair, low: 0, high: 1, show: "all" });
+  [f.pair.value, f.low.value, f.high.value, f.show.value] = [pair, "0", "1", show];
+  Object.assign(filters, { pair, low: 0, high: 1, show });
   makeQueue();
   showFilters();
   strip.reset();
@@ -232,7 +232,7 @@ function showItem(said = "") {
   }
   const made = store.made[i];
   const name = nameOf(items.index[i], items.id[i]);
-  fill(r.place, prose(name), made && el("span", { class: "made" }, " · " + describe(made)));
+  fill(r.place, prose(name), items.new[i] === 1 && el("span", { class: "fresh" }, " · new"), made && el("span", { class: "made" }, " · " + describe(made)));
   showVerdict(i);
   fill(r.stage, large(items.content[i], "The item, " + name));
   r.stage.scrollTop = 0;
@@ -341,9 +341,9 @@ function showEnd() {
       !none && left > 0 && el("button", { type: "button", onclick: () => move(nextOpen(-1)) }, `Back to the ${count(left)} undecided`),
       !none && skipped > 0 && filters.show !== "skipped" && el("button", { type: "button", onclick: () => again("skipped") }, `Look at the ${count(skipped)} skipped`),
       !none && queue.at > 0 && el("button", { type: "button", onclick: () => move(queue.list.length - 1) }, "Back to the last"),
-      tally.all > 0 && el("button", { type: "button", class: "primary", onclick: exportDialog }, "Export corrections.csv"),
+      tally.all > 0 && el("button", { type: "button", class: "primary", onclick: exportDialog }, served ? "Finish" : "Export corrections.csv"),
     ),
-    data.command && tally.all > 0 && [el("p", { class: "muted" }, "and then:"), commandLine()],
+    data.command && tally.all > 0 && !served && [el("p", { class: "muted" }, "and then:"), commandLine()],
   );
   announce(review.end.firstChild.textContent);
 }

@@ -1,4 +1,4 @@
-// The decisions: kept in the browser under the hash of this audit, undone step by step.
+// The decisions: kept in the browser under the hash of this audit, or by the server that the page comes from; undone step by step.
 
 const DECIDED = ["accept", "reject", "other"];
 const SYMBOLS = { accept: "✓", reject: "=", other: "≠", skip: "↷" };
@@ -33,14 +33,22 @@ const store = {
     this.steps.push(changes.map(([i]) => [i, this.made[i]]));
     if (this.steps.length > STEPS) this.steps.shift();
     for (const [i, made] of changes) this.made[i] = made;
-    this.save();
+    this.save(changes);
+  },
+
+  take(i, made) {
+    // A decision of another tab; tells whether it is news.
+    const before = this.made[i];
+    if (before === made || (before && made && before.decision === made.decision && before.label === made.label)) return false;
+    this.made[i] = made;
+    return true;
   },
 
   undo() {
     const step = this.steps.pop();
     if (!step) return null;
     for (const [i, before] of step) this.made[i] = before;
-    this.save();
+    this.save(step);
     return step.map(([i]) => i);
   },
 
@@ -48,7 +56,13 @@ const store = {
     this.decide(this.made.map((made, i) => [i, made]).filter(([, made]) => made).map(([i]) => [i, null]));
   },
 
-  save() {
+  save(changes) {
+    if (served) sync.push(changes);
+    else this.keep();
+    for (const listener of this.listeners) listener();
+  },
+
+  keep() {
     const made = [];
     this.made.forEach((m, i) => m && made.push([i, packed(m)]));
     const steps = this.steps.map((step) => step.map(([i, before]) => [i, packed(before)]));
@@ -58,7 +72,6 @@ const store = {
     } catch (error) {
       this.kept = false; // private windows and full disks: the page says so, and export still works
     }
-    for (const listener of this.listeners) listener();
   },
 
   load() {
@@ -88,7 +101,8 @@ function unpacked(i, kept) {
   return { decision: kept[0], label: implied[kept[0]]() };
 }
 
-store.load();
+if (served) sync.recall();
+else store.load();
 
 function decision(i, chosen) {
   // What choosing a label for an item amounts to.

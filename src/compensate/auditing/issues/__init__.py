@@ -1,0 +1,208 @@
+"""More than labels: what else is wrong with the data, from the features and columns that an audit has anyway.
+
+Duplicates with different labels come first: of two equal rows with two labels at least one is wrong.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from compensate.auditing.issues.columns import column_issues, rare_classes
+from compensate.auditing.issues.duplicates import find_pairs, groups, shared_with
+from compensate.auditing.issues.samples import empty_texts, odd_images, other_languages, outliers
+from compensate.errors import InputError
+
+if TYPE_CHECKING:
+    from compensate.auditing.result import Audit
+    from compensate.data.dataset import Data
+
+__all__ = ["COLUMNS", "KINDS", "Kind", "find_issues", "records", "summary"]
+
+COLUMNS = ("issue", "index", "other", "column", "score", "given", "detail")
+"""Of the table of issues. ``index`` and ``other`` are rows of the source (of the test set, for what is shared with it), or empty."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of issue: what to call one and several of them, what the score is, and what to do."""
+
+    one: str
+    many: str
+    score: str
+    advice: str
+
+
+KINDS: dict[str, Kind] = {
+    "conflicting_duplicate": Kind(
+        "duplicate with another label", "duplicates with different labels", "similarity to the other row, 1 if equal",
+        "The same content has different labels: at least one of them is wrong, or the content does not decide the label.",
+    ),
+    "test_duplicate": Kind(
+        "row that is in the test set too", "rows that are in the test set too", "similarity to the row of the test set, 1 if equal",
+        "A model has seen these rows of the test set in training, so that its test result is too good. Remove them from one of the two.",
+    ),
+    "duplicate": Kind(
+        "duplicate", "duplicates", "similarity to the other row, 1 if equal",
+        "Keep one of each group, or be sure that a split never parts a group.",
+    ),
+    "leaking_column": Kind(
+        "column that tells the label", "columns that tell the label", "share of the labels beyond chance that the column predicts alone",
+        "If the column is not known when a prediction is to be made, leave it out: --ignore.",
+    ),
+    "identifier_column": Kind(
+        "identifier column", "identifier columns", "share of its values that are distinct",
+        "It names rows and says nothing about them, so it is not used.",
+    ),
+    "missing_values": Kind(
+        "column with missing values", "columns with missing values", "share of its cells that are empty",
+        "Look whether cells are missing for a reason that has to do with the label.",
+    ),
+    "rare_class": Kind(
+        "rare class", "rare classes", "rows of the class over what an equal share would be",
+        "Few rows of a class make its labels hard to judge, and hard to learn.",
+    ),
+    "empty_text": Kind("empty text", "empty texts", "1", "A row without content says nothing about its label: remove it."),
+    "other_language": Kind(
+        "text in another language", "texts in another language", "share of its words or letters that say so",
+        "Look whether they belong here; an encoder of one language judges them badly.",
+    ),
+    "dark_image": Kind("dark image", "dark images", "how far below the limit, from 0 to 1", "Look whether anything can be seen."),
+    "bright_image": Kind("bright image", "bright images", "how far above the limit, from 0 to 1", "Look whether anything can be seen."),
+    "blank_image": Kind("blank image", "blank images", "how far below the limit, from 0 to 1", "They show nothing: remove them."),
+    "outlier": Kind(
+        "outlier", "outliers", "distance to the nearest rows over the usual one",
+        "They are unlike all other rows: damaged, of another source, or merely rare.",
+    ),
+}  # fmt: skip
+"""In the order in which they are worth looking at."""
+
+
+def find_issues(audit: Audit, test: Data | None = None) -> pd.DataFrame:
+    """Everything but labels that is wrong with the data of an audit, worst kinds first: a table with `COLUMNS`.
+
+    Args:
+        audit: with its data.
+        test: a test set of the same kind; rows that are in both are found.
+    """
+    data = audit.data
+    if data is None:
+        raise InputError("the data of this audit is not at hand; audit it again.")
+    kind = audit.config.get("shown", audit.kind) if audit.regression else audit.kind
+    labels = audit.names(audit.given)
+    found: list[dict[str, Any]] = []
+
+    def add(issue: str, score: float, detail: str, row: int | None = None, other: Any = None, column: str = "") -> None:
+        found.append(
+            {
+                "issue": issue,
+                "index": None if row is None else int(audit.index[row]),
+                "other": other,
+                "column": column,
+                "score": score,
+                "given": "" if row is None else labels[row],
+                "detail": detail,
+            }
+        )
+
+    where, partner = groups(find_pairs(data, kind, audit.vectors), len(data))
+    mixed = _mixed(where, audit)
+    members: dict[int, list[int]] = {}
+    for row in partner:
+        members.setdefault(int(where[row]), []).append(row)
+    for row, (other, similarity) in partner.items():
+        issue = "conflicting_duplicate" if mixed[row] else "duplicate"
+        if mixed[row]:
+            others = members[int(where[row])] if audit.given[other] == audit.given[row] else [other]
+            other = next(i for i in others if audit.given[i] != audit.given[row])
+        said = "equal" if similarity == 1 else f"{similarity:.2f} similar"
+        add(
+            issue,
+            similarity,
+            f"{said} to row {int(audit.index[other])}, labeled {labels[other]}",
+            row,
+            int(audit.index[other]),
+        )
+    if test is not None:
+        for row, other, similarity in shared_with(data, test, kind):
+            add(
+                "test_duplicate",
+                similarity,
+                f"row {int(test.index[other])} of the test set",
+                row,
+                int(test.index[other]),
+            )
+    if kind == "text":
+        texts = [str(text) for text in data.x] if np.ndim(data.x) == 1 else [str(text) for text in data.raw]
+        for name, finder in (("empty_text", empty_texts), ("other_language", other_languages)):
+            for row, score, detail in finder(texts):
+                add(name, score, detail, row)
+    if kind == "image" and np.ndim(data.x) == 4:
+        for name, row, score, detail in odd_images(data.x):
+            add(name, score, detail, row)
+    for row, score, detail in outliers(audit.vectors):
+        add("outlier", score, detail, row)
+    if isinstance(data.raw, pd.DataFrame) and data.info.get("columns"):
+        for name, column, score, detail in column_issues(
+            data.raw, data.info["columns"], np.asarray(audit.given), len(audit.classes)
+        ):
+            add(name, score, detail, column=column)
+    if not audit.regression:
+        for name, column, score, detail in rare_classes(audit.given, audit.classes):
+            add(name, score, detail, column=column)
+    return _table(found)
+
+
+def _mixed(where: np.ndarray[Any, Any], audit: Audit) -> np.ndarray[Any, Any]:
+    """(N,) whether the group of each row has more than one label."""
+    if audit.regression:
+        return np.zeros(len(where), bool)
+    low, high = np.full(len(where), 1 << 30), np.full(len(where), -1)
+    np.minimum.at(low, where, audit.given)
+    np.maximum.at(high, where, audit.given)
+    return (low != high)[where]
+
+
+def _table(found: list[dict[str, Any]]) -> pd.DataFrame:
+    rank = {name: k for k, name in enumerate(KINDS)}
+    found.sort(
+        key=lambda row: (
+            rank[row["issue"]],
+            row["score"] if row["issue"] == "rare_class" else -row["score"],
+            row["index"] or 0,
+        )
+    )
+    table = pd.DataFrame(found, columns=list(COLUMNS))
+    return table.astype({"index": "Int64", "other": "Int64", "score": "float64"})
+
+
+def records(issues: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows of a table of issues in plain types: None where there is no row."""
+    columns = {name: issues[name].astype(object).where(issues[name].notna(), None).tolist() for name in COLUMNS}
+    for name in ("index", "other"):
+        columns[name] = [None if value is None else int(value) for value in columns[name]]
+    return [dict(zip(COLUMNS, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def summary(issues: pd.DataFrame) -> str:
+    """What was found in one line; nothing if nothing was.
+
+    >>> summary(pd.DataFrame({"issue": ["duplicate"] * 4 + ["conflicting_duplicate"] * 2 + ["outlier"]}))
+    '6 duplicates, 2 of them with different labels; 1 outlier'
+    """
+    counts = issues["issue"].value_counts()
+    parts = []
+    alike, mixed = int(counts.get("duplicate", 0)), int(counts.get("conflicting_duplicate", 0))
+    if alike + mixed:
+        parts.append(
+            f"{alike + mixed:,} duplicate{'s' * (alike + mixed > 1)}"
+            + (f", {mixed:,} of them with different labels" if mixed else "")
+        )
+    for name, kind in KINDS.items():
+        n = int(counts.get(name, 0))
+        if n and name not in ("duplicate", "conflicting_duplicate"):
+            parts.append(f"{n:,} {kind.one if n == 1 else kind.many}")
+    return "; ".join(parts)

@@ -1,0 +1,135 @@
+"""Single rows that do not belong: far from all others, empty, in another language, dark, bright or blank."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compensate.auditing.issues.image_copies import grey
+from compensate.auditing.issues.neighbors import nearest
+
+NEIGHBORS = 10
+FAR = 3.0
+"""Robust standard deviations of the logarithm of the distance to the neighbors from which on a row is an outlier. Of 1,500 sentences of SST-2
+and 3,000 images of CIFAR-10 none lies beyond, of 3,000 normal rows in 10 dimensions 13 do."""
+
+DARK, BRIGHT, BLANK = 0.15, 0.9, 0.015
+"""An image is dark if 99 % of its pixels are darker than the first, bright if 99 % are brighter than the second (of 0 to 1), and blank if
+the standard deviation of its pixels is below the third."""
+
+Finding = tuple[int, float, str]
+"""A position, its score and what to say of it."""
+
+FUNCTION_WORDS = {
+    "English": "the and of to is in that it was for with as this but not you are on have be at his her they from which or an",
+    "German": "der die das und ist nicht ich sie es mit ein eine auf für auch dem den von wird sich wie aber noch nur war",
+    "French": "le la les et est un une des dans que qui pour pas ce il elle nous vous sur avec plus mais sont cette au",
+    "Spanish": "el la los las y es un una en que por para con no se lo como más pero su muy está este del al",
+    "Italian": "il la gli e è un una di che per non con sono del della più ma si questo come anche nel alla molto",
+    "Portuguese": "o a os as e é um uma de que não para com se do da mais mas por como em muito seu foi isso",
+    "Dutch": "de het een en is van niet dat ik te op met voor zijn er maar ook aan als om dan nog wel wat",
+}
+"""Frequent short words by which a language is known."""
+
+LEAST_WORDS = 5
+"""Texts of fewer words are in no language for sure."""
+
+_WORD = re.compile(r"[^\W\d_]+")
+
+
+def outliers(vectors: Any) -> Iterator[Finding]:
+    """Rows far from their nearest neighbors; the score is the distance in units of the usual one."""
+    if vectors is None or hasattr(vectors, "tocsr") or len(vectors) < 5 * NEIGHBORS:
+        return
+    _, far = nearest(np.ascontiguousarray(vectors, dtype=np.float32), NEIGHBORS)
+    distance = np.maximum(far.mean(1), 1e-12)
+    usual = float(np.median(distance[distance > 1e-9])) if (distance > 1e-9).any() else 1.0
+    logs = np.log(distance / usual)
+    scale = max(1.4826 * float(np.median(np.abs(logs - np.median(logs)))), 0.02)
+    for i in np.flatnonzero(logs > FAR * scale).tolist():
+        times = float(distance[i]) / usual
+        yield i, times, f"{times:.1f} times as far from its nearest rows as usual"
+
+
+def empty_texts(texts: Sequence[str]) -> Iterator[Finding]:
+    """Texts without a letter or digit."""
+    for i, text in enumerate(texts):
+        if not any(sign.isalnum() for sign in text):
+            yield i, 1.0, "no letter or digit" if text.strip() else "empty"
+
+
+def other_languages(texts: Sequence[str]) -> Iterator[Finding]:
+    """Texts in another language than most; the score is the share of its words that say so."""
+    found = [language(text) for text in texts]
+    known = Counter(name for name, _ in found if name)
+    if not known:
+        return
+    usual, count = known.most_common(1)[0]
+    if count < 0.6 * sum(known.values()):
+        return  # a mixed corpus has no usual language
+    for i, (name, share) in enumerate(found):
+        if name and name != usual:
+            yield i, share, f"{name}, where most are {usual}"
+
+
+def language(text: str) -> tuple[str, float]:
+    """The language or script of a text, and the share of its words that say so; nothing for short or unclear texts.
+
+    >>> language("Der Film ist nicht gut und die Musik auch nicht")
+    ('German', 0.7)
+    >>> language("ok")
+    ('', 0.0)
+    """
+    words = _WORD.findall(text[:5000].lower())
+    if len(words) < LEAST_WORDS:
+        letters = [sign for sign in text[:5000] if sign.isalpha()]
+        if len(letters) < LEAST_WORDS or _script(letters[0]) == "LATIN":
+            return "", 0.0
+    scripts = Counter(_script(sign) for word in words[:200] for sign in word)
+    script, signs = scripts.most_common(1)[0]
+    if script != "LATIN":
+        return script.title(), signs / sum(scripts.values())
+    shares = {name: sum(word in listed for word in words) / len(words) for name, listed in _SETS.items()}
+    (best, share), (_, second) = sorted(shares.items(), key=lambda item: -item[1])[:2]
+    # A quarter of the words of running text are such words; names and headlines have fewer, and some words are of several languages.
+    several = len(_SETS[best] & set(words)) >= 3
+    return (best, share) if several and share >= 0.15 and share >= second + 0.1 else ("", 0.0)
+
+
+def _script(sign: str) -> str:
+    name = unicodedata.name(sign, "OTHER").split()[0]
+    return "CJK" if name in ("CJK", "HIRAGANA", "KATAKANA") else name
+
+
+_SETS = {name: frozenset(word for word in words.split() if len(word) > 1) for name, words in FUNCTION_WORDS.items()}
+
+
+def odd_images(images: NDArray[Any]) -> Iterator[tuple[str, int, float, str]]:
+    """Dark, bright and blank images: the kind, and as for others; the score is how far beyond the limit, from 0 to 1."""
+    small = grey(images)
+    flat = small.reshape(len(small), -1)
+    low, high = np.quantile(flat, [0.01, 0.99], axis=1)
+    spread = flat.std(1)
+    for i in range(len(flat)):
+        if spread[i] < BLANK:
+            yield (
+                "blank_image",
+                i,
+                1 - float(spread[i]) / BLANK,
+                f"pixels differ by {spread[i]:.3f} (standard deviation, of 1)",
+            )
+        elif high[i] < DARK:
+            yield "dark_image", i, 1 - float(high[i]) / DARK, f"99 % of the pixels are darker than {high[i]:.2f} (of 1)"
+        elif low[i] > BRIGHT:
+            yield (
+                "bright_image",
+                i,
+                (float(low[i]) - BRIGHT) / (1 - BRIGHT),
+                f"99 % of the pixels are brighter than {low[i]:.2f} (of 1)",
+            )

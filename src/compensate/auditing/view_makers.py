@@ -1,0 +1,257 @@
+"""What makes a view of samples, once it has been fitted: an encoder, words, the columns of a table, pixels, bounds of features.
+
+A maker sees new samples as it saw those that it was fitted on. It can be stored: `state` is of numbers, texts and arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import scipy.sparse as sp
+from numpy.typing import NDArray
+
+from compensate.auditing.learners import View
+from compensate.data.dataset import Data
+from compensate.data.features import TableEncoder, tfidf
+from compensate.errors import InputError
+
+Told = Callable[[int, int], None]
+"""Called with the items that are done and the number of all."""
+
+WORDS = 50_000
+"""The most frequent words and pairs of words that are counted."""
+
+WORD = r"(?u)\b\w+\b|[!?]"
+"""What counts as a word: signs of emphasis do, for they tell sentiment."""
+
+COUNTED: dict[str, Any] = {"sublinear_tf": True, "ngram_range": (1, 2), "token_pattern": WORD}
+"""How words are counted."""
+
+PIXELS = 1024
+"""Larger images are brought to about so many pixels where no encoder looks at them."""
+
+FAR, LARGE, LOOKED_AT = 10, 1e3, 1_000
+"""Values farther from the median than this many times the nearer of the 5 % and 95 % quantiles are cut; columns that reach
+beyond 1e3, or nowhere beyond 1e-3, are scaled; and the rows in which quantiles are looked up."""
+
+FEW_COLUMNS = 200
+"""Features of at most so many columns are looked at by trees too: they may be a table."""
+
+
+@dataclass(frozen=True, eq=False)
+class Embeddings:
+    """The embeddings of a pretrained encoder.
+
+    Attributes:
+        encoder: as the user named it, or its name.
+        name: of the encoder that was found.
+        width: of an embedding.
+    """
+
+    encoder: str
+    name: str
+    width: int
+
+    def view(self, data: Data, device: Any = None, told: Told | None = None) -> View:
+        """The view of some samples."""
+        from compensate.encoders import encode_data
+
+        found = encode_data(data, self.encoder, device=device, progress=told)
+        if found is None or found.values.shape[1] != self.width:
+            raise InputError(
+                f'the audit was made with the encoder "{self.name}" ({self.width} numbers for each sample), which is not what '
+                f'"{self.encoder}" is here. Install it (pip install "compensate[encoders]"), or audit again.'
+            )
+        return View(self.name, found.values)
+
+    def state(self) -> dict[str, Any]:
+        """What is stored."""
+        return {"encoder": self.encoder, "name": self.name, "width": self.width}
+
+    @staticmethod
+    def of(state: Mapping[str, Any]) -> Embeddings:
+        """From what was stored."""
+        return Embeddings(str(state["encoder"]), str(state["name"]), int(state["width"]))
+
+
+@dataclass(frozen=True, eq=False)
+class Words:
+    """TF-IDF of words and pairs of words."""
+
+    counted: Any
+
+    @staticmethod
+    def fit(texts: list[str]) -> tuple[Words, View] | None:
+        """The maker and the view of these texts, or nothing if they have no word in common."""
+        from sklearn.feature_extraction.text import TfidfVectorizer
+
+        rare = 1 if len(texts) < 200 else 2
+        counted = TfidfVectorizer(min_df=rare, max_features=WORDS, **COUNTED)
+        try:
+            found = counted.fit_transform(texts)
+        except ValueError:  # an empty vocabulary
+            return None
+        return Words(counted), View("words", sp.csr_matrix(found).astype(np.float32))
+
+    def view(self, data: Data, device: Any = None, told: Told | None = None) -> View:
+        """The view of some texts."""
+        found = self.counted.transform([str(text) for text in data.x])
+        return View("words", sp.csr_matrix(found).astype(np.float32))
+
+    def state(self) -> dict[str, Any]:
+        """What is stored."""
+        return {"words": self.counted.get_feature_names_out().tolist(), "idf": self.counted.idf_}
+
+    @staticmethod
+    def of(state: Mapping[str, Any]) -> Words:
+        """From what was stored."""
+        return Words(tfidf(state["words"], state["idf"], **COUNTED))
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """The columns of a table."""
+
+    encoder: TableEncoder
+
+    def view(self, data: Data, device: Any = None, told: Told | None = None) -> View:
+        """The view of some rows."""
+        if not isinstance(data.raw, pd.DataFrame):
+            raise InputError("the audit was made of a table; expected a table with the same columns.")
+        return View("columns", self.encoder(data.raw), self.encoder.trees(data.raw))
+
+    def state(self) -> dict[str, Any]:
+        """What is stored."""
+        return self.encoder.state()
+
+    @staticmethod
+    def of(state: Mapping[str, Any]) -> Columns:
+        """From what was stored."""
+        return Columns(TableEncoder.of(state))
+
+
+@dataclass(frozen=True, eq=False)
+class Pixels:
+    """The pixels themselves, averaged over squares in large images.
+
+    Attributes:
+        shape: (C, H, W) of the images.
+        few: whether trees look at them too.
+    """
+
+    shape: tuple[int, ...]
+    few: bool
+
+    def view(self, data: Data, device: Any = None, told: Told | None = None) -> View:
+        """The view of some images."""
+        if tuple(np.shape(data.x)[1:]) != self.shape:
+            raise InputError(f"images of the shape {np.shape(data.x)[1:]}; the audit was made of {self.shape}.")
+        found = pixels(data.x)
+        return View("pixels", found, found if self.few else None)
+
+    def state(self) -> dict[str, Any]:
+        """What is stored."""
+        return {"shape": list(self.shape), "few": self.few}
+
+    @staticmethod
+    def of(state: Mapping[str, Any]) -> Pixels:
+        """From what was stored."""
+        return Pixels(tuple(state["shape"]), bool(state["few"]))
+
+
+def pixels(images: NDArray[Any]) -> NDArray[np.float32]:
+    """(N, D) values between 0 and 1; large images are averaged over squares."""
+    x = np.asarray(images)
+    side = max(1, int(np.ceil(np.sqrt(x.shape[2] * x.shape[3] / PIXELS))))
+    h, w = x.shape[2] // side * side, x.shape[3] // side * side
+    small = np.empty((len(x), x.shape[1] * (h // side) * (w // side)), np.float32)
+    for start in range(0, len(x), 1000):
+        part = x[start : start + 1000, :, :h, :w].astype(np.float32)
+        part = part.reshape(*part.shape[:2], h // side, side, w // side, side).mean((3, 5))
+        small[start : start + 1000] = part.reshape(len(part), -1)
+    if x.dtype == np.uint8:
+        small /= 255
+    return small
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """Features as they are, without values far beyond the others, which would rule the scale of their column.
+
+    Columns whose values are all very large or very small are brought to numbers of usual size.
+
+    Attributes:
+        least, most: (D,) where values are cut.
+        shift, scale: (D,) what is taken off columns of unusual size, and by what they are divided; 0 and 1 for the others.
+    """
+
+    least: NDArray[np.float64]
+    most: NDArray[np.float64]
+    shift: NDArray[np.float64]
+    scale: NDArray[np.float64]
+
+    @staticmethod
+    def fit(values: NDArray[np.float32]) -> Features:
+        """Bounds by the quantiles of some rows.
+
+        >>> values = np.array([[0.0], [1.0], [2.0], [1e30]], np.float32)
+        >>> Features.fit(values).bounded(values).max() < 100
+        np.True_
+        """
+        some = values[:: max(1, len(values) // LOOKED_AT)].astype(np.float64)
+        tail = 0.05 if len(some) > 40 else 0.25
+        low, middle, high = np.quantile(some, [tail, 0.5, 1 - tail], axis=0)
+        reach = FAR * np.minimum(high - middle, middle - low)
+        reach = np.where(reach > 0, reach, np.inf)
+        least, most = values.min(0).astype(np.float64), values.max(0).astype(np.float64)
+        extent = np.minimum(np.maximum(most - middle, middle - least), reach)
+        odd = (extent > LARGE) | ((extent < 1 / LARGE) & (extent > 0))
+        return Features(middle - reach, middle + reach, np.where(odd, middle, 0.0), np.where(odd, extent, 1.0))
+
+    def bounded(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The values within bounds; where nothing has to change, the array itself: it may be a mapped file."""
+        usual = not self.shift.any() and (self.scale == 1).all()
+        if usual and (values.max(0) <= self.most).all() and (values.min(0) >= self.least).all():
+            return values
+        found = np.empty_like(values)
+        for start in range(0, len(values), LOOKED_AT):
+            part = np.clip(values[start : start + LOOKED_AT], self.least, self.most)
+            found[start : start + LOOKED_AT] = (part - self.shift) / self.scale
+        return found
+
+    def view(self, data: Data, device: Any = None, told: Told | None = None) -> View:
+        """The view of some rows."""
+        values = rows_of(data.x)
+        if values.shape[1] != len(self.least):
+            raise InputError(f"the samples have {values.shape[1]} features; the audit was made of {len(self.least)}.")
+        values = self.bounded(values)
+        return View("features", values, values if values.shape[1] <= FEW_COLUMNS else None)
+
+    def state(self) -> dict[str, Any]:
+        """What is stored."""
+        return {"least": self.least, "most": self.most, "shift": self.shift, "scale": self.scale}
+
+    @staticmethod
+    def of(state: Mapping[str, Any]) -> Features:
+        """From what was stored."""
+        return Features(*(np.asarray(state[name]) for name in ("least", "most", "shift", "scale")))
+
+
+def rows_of(x: Any) -> NDArray[np.float32]:
+    """(N, D) samples as rows of numbers."""
+    values = np.asarray(x)
+    return values.reshape(len(values), -1).astype(np.float32, copy=False)
+
+
+Maker = Embeddings | Words | Columns | Pixels | Features
+MAKERS: dict[str, Callable[[Mapping[str, Any]], Maker]] = {
+    "Embeddings": Embeddings.of,
+    "Words": Words.of,
+    "Columns": Columns.of,
+    "Pixels": Pixels.of,
+    "Features": Features.of,
+}

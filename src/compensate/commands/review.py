@@ -1,0 +1,108 @@
+"""`compensate review`: the review page with decisions saved as they are made."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from compensate.commands import options as o
+from compensate.commands.terminal import console
+from compensate.errors import InputError
+
+UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
+
+
+def review(
+    run: Annotated[Path, typer.Argument(help="Run folder that `compensate audit` wrote.", show_default=False)],
+    port: Annotated[
+        int | None, typer.Option(help="Port to listen on [default: any that is free].", show_default=False)
+    ] = None,
+    idle: Annotated[str, typer.Option(help="End after so long without a decision, e.g. 30m; 0 for never.")] = "30m",
+    no_open: Annotated[bool, typer.Option("--no-open", help="Print the address, and open no browser.")] = False,
+) -> None:
+    """Open the review page, and save decisions as they are made.
+
+    **Example:** `compensate review runs/reviews-3f2a`, then `compensate apply runs/reviews-3f2a`
+
+    The page is served on this machine alone, under an address with a random token. Ctrl-C ends it.
+    """
+    seconds = _seconds(idle)
+    if port is not None and not 0 < port < 65536:
+        raise InputError(f"--port is {port}; expected a number from 1 to 65535, such as 8000.")
+    o.check_path(run)
+    if not (run / "report.html").is_file():
+        raise InputError(f"{run} holds no report.html; expected the folder of a run that `compensate audit` wrote.")
+    from compensate.auditing.journal import reviewing
+    from compensate.auditing.review import Review, ReviewServer
+
+    with reviewing(run):
+        server = ReviewServer(Review(run), port=port, idle=seconds, again=again)
+        console.print(f"reviewing {run}: {server.address}", markup=False, soft_wrap=True)
+        console.print("decisions are saved as they are made; Ctrl-C ends", style="dim")
+        if not no_open:
+            import webbrowser
+
+            webbrowser.open(server.address)
+        try:
+            server.serve_forever()
+            console.print("ended after idleness")
+        except KeyboardInterrupt:
+            console.print("ended")
+        finally:
+            server.server_close()
+            server.merge()
+            for each in server.reviews.values():
+                made = len(each.journal.decisions)
+                console.print(
+                    f"{made:,} decisions:  compensate apply {o.quoted(each.folder)}", markup=False, soft_wrap=True
+                )
+
+
+def again(run: Path, told: Callable[[str], None]) -> Path:
+    """Audits a run again with its decisions, in a process of its own: the server goes on answering, and keeps no memory of it."""
+    import multiprocessing
+
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=_again, args=(run, there), daemon=True)
+    process.start()
+    there.close()
+    try:
+        while True:
+            kind, said = here.recv()
+            if kind == "done":
+                return Path(said)
+            if kind == "failed":
+                raise InputError(said)
+            told(said)
+    except EOFError:
+        raise InputError("the process of the audit was killed") from None
+    finally:
+        process.join(10)
+
+
+def _again(run: Path, pipe: Any) -> None:
+    """In the other process."""
+    from compensate.commands.audit import audit_again
+
+    try:
+        folder = audit_again(run, lambda stage, done, total: pipe.send(("told", f"{stage} {done:,} of {total:,}")))
+        pipe.send(("done", str(folder)))
+    except Exception as error:  # told to the person at the page, whatever it is
+        pipe.send(("failed", str(error) or type(error).__name__))
+
+
+def _seconds(text: str) -> float | None:
+    """A duration; none for never.
+
+    >>> _seconds("30m"), _seconds("90"), _seconds("1.5h"), _seconds("0")
+    (1800.0, 90.0, 5400.0, None)
+    """
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([smh]?)\s*", text, re.ASCII)
+    if found is None:
+        raise InputError(f'--idle is "{text}"; expected a duration such as 30m, 90s or 2h, or 0 for never.')
+    return float(found[1]) * UNITS[found[2]] or None

@@ -1,0 +1,142 @@
+"""What a row of a batch is: a sample, a place in it (a pixel, a token), or one of the several labels that it has.
+
+The equation is written for rows (R, C). Batches with more axes become rows here, at the door, and results get their axes back.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import final
+
+import torch
+from torch import Tensor
+
+from compensate.errors import InputError
+
+
+@final
+class Places:
+    """The axes of a batch beyond samples and classes.
+
+    Args:
+        target: class numbers (B, d1, ...), distributions (B, C, d1, ...), or with `binary` labels (B, C, d1, ...).
+        binary: true if each class is a label of its own, under binary cross entropy: then a row is one label of one place.
+
+    >>> places = Places(torch.zeros(2, 5, 4, dtype=torch.long))
+    >>> places.rows(torch.zeros(2, 3, 5, 4)).shape, places.back(torch.zeros(40)).shape
+    (torch.Size([40, 3]), torch.Size([2, 5, 4]))
+    >>> Places(torch.zeros(2, 3), binary=True).rows(torch.zeros(2, 3)).shape
+    torch.Size([6, 1])
+    """
+
+    def __init__(self, target: Tensor, *, binary: bool = False) -> None:
+        self.batch = len(target) if target.ndim else 0
+        self.binary, self.by_class = binary, binary or target.is_floating_point()
+        self.shape = tuple(target.shape[2:] if self.by_class else target.shape[1:])
+        """(d1, ...) of a sample."""
+        self.labels = target.shape[1] if binary and target.ndim > 1 else 1
+        """Labels of a place: C under binary cross entropy, else 1."""
+        self.each = math.prod(self.shape) * self.labels
+        """Rows of a sample."""
+
+    @property
+    def dense(self) -> bool:
+        """True if a sample has places."""
+        return bool(self.shape)
+
+    @property
+    def several(self) -> bool:
+        """True if a sample has several rows, of places or of labels."""
+        return self.dense or self.binary
+
+    def one_class_each(self, reader: str) -> None:
+        """For what asks for the class of an input: raises where it has several."""
+        if self.several:
+            raise InputError(
+                f"{reader} asks for the class of each input, and an input of this batch has {self.each} labels. Compensate "
+                "logits or labels by class, or inputs by sample or alike for all."
+            )
+
+    def rows(self, values: Tensor, name: str = "logits") -> Tensor:
+        """(R, C) of (B, C, d1, ...), or (R, 1) if each class is a label."""
+        if not self.several or not isinstance(values, Tensor):
+            return values
+        labels = values.shape[1:2] if not self.binary else (self.labels,)
+        if values.shape != (self.batch, *labels, *self.shape) or values.ndim < 2:
+            raise InputError(_unlike(values, self, name))
+        return _by_row(values, self.binary)
+
+    def targets(self, target: Tensor) -> Tensor:
+        """(R,) class numbers or (R, C) distributions; (R, 1) labels if each class is one."""
+        if self.binary and target.ndim < 2:
+            raise InputError(
+                f'target has shape {tuple(target.shape)}; base="bce" expects a label for each class, 0 or 1, of the shape of '
+                "the logits (batch, classes). For one class a sample leave out base."
+            )
+        if not self.several:
+            return target
+        return _by_row(target, self.binary) if self.by_class else target.flatten()
+
+    def expanded(self, values: Tensor, name: str) -> Tensor:
+        """(R,) of one value for each sample (B,), or for each place (B, d1, ...); labels of a place share it."""
+        if not self.several or values.shape == (self.batch * self.each,):
+            return values
+        if values.shape not in ((self.batch,), (self.batch, *self.shape)):
+            places = f" or {(self.batch, *self.shape)}, one for each place" if self.dense else ""
+            raise InputError(
+                f"{name} has shape {tuple(values.shape)}; expected ({self.batch},), one for each sample{places}."
+            )
+        values = values.reshape(self.batch, math.prod(values.shape[1:]), 1)
+        return values.expand(self.batch, self.each // self.labels, self.labels).flatten()
+
+    def pairs(self, index: Tensor) -> Tensor:
+        """(R,) rows of tables for samples or places (R,): with several labels, each has a row of its own."""
+        if self.labels == 1:
+            return index
+        return index * self.labels + self.classes(index)
+
+    def classes(self, like: Tensor) -> Tensor:
+        """(R,) which label a row is about; zeros unless each class is one."""
+        return torch.arange(self.labels, device=like.device).repeat(self.batch * self.each // max(1, self.labels))
+
+    def back(self, values: Tensor) -> Tensor:
+        """Rows (R, ...) as the batch had them: (B, d1, ...) of (R,), (B, C, d1, ...) of (R, C), or of (R,) labels."""
+        if not self.several:
+            return values
+        if self.binary:
+            return values.reshape(self.batch, *self.shape, self.labels).movedim(-1, 1)
+        shaped = values.reshape(self.batch, *self.shape, *values.shape[1:])
+        return shaped if values.ndim == 1 else shaped.movedim(-1, 1)
+
+    def pooled(self, values: Tensor, valid: Tensor) -> Tensor:
+        """(B * labels, ...) the means of values (R, ...) over the places of a sample that are valid (R,); 0 where none is."""
+        by_place, rest = (self.batch, self.each // self.labels, self.labels), (1,) * (values.ndim - 1)
+        counts = valid.reshape(by_place).sum(1).clamp(min=1).reshape(self.batch, self.labels, *rest)
+        values = torch.where(valid.reshape(-1, *rest), values, 0.0).reshape(*by_place, *values.shape[1:])
+        return (values.sum(1) / counts).flatten(0, 1)
+
+    def firsts(self, values: Tensor) -> Tensor:
+        """(B * labels,) what all places of a sample have in common."""
+        return values.reshape(self.batch, self.each // self.labels, self.labels)[:, 0].flatten()
+
+    def of_sample(self, values: Tensor) -> Tensor:
+        """(B, n) values of rows (R,), sample by sample."""
+        return values.reshape(self.batch, self.each)
+
+
+def _by_row(values: Tensor, binary: bool) -> Tensor:
+    values = values.movedim(1, -1)
+    return values.flatten()[:, None] if binary else values.flatten(0, -2)
+
+
+def _unlike(values: Tensor, places: Places, name: str) -> str:
+    if places.binary:
+        wanted = f'{(places.batch, places.labels, *places.shape)}: base="bce" has a target, 0 or 1, for each of them'
+    else:
+        wanted = f"(batch, classes, ...) = {(places.batch, 'C', *places.shape)}".replace("'", "")
+        wanted += " for class numbers" if not places.by_class else " for distributions"
+        wanted += (
+            " with an axis for places. One class a sample is (batch,) class numbers; distributions are floating point; several "
+            'classes at once are base="bce"'
+        )
+    return f"{name} have shape {tuple(values.shape)} for a target whose places are {places.shape}; expected {wanted}."

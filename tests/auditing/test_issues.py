@@ -1,0 +1,353 @@
+"""What else is wrong with the data: planted cases of every kind are found, and clean data has none."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from compensate.auditing.audit import audit
+from compensate.auditing.issues import COLUMNS, KINDS, find_issues, neighbors, summary
+from compensate.auditing.issues.columns import predicts
+from compensate.auditing.issues.image_copies import grey, image_pairs
+from compensate.auditing.issues.neighbors import nearest
+from compensate.auditing.issues.samples import language, odd_images, other_languages, outliers
+from compensate.auditing.issues.text_copies import jaccard, sequences, text_pairs
+from compensate.auditing.page.fill import page
+from compensate.auditing.result import Audit
+from compensate.cli import app
+from compensate.data import Data, from_frame
+from compensate.errors import InputError
+
+WORDS = [
+    f"{a}{b}{c}"
+    for a in ("ka", "lo", "mi", "re", "su")
+    for b in ("bon", "dar", "fel", "gim")
+    for c in ("ta", "ve", "zo")
+]
+
+
+def sentences(n: int, seed: int = 0) -> list[str]:
+    rng = np.random.default_rng(seed)
+    return [" ".join(rng.choice(WORDS, size=rng.integers(8, 14))) for _ in range(n)]
+
+
+def of(found: pd.DataFrame, issue: str) -> pd.DataFrame:
+    return found[found["issue"] == issue]
+
+
+# --- neighbors ------------------------------------------------------------------------------------------------
+
+
+def test_neighbors_are_those_of_a_plain_search() -> None:
+    x = np.random.default_rng(0).normal(size=(300, 5)).astype(np.float32)
+    who, far = nearest(x, 4)
+    apart = np.linalg.norm(x[:, None] - x[None], axis=2)
+    np.fill_diagonal(apart, np.inf)
+    np.testing.assert_allclose(far, np.sort(apart, axis=1)[:, :4], rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(np.take_along_axis(apart, who, 1), far, rtol=1e-3, atol=1e-3)
+
+
+def test_in_cells_nearly_all_copies_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neighbors, "EXACT", 500)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(3000, 16)).astype(np.float32)
+    x[2000:] = x[:1000] + rng.normal(0, 0.05, size=(1000, 16))
+    who, _ = nearest(x, 1)
+    assert (who[2000:, 0] == np.arange(1000)).mean() > 0.95
+
+
+# --- texts ----------------------------------------------------------------------------------------------------
+
+
+def test_pairs_of_texts_are_those_of_a_plain_loop() -> None:
+    texts = sentences(80)
+    texts += [t.replace("a", "o", 2) for t in texts[:40]] + [t.upper() + "!!" for t in texts[40:60]]
+    found = {(i, j): s for i, j, s in text_pairs(texts, 0.55)}
+    sets = [sequences(t) for t in texts]
+    plain = {(i, j): jaccard(sets[i], sets[j]) for i in range(len(texts)) for j in range(i + 1, len(texts))}
+    assert found == {pair: s for pair, s in plain.items() if s >= 0.55}
+    assert len(found) >= 60
+
+
+def test_texts_that_differ_in_case_and_punctuation_alone_are_equal() -> None:
+    assert list(text_pairs(["Straße, ONE two!", "strasse one two", "Straße one... TWO"], 0.9)) == [(0, 2, 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("Der Film ist nicht gut und die Musik ist auch nicht für mich", "German"),
+        ("the film was not for me and it is not for you", "English"),
+        ("Это очень хороший фильм для всей семьи", "Cyrillic"),
+        ("この映画はとても面白かったです", "Cjk"),
+        ("a puzzle whose pieces do not fit", ""),
+        ("12 34 !!", ""),
+    ],
+)
+def test_languages_are_told_apart(text: str, name: str) -> None:
+    assert language(text)[0] == name
+
+
+def test_a_corpus_of_several_languages_has_no_foreign_ones() -> None:
+    english, german = "the film was not for me and it is dull", "der Film war nicht für mich und ist auch nicht gut"
+    assert [i for i, *_ in other_languages([english] * 10 + [german])] == [10]
+    assert list(other_languages([english] * 10 + [german] * 9)) == []
+
+
+# --- images ---------------------------------------------------------------------------------------------------
+
+
+def pictures(n: int, seed: int = 0) -> np.ndarray:
+    """Smooth random pictures."""
+    rng = np.random.default_rng(seed)
+    small = rng.integers(0, 256, size=(n, 6, 6, 3), dtype=np.uint8)
+    return np.stack(
+        [np.asarray(Image.fromarray(s).resize((32, 32), Image.Resampling.BICUBIC)).transpose(2, 0, 1) for s in small]
+    )
+
+
+def edited(image: np.ndarray, kind: str) -> np.ndarray:
+    p = Image.fromarray(image.transpose(1, 2, 0))
+    if kind == "crop":
+        p = p.resize((32, 32), Image.Resampling.BILINEAR, box=(3, 1, 29, 27))
+    if kind == "compressed":
+        out = io.BytesIO()
+        p.save(out, "JPEG", quality=20)
+        p = Image.open(out)
+    if kind == "mirrored":
+        p = p.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    if kind == "darker":
+        p = p.point(lambda v: v * 0.6)
+    return np.asarray(p.convert("RGB")).transpose(2, 0, 1)
+
+
+@pytest.mark.parametrize("kind", ["crop", "compressed", "mirrored", "darker"])
+def test_edited_pictures_are_found(kind: str) -> None:
+    images = pictures(60)
+    images = np.concatenate([images, np.stack([edited(image, kind) for image in images[:20]])])
+    small = grey(images)
+    found = {(i, j) for i, j, _ in image_pairs(small, small.reshape(len(small), -1), 0.94)}
+    assert found == {(i, 60 + i) for i in range(20)}
+
+
+def test_dark_bright_and_blank_pictures_are_named() -> None:
+    images = pictures(5)
+    odd = [images[0] // 10, 231 + images[0] // 11, np.full((3, 32, 32), 90)]
+
+    found = [(kind, i) for kind, i, _, _ in odd_images(np.concatenate([images, np.stack(odd).astype(np.uint8)]))]
+    assert found == [("dark_image", 5), ("bright_image", 6), ("blank_image", 7)]
+
+
+# --- rows and columns -----------------------------------------------------------------------------------------
+
+
+def test_a_row_far_from_all_others_is_an_outlier() -> None:
+    x = np.random.default_rng(0).normal(size=(500, 4)).astype(np.float32)
+    x[7] = 25
+    found = list(outliers(x))
+    assert max(found, key=lambda f: f[1])[0] == 7
+    assert len(found) <= 5
+
+
+def test_a_column_that_tells_the_label_is_told_from_one_that_helps() -> None:
+    rng = np.random.default_rng(0)
+    y = np.arange(400) % 2
+    frame = pd.DataFrame(
+        {
+            "helps": rng.normal(size=400) + 2 * y,
+            "leak": y * 10 + rng.normal(size=400),
+            "code": [f"c{c}{k}" for c, k in zip(y, rng.integers(0, 5, 400), strict=True)],
+            "label": np.array(["no", "yes"])[y],
+        }
+    )
+    data = from_frame(frame, "t").train
+    roles = {c.name: c for c in data.info["columns"]}
+    shares = {name: predicts(frame[name], roles[name], data.target, 2) for name in ("helps", "leak", "code")}
+    assert shares["helps"] < 0.9
+    assert min(shares["leak"], shares["code"]) > 0.98
+
+
+@pytest.fixture
+def reviews(tmp_path: Path) -> Path:
+    texts = sentences(120)
+    labels = ["ab"[k % 2] for k in range(120)]
+    texts[50], labels[50] = texts[10], labels[11]  # equal, another label
+    texts[60] = texts[20].replace("a", "o", 1).upper()  # nearly equal, same label
+    texts[70] = "?!"
+    path = tmp_path / "reviews.csv"
+    rows = {"key": [f"k{k:04d}" for k in range(120)], "text": texts, "copy": [f"is {c}" for c in labels]}
+    pd.DataFrame({**rows, "note": ["x", "y", "", "y", "x", ""] * 20, "label": labels}).to_csv(path, index=False)
+    return path
+
+
+def test_everything_planted_in_a_file_is_found(reviews: Path) -> None:
+    found = audit(reviews, encoder="none", text="text")
+    issues = found.issues
+    assert tuple(issues.columns) == COLUMNS
+    assert set(issues["issue"]) <= set(KINDS)
+    mixed = of(issues, "conflicting_duplicate")
+    assert sorted(mixed["index"]) == [10, 50]
+    assert mixed["score"].tolist() == [1.0, 1.0]
+    assert "row 50, labeled b" in mixed["detail"].iloc[0]
+    assert sorted(of(issues, "duplicate")["index"]) == [20, 60]
+    assert of(issues, "empty_text")["index"].tolist() == [70]
+    assert of(issues, "identifier_column")["column"].tolist() == ["key"]
+    assert of(issues, "leaking_column")["column"].tolist() == ["copy"]
+    assert of(issues, "missing_values")["column"].tolist() == ["note"]
+    assert issues["issue"].iloc[0] == "conflicting_duplicate"
+    assert summary(issues).startswith(
+        "4 duplicates, 2 of them with different labels; 1 column that tells the label; 1 identifier column"
+    )
+
+
+def test_rows_of_the_test_set_are_found_in_the_data(reviews: Path, tmp_path: Path) -> None:
+    texts = sentences(120)
+    held = from_frame(
+        pd.DataFrame({"text": [*sentences(30, seed=9), texts[33] + " indeed", texts[44]], "label": ["a", "b"] * 16}),
+        "test",
+    ).train
+    found = of(find_issues(audit(reviews, encoder="none", text="text"), held), "test_duplicate")
+    assert set(zip(found["index"], found["other"], strict=True)) == {(44, 31), (33, 30)}
+
+
+def test_rare_classes_are_named_and_equal_rows_of_a_narrow_table_are_not() -> None:
+    rng = np.random.default_rng(0)
+    label = np.where(np.arange(400) < 6, "rare", np.where(rng.random(400) < 0.5, "x", "y"))
+    frame = pd.DataFrame({"size": rng.integers(0, 3, 400), "color": rng.choice(["red", "blue"], 400), "label": label})
+    issues = audit(frame, encoder="none").issues
+    assert of(issues, "rare_class")["column"].tolist() == ["rare"]
+    assert not len(of(issues, "duplicate"))
+    assert not len(of(issues, "conflicting_duplicate"))
+
+
+def test_clean_data_has_no_issues() -> None:
+    rng = np.random.default_rng(0)
+    y = np.arange(300) % 2
+    x = rng.normal(size=(300, 8)) + 2 * y[:, None]
+    issues = audit(x, y).issues
+    assert len(issues) <= 2
+    assert summary(issues[:0]) == ""
+
+
+def test_quantities_have_duplicates_too() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 5))
+    x[150] = x[3]
+    issues = audit(x, x[:, 0] * 2 + 0.31).issues
+    assert sorted(of(issues, "duplicate")["index"]) == [3, 150]
+
+
+# --- stored, on the command line and on the page --------------------------------------------------------------
+
+
+def run(*args: Any) -> str:
+    done = CliRunner().invoke(app, [str(a) for a in args])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return " ".join(done.output.split())
+
+
+def test_a_run_stores_its_issues_and_says_so(reviews: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(reviews.parent)
+    said = run("audit", "reviews.csv", "--text", "text", "--encoder", "none", "--out", "run")
+    assert "also found: 4 duplicates, 2 of them with different labels" in said
+    listed = pd.read_csv("run/issues.csv", keep_default_na=False)
+    assert tuple(listed.columns) == COLUMNS
+    again = Audit.load("run/audit")
+    assert again.found_issues is not None
+    assert again.issues["issue"].tolist() == listed["issue"].tolist()
+    assert again.issues["index"].isna().sum() == (listed["index"] == "").sum() > 0
+    said = run("audit", "reviews.csv", "--text", "text", "--encoder", "none", "--out", "run", "--only", "labels")
+    assert "also found" not in said
+    assert not Path("run/issues.csv").exists()
+    assert Audit.load("run/audit").found_issues is None
+    with pytest.raises(InputError, match="labels is what it takes"):
+        run("audit", "reviews.csv", "--only", "rows")
+    pd.DataFrame(
+        {"text": sentences(120)[40:44], "label": list("abab"), "key": list("wxyz"), "copy": list("abab"), "note": ""}
+    ).to_csv("held.csv", index=False)
+    assert "4 rows that are in the test set too" in run(
+        "audit", "reviews.csv", "--text", "text", "--encoder", "none", "--out", "run", "--test", "held.csv"
+    )
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        [["x"]],
+        5,
+        [["odd", 1, 2, "", 0.5, "", ""]],
+        [["outlier", -1, None, "", 0.5, "", ""]],
+        [["outlier", 1, None, "", "high", "", ""]],
+    ],
+)
+def test_damaged_issues_are_refused(bad: Any, reviews: Path, tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    found = audit(reviews, encoder="none", text="text")
+    replace(found, found_issues=found.issues).save(tmp_path / "audit")
+    texts = json.loads((tmp_path / "audit" / "audit.json").read_text())
+    (tmp_path / "audit" / "audit.json").write_text(json.dumps({**texts, "issues": bad}))
+    with pytest.raises(InputError, match="issues"):
+        Audit.load(tmp_path / "audit")
+
+
+def with_issues(data: Any, **options: Any) -> Any:
+    from dataclasses import replace
+
+    found = audit(data, **options)
+    return page(replace(found, found_issues=found.issues))
+
+
+def test_the_third_view_shows_both_rows_of_a_pair(reviews: Path, open_page: Any) -> None:
+    tab = open_page(with_issues(reviews, encoder="none", text="text"), "issues")
+    assert tab.locator("nav a").all_inner_texts() == ["Overview", "Review", "Issues"]
+    first = tab.locator(".issue-group").first
+    assert "2 duplicates with different labels" in first.inner_text()
+    assert first.locator(".issue-row").count() == 1, "a pair is shown once"
+    assert first.locator(".issue-side").all_inner_texts()[0].startswith("row 10 a")
+    assert first.locator(".issue-side").all_inner_texts()[1].startswith("row 50 b")
+    assert "column that tells the label" in tab.locator("#view-issues").inner_text()
+    tab.get_by_role("link", name="Review", exact=True).click()
+    assert tab.locator("#view-issues").is_hidden()
+    assert tab.locator("#view-review").is_visible()
+
+
+def test_a_page_without_issues_has_two_views_and_one_with_none_says_so(reviews: Path, open_page: Any) -> None:
+    from dataclasses import replace
+
+    found = audit(reviews, encoder="none", text="text")
+    tab = open_page(page(found), "issues")
+    assert tab.locator("nav a").all_inner_texts() == ["Overview", "Review"]
+    assert tab.locator("#view-overview").is_visible()
+    tab = open_page(page(replace(found, found_issues=found.issues[:0])), "issues")
+    assert "Nothing else stands out" in tab.locator("#view-issues").inner_text()
+
+
+def test_what_rows_hold_is_shown_and_not_obeyed(tmp_path: Path, open_page: Any) -> None:
+    texts = sentences(60)
+    texts[5] = texts[6] = '<img src=x onerror="alert(1)"> so many words in one text \u202e here'
+    rows = {"text": texts, "label": ["<b>a</b>", "b"] * 30}
+    tab = open_page(with_issues(pd.DataFrame(rows), encoder="none"), "issues")
+    assert '<img src=x onerror="alert(1)">' in tab.locator(".issue-text").first.inner_text()
+    assert "<b>a</b>" in tab.locator("#view-issues").inner_text()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_issues_fit_the_width_of_a_phone(width: int, open_page: Any) -> None:
+    images = pictures(40)
+    images[30:35] = images[:5]
+    labels = np.arange(40) % 2
+    labels[30:33] ^= 1
+    data = Data(images, labels, ("a" * 80, "b"), info={"kind": "images"})
+    tab = open_page(with_issues(data, encoder="none"), "issues", width=width, height=900)
+    assert tab.locator(".issue-image").count() == 10
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
