@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from compensate.files import write_atomically
-from experiments import human_report
+from experiments import graph, human_report
 from experiments.report import sections, table_lines, trained_tables
 from experiments.summary import drawn, summary
 
@@ -43,6 +43,7 @@ def results_page(results: Path) -> str:
         *_demo(results / "demo" / "results.json"),
         *(part for path in sorted((results / "compare").glob("*.json")) for part in _comparison(path)),
         *(part for path in sorted((results / "search").glob("*.json")) for part in _search(path)),
+        *graph.section(results / "graph" / "digits.json"),
         *sections(results / "reproduce"),
         *_runs(sorted((results / "train").glob("*.json"))),
     ]
