@@ -7,6 +7,7 @@ import typer
 from compensate.cli import run
 from experiments.commands.defaults import defaults
 from experiments.commands.figure import figure
+from experiments.commands.graph import graph
 from experiments.commands.human import human
 from experiments.commands.reproduce import reproduce
 from experiments.commands.sentences import sentences
@@ -19,7 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for command in (reproduce, human, defaults, figure, sentences):
+for command in (reproduce, human, defaults, figure, sentences, graph):
     app.command()(command)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from compensate.files import write_atomically
-from experiments import human_report
+from experiments import graph, human_report
 from experiments.report import sections, table_lines, trained_tables
 from experiments.summary import drawn, summary
 
@@ -42,6 +42,8 @@ def results_page(results: Path) -> str:
         *human_report.sections(results / "human"),
         *_demo(results / "demo" / "results.json"),
         *(part for path in sorted((results / "compare").glob("*.json")) for part in _comparison(path)),
+        *(part for path in sorted((results / "search").glob("*.json")) for part in _search(path)),
+        *graph.section(results / "graph" / "digits.json"),
         *sections(results / "reproduce"),
         *_runs(sorted((results / "train").glob("*.json"))),
     ]
@@ -67,15 +69,49 @@ def _comparison(path: Path) -> list[str]:
         rows.append([name, percent(row["last"]), percent(row["best"]), cell])
     seeds = len({run["seed"] for run in runs})
     what = _words(common["noise"], common["imbalance"])
+    chosen = (
+        "the named ones were searched on other seeds at 20 % noise (`results/demo/search.json`), the others not at all."
+    )
     setting = (
         f"{seeds} seeds, {common['epochs']} epochs, {common['optimizer']}, learning rate {common['lr']:g} ({common['schedule']}), "
-        f"batch {common['batch_size']}. Hyper-parameters are the defaults unless named; the named "
-        "ones were searched on other seeds at 20 % noise (`results/demo/search.json`), the others not at all. The best epoch is the one with the highest "
-        "accuracy on a held-out part of the training data, wrong labels, skew and all."
+        f"batch {common['batch_size']}. Hyper-parameters are the defaults unless named; {stored.get('note', chosen)} "
+        "The best epoch is the one with the highest accuracy on a held-out part of the training data, wrong labels, skew and all."
     )
     table = table_lines([["%", "last epoch", "best epoch", f"last, minus {stored['baseline']} (95 %)"], *rows])
     picture = f"![Accuracy over the epochs, and the last epoch of each seed.](img/compare-{path.stem}.png)"
-    return [f"## {common['data'].capitalize()}, {what}", setting, table, picture]
+    title = stored.get("title", f"{common['data'].capitalize()}, {what}")
+    return [f"## {title}", setting, table, picture]
+
+
+def _search(path: Path) -> list[str]:
+    """What a search over the taxonomy found, as it is."""
+    found = json.loads(path.read_text())
+    common, budget, part = found["common"], found["budget"], found["part"]
+    by_peer = {peer: {row["method"]: row for row in rows} for peer, rows in found["tables"].items()}
+    numbers = {**found["peers"], **{row["cell"]: row["hyper"] for row in found["best"]}}
+    lines = [["%", "last epoch", *(f"minus {peer} (95 %)" for peer in by_peer)]]
+    for method, row in next(iter(by_peer.values())).items():
+        name = method + (
+            f" ({', '.join(f'{k}={v:.3g}' for k, v in numbers[method].items())})" if numbers[method] else ""
+        )
+        lines.append(
+            [name, percent(row["last"]), *(_interval(rows[method]["difference"]) for rows in by_peer.values())]
+        )
+    ended = sum(row["validation"] is not None for row in found["trials"])
+    what = (
+        f"`compensate search`: {len(found['trials'])} trials in the {part['cells']} cells of this part of the taxonomy, {ended} of them to "
+        "their end, on one seed, judged on noisy validation labels; "
+        f"then the {budget['finalists']} best cells and four peers, each tuned with {budget['peer_trials']} trials, on {budget['seeds']} fresh "
+        f"seeds. {common['model']}, {common['epochs']} epochs, {_words(common['noise'], common['imbalance'])}. An interval that holds 0 is no "
+        "difference."
+    )
+    return [f"## Search over the taxonomy: {common['data']}", what, table_lines(lines)]
+
+
+def _interval(difference: list[float] | None) -> str:
+    if difference is None:
+        return ""
+    return "{:+.1f} ({:+.1f} to {:+.1f})".format(*(100 * v for v in difference))
 
 
 def _words(noise: str, imbalance: str) -> str:
