@@ -15,6 +15,7 @@ from compensate.errors import InputError
 from compensate.fused import cross_entropy_with_slope
 from compensate.granularity import Sample, Table
 from compensate.inference.statistics import Evidence, Statistic
+from compensate.markup import element, escape
 from compensate.proximal import project_simplex
 from compensate.rows import step_rows
 from compensate.state import Slot, State
@@ -541,6 +542,11 @@ class Compensated(nn.Module):
         lines += [f"  {SLOTS[name]} = {' + '.join(map(shown, self.terms_of(name)))}" for name in has]
         lines += [f"  {self.taxonomy} · holds {in_bytes(self.nbytes)}"]
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """The equation in a notebook."""
+        first, *rest = repr(self).split("\n")
+        return element("pre", element("b", escape(first, 2000)), escape("\n" + "\n".join(rest), 10_000))
 
 
 def inner_modules(module: nn.Module) -> Iterator[nn.Module]:
