@@ -27,6 +27,14 @@ Terms = Term | tuple[Term, ...] | None
 
 Base = Callable[[Tensor, Tensor], Tensor] | Literal["bce"]
 
+BinaryBase = Literal["bce"] | None
+"""The base loss of methods that also take several labels a sample."""
+
+SOFTMAX_ONLY = tuple(
+    f"compensate.{room}" for room in ("methods.", "inference.guesses", "inference.margins", "inference.classes")
+)
+"""What is defined here reads one distribution over the classes, unless it says `binary = True`."""
+
 Weights = Tensor | Sequence[float]
 """(C,) a weight for each class."""
 
@@ -193,6 +201,12 @@ class Compensated(nn.Module):
         self._seen = self._unlearned = 0
         for table in self.tables():
             table.validate()
+        for module in self.modules() if self.binary else ():
+            if not getattr(module, "binary", not type(module).__module__.startswith(SOFTMAX_ONLY)):
+                raise InputError(
+                    f'{type(module).__name__} reads one distribution over the classes, and under base="bce" each class is a label of '
+                    "its own. Leave it out, or write a term that reads s.u, s.p and s.y, (labels of all samples, 1)."
+                )
         self._awaits_meta = any(table.update == "meta" for table in self.tables())
         if any(isinstance(term, Table) for term in self.terms_of("loss")):
             raise InputError(
