@@ -42,7 +42,7 @@ CANDIDATES: dict[str, list[dict[str, Any]]] = {
         {"lam": 0.1, "lr": 1.0, "warmup": 2.0},
     ],
     "mixcomp": [
-        {"eta": 5.0, "pro": 35.0},
+        {"eta": 5.0, "pro": 35.0, "warmup": 0.0},
         {"eta": 5.0, "pro": 35.0, "warmup": [0.1, 0.4]},
         {"eta": 5.0, "pro": 35.0, "warmup": 2.0},
         {"eta": 5.0, "pro": 25.0, "warmup": 2.0},
@@ -56,7 +56,7 @@ TRIAL_SEEDS: dict[str, tuple[int, ...]] = {
     "imdb": (100,),
     "cifar10": (100,),
 }
-PAPER: dict[str, dict[str, Any]] = {"logcomp": {"preset": "paper"}, "mixcomp": {"eta": 5.0, "pro": 35.0}}
+PAPER: dict[str, dict[str, Any]] = {"logcomp": {"preset": "paper"}, "mixcomp": {"preset": "paper"}}
 SPREAD = 0.5
 """Percent below cross entropy that seeds of the trials alone explain."""
 

@@ -21,25 +21,41 @@ from compensate.state import State, Value, at
 __all__ = ["mixcomp", "mixcomp_adaptive", "semantics_preserving_at"]
 
 
+_AT_ONCE = {"warmup": 0.0}
 _PRO = Choice((0, 5, 7.5, 15, 25, 35, 45, 50))
 _TEXT = Space(
-    {"eta": Choice((0, 0.075, 0.15, 0.25, 0.5, 0.75, 1)), "eps2": Choice((0, 0.005, 0.01, 0.015)), "pro": _PRO}
+    {"eta": Choice((0, 0.075, 0.15, 0.25, 0.5, 0.75, 1)), "eps2": Choice((0, 0.005, 0.01, 0.015)), "pro": _PRO},
+    _AT_ONCE,
 )
 _PAPER_SEARCH: dict[Kind, Space] = {
     "image": Space(
-        {"eta": Choice((0.5, 1.5, 2, 3, 4, 5)), "eps2": Choice((0, 8 / 255, 10 / 255, 12 / 255)), "pro": _PRO}
+        {"eta": Choice((0.5, 1.5, 2, 3, 4, 5)), "eps2": Choice((0, 8 / 255, 10 / 255, 12 / 255)), "pro": _PRO}, _AT_ONCE
     ),
     "imdb": _TEXT,
     "sst2": _TEXT,
 }
 # The paper's best on texts compensates in both directions, and with smaller steps on logits.
 _TEXT_CANDIDATES = [
-    {"eta": 5.0, "pro": 35.0},
-    {"eta": 5.0, "pro": 25.0},
-    {"eta": 1.0, "pro": 25.0},
-    {"eta": 5.0, "pro": 25.0, "eps2": 0.05, "steps": 3},
-    {"eta": 1.0, "pro": 25.0, "eps2": 0.05, "steps": 3},
+    {"eta": 5.0, "pro": 35.0} | _AT_ONCE,
+    {"eta": 5.0, "pro": 25.0} | _AT_ONCE,
+    {"eta": 1.0, "pro": 25.0} | _AT_ONCE,
+    {"eta": 5.0, "pro": 25.0, "eps2": 0.05, "steps": 3} | _AT_ONCE,
+    {"eta": 1.0, "pro": 25.0, "eps2": 0.05, "steps": 3} | _AT_ONCE,
 ]
+
+
+def _warmed(eta: Value, warmup: float | tuple[float, float], num_samples: int | None) -> Value:
+    """The bound with its warm-up; a schedule has its own."""
+    if isinstance(warmup, int | float):
+        if not warmup or num_samples is None or callable(eta):
+            return eta
+        return Warmup(0.0, float(eta), epochs=warmup, num_samples=num_samples)
+    if callable(eta):
+        raise InputError(
+            f"eta is a {type(eta).__name__} and warmup={warmup}; expected a number to warm up, or a schedule without warmup."
+        )
+    begin, finish = warmup
+    return Ramp(0.0, float(eta), begin=begin, finish=finish)
 
 
 @method(
@@ -50,7 +66,7 @@ _TEXT_CANDIDATES = [
     limits="A threshold above every loss leaves adversarial training; eps2 = 0 leaves the positive part, which is drop-in.",
     search=Space({"eta": Real(0.5, 10.0, log=True), "pro": Real(0.0, 60.0)}),
     paper_search=_PAPER_SEARCH,
-    candidates=each(eta=(5.0, 5.0, 5.0, 10.0, 2.0), pro=(35.0, 25.0, 45.0, 35.0, 35.0)) | {"text": _TEXT_CANDIDATES},
+    candidates=each(eta=(5.0, 5.0, 5.0, 10.0, 2.0), pro=(35.0, 25.0, 45.0, 35.0, 35.0), warmup=(0.0,) * 5) | {"text": _TEXT_CANDIDATES},
 )  # fmt: skip
 def mixcomp(
     *,
@@ -60,7 +76,8 @@ def mixcomp(
     pro: Value = 35.0,
     tau: Value | None = None,
     over: Literal["batch", "epoch"] = "batch",
-    warmup: float | tuple[float, float] | None = None,
+    warmup: float | tuple[float, float] = 2.0,
+    preset: Literal["paper"] | None = None,
     eps2: float = 0.0,
     norm: Norm = "linf",
     steps: int = 7,
@@ -89,9 +106,10 @@ def mixcomp(
         pro: percent of samples above the threshold, if `tau` is not given.
         tau: the threshold :math:`\tau` itself.
         over: the losses that `pro` counts: those of the "batch", or of the last "epoch" (needs `num_samples`).
-        warmup: epochs over which `eta`, a number, rises from 0 to its value (needs `num_samples`), or the shares of the training between
-            which it does; at once if not given, as in the paper. A model that is compensated before it knows anything takes long to
-            learn, and may explain a whole class away.
+        warmup: epochs over which `eta`, a number, rises from 0 to its value, if `num_samples` tells how long an epoch is; or the shares
+            of the training between which it does; 0 for at once, as in the paper. A model that is compensated before it knows
+            anything takes long to learn, and may explain a whole class away.
+        preset: "paper" compensates from the first step on, `warmup=0`.
         eps2: the radius :math:`\epsilon_2` of the feature compensation.
         norm, steps, step_size, bounds: of its inner loop, as in :func:`pgd_at`.
         random_start: start the inner loop at a random point of the ball; false starts it at the sample itself.
@@ -111,20 +129,9 @@ def mixcomp(
     labels = labels_of(base, num_samples, num_classes)
     rows = None if num_samples is None else num_samples * labels
     threshold = Top(pro, over, rows) if tau is None else tau
-    if warmup is not None:
-        if callable(eta):
-            raise InputError(
-                f"eta is a {type(eta).__name__} and warmup={warmup}; expected a number to warm up, or a schedule without warmup."
-            )
-        if isinstance(warmup, int | float):
-            if rows is None:
-                raise InputError(
-                    f"warmup is {warmup} epochs, and how long an epoch is depends on num_samples; give it."
-                )
-            eta = Warmup(0.0, float(eta), epochs=warmup, num_samples=rows)
-        else:
-            begin, finish = warmup
-            eta = Ramp(0.0, float(eta), begin=begin, finish=finish)
+    if preset not in (None, "paper"):
+        raise InputError(f'preset is "{preset}"; expected "paper".')
+    eta = eta if preset == "paper" else _warmed(eta, warmup, num_samples)
     harder = Where(above(threshold), Pull(eta))
     easier = None
     if eps2:

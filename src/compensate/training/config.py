@@ -142,11 +142,19 @@ class Config:
         try:
             # What came later than the first runs counts only where it is used: their names stay what they were.
             plain = {_FIRST.get(k, k): v for k, v in self.json.items() if v is not None or k not in _LATER}
-            plain["hyper"] = {_FIRST_HYPER.get((self.method, k), k): v for k, v in plain["hyper"].items()}
+            plain["hyper"] = self._first_hyper()
             text = json.dumps([PROTOCOL, plain], sort_keys=True, separators=(",", ":"), allow_nan=False)
         except (TypeError, ValueError) as error:
             raise InputError(f"a run is made of numbers, texts and lists only: {error}.") from error
         return hashlib.sha256(text.encode()).hexdigest()
+
+    def _first_hyper(self) -> dict[str, Any]:
+        """Hyper-parameters as the first runs would have them: MixComp had no warm-up then."""
+        hyper = dict(self.hyper)
+        if self.method == "mixcomp" and not hyper.get("preset"):
+            warmup = hyper.pop("warmup", "by default")
+            hyper |= {"grows": warmup} if warmup else {}
+        return hyper
 
     @property
     def name(self) -> str:
@@ -156,8 +164,7 @@ class Config:
 
 _LATER = ("limit_test",)
 _FIRST = {"optimizer": "optimiser"}
-_FIRST_HYPER = {("mixcomp", "warmup"): "grows"}
-"""Options and hyper-parameters by the names that they had when the first runs got theirs."""
+"""Options by the names that they had when the first runs got theirs."""
 _WORDS: dict[type, str] = {
     int: "a whole number",
     float: "a number",
