@@ -40,6 +40,7 @@ def results_page(results: Path) -> str:
         "on clean test data, in percent, mean ± deviation over seeds.",
         *summary(trained_tables(results / "reproduce"), human_report.in_a_line(results / "human")),
         *human_report.sections(results / "human"),
+        *defaults.sections(results / "defaults"),
         *_demo(results / "demo" / "results.json"),
         *(part for path in sorted((results / "compare").glob("*.json")) for part in _comparison(path)),
         *(part for path in sorted((results / "search").glob("*.json")) for part in _search(path)),
