@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from compensate.auditing.audit import audit
 from compensate.auditing.issues import COLUMNS, KINDS, find_issues, neighbors, summary
 from compensate.auditing.issues.columns import predicts
+from compensate.auditing.issues.duplicates import SIMILAR_IMAGES
 from compensate.auditing.issues.image_copies import grey, image_pairs
 from compensate.auditing.issues.neighbors import nearest
 from compensate.auditing.issues.samples import language, odd_images, other_languages, outliers
@@ -134,7 +135,7 @@ def test_edited_pictures_are_found(kind: str) -> None:
     images = pictures(60)
     images = np.concatenate([images, np.stack([edited(image, kind) for image in images[:20]])])
     small = grey(images)
-    found = {(i, j) for i, j, _ in image_pairs(small, small.reshape(len(small), -1), 0.94)}
+    found = {(i, j) for i, j, _ in image_pairs(small, small.reshape(len(small), -1), SIMILAR_IMAGES)}
     assert found == {(i, 60 + i) for i in range(20)}
 
 
