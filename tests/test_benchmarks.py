@@ -128,3 +128,15 @@ def test_a_large_audit_is_compared_with_a_smaller_one_of_its_kind() -> None:
 def test_every_benchmark_has_an_entry() -> None:
     assert {"criterion", "steps", "processes", "loader", "kmeans"} <= set(names())
     assert not {"measure", "pages", "soak", "load"} & set(names())
+
+
+def test_copies_are_found_as_the_documentation_says() -> None:
+    from benchmarks.duplicates import table
+
+    page = (Path(__file__).parents[1] / "docs" / "issues.md").read_text(encoding="utf-8")
+    assert page.partition("<!-- duplicates -->\n")[2].partition("<!-- /duplicates -->")[0].strip() == table()
+    stored = {line.split(" | ")[0][2:]: line for line in table().partition("\n\n")[0].splitlines()}
+    for name in ("sst2", "imdb", "cifar10"):  # AG News has copies of its own
+        precision, recall = (float(cell) for cell in stored[name].split(" | ")[1:3])
+        assert precision >= 0.95
+        assert recall >= 0.95

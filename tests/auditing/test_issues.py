@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from compensate.auditing.audit import audit
 from compensate.auditing.issues import COLUMNS, KINDS, find_issues, neighbors, summary
 from compensate.auditing.issues.columns import predicts
+from compensate.auditing.issues.duplicates import SIMILAR_IMAGES
 from compensate.auditing.issues.image_copies import grey, image_pairs
 from compensate.auditing.issues.neighbors import nearest
 from compensate.auditing.issues.samples import language, odd_images, other_languages, outliers
@@ -134,14 +135,14 @@ def test_edited_pictures_are_found(kind: str) -> None:
     images = pictures(60)
     images = np.concatenate([images, np.stack([edited(image, kind) for image in images[:20]])])
     small = grey(images)
-    found = {(i, j) for i, j, _ in image_pairs(small, small.reshape(len(small), -1), 0.94)}
+    found = {(i, j) for i, j, _ in image_pairs(small, small.reshape(len(small), -1), SIMILAR_IMAGES)}
     assert found == {(i, 60 + i) for i in range(20)}
 
 
 def test_dark_bright_and_blank_pictures_are_named() -> None:
     images = pictures(5)
-    odd = [images[0] // 10, 231 + images[0] // 11, np.full((3, 32, 32), 90)]
-
+    bright = np.repeat([232, 255], 16) * np.ones((3, 32, 1))
+    odd = [images[0] // 10, bright, np.full((3, 32, 32), 90)]
     found = [(kind, i) for kind, i, _, _ in odd_images(np.concatenate([images, np.stack(odd).astype(np.uint8)]))]
     assert found == [("dark_image", 5), ("bright_image", 6), ("blank_image", 7)]
 

@@ -2,7 +2,8 @@
 
 Candidates are near neighbors in the features that the audit has, and in the images averaged down to 8 x 8 pixels, which is a
 perceptual hash before it is cut to bits. Each pair is then laid over one another at several scales and places; their similarity is
-the largest correlation of the grey values where they overlap. It is 1 for equal pictures whatever their brightness and contrast.
+the largest correlation of the details where they overlap: grey values less their surroundings. It is 1 for equal pictures whatever their
+brightness and contrast.
 """
 
 from __future__ import annotations
@@ -21,11 +22,14 @@ SIDE, COARSE = 32, 16
 SMALLEST = 11
 """Of `COARSE` pixels, those that a crop has left at least: 70 % of a side."""
 
-PROMISING = 0.9
-"""Coarse correlation from which on a pair is looked at closely. Of planted copies in 3,000 images of CIFAR-10, none had less."""
+SHADING = 3.0
+"""Pixels, of `SIDE`, over which brightness is averaged and taken off. With it .99 of the pairs found in edited CIFAR-10 were right, and .97 without."""
 
-NEIGHBORS = 3
-"""Nearest images of each that are candidates. All planted copies were among them."""
+PROMISING = 0.6
+"""Coarse correlation from which on a pair is looked at closely."""
+
+NEIGHBORS = 5
+"""Nearest images of each that are candidates. With three of them, by pixels alone, .96 of planted copies were candidates."""
 
 FLAT = 1e-3
 """Standard deviation of the brightness below which an image shows nothing that could be compared."""
@@ -45,7 +49,7 @@ def image_pairs(small: Floats, vectors: Floats, least: float) -> Iterator[tuple[
         least: the smallest similarity of interest.
     """
     a, b = _candidates(small, vectors)
-    found = similarity(small, a, b)
+    found = similarity(without_shading(small), a, b)
     for i in np.flatnonzero(found >= least).tolist():
         yield int(a[i]), int(b[i]), min(float(found[i]), 1.0)
 
@@ -61,6 +65,13 @@ def grey(images: NDArray[Any]) -> Floats:
     if images.dtype == np.uint8:
         found /= 255
     return found
+
+
+def without_shading(small: Floats) -> Floats:
+    """The images less their blurred selves: a bright sky above a dark ground makes unlike pictures correlate."""
+    from scipy.ndimage import gaussian_filter
+
+    return small - gaussian_filter(small, (0, SHADING, SHADING), mode="nearest")
 
 
 def _shares(size: int, out: int = SIDE) -> Floats:

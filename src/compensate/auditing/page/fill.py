@@ -303,7 +303,17 @@ def _issues(audit: Audit) -> tuple[IssueGroup, ...] | None:
                 )
             )  # fmt: skip
         title = (kind.one if len(here) == 1 else kind.many).capitalize()
-        groups.append(IssueGroup(title, kind.advice, kind.score, len(here), tuple(rows), tuple(lines)))
+        groups.append(
+            IssueGroup(
+                title,
+                kind.advice,
+                kind.score,
+                len(here),
+                tuple(rows),
+                tuple(lines),
+                len(rows) + len(lines) >= MOST_ISSUES,
+            )
+        )
     return tuple(groups)
 
 

@@ -221,6 +221,7 @@ class IssueGroup:
         count: of all of them.
         rows: those that are shown.
         lines: name, score and detail of issues that are about a column or a class.
+        cut: whether there are more than are shown.
     """
 
     title: str
@@ -229,6 +230,7 @@ class IssueGroup:
     count: int
     rows: tuple[IssueRow, ...] = ()
     lines: tuple[tuple[str, float, str], ...] = ()
+    cut: bool = False
 
 
 @dataclass(frozen=True)

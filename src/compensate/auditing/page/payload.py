@@ -269,6 +269,7 @@ def _issues(group: IssueGroup, labels: _Table, names: _Table) -> dict[str, Any]:
         "advice": group.advice,
         "score": group.score,
         "count": group.count,
+        "cut": group.cut,
         "rows": [
             {
                 "index": row.index,

@@ -1,4 +1,4 @@
-// What else is wrong with the data: a section for each kind, the worth looking at first.
+// What else is wrong with the data: a section for each kind, the most useful first.
 
 function issuesView() {
   const page = byId("view-issues");
@@ -10,7 +10,6 @@ function issuesView() {
 }
 
 function issueSection(group) {
-  const shown = group.rows.length + group.lines.length;
   return el(
     "section",
     { class: "issue-group" },
@@ -18,7 +17,7 @@ function issueSection(group) {
     el("p", { class: "muted" }, group.advice),
     group.lines.length > 0 && el("table", { class: "issue-lines" }, el("tbody", null, group.lines.map(([name, , detail]) => el("tr", null, el("th", { scope: "row" }, label(name, 60)), el("td", null, prose(clip(detail, 200))))))),
     group.rows.length > 0 && el("ol", { class: "issue-rows" }, group.rows.map((row) => issueRow(row, group))),
-    group.rows.length > 0 && shown < group.count && el("p", { class: "hint" }, `${count(shown)} are shown here.`),
+    group.cut && el("p", { class: "hint" }, `The first ${count(group.rows.length + group.lines.length)} are shown here.`),
   );
 }
 
