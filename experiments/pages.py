@@ -38,7 +38,7 @@ def results_page(results: Path) -> str:
         "# Results",
         "Made from the files in `results/` by `make docs`; every figure is stored there with its seeds and settings. Accuracy is "
         "on clean test data, in percent, mean ± deviation over seeds.",
-        *summary(trained_tables(results / "reproduce")),
+        *summary(trained_tables(results / "reproduce"), human_report.in_a_line(results / "human")),
         *human_report.sections(results / "human"),
         *_demo(results / "demo" / "results.json"),
         *(part for path in sorted((results / "compare").glob("*.json")) for part in _comparison(path)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,15 +26,15 @@ _WORDS: dict[Answer, str] = {
 }
 
 
-def summary(tables: Mapping[str, Comparison]) -> list[str]:
-    """A heading and a short list."""
+def summary(tables: Mapping[str, Comparison], more: Sequence[str] = ()) -> list[str]:
+    """A heading and a short list, `more` first."""
     by: dict[Answer, list[str]] = {answer: [] for answer in _WORDS}
     for claim in CLAIMS:
         by[claim.judge(tables).answer].append(f"{claim.says} ({claim.where})")
     lines = [f"- {_WORDS[answer]}: {'; '.join(claims)}." for answer, claims in by.items() if claims]
     lines += [f"- {line}" for line in map(_against_peers, (tables[i] for i in MAIN if i in tables)) if line]
     picture = "![Mean rank of each method over the columns of a table: here, and in the paper.](img/ranks.png)"
-    return ["## In a minute", "\n".join(lines), picture]
+    return ["## In a minute", "\n".join([*more, *lines]), picture]
 
 
 def _against_peers(found: Comparison) -> str:

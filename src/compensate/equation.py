@@ -15,6 +15,7 @@ from compensate.errors import InputError
 from compensate.fused import cross_entropy_with_slope
 from compensate.granularity import Sample, Table
 from compensate.inference.statistics import Evidence, Statistic
+from compensate.markup import element, escape
 from compensate.proximal import project_simplex
 from compensate.rows import step_rows
 from compensate.state import Slot, State
@@ -25,6 +26,14 @@ Term = Callable[[State], Tensor]
 Terms = Term | tuple[Term, ...] | None
 
 Base = Callable[[Tensor, Tensor], Tensor] | Literal["bce"]
+
+BinaryBase = Literal["bce"] | None
+"""The base loss of methods that also take several labels a sample."""
+
+SOFTMAX_ONLY = tuple(
+    f"compensate.{room}" for room in ("methods.", "inference.guesses", "inference.margins", "inference.classes")
+)
+"""What is defined here reads one distribution over the classes, unless it says `binary = True`."""
 
 Weights = Tensor | Sequence[float]
 """(C,) a weight for each class."""
@@ -192,6 +201,12 @@ class Compensated(nn.Module):
         self._seen = self._unlearned = 0
         for table in self.tables():
             table.validate()
+        for module in self.modules() if self.binary else ():
+            if not getattr(module, "binary", not type(module).__module__.startswith(SOFTMAX_ONLY)):
+                raise InputError(
+                    f'{type(module).__name__} reads one distribution over the classes, and under base="bce" each class is a label of '
+                    "its own. Leave it out, or write a term that reads s.u, s.p and s.y, (labels of all samples, 1)."
+                )
         self._awaits_meta = any(table.update == "meta" for table in self.tables())
         if any(isinstance(term, Table) for term in self.terms_of("loss")):
             raise InputError(
@@ -541,6 +556,11 @@ class Compensated(nn.Module):
         lines += [f"  {SLOTS[name]} = {' + '.join(map(shown, self.terms_of(name)))}" for name in has]
         lines += [f"  {self.taxonomy} · holds {in_bytes(self.nbytes)}"]
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """The equation in a notebook."""
+        first, *rest = repr(self).split("\n")
+        return element("pre", element("b", escape(first, 2000)), escape("\n" + "\n".join(rest), 10_000))
 
 
 def inner_modules(module: nn.Module) -> Iterator[nn.Module]:

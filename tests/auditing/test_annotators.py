@@ -135,4 +135,4 @@ def test_the_command_asks_where_the_votes_are(tmp_path: Path):
     (tmp_path / "votes.csv").write_text("a,b\nx,y\n")
     done = CliRunner().invoke(app, ["consensus", str(tmp_path / "votes.csv")])
     assert isinstance(done.exception, InputError)
-    assert "say where the votes are" in str(done.exception)
+    assert "expected where the votes are" in str(done.exception)

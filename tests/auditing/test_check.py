@@ -303,6 +303,22 @@ def test_line_numbers_are_those_of_the_label_whatever_is_quoted(end: str) -> Non
     assert [lines[line - 1][column - 1 :] for line, column in places] == ["x", "y", "z", "short"]
 
 
+def test_other_kinds_of_files_are_checked_against_the_same_run(reviewed: Path, tmp_path: Path) -> None:
+    """JSON Lines have lines; Parquet, and a folder of several, have rows."""
+    wrong = {"review": "dull and awful film 1, boring", "label": "good"}
+    known = pd.read_csv(reviewed / "reviews.csv").head(2).to_dict("records")
+    lines = [json.dumps(record) for record in (*known, wrong)]
+    (tmp_path / "new.jsonl").write_text("\n" + "\n\n".join(lines) + "\n")
+    frame = pd.DataFrame([*known, wrong])
+    (tmp_path / "parts").mkdir()
+    for path in (tmp_path / "new.parquet", tmp_path / "parts" / "a.parquet"):
+        frame.to_parquet(path)
+    for name, line in (("new.jsonl", 6), ("new.parquet", None), ("parts", None)):
+        result = check(loaded(reviewed), tmp_path / name)
+        assert (result.known, result.new) == (2, 1), name
+        assert [(f.row, f.line, f.suggested) for f in result.findings] == [(2, line, "bad")], name
+
+
 @pytest.fixture
 def odd(reviewed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A file with two labels that look wrong, one after a quoted line end, in a folder with a comma."""

@@ -21,14 +21,17 @@ GOOD = {
     "review": ("table.csv",),
     "apply": ("table.csv", "corrections.csv"),
     "check": ("table.csv", "--against", "table.csv"),
+    "export": ("table.csv", "--to", "cleanlab", "--out", "out.csv"),
+    "consensus": ("table.csv", "--annotators", "a,b"),
     "train": ("table.csv", "--label", "label", "--epochs", "1"),
     "compare": ("table.csv", "--label", "label", "--epochs", "1", "--workers", "1"),
     "tune": ("table.csv", "--label", "label", "--epochs", "1", "--workers", "1", "--method", "logcomp"),
+    "search": ("table.csv", "--label", "label", "--epochs", "1", "--workers", "1"),
     "demo": (),
 }
 """Arguments that a command can work with; one wrong option is added."""
 
-ANY_VALUE = {"--out", "--data-dir", "--markdown"}
+ANY_VALUE = {"--out", "--data-dir", "--markdown", "--html", "--images"}
 """Folders and files that are made, or looked for where data are named."""
 
 FOR_OTHER_DATA = {"--vectors", "--labels-key", "--teacher"}
@@ -52,7 +55,7 @@ def cases():
     shared = options(OURS["train"])
     for name, arguments in GOOD.items():
         for option, number in options(OURS[name]).items():
-            tried_by_train = name in ("compare", "tune") and option in shared
+            tried_by_train = name in ("compare", "tune", "search") and option in shared
             if option not in ANY_VALUE | FOR_OTHER_DATA and not tried_by_train:
                 yield pytest.param((name, *arguments, option, "-1" if number else "nosuch"), id=f"{name} {option}")
 
@@ -105,6 +108,7 @@ def test_an_unknown_option_is_named(name, monkeypatch, tmp_path, capsys):
 )
 def test_a_path_that_is_not_there_is_named_without_signs_that_turn_the_line(name, monkeypatch, tmp_path, capsys):
     given = [HOSTILE for p in COMMANDS[name].params if p.param_type_name == "argument"]
+    given += ["--to", "cleanlab", "--out", "out.csv"] if name == "export" else []
     assert "no/such/" in run((name, *given), monkeypatch, tmp_path, capsys)
 
 

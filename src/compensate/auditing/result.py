@@ -115,6 +115,11 @@ class Audit:
             f"{int(self.mask.sum()):,} flagged at {self.expected_precision:.2f} expected precision"
         )
 
+    def _repr_html_(self) -> str:
+        from compensate.auditing.notebook import audit_html
+
+        return audit_html(self)
+
     # --- what was found ---------------------------------------------------------------------------------------
 
     @property

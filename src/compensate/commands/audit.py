@@ -118,7 +118,7 @@ def audit(
     """
     started = time.perf_counter()
     if only not in (None, "labels"):
-        raise InputError(f'--only is "{only}"; labels is what it takes.')
+        raise InputError(f'--only is "{only}"; expected labels.')
     if only is not None and test is not None:
         raise InputError(
             "--test looks for rows of the test set, and --only labels for wrong labels alone; leave one of them out."

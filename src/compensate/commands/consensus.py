@@ -47,11 +47,17 @@ def consensus(
     Models of the samples vote too, as far as the annotators' votes bear them out. The run folder has consensus.csv, annotators.csv,
     label_again.csv, and the review page of items whose majority looks wrong.
     """
-    if (annotators is None) == (annotator is None or item is None):
-        raise InputError(
-            "say where the votes are: --annotators ann,bob,eve (a column each), or --item ID --annotator NAME --label LABEL (a row each)."
-        )
     o.check_path(data)
+    long = {"--annotator": annotator, "--item": item, "--label": label}
+    if annotators is not None and any(long.values()):
+        name = next(name for name, value in long.items() if value)
+        raise InputError(
+            f"--annotators names a column for each annotator, {name} is for a table with one vote a row; leave one of them out."
+        )
+    if annotators is None and (annotator is None or item is None):
+        raise InputError(
+            "expected where the votes are: --annotators ann,bob,eve (a column each), or --item ID --annotator NAME --label LABEL (a row each)."
+        )
     from compensate.auditing.annotators import audit_votes, long_votes, wide_votes
     from compensate.auditing.result import write_csv
     from compensate.auditing.run_folder import check_run_folder, write_run

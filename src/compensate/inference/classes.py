@@ -40,6 +40,30 @@ def proportions(class_counts: Counts) -> Tensor:
     return counts / counts.sum()
 
 
+def label_shares(class_counts: Counts, total: int) -> Tensor:
+    r"""(C,) the share :math:`\pi_c` of the samples that have label :math:`c`, where a sample may have several.
+
+    >>> label_shares([6, 3], 12)
+    tensor([0.5000, 0.2500])
+    """
+    shares = checked_counts(class_counts) / total
+    if bool((shares >= 1).any()):
+        raise InputError(
+            f"class_counts go up to {int(torch.as_tensor(class_counts).max())} of {total} samples; expected some samples without each "
+            "label. One that all have can be left out."
+        )
+    return shares
+
+
+def of_labels(values: Tensor, s: State) -> Tensor:
+    """(B,) of one value for each label (C,), that of each row."""
+    if len(values) != s.places.labels:
+        raise InputError(
+            f"a sample has {s.places.labels} labels and class_counts has {len(values)} numbers; give one for each label."
+        )
+    return values[s.places.classes(s.target)]
+
+
 def increasing(g: Callable[[Tensor], Tensor], pi: Tensor) -> Tensor:
     r"""(C,) the shifts :math:`g(\pi_c)`, if `g` is finite and does not fall anywhere between the given shares.
 
@@ -67,17 +91,30 @@ class Adjust(nn.Module):
         class_counts: (C,) training samples of each class.
         tau: a number, or a callable of the state that returns a scalar, (B,) or (B, 1), such as a table.
         g: an increasing function of the shares, (C,) to (C,).
+        total: training samples in all, for several labels a sample: each logit then gets :math:`\tau (g(\pi_c) - g(1 - \pi_c))`.
 
     Reference: Yao and Wu, Compensation Learning, 2021, Eq. (28).
     """
 
-    direction = "mixed"
+    direction, binary = "mixed", True
     shift: Tensor
 
-    def __init__(self, class_counts: Counts, tau: Value = 1.0, g: Callable[[Tensor], Tensor] = torch.log) -> None:
+    def __init__(
+        self,
+        class_counts: Counts,
+        tau: Value = 1.0,
+        g: Callable[[Tensor], Tensor] = torch.log,
+        *,
+        total: int | None = None,
+    ) -> None:
         super().__init__()
         self.tau = tau
-        self.register_buffer("shift", increasing(g, proportions(class_counts)))
+        if total is None:
+            shift = increasing(g, proportions(class_counts))
+        else:
+            pi = label_shares(class_counts, total)
+            shift = increasing(g, pi) - increasing(g, 1 - pi)
+        self.register_buffer("shift", shift)
 
     @property
     def inference(self) -> str:
@@ -91,8 +128,11 @@ class Adjust(nn.Module):
 
     def forward(self, s: State) -> Tensor:
         """(B, C) the logit compensation."""
-        checked_classes(s, len(self.shift), "an adjustment by class counts")
-        shift = self.shift.to(s.u.dtype).expand_as(s.u)
+        if s.places.binary:
+            shift = of_labels(self.shift, s)[:, None].to(s.u.dtype)
+        else:
+            checked_classes(s, len(self.shift), "an adjustment by class counts")
+            shift = self.shift.to(s.u.dtype).expand_as(s.u)
         return rowwise(at(self.tau, s), shift) * shift
 
     def extra_repr(self) -> str:

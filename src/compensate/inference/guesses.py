@@ -27,7 +27,7 @@ class Decision(nn.Module):
         soft: the whole prediction instead.
     """
 
-    granularity = "sample"
+    granularity, binary = "sample", True
 
     def __init__(self, soft: bool = False) -> None:
         super().__init__()
@@ -42,7 +42,18 @@ class Decision(nn.Module):
         """(B, C) the guess."""
         if self.soft:
             return s.p.detach()
-        return F.one_hot(s.u.argmax(-1), s.u.shape[-1]).to(s.u.dtype)
+        return decided(s.u.detach(), 0.0 if s.places.binary else None)
+
+
+def decided(scores: Tensor, threshold: float | None = None) -> Tensor:
+    """(B, C) the largest score of each row, one-hot; or with a threshold, the scores beyond it: several labels, or none.
+
+    >>> decided(torch.tensor([[1.0, 3.0]])), decided(torch.tensor([[1.0, 3.0]]), 0.0)
+    (tensor([[0., 1.]]), tensor([[1., 1.]]))
+    """
+    if threshold is not None:
+        return (scores > threshold).to(scores.dtype)
+    return F.one_hot(scores.argmax(-1), scores.shape[-1]).to(scores.dtype)
 
 
 def shared(chosen: Tensor, like: Tensor) -> Tensor:

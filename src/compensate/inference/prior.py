@@ -16,7 +16,7 @@ TINY = 1e-9
 
 
 def uniform(s: State) -> Tensor:
-    """(B, C) the guess that knows nothing.
+    """(B, C) the guess that knows nothing; a half for each of several labels.
 
     >>> import torch
     >>> from compensate import Compensated
@@ -25,7 +25,7 @@ def uniform(s: State) -> Tensor:
     >>> s.dy
     tensor([[-0.0750,  0.0250,  0.0250,  0.0250]])
     """
-    return torch.full_like(s.y, 1 / s.y.shape[-1])
+    return torch.full_like(s.y, 1 / (2 if s.places.binary else s.y.shape[-1]))
 
 
 def prediction(s: State) -> Tensor:

@@ -340,6 +340,15 @@ def recorded(num_samples: int | None, score: Score = "loss", num_labels: int = 1
     return None if num_samples is None else Evidence(num_samples, score=score, num_labels=num_labels)
 
 
+def labels_of(base: str | None, num_samples: int | None, num_classes: int | None) -> int:
+    """Labels of a sample: each class is one under `base="bce"`, if a criterion keeps something of samples."""
+    if base is None or num_samples is None:
+        return 1
+    if num_classes is None:
+        raise InputError('base="bce" keeps something of each label of a sample: give num_classes beside num_samples.')
+    return num_classes
+
+
 @final
 class ClassMean(Statistic):
     r"""The mean prediction of each class over the previous epoch; as a value, the row of the given class, (B, C).
@@ -363,7 +372,7 @@ class ClassMean(Statistic):
     Reference: Yao and Wu, Compensation Learning, 2021, Eqs. (55)-(56).
     """
 
-    granularity, reader = "category", "a mean of predictions"
+    granularity, reader, binary = "category", "a mean of predictions", False
 
     def __init__(self, num_classes: int, conf: Literal["all", "correct"] = "correct") -> None:
         super().__init__()

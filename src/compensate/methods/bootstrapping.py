@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Literal, final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from compensate.equation import Compensated, Weights
+from compensate.equation import BinaryBase, Compensated, Weights
 from compensate.errors import InputError
-from compensate.inference.guesses import Blend, Decision, ProgressiveTrust, live_prediction
+from compensate.inference.guesses import Blend, Decision, ProgressiveTrust, decided, live_prediction
 from compensate.inference.prior import Toward, prediction
-from compensate.inference.statistics import ClassMean, Statistic, recorded
+from compensate.inference.statistics import ClassMean, Statistic, labels_of, recorded
 from compensate.methods.registry import method
 from compensate.methods.search import Real, Space, each
 from compensate.state import State, Value
@@ -34,7 +33,7 @@ class LastPrediction(Statistic):
         hard: return the most likely class, one-hot, instead of the distribution.
     """
 
-    reader = "the memory of the previous epoch"
+    reader, binary = "the memory of the previous epoch", True
 
     def __init__(self, num_samples: int, num_classes: int, hard: bool = False) -> None:
         super().__init__()
@@ -45,25 +44,30 @@ class LastPrediction(Statistic):
     def forward(self, s: State) -> Tensor:
         """(B, C) the guess."""
         rows = self.rows[self.index(s)].to(s.u.dtype)
-        guess = F.one_hot(rows.argmax(-1), rows.shape[-1]).to(rows.dtype) if self.hard else rows
+        guess = decided(rows, 0.5 if s.places.binary else None) if self.hard else rows
         return torch.where(rows.sum(-1, keepdim=True) > 0, guess, s.y)
 
     def observe(self, s: State) -> None:
         """Keeps the predictions of the batch."""
-        self.rows[self.index(s)] = s.plain.softmax(-1).to(self.rows.dtype)
+        p = s.plain.sigmoid() if s.places.binary else s.plain.softmax(-1)
+        self.rows[self.index(s)] = p.to(self.rows.dtype)
 
     def extra_repr(self) -> str:
         """Size."""
         return f"{self.num_samples} samples"
 
 
-def _own_guess(guess: Guess, num_samples: int | None, num_classes: int | None, hard: bool, detach: bool) -> Value:
+def _own_guess(
+    guess: Guess, num_samples: int | None, num_classes: int | None, hard: bool, detach: bool, base: BinaryBase = None
+) -> Value:
     if guess == "current":
         return Decision() if hard else prediction if detach else live_prediction
     if guess != "previous_epoch":
         raise InputError(f'guess is "{guess}"; expected "current" or "previous_epoch".')
     if num_samples is None or num_classes is None:
         raise InputError('guess="previous_epoch" keeps a prediction for each sample: give num_samples and num_classes.')
+    if base == "bce":
+        return LastPrediction(num_samples * num_classes, 1, hard)
     return LastPrediction(num_samples, num_classes, hard)
 
 
@@ -82,11 +86,14 @@ def bootstrap_soft(
     beta: float = 0.95,
     guess: Guess = "current",
     detach: bool = False,
+    base: BinaryBase = None,
     weight: Weights | None = None,
 ) -> Compensated:
     r"""Soft bootstrapping: labels give way to the model's own prediction.
 
     .. math:: \Delta y_i = \lambda (p_i - y_i), \qquad \lambda = 1 - \beta
+
+    With several labels, :math:`\Delta y_{i,c} = \lambda (\sigma(u_{i,c}) - y_{i,c})`.
 
     Args:
         num_samples: the size of the training set; given, the criterion keeps a record of each sample's plain loss.
@@ -96,14 +103,16 @@ def bootstrap_soft(
             one of the sample's previous visit, which is the paper's text (then `num_samples` is needed).
         detach: make the current prediction a constant in the gradient. Reed et al. do not: their loss adds
             minimum-entropy regularization.
+        base: "bce" for several labels a sample; then `num_samples` needs `num_classes`.
         weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> import torch
     >>> bootstrap_soft(beta=0.95)(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
     tensor(2.2661)
     """
-    q = _own_guess(guess, num_samples, num_classes, False, detach)
-    return Compensated(label=Toward(q, round(1 - beta, 12)), record=recorded(num_samples), weight=weight)
+    q = _own_guess(guess, num_samples, num_classes, False, detach, base)
+    record = recorded(num_samples, num_labels=labels_of(base, num_samples, num_classes))
+    return Compensated(label=Toward(q, round(1 - beta, 12)), base=base, record=record, weight=weight)
 
 
 @method(
@@ -120,27 +129,31 @@ def bootstrap_hard(
     num_classes: int | None = None,
     beta: float = 0.8,
     guess: Guess = "current",
+    base: BinaryBase = None,
     weight: Weights | None = None,
 ) -> Compensated:
     r"""Hard bootstrapping: labels give way to the class that the model holds most likely.
 
     .. math:: \Delta y_i = \lambda (o_i - y_i), \qquad \lambda = 1 - \beta
 
-    where :math:`o_i` is one-hot at the largest entry of the prediction.
+    where :math:`o_i` is one-hot at the largest entry of the prediction. With several labels, :math:`o_{i,c}` is 1 where
+    :math:`u_{i,c} > 0`.
 
     Args:
         num_samples: the size of the training set; given, the criterion keeps a record of each sample's plain loss.
         num_classes: the number of classes, for `guess="previous_epoch"`.
         beta: the share :math:`\beta` of the given label.
         guess: whose decision: "current" (Reed et al.) or "previous_epoch" (the paper's text; needs `num_samples`).
+        base: "bce" for several labels a sample; then `num_samples` needs `num_classes`.
         weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> import torch
     >>> bootstrap_hard(beta=0.8)(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
     tensor(1.9184)
     """
-    q = _own_guess(guess, num_samples, num_classes, True, True)
-    return Compensated(label=Toward(q, round(1 - beta, 12)), record=recorded(num_samples), weight=weight)
+    q = _own_guess(guess, num_samples, num_classes, True, True, base)
+    record = recorded(num_samples, num_labels=labels_of(base, num_samples, num_classes))
+    return Compensated(label=Toward(q, round(1 - beta, 12)), base=base, record=record, weight=weight)
 
 
 @method(

@@ -7,10 +7,10 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from compensate.equation import Compensated, Weights
+from compensate.equation import BinaryBase, Compensated, Weights
 from compensate.errors import InputError
-from compensate.inference.classes import Counts, proportions
-from compensate.inference.statistics import recorded
+from compensate.inference.classes import Counts, label_shares, proportions
+from compensate.inference.statistics import labels_of, recorded
 from compensate.methods.registry import method
 from compensate.methods.search import Real, Space, each
 from compensate.proximal import TINY, row_norm
@@ -61,33 +61,52 @@ class ClassPerturbation(nn.Module):
         growth: :math:`\rho`.
         class_counts: if given, :math:`q_c` is the share of the class in the training set; else the mean probability that the
             batch gives to it.
+        total: training samples in all, for several labels a sample: each label then is two classes, of the samples that have it and
+            of those that do not, and :math:`S` is the sigmoid.
     """
 
     inference, granularity, direction = "adversarial", "category", "mixed"
+    binary = True
     shares: Tensor | None
 
-    def __init__(self, eps: float, step: float, growth: float, class_counts: Counts | None = None) -> None:
+    def __init__(
+        self, eps: float, step: float, growth: float, class_counts: Counts | None = None, total: int | None = None
+    ) -> None:
         super().__init__()
         if eps < 0 or step <= 0 or growth < 0:
             raise InputError(f"eps={eps}, step={step}, growth={growth}; expected eps >= 0, step > 0 and growth >= 0.")
         self.eps, self.step, self.growth = eps, step, growth
-        self.register_buffer("shares", None if class_counts is None else proportions(class_counts))
+        shares = None
+        if class_counts is not None and total is None:
+            shares = proportions(class_counts)
+        elif class_counts is not None:
+            assert total is not None
+            having = label_shares(class_counts, total)
+            shares = torch.stack([1 - having, having], -1).flatten()
+        self.register_buffer("shares", shares)
 
     @torch.no_grad()
     def forward(self, s: State) -> Tensor:
         """(B, C) the shift of each sample's class, a constant."""
         u = s.u.detach().to(torch.promote_types(s.u.dtype, torch.float32))
-        classes, which = s.labels.unique(return_inverse=True)
+        binary = s.places.binary
+        labels = 2 * s.places.classes(s.target) + s.labels if binary else s.labels
+        classes, which = labels.unique(return_inverse=True)
         counts = s.valid.to(u.dtype)
         size = u.new_zeros(len(classes)).index_add_(0, which, counts)
-        corner = u.new_zeros(len(classes), u.shape[-1]).scatter_(1, classes[:, None], 1.0)
+        if binary:
+            corner = (classes % 2)[:, None].to(u.dtype)
+        else:
+            corner = u.new_zeros(len(classes), u.shape[-1]).scatter_(1, classes[:, None], 1.0)
 
         def gradients(d: Tensor) -> Tensor:
-            p = (u + d[which]).softmax(-1) * counts[:, None]
+            moved = u + d[which]
+            p = (moved.sigmoid() if binary else moved.softmax(-1)) * counts[:, None]
             return torch.zeros_like(d).index_add_(0, which, p) / size.clamp(min=1)[:, None] - corner
 
         d = torch.zeros_like(corner)
-        likely = 1 + gradients(d).gather(1, classes[:, None])[:, 0]
+        g = gradients(d)
+        likely = 1 - g[:, 0].abs() if binary else 1 + g.gather(1, classes[:, None])[:, 0]
         sign, far = harder_or_easier(likely, size > 0, None if self.shares is None else (self.shares, classes))
         steps = (self.eps * (1 + self.growth * far) / self.step).round()
         for k in range(round(self.eps * (1 + self.growth) / self.step)):
@@ -112,11 +131,13 @@ class ClassPerturbation(nn.Module):
 def lpl(
     *,
     num_samples: int | None = None,
+    num_classes: int | None = None,
     class_counts: Counts | None = None,
     eps: float = 0.5,
     step: float = 0.05,
     growth: float = 0.1,
     by: str = "probability",
+    base: BinaryBase = None,
     weight: Weights | None = None,
 ) -> Compensated:
     r"""Logit perturbation learning: the logits of a class are shifted up the loss if it is learned badly or rare, else down.
@@ -126,15 +147,19 @@ def lpl(
     by unit steps, anew for each batch: see :class:`~compensate.methods.class_perturbation.ClassPerturbation`. The authors take 40 steps of
     0.01, each of them twice, divide by the norm of the columns of the gradients instead of the rows, and cut the number of
     steps by one; here the radius is what it says. Their threshold is a hyper-parameter on skewed data, here the mean share.
+    With several labels, each is two classes, of the samples that have it and of those that do not, and their shifts
+    :math:`d_{c,y} = \pm \epsilon_{c,y} (1 - 2y)` are numbers, as a loss of one logit is monotone.
 
     Args:
         num_samples: the size of the training set; given, the criterion keeps a record of each sample's plain loss.
+        num_classes: the number of classes, for a record under `base="bce"`.
         class_counts: (C,) training samples of each class, for `by="share"`.
         eps: the radius :math:`\epsilon` of a class that lies at the mean.
         step: the length of a step.
         growth: by how much the radius of the class farthest from the mean is larger.
         by: what parts the classes: "probability", their mean probability in the batch (for balanced data), or "share",
-            their share in the training set (for skewed data).
+            their share in the training set (for skewed data; with several labels it needs `num_samples`).
+        base: "bce" for several labels a sample.
         weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> u = torch.tensor([[2.0, 0.0], [1.0, 0.0]])
@@ -147,5 +172,9 @@ def lpl(
         raise InputError(f'by is "{by}"; expected "probability" or "share".')
     if by == "share" and class_counts is None:
         raise InputError('by="share" needs class_counts=..., the number of training samples of each class.')
-    term = ClassPerturbation(eps, step, growth, class_counts if by == "share" else None)
-    return Compensated(logit=term, record=recorded(num_samples), weight=weight)
+    if by == "share" and base == "bce" and num_samples is None:
+        raise InputError('by="share" with base="bce" needs num_samples=...: the share of a label is its count over it.')
+    total = num_samples if base == "bce" else None
+    term = ClassPerturbation(eps, step, growth, class_counts if by == "share" else None, total)
+    record = recorded(num_samples, num_labels=labels_of(base, num_samples, num_classes))
+    return Compensated(logit=term, base=base, record=record, weight=weight)

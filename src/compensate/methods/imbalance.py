@@ -7,7 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from compensate.equation import Compensated, Weights
+from compensate.equation import BinaryBase, Compensated, Weights
+from compensate.errors import InputError
 from compensate.granularity import Category
 from compensate.inference.classes import Adjust, Counts, increasing, proportions
 from compensate.inference.regularized import AtLeast
@@ -26,26 +27,41 @@ __all__ = ["logit_adjustment", "meta_logit_adjustment", "posthoc_logit_adjustmen
     search=Space({"tau": Real(0.0, 2.0)}),
 )  # fmt: skip
 def logit_adjustment(
-    *, class_counts: Counts, tau: Value = 1.0, g: Callable[[Tensor], Tensor] = torch.log, weight: Weights | None = None
+    *,
+    class_counts: Counts,
+    tau: Value = 1.0,
+    g: Callable[[Tensor], Tensor] = torch.log,
+    num_samples: int | None = None,
+    base: BinaryBase = None,
+    weight: Weights | None = None,
 ) -> Compensated:
     r"""Logit adjustment: in training, each logit gets a head start by the size of its class.
 
     .. math:: L = -\frac1B \sum_i \log \frac{e^{u_{i,y_i} + \tau g(\pi_{y_i})}}{\sum_c e^{u_{i,c} + \tau g(\pi_c)}}
 
     where :math:`\pi_c` is the share of class :math:`c` and :math:`g` the logarithm, or any increasing function. The loss of the
-    largest class falls for every sample, that of the smallest rises; classes between go either way.
+    largest class falls for every sample, that of the smallest rises; classes between go either way. With several labels, each is a
+    problem of two classes with shares :math:`\pi_c` and :math:`1 - \pi_c`, and its logit gets
+    :math:`\tau (g(\pi_c) - g(1 - \pi_c))`, the log odds of the label.
 
     Args:
         class_counts: (C,) training samples of each class.
         tau: the strength :math:`\tau`, a number or a callable of the state.
         g: an increasing function of the shares, (C,) to (C,).
+        num_samples: the size of the training set, for `base="bce"`: a sample with several labels counts in several classes.
+        base: "bce" for several labels a sample.
         weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> criterion = logit_adjustment(class_counts=[900, 90, 10])
     >>> criterion(torch.zeros(1, 3), torch.tensor([2]))        # as rare as it is: -log 0.01
     tensor(4.6052)
     """
-    return Compensated(logit=Adjust(class_counts, tau, g), weight=weight)
+    if base == "bce" and num_samples is None:
+        raise InputError(
+            'base="bce" needs num_samples=...: the share of a label is its count over the number of samples.'
+        )
+    total = num_samples if base == "bce" else None
+    return Compensated(logit=Adjust(class_counts, tau, g, total=total), base=base, weight=weight)
 
 
 def posthoc_logit_adjustment(

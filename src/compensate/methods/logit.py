@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from compensate.checks import checked_classes
-from compensate.equation import Compensated, Weights, class_weights
+from compensate.equation import BinaryBase, Compensated, Weights, class_weights
 from compensate.errors import InputError
 from compensate.granularity import Category, Sample
 from compensate.inference.adversarial import Adversarial
@@ -62,6 +62,7 @@ def logcomp(
     warmup: float | None = None,
     table: Store = "auto",
     record: Literal["auto", "full", "lean", "none"] = "auto",
+    base: BinaryBase = None,
     weight: Weights | None = None,
 ) -> Compensated:
     r"""Logit compensation with an l1 penalty: each sample has a logit vector that takes up what its label cannot explain.
@@ -72,6 +73,10 @@ def logcomp(
     so that samples without doubt keep exact zeros. For fixed logits the optimum moves only the given class, by
     :math:`\max(0, \mathrm{logit}(1-\lambda) - \mathrm{logit}(p_{y}))`. The paper's Algorithm 1 leaves out the update of
     :math:`v`; its Appendix B gives it a learning rate of its own, which is `lr`.
+
+    With several labels a sample, each (sample, label) has a number of its own,
+
+    .. math:: L = \frac1{BC} \sum_{i,c} l(\sigma(u_{i,c} + v_{i,c}), y_{i,c}) + \lambda |v_{i,c}|
 
     Args:
         num_samples: the size of the training set.
@@ -87,6 +92,7 @@ def logcomp(
             "rows.tab"; with ":float16" behind it, in 16 bits. See :class:`~compensate.terms.Sample`.
         record: what is kept of each sample for `suspects`: "full", 24 bytes; "lean", 8, without losses and sizes; "none";
             "auto", full up to a million samples and lean beyond.
+        base: "bce" for several labels a sample: targets (B, C) in {0, 1}.
         weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> import torch
@@ -102,20 +108,24 @@ def logcomp(
         raise InputError(f'preset is "{preset}"; expected "paper" or "paper-per-sample".')
     numbers, step, way = presets[preset]
     strength: Value = numbers if lam is None else lam
+    labels = num_classes if base == "bce" else 1
     if warmup is not None:
         if callable(strength):
             raise InputError(
                 f"lam is a {type(strength).__name__} and warmup={warmup}; expected a number to warm up, or a schedule without warmup."
             )
-        strength = Warmup(1.0, float(strength), epochs=warmup, num_samples=num_samples)
+        strength = Warmup(1.0, float(strength), epochs=warmup, num_samples=num_samples * labels)
     rows = Sample(
-        num_samples, num_classes, penalty=L1(strength), lr=step if lr is None else lr, update=update or way, store=table,
+        num_samples * labels, num_classes // labels, penalty=L1(strength), lr=step if lr is None else lr,
+        update=update or way, store=table,
     )  # fmt: skip
     if record not in ("auto", "full", "lean", "none"):
         raise InputError(f'record is "{record}"; expected "auto", "full", "lean" or "none".')
-    lean = record == "lean" or (record == "auto" and num_samples > MANY)
-    kept = Evidence(num_samples, score="margin", lean=lean, num_classes=num_classes)
-    return Compensated(logit=rows, record=None if record == "none" else kept, weight=weight)
+    lean = record == "lean" or (record == "auto" and num_samples * labels > MANY)
+    kept = Evidence(
+        num_samples, score="margin", lean=lean, num_classes=2 if base == "bce" else num_classes, num_labels=labels
+    )
+    return Compensated(logit=rows, base=base, record=None if record == "none" else kept, weight=weight)
 
 
 @method(

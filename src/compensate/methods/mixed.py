@@ -6,12 +6,12 @@ from typing import Literal, final
 
 from torch import Tensor, nn
 
-from compensate.equation import Compensated, Weights
+from compensate.equation import BinaryBase, Compensated, Weights
 from compensate.errors import InputError
 from compensate.gates import Where, above, below
 from compensate.inference.adversarial import Adversarial, Pull
 from compensate.inference.prior import Toward, uniform
-from compensate.inference.statistics import recorded
+from compensate.inference.statistics import labels_of, recorded
 from compensate.inference.tuning import Ramp, Top, Warmup
 from compensate.methods.registry import method
 from compensate.methods.search import Choice, Kind, Real, Space, each
@@ -55,6 +55,7 @@ _TEXT_CANDIDATES = [
 def mixcomp(
     *,
     num_samples: int | None = None,
+    num_classes: int | None = None,
     eta: Value = 5.0,
     pro: Value = 35.0,
     tau: Value | None = None,
@@ -66,6 +67,7 @@ def mixcomp(
     step_size: float | None = None,
     random_start: bool = True,
     bounds: tuple[float, float] | None = None,
+    base: BinaryBase = None,
     weight: Weights | None = None,
 ) -> Compensated:
     r"""Mixed compensation: lowers the loss of the samples that fit worst, raises that of the others.
@@ -77,10 +79,12 @@ def mixcomp(
     where :math:`l_i` is the plain loss. With :math:`\epsilon_2 = 0` (the paper's choice for clean accuracy, and the
     default) no feature term is built and the criterion is drop-in; else it needs `criterion.evaluate`, and :math:`\delta_i` is found
     by projected gradient steps from a random point of the ball. Line 6 of
-    Algorithm 2 has the two groups the wrong way round; this follows Eq. 45.
+    Algorithm 2 has the two groups the wrong way round; this follows Eq. 45. With several labels, :math:`i` runs over the labels of all
+    samples, and :math:`v_{i,c} = \eta (y_{i,c} - \sigma(u_{i,c}))` where the loss of the label reaches :math:`\tau`.
 
     Args:
         num_samples: the size of the training set; given, the criterion keeps a record of each sample's compensation.
+        num_classes: the number of classes, for a record under `base="bce"`.
         eta: the bound :math:`\eta = \epsilon_1` of the logit compensation.
         pro: percent of samples above the threshold, if `tau` is not given.
         tau: the threshold :math:`\tau` itself.
@@ -91,6 +95,7 @@ def mixcomp(
         eps2: the radius :math:`\epsilon_2` of the feature compensation.
         norm, steps, step_size, bounds: of its inner loop, as in :func:`pgd_at`.
         random_start: start the inner loop at a random point of the ball; false starts it at the sample itself.
+        base: "bce" for several labels a sample; then eps2 is 0.
         weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> import torch
@@ -98,18 +103,25 @@ def mixcomp(
     >>> criterion(torch.tensor([[3.0, 0.8, 0.2], [2.0, 0.0, 0.0]]), torch.tensor([1, 0]))
     tensor(0.6283)
     """
-    threshold = Top(pro, over, num_samples) if tau is None else tau
+    if base == "bce" and eps2:
+        raise InputError(
+            f'eps2 is {eps2}: features are compensated where the loss of a sample is small, and with base="bce" a sample has a loss for '
+            "each label. Leave out eps2."
+        )
+    labels = labels_of(base, num_samples, num_classes)
+    rows = None if num_samples is None else num_samples * labels
+    threshold = Top(pro, over, rows) if tau is None else tau
     if warmup is not None:
         if callable(eta):
             raise InputError(
                 f"eta is a {type(eta).__name__} and warmup={warmup}; expected a number to warm up, or a schedule without warmup."
             )
         if isinstance(warmup, int | float):
-            if num_samples is None:
+            if rows is None:
                 raise InputError(
                     f"warmup is {warmup} epochs, and how long an epoch is depends on num_samples; give it."
                 )
-            eta = Warmup(0.0, float(eta), epochs=warmup, num_samples=num_samples)
+            eta = Warmup(0.0, float(eta), epochs=warmup, num_samples=rows)
         else:
             begin, finish = warmup
             eta = Ramp(0.0, float(eta), begin=begin, finish=finish)
@@ -120,8 +132,8 @@ def mixcomp(
             eps2, sign=1, norm=norm, steps=steps, step_size=step_size, random_start=random_start, bounds=bounds
         )
         easier = Where(below(threshold), attack)
-    record = recorded(num_samples, "margin")
-    return Compensated(logit=harder, feature=easier, record=record, weight=weight)
+    record = recorded(num_samples, "margin", labels)
+    return Compensated(logit=harder, feature=easier, base=base, record=record, weight=weight)
 
 
 @final

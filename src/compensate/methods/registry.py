@@ -134,11 +134,21 @@ def _with_known_arguments(build: Builder) -> Builder:
     @functools.wraps(build)
     def checked(**arguments: Any) -> Compensated:
         for name in arguments:
+            if name == "base" and name not in known:
+                raise InputError(_without_binary_form(METHODS[build.__name__]))
             if name not in known:
                 raise InputError(f'{build.__name__} has no argument "{name}"; {nearest(name, known)}')
         return build(**arguments)
 
     return cast(Builder, checked)
+
+
+def _without_binary_form(row: Method) -> str:
+    able = [other.name for other in METHODS.values() if "base" in inspect.signature(other.build).parameters]
+    why = "it reads one distribution over the classes, and several labels a sample have none"
+    if {*row.taxonomy.target.split("+")} & {"feature", "view", "structure"}:
+        why = 'its compensation of inputs is to be composed from terms there, such as Compensated(feature=Adversarial(...), base="bce")'
+    return f'{row.name} has no base="bce": {why}. Methods that have it: {", ".join(able)}.'
 
 
 def find(name: str) -> Method:

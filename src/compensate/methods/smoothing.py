@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from compensate.equation import Compensated, Weights
+from compensate.equation import BinaryBase, Compensated, Weights
 from compensate.inference.guesses import Worst
 from compensate.inference.prior import Toward, uniform
-from compensate.inference.statistics import ClassMean, recorded
+from compensate.inference.statistics import ClassMean, labels_of, recorded
 from compensate.methods.registry import method
 from compensate.methods.search import Real, Space, each
 from compensate.state import Value
@@ -23,21 +23,33 @@ __all__ = ["adversarial_label_smoothing", "label_smoothing", "online_label_smoot
     search=Space({"lam": Real(0.01, 0.6)}),
     candidates=each(lam=(0.1, 0.2, 0.3, 0.45, 0.6)),
 )  # fmt: skip
-def label_smoothing(*, num_samples: int | None = None, lam: Value = 0.1, weight: Weights | None = None) -> Compensated:
+def label_smoothing(
+    *,
+    num_samples: int | None = None,
+    num_classes: int | None = None,
+    lam: Value = 0.1,
+    base: BinaryBase = None,
+    weight: Weights | None = None,
+) -> Compensated:
     r"""Label smoothing: every label gives a little to all classes alike.
 
     .. math:: \Delta y_i = \lambda (I/C - y_i)
 
+    With several labels, each gives to its opposite: :math:`\Delta y_{i,c} = \lambda (1/2 - y_{i,c})`.
+
     Args:
         num_samples: the size of the training set; given, the criterion keeps a record of each sample's plain loss.
+        num_classes: the number of classes, for a record under `base="bce"`.
         lam: the share :math:`\lambda`; torch calls it `label_smoothing`.
+        base: "bce" for several labels a sample.
         weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> import torch
     >>> label_smoothing(lam=0.1)(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
     tensor(2.3050)
     """
-    return Compensated(label=Toward(uniform, lam), record=recorded(num_samples), weight=weight)
+    record = recorded(num_samples, num_labels=labels_of(base, num_samples, num_classes))
+    return Compensated(label=Toward(uniform, lam), base=base, record=record, weight=weight)
 
 
 @method(

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from compensate import markup
 from compensate._version import __version__
 from compensate.errors import InputError
 from compensate.extras import require
@@ -42,6 +43,23 @@ class Row:
     last: tuple[float, float]
     best: tuple[float, float]
     difference: tuple[float, float, float] | None
+
+
+class Comparison(list[Row]):
+    """The rows of a comparison; a notebook shows them as a table."""
+
+    def _repr_html_(self) -> str:
+        def spread(mean: float, deviation: float) -> str:
+            return f"{mean:.1%}" + ("" if math.isnan(deviation) else f" ± {deviation:.1%}")
+
+        def beside(row: Row) -> str:
+            if row.difference is None:
+                return ""
+            mean, low, high = (f"{100 * value:+.1f}" for value in row.difference)
+            return mean if math.isnan(row.difference[1]) else f"{mean} ({low} to {high})"
+
+        rows = ((r.method, r.count, spread(*r.last), spread(*r.best), beside(r)) for r in self)
+        return markup.table(("method", "seeds", "last", "best", "beside the first, in points"), rows)
 
 
 def plan(config: Config, methods: Mapping[str, Mapping[str, Any]], seeds: int) -> list[Config]:
@@ -89,10 +107,10 @@ def paired(differences: Sequence[float], level: float = LEVEL) -> tuple[float, f
     return mean, mean - half, mean + half
 
 
-def table(runs: Sequence[Mapping[str, Any]], methods: Sequence[str], baseline: str) -> list[Row]:
+def table(runs: Sequence[Mapping[str, Any]], methods: Sequence[str], baseline: str) -> Comparison:
     """The rows of the table, from the stored outcomes of all runs."""
     values = {m: {r["config"]["seed"]: r["result"] for r in runs if r["config"]["method"] == m} for m in methods}
-    rows = []
+    rows = Comparison()
     for method, by_seed in values.items():
         if not by_seed:
             continue
