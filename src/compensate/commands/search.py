@@ -86,6 +86,7 @@ def _comparison(found: dict[str, Any]) -> Table:
         "last epoch, %", "mean", *(f"minus {peer} (95 %)" for peer in peers), box=None, pad_edge=False,
         title=f"\nclean test data, {found['budget']['seeds']} fresh seeds", title_justify="left",
     )  # fmt: skip
+    table.columns[0].overflow = "fold"  # a cell's name is its four words: none of them may be cut off
     by_peer = {peer: {row["method"]: row for row in rows} for peer, rows in found["tables"].items()}
     for method, row in by_peer[peers[0]].items():
         mean, std = (math.nan if v is None else 100 * v for v in row["last"])
