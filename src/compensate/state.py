@@ -535,15 +535,18 @@ class State:
         if moves:
             touched = self._touch(table, keys)
             v = touched.rows if touched.which is None else touched.rows[touched.which]
-            v = self.places.spread(v) if touched.by_sample else v
+            if touched.by_sample:
+                self._penalize(table, v.detach(), spread=True)
+                return self.places.spread(v)
         else:
             v = table.gather(keys).detach()
         self._penalize(table, v.detach())
         return v
 
-    def _penalize(self, table: Table, v: Tensor) -> None:
+    def _penalize(self, table: Table, v: Tensor, *, spread: bool = False) -> None:
         if table.penalty is not None:
-            self.charge(table.charged(table.penalty(v, self), self))
+            penalty = table.penalty(v, self)
+            self.charge(table.charged(self.places.spread(penalty) if spread else penalty, self))
 
     def charge(self, penalty: Tensor) -> None:
         """Adds a penalty (B,) to the losses."""
