@@ -11,7 +11,16 @@ from sklearn.model_selection import cross_val_score
 from compensate import InputError
 from compensate.estimators import CompensatedClassifier
 
-BINARY = ["base", "bootstrap_hard", "bootstrap_soft", "label_smoothing", "logcomp", "logit_adjustment", "lpl", "mixcomp"]
+BINARY = [
+    "base",
+    "bootstrap_hard",
+    "bootstrap_soft",
+    "label_smoothing",
+    "logcomp",
+    "logit_adjustment",
+    "lpl",
+    "mixcomp",
+]
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +78,14 @@ def test_a_weight_of_two_is_two_samples():
     X, y = rng.normal(size=(30, 4)), rng.integers(2, size=(30, 3))
     weight = np.ones(30)
     weight[:10] = 2
-    options = {"method": "label_smoothing", "epochs": 4, "batch_size": 100, "standardize": False, "random_state": 0, "lr": 0.05}
+    options = {
+        "method": "label_smoothing",
+        "epochs": 4,
+        "batch_size": 100,
+        "standardize": False,
+        "random_state": 0,
+        "lr": 0.05,
+    }
     weighted = CompensatedClassifier(**options).fit(X, y, weight)
     twice = CompensatedClassifier(**options).fit(np.r_[X, X[:10]], np.r_[y, y[:10]])
     np.testing.assert_allclose(weighted.predict_proba(X), twice.predict_proba(X), atol=1e-5)
