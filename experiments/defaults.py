@@ -159,10 +159,11 @@ def sections(results: Path) -> list[str]:
     for (method, setting), gains in found.items():
         rows.append([f"{method} {setting}", *(f"{gains[c]:+.1f}" if c in gains else "" for c in columns)])
     said = (
-        "`python -m experiments defaults`: test accuracy minus that of cross entropy, in points, two seeds for digits, news (AG-News, MiniLM features) and SST-2, one for IMDB; "
-        'these seeds serve for nothing else, and CIFAR-10 was not run. Compensated from the first step on (`warmup=0`, the paper\'s form, `preset="paper"`), MixComp falls far behind cross '
-        "entropy on clean texts. With a warm-up of two epochs it does not, and keeps what it gains under wrong labels but for IMDB; on clean digits it stays behind. That is the default now. A "
-        "smaller bound (eta 2) is nowhere behind by much, and gains little. LogComp's default (lam 0.05) is behind on clean digits by a point; 0.25, the paper's value, is nowhere behind and gains "
-        "less under people's errors."
+        "`python -m experiments defaults`: test accuracy minus that of cross entropy, in points, two seeds for digits, news (AG-News, MiniLM "
+        "features) and SST-2, one for IMDB; these seeds serve for nothing else, and CIFAR-10 was not run. Compensated from the first step on "
+        '(`warmup=0`, the paper\'s form, `preset="paper"`), MixComp falls far behind cross entropy on clean texts. With a warm-up of two epochs '
+        "it does not, and keeps what it gains under wrong labels but for IMDB; on clean digits it stays behind. That is the default now. A "
+        "smaller bound (eta 2) is nowhere behind by much, and gains little. LogComp's default (lam 0.05) is behind on clean digits by a point; "
+        "0.25, the paper's value, is nowhere behind and gains less under people's errors."
     )
     return ["## Defaults that hold", said, table_lines(rows)]

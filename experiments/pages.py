@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from compensate.files import write_atomically
-from experiments import graph, human_report
+from experiments import defaults, graph, human_report
 from experiments.report import sections, table_lines, trained_tables
 from experiments.summary import drawn, summary
 

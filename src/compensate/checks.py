@@ -236,6 +236,8 @@ def checked_index(s: State, num_samples: int, reader: str) -> Tensor:
     if index.shape != (places.batch,) and (s.by_input or index.shape != (places.batch, *places.shape)):
         each = f" or {(places.batch, *places.shape)}, one for each place" if places.dense and not s.by_input else ""
         raise InputError(f"index has shape {tuple(index.shape)}; expected ({places.batch},), one row per sample{each}.")
+    if places.dense and index.ndim > 1 and not places.binary and not s.complete:  # padding names no row
+        index = index.to(s.target.device).masked_fill(~s.valid.reshape(index.shape), 0)
     labels = 1 if s.by_input else places.labels
     if num_samples % labels:
         raise InputError(

@@ -115,6 +115,16 @@ class Places:
         values = torch.where(valid.reshape(-1, *rest), values, 0.0).reshape(*by_place, *values.shape[1:])
         return (values.sum(1) / counts).flatten(0, 1)
 
+    def totals(self, values: Tensor) -> Tensor:
+        """(B * labels, ...) the sums of values (R, ...) over the places of a sample."""
+        by_place = (self.batch, self.each // self.labels, self.labels, *values.shape[1:])
+        return values.reshape(by_place).sum(1).flatten(0, 1)
+
+    def spread(self, values: Tensor) -> Tensor:
+        """(R, ...) of (B * labels, ...), the same for all places of a sample."""
+        by_sample = values.reshape(self.batch, 1, self.labels, *values.shape[1:])
+        return by_sample.expand(-1, self.each // self.labels, *(-1,) * values.ndim).flatten(0, 2)
+
     def firsts(self, values: Tensor) -> Tensor:
         """(B * labels,) what all places of a sample have in common."""
         return values.reshape(self.batch, self.each // self.labels, self.labels)[:, 0].flatten()

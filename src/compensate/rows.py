@@ -19,7 +19,7 @@ def step_rows(s: State) -> None:
     if s.by_slope:
         assert s.slope is not None
         for touched in s.touched:
-            touched.table.descend(touched, _by_row(s.slope, touched), s)
+            touched.table.descend(touched, _by_row(s, s.slope, touched), s)
         return
     now = [touched for touched in s.touched if touched.slot not in THROUGH]
     if now:
@@ -32,11 +32,12 @@ def step_rows(s: State) -> None:
         _step_in_backward(s, later)
 
 
-def _by_row(slope: Tensor, touched: Touched) -> Tensor:
+def _by_row(s: State, slope: Tensor, touched: Touched) -> Tensor:
     """Slopes of samples (B, C) added up for the rows that they share, and for the entries if a row is one number.
 
     Samples that do not count have no slope. Where there is a place for each sample, those that share a row meet later.
     """
+    slope = s.places.totals(slope) if touched.by_sample else slope
     slope = slope.to(touched.rows.dtype).sum_to_size(len(slope), *touched.rows.shape[1:])
     return slope if touched.which is None else torch.zeros_like(touched.rows).index_add_(0, touched.which, slope)
 

@@ -535,14 +535,18 @@ class State:
         if moves:
             touched = self._touch(table, keys)
             v = touched.rows if touched.which is None else touched.rows[touched.which]
+            if touched.by_sample:
+                self._penalize(table, v.detach(), spread=True)
+                return self.places.spread(v)
         else:
             v = table.gather(keys).detach()
         self._penalize(table, v.detach())
         return v
 
-    def _penalize(self, table: Table, v: Tensor) -> None:
+    def _penalize(self, table: Table, v: Tensor, *, spread: bool = False) -> None:
         if table.penalty is not None:
-            self.charge(table.charged(table.penalty(v, self), self))
+            penalty = table.penalty(v, self)
+            self.charge(table.charged(self.places.spread(penalty) if spread else penalty, self))
 
     def charge(self, penalty: Tensor) -> None:
         """Adds a penalty (B,) to the losses."""
@@ -557,14 +561,19 @@ class State:
         if self.slot in THROUGH and self.learn and self.criterion.reduction == "none":
             raise InputError('A learned table on features, views or edges needs reduction="mean" or "sum", not "none".')
         fixed = self.by_slope and torch.compiler.is_compiling()
+        # Where all places of a sample have one row, few keys stand for many.
+        by_sample = self.shared and not self.by_input and not fixed and table.granularity == "sample"
+        keys = self.places.firsts(keys) if by_sample else keys
         distinct, which = (keys, None) if fixed else distinct_rows(keys)
-        every = which is None and not fixed and self.complete and self.gate is None
+        every = which is None and not fixed and not by_sample and self.complete and self.gate is None
         count = None if every else table.counted(self).to(torch.get_default_dtype())
+        if by_sample and count is not None:
+            count = self.places.totals(count)
         if which is not None and count is not None:
             count = count.new_zeros(len(distinct)).index_add_(0, which, count)
         # Where the slope of the loss is known, the rows stay out of the graph.
         rows = table.gather(distinct).detach().requires_grad_(not self.by_slope)
-        touched = Touched(table, distinct, rows, count, which, self.slot, fixed)
+        touched = Touched(table, distinct, rows, count, which, self.slot, fixed, by_sample)
         self.touched.append(touched)
         return touched
 

@@ -28,11 +28,12 @@ class Touched:
     which: Tensor | None  # (B,) the place of each sample's row among them; None if there is a place for each sample
     slot: Slot
     fixed: bool = False  # in compiled graphs: there is a place for each sample, even if several have one row
+    by_sample: bool = False  # `which` has a place for each sample (and label), which all places of a sample share
 
     @property
     def shared(self) -> bool:
         """True if a row may serve several samples."""
-        return self.which is not None
+        return self.which is not None or self.by_sample
 
 
 def distinct_rows(keys: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -172,10 +172,37 @@ def exchanging_sparse_loop() -> dict[str, torch.Tensor]:
     return {**found, "table": table}
 
 
+def many_labels_loop(kind: str) -> dict[str, torch.Tensor]:
+    """As `own_loop`, for samples with a label at each place, or with several labels."""
+    torch.manual_seed(5)
+    x = torch.randn(32, 6, 2, 3) if kind == "dense" else torch.randn(32, 6)
+    y = torch.randint(4, (32, 2, 3)) if kind == "dense" else torch.randint(2, (32, 4))
+    model = torch.nn.Conv2d(6, 4, 1) if kind == "dense" else torch.nn.Linear(6, 4)
+    sizes = {"num_samples": 32, "num_classes": 4}
+    criterion = METHODS["logcomp"].make(**sizes, base=None if kind == "dense" else "bce")
+    criterion = criterion + METHODS["mixcomp"].make(base=None if kind == "dense" else "bce", pro=30.0, eta=1.0)
+    several = torch.distributed.is_initialized()
+    wrapped = torch.nn.parallel.DistributedDataParallel(model) if several else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    losses = []
+    for step in range(8):
+        rows = torch.arange(16) + 16 * (step % 2)
+        mine = rows.chunk(2)[torch.distributed.get_rank()] if several else rows
+        loss = criterion(*together(wrapped(x[mine]), y[mine], mine))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    state = {name: value.clone() for name, value in criterion.state_dict().items()}
+    return {"losses": torch.stack(losses), "weight": model.weight.detach().clone(), **state}
+
+
 LOOPS = {
     "accumulated": lambda: tensors(*train("logcomp", accumulate=2)),
     "texts": train_texts,
     "loop": own_loop,
+    "dense": partial(many_labels_loop, "dense"),
+    "several-labels": partial(many_labels_loop, "several"),
     "exchanged-ols": exchanging_loop,
     "exchanged-logcomp": partial(exchanging_loop, "logcomp"),
     "sparse": sparse_run,

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
+from scipy import sparse
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.model_selection import StratifiedShuffleSplit
+from sklearn.model_selection import ShuffleSplit, StratifiedShuffleSplit
 from sklearn.utils import check_random_state
-from sklearn.utils.multiclass import _check_partial_fit_first_call, check_classification_targets
-from sklearn.utils.validation import check_is_fitted, check_scalar, validate_data
+from sklearn.utils.multiclass import _check_partial_fit_first_call, check_classification_targets, type_of_target
+from sklearn.utils.validation import check_is_fitted, check_scalar, column_or_1d, validate_data
 from torch import Tensor, nn
 
 from compensate.data.seeding import generator
@@ -28,6 +29,7 @@ from compensate.estimators.checks import count, one_of, positive, weights
 from compensate.estimators.defaults import (
     CLEAN,
     check_method,
+    check_several_labels,
     default_module,
     default_rate,
     fit_head,
@@ -61,6 +63,8 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
               y_i + \Delta y_i) + \Delta l_i + \mathrm{penalty}_i \bigr]
 
     where :math:`f` is the module, :math:`w_i` the weight of a sample and the :math:`\Delta` are what the method adds.
+    Targets may be an indicator matrix (n, C) of 0 and 1, several labels a sample: then binary cross entropy is the loss, and answers
+    are as those of scikit-learn's other classifiers for several labels.
     Inputs are standardized first, so that defaults suit data of any unit. Training runs in the precision of `X`: give
     float32 for speed. Sparse input is made dense a batch at a time.
 
@@ -113,7 +117,9 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         As everywhere in scikit-learn.
     module_ : the trained torch module, which takes standardized inputs
     criterion_ : the :class:`~compensate.Compensated` criterion with its tables
-    suspects_ : DataFrame of all training samples, most suspect first: index (row of `X`), given, suggested, score, flagged
+    suspects_ : DataFrame of all training samples, most suspect first: index (row of `X`), given, suggested, score, flagged; of several
+        labels a sample, each has a row, with one more column `label`, and given and suggested are 0 or 1
+    multilabel_ : bool, whether the targets were an indicator matrix
     loss_curve_ : list of float, the mean training loss of each epoch
     n_iter_ : int, epochs run
 
@@ -185,21 +191,24 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
+        tags.classifier_tags.multi_label = True
         return tags
 
     # --- training ---------------------------------------------------------------------------------------------
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> CompensatedClassifier:
-        """Trains anew on samples `X`, (n, d), dense or sparse, and their classes `y`, (n,), of any type."""
+        """Trains anew on samples `X`, (n, d), dense or sparse, and their classes `y`, (n,), of any type, or (n, C) of 0 and 1."""
         self._check_parameters()
-        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=FLOATS)
-        check_classification_targets(y)
+        X, y = self._validated(X, y, reset=True)
         weight = weights(sample_weight, X)
         used = np.flatnonzero(weight > 0)
-        self.classes_, found = np.unique(y[used], return_inverse=True)
+        if self.multilabel_:
+            self.classes_, codes = np.arange(y.shape[1]), y.astype(np.int64)
+        else:
+            self.classes_, found = np.unique(y[used], return_inverse=True)
+            codes = np.full(len(y), -1)
+            codes[used] = found
         self._check_classes()
-        codes = np.full(len(y), -1)
-        codes[used] = found
         self._start(X, codes, weight, used, len(y), stream=False)
         train, held = self._parted(used, codes)
         weight = weight / weight[train].mean()  # the unit of the weights must not act as a learning rate
@@ -234,8 +243,7 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         first = not hasattr(self, "module_")
         _check_partial_fit_first_call(self, classes)
         self._check_classes()
-        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=FLOATS, reset=first)
-        check_classification_targets(y)
+        X, y = self._validated(X, y, reset=first)
         weight = weights(sample_weight, X)
         codes = self._codes(y)
         used = np.flatnonzero(weight > 0)
@@ -246,6 +254,25 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             self._grow(int(numbers.max()) + 1)
         self._train(self._samples(X, codes, weight, used, numbers), 1, "constant")
         return self
+
+    def _validated(self, X: Any, y: Any, *, reset: bool) -> tuple[Any, np.ndarray]:
+        """Samples and targets as arrays; notes whether a sample has several labels."""
+        if sparse.issparse(y):
+            y = y.toarray()
+        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=FLOATS, multi_output=True, reset=reset)
+        check_classification_targets(y)
+        several = type_of_target(y) == "multilabel-indicator"
+        if not several:
+            y = column_or_1d(y, warn=True)
+        if reset:
+            self.multilabel_ = several
+        elif several != self.multilabel_:
+            raise ValueError(
+                "y has several labels a sample in some calls and one class in others; give all in one form."
+            )
+        if several:
+            check_several_labels(find(self.method))
+        return X, y
 
     def _check_parameters(self) -> None:
         if not isinstance(self.method, str):
@@ -271,11 +298,17 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             count(self.patience, "patience")
 
     def _check_classes(self) -> None:
-        if len(self.classes_) < 2:
+        if len(self.classes_) < 2 and not getattr(self, "multilabel_", False):
             raise ValueError("The number of classes has to be greater than one; got 1 class")
 
     def _codes(self, y: np.ndarray) -> np.ndarray:
-        """(n,) classes as numbers."""
+        """(n,) classes as numbers; of several labels, (n, C) as they are."""
+        if self.multilabel_:
+            if y.shape[1] != len(self.classes_):
+                raise ValueError(
+                    f"y has {y.shape[1]} labels; expected one column for each of {len(self.classes_)} classes."
+                )
+            return y.astype(np.int64)
         unknown = np.setdiff1d(y, self.classes_)
         if len(unknown):
             raise ValueError(f"y contains labels {unknown} that are not among the classes {self.classes_}.")
@@ -301,7 +334,8 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         """The rows to train on and those held out."""
         if not self.validation:
             return used, used[:0]
-        split = StratifiedShuffleSplit(1, test_size=self.validation, random_state=self._seed())
+        kind = ShuffleSplit if self.multilabel_ else StratifiedShuffleSplit
+        split = kind(1, test_size=self.validation, random_state=self._seed())
         train, held = next(split.split(used, codes[used]))
         return used[train], used[held]
 
@@ -318,7 +352,11 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         outputs = len(self.classes_) + row.extra_outputs
         steps = self.epochs * self._steps(used)
         self._lr = default_rate(self.optimizer, None if stream else steps) if self.lr is None else self.lr
-        counts = np.bincount(codes[used], weight[used], len(self.classes_))
+        if self.multilabel_:
+            # A share of a label is its count over all samples, and lies between 0 and 1.
+            counts = np.clip(weight[used] @ codes[used] / weight[used].mean(), 1, max(1, len(used) - 1))
+        else:
+            counts = np.bincount(codes[used], weight[used], len(self.classes_))
         with torch.enable_grad(), seeded(self._seed(), device):
             make = self.module or partial(default_module, len(used))
             module = make(features, outputs).to(device, self._dtype)
@@ -337,7 +375,7 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             self._learner = Learner(module, criterion, make_one, needs=needs, hardware=Hardware(device))
         criterion.start(steps)
         self.module_, self.criterion_ = module, criterion
-        self._given, self._seen = np.full(num_samples, -1), num_samples
+        self._given, self._seen = np.full((num_samples, *codes.shape[1:]), -1), num_samples
         self.loss_curve_: list[float] = []
         self.n_iter_ = 0
 
@@ -348,15 +386,18 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         if needed <= before:
             return
         size = max(needed, 2 * before)
-        self._given = np.append(self._given, np.full(size - before, -1))
+        self._given = np.concatenate([self._given, np.full((size - before, *self._given.shape[1:]), -1)])
         with torch.enable_grad(), seeded(self._seed(), torch.device(self.device)):
             self.criterion_ = take_over(self._criterion(size), self.criterion_)
         self._learner.adopt(self.criterion_)
 
     def _criterion(self, num_samples: int) -> Compensated:
         """The criterion in the precision of the module, with a record of each sample."""
-        criterion = find(self.method).make(**self._arguments, num_samples=num_samples)
-        if criterion.record is None:
+        base = {"base": "bce"} if self.multilabel_ else {}
+        criterion = find(self.method).make(**self._arguments, **base, num_samples=num_samples)
+        if criterion.record is None and self.multilabel_:
+            criterion.record = Evidence(num_samples, score="margin", num_labels=len(self.classes_))
+        elif criterion.record is None:
             criterion.record = Evidence(num_samples, score="margin", num_classes=len(self.classes_))
         return criterion.to(self.device, self._dtype)
 
@@ -409,15 +450,21 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     # --- what it says -----------------------------------------------------------------------------------------
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """(n, C) the probability of each class, in the order of `classes_`."""
+        """(n, C) the probability of each class, in the order of `classes_`; of several labels, each for itself."""
+        logits = self._logits(X)
+        return (logits.sigmoid() if self.multilabel_ else logits.softmax(-1)).numpy()
+
+    def _logits(self, X: Any) -> Tensor:
         check_is_fitted(self)
         X = validate_data(self, X, accept_sparse="csr", dtype=FLOATS, reset=False)
         labels = np.zeros(X.shape[0], np.int64)  # of no matter
         samples = Samples(lambda rows, _: self._batch(X, rows), labels, len(self.classes_))
-        return predict(self.module_, samples, device=self.device).double().softmax(-1).numpy()
+        return predict(self.module_, samples, device=self.device).double()
 
     def predict(self, X: Any) -> np.ndarray:
-        """(n,) the likeliest class of each row of `X`."""
+        """(n,) the likeliest class of each row of `X`; of several labels, (n, C), 1 for those that are more likely than not."""
+        if self.multilabel_:
+            return (self.predict_proba(X) > 0.5).astype(int)
         best = self.predict_proba(X).argmax(1)
         return self.classes_[best]
 
@@ -430,6 +477,18 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         assert self.criterion_.record is not None
         found = self.criterion_.record.suspects()
         index = found.index.cpu().numpy()
+        if found.label is not None:
+            label = found.label.cpu().numpy()
+            return pd.DataFrame(
+                {
+                    "index": index,
+                    "label": self.classes_[label],
+                    "given": self._given[index, label],
+                    "suggested": found.suggested.cpu().numpy(),
+                    "score": found.score.cpu().numpy(),
+                    "flagged": found.flagged.cpu().numpy(),
+                }
+            )
         return pd.DataFrame(
             {
                 "index": index,

@@ -67,6 +67,12 @@ def fit_head(module: nn.Module, criterion: Compensated) -> None:
         module.head = CosineHead(head.in_features, head.out_features, scales[0]).to(head.weight)
 
 
+def check_several_labels(row: Method) -> None:
+    """Raises if a method has no form for several labels a sample."""
+    if "base" not in inspect.signature(row.build).parameters:
+        row.build(base="bce")  # which says why, and which have
+
+
 def check_method(row: Method, hyper: Mapping[str, Any]) -> None:
     """Raises if the method asks for something that neither the data nor `hyper` gives, or does not know an entry."""
     row.check(name for name in hyper if name != CLEAN or "clean" not in row.needs)

@@ -100,17 +100,23 @@ class IndexCheck(Statistic):
         self._visited += s.visits
         self._largest = max(self._largest, s.visits)
         if self._compares(s):
-            self.given[index] = s.target.to(self.given.dtype)
+            self.given.scatter_reduce_(0, index, self._known(s), "amax")
 
     def _compares(self, s: State) -> bool:
         return s.hard and not s.shared and self.fixed_labels and s.criterion.check != "off"
 
+    def _known(self, s: State) -> Tensor:
+        """(B,) the labels; as of unseen samples where they are ignored, for padding has no index of its own."""
+        now = s.target.to(self.given.dtype)
+        return now if s.complete else torch.where(s.valid, now, UNSEEN)
+
     def _compare(self, index: Tensor, s: State) -> None:
-        now, before = s.target.to(self.given.dtype), self.given[index]
+        now, before = self._known(s), self.given[index]
         distinct, place = index.unique(return_inverse=True)
-        new = now.new_empty(len(distinct)).index_copy_(0, place, now)[place]  # one index may stand twice in a batch
+        new = now.new_full((len(distinct),), UNSEEN)
+        new = new.scatter_reduce_(0, place, now, "amax")[place]  # one index may stand twice in a batch
         kept = torch.where(before == UNSEEN, new, before)
-        same = kept == now
+        same = (kept == now) | (now == UNSEEN)
         if s.criterion.check == "sync" and not bool(same.all()):
             first = int((~same).nonzero()[0])
             raise InputError(

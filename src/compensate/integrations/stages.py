@@ -43,7 +43,7 @@ class StagedHubModel(nn.Module):
         head: its last layer.
         embed: true if features are compensated, which act on the word vectors.
 
-    Shapes: word vectors (B, T, E), features (B, D), logits (B, C).
+    Shapes: word vectors (B, T, E), features (B, D), logits (B, C); of models for tokens (B, D, T) and (B, C, T).
     """
 
     def __init__(self, model: nn.Module, inner: Any, head: nn.Linear, *, embed: bool) -> None:
@@ -78,6 +78,8 @@ class StagedHubModel(nn.Module):
         finally:
             handle.remove()
         assert self._z is not None
+        if logits_of(self.outputs).ndim == 3:
+            self._z = classes_second(self._z)
         return self._z
 
     def _note(self, layer: nn.Module, arguments: tuple[Tensor, ...]) -> None:
@@ -98,14 +100,17 @@ class _Head:
         self._stages = stages
 
     def __call__(self, z: Tensor) -> Tensor:
-        return logits_of(self._stages.outputs) if z is self._stages._z else self._stages._layer[0](z)
+        if z is self._stages._z:
+            return logits_of(self._stages.outputs)
+        layer = self._stages._layer[0]
+        return layer(z.movedim(1, -1)).movedim(-1, 1) if logits_of(self._stages.outputs).ndim == 3 else layer(z)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stages._layer[0], name)
 
 
 def logits_of(outputs: Any) -> Tensor:
-    """(B, C) the logits among what a model returned."""
+    """(B, C) the logits among what a model returned; of tokens (B, C, T), classes second, as torch's losses have them."""
     logits = getattr(outputs, "logits", None)
     if logits is None:
         logits = outputs.get("logits") if isinstance(outputs, Mapping) else None
@@ -114,7 +119,12 @@ def logits_of(outputs: Any) -> Tensor:
             f"the model returned a {type(outputs).__name__} without logits; expected a model for classification, such as "
             "AutoModelForSequenceClassification."
         )
-    return logits
+    return classes_second(logits)
+
+
+def classes_second(values: Tensor) -> Tensor:
+    """(B, C, T) of what models of `transformers` say of tokens, (B, T, C); others are left as they are."""
+    return values.movedim(-1, 1) if values.ndim == 3 else values
 
 
 def last_layer(model: nn.Module, num_labels: int) -> nn.Linear | None:

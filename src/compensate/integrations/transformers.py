@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from compensate.equation import Compensated
@@ -39,7 +40,8 @@ class IndexCollator:
         collator: makes a batch of samples without their index, for example `DataCollatorWithPadding(tokenizer)`.
         column: the name of the index.
 
-    The batch has one more entry, the index (B,).
+    The batch has one more entry, the index (B,). Where a sample's index is a list, with a number for each token, it is
+    (B, T), padded by -100 on the side of the tokenizer.
 
     >>> def stack(samples):
     ...     return {name: torch.tensor([s[name] for s in samples]) for name in samples[0]}
@@ -53,15 +55,30 @@ class IndexCollator:
 
     def __call__(self, samples: list[Mapping[str, Any]]) -> Any:
         """The batch; samples of an evaluation set need no index."""
-        numbers = [int(s[self.column]) for s in samples if self.column in s]
+        numbers = [s[self.column] for s in samples if self.column in s]
         if 0 < len(numbers) < len(samples):
             raise InputError(
                 f'{len(samples) - len(numbers)} of {len(samples)} samples have no "{self.column}"; expected all or none.'
             )
         batch = self.collator([{k: v for k, v in s.items() if k != self.column} for s in samples])
         if numbers:
-            batch[self.column] = torch.tensor(numbers)
+            batch[self.column] = self._stacked(numbers, batch)
         return batch
+
+    def _stacked(self, numbers: list[Any], batch: Any) -> Tensor:
+        rows = [torch.as_tensor(number) for number in numbers]
+        if all(row.ndim == 0 for row in rows):
+            return torch.tensor([int(row) for row in rows])
+        length = batch["labels"].shape[1] if "labels" in batch else max(len(row) for row in rows)
+        left = getattr(getattr(self.collator, "tokenizer", None), "padding_side", "right") == "left"
+        missing = [length - len(row) for row in rows]
+        if min(missing) < 0:
+            raise InputError(
+                f"a sample has {max(len(row) for row in rows)} numbers and its batch {length} tokens; number the tokens after the "
+                "tokenizer has cut them: add_index(dataset, places='labels')."
+            )
+        padded = [F.pad(row, (m, 0) if left else (0, m), value=-100) for row, m in zip(rows, missing, strict=True)]
+        return torch.stack(padded)
 
 
 class CompensationMixin:
@@ -194,6 +211,13 @@ class CompensationMixin:
             )
         outputs = model(**inputs)
         given = [logits_of(outputs), target] + ([] if index is None else [index])
+        if given[0].ndim == 3:  # sentences of each process may be of another length
+            level = self.accelerator.pad_across_processes
+            ignored = self.criterion.ignore_index
+            given = [
+                level(t, dim=t.ndim - 1, pad_index=ignored if k else 0) if t.ndim > 1 else t
+                for k, t in enumerate(given)
+            ]
         whole = together(*given)
         # The samples that fill up the last batch of an epoch come last.
         return self.criterion(*(t[:real] for t in whole) if 0 < real < len(whole[0]) else whole), outputs
@@ -245,7 +269,11 @@ class CompensatedTrainer(CompensationMixin, Trainer):
     Feature compensation acts on the word vectors of the model, padding left out. Evaluation gives the plain loss. Checkpoints
     hold the state of the criterion.
 
-    Shapes: logits (B, C), labels (B,) or (B, C), index (B,).
+    Models for tokens are taken as they are: labels (B, T) with -100 at padding, special tokens and further pieces of a word. The index
+    (B,) then gives a sentence a row; `add_index(dataset, places="labels")` gives one to each token. A head that scores whole
+    sequences (CRF) has no loss for each token, and is not served. Several labels a text, labels (B, C), go with `base="bce"`.
+
+    Shapes: logits (B, C), labels (B,) or (B, C), index (B,); of tokens, labels (B, T), index (B,) or (B, T).
 
     >>> import datasets, tempfile, transformers, warnings
     >>> from compensate import methods

@@ -50,7 +50,10 @@ class LastPrediction(Statistic):
     def observe(self, s: State) -> None:
         """Keeps the predictions of the batch."""
         p = s.plain.sigmoid() if s.places.binary else s.plain.softmax(-1)
-        self.rows[self.index(s)] = p.to(self.rows.dtype)
+        index, p = self.index(s), p.to(self.rows.dtype)
+        if s.places.dense and not s.complete:  # padding has no row
+            index, p = index[s.valid], p[s.valid]
+        self.rows[index] = p
 
     def extra_repr(self) -> str:
         """Size."""

@@ -60,6 +60,8 @@ class TemporalEnsemble(Statistic):
         """Moves the means of the batch."""
         index, p = self.index(s), self.bounded(s.p.detach())
         p = (p / p.sum(-1, keepdim=True)).to(self.rows.dtype)
+        if s.places.dense and not s.complete:  # padding has no row
+            index, p = index[s.valid], p[s.valid]
         self.rows[index] = self.beta * self.rows[index] + (1 - self.beta) * p
 
     def extra_repr(self) -> str:

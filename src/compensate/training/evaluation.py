@@ -58,15 +58,24 @@ def sums(
     total = torch.zeros(3, dtype=torch.float64, device=device)
     for rows, u in outputs(model, samples, device, processes):
         y = torch.from_numpy(samples.labels[rows]).to(device)
+        right, losses = answered(u, y)
         weight = torch.ones(len(y)) if samples.weight is None else torch.from_numpy(samples.weight[rows])
         weight = weight.to(device, torch.float64)
-        total[0] += weight @ (u.argmax(-1) == y).double()
+        total[0] += weight @ right.double()
         if samples.weight is None:
-            total[1] += F.cross_entropy(u, y, reduction="sum")
+            total[1] += losses.sum()
         else:
-            total[1] += weight @ F.cross_entropy(u, y, reduction="none").double()
+            total[1] += weight @ losses.double()
         total[2] += weight.sum()
     return total
+
+
+def answered(u: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """(B,) which answers are right, and the losses of logits (B, C); of several labels, all must be right, and losses are means."""
+    if y.ndim == 1:
+        return u.argmax(-1) == y, F.cross_entropy(u, y, reduction="none")
+    losses = F.binary_cross_entropy_with_logits(u, y.to(u.dtype), reduction="none")
+    return ((u > 0) == (y > 0)).all(-1), losses.mean(-1)
 
 
 def shares(total: Tensor) -> dict[str, float]:

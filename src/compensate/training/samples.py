@@ -28,7 +28,7 @@ class Samples:
 
     Attributes:
         batch: from rows and epoch to inputs, see `Inputs`.
-        labels: (N,) class numbers.
+        labels: (N,) class numbers, or (N, C) of 0 and 1 where a sample has several labels.
         num_classes: the number of classes; outputs of a model beyond them are no answer.
         index: (N,) the row of each sample in the tables of a criterion; 0 to N - 1 if not given.
         weight: (N,) factors of the losses; none if not given.
@@ -48,9 +48,13 @@ class Samples:
 
     def __post_init__(self) -> None:
         labels = np.asarray(self.labels)
-        if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        if (
+            labels.ndim not in (1, 2)
+            or labels.dtype.kind not in "iu"
+            or labels.shape[1:] not in ((), (self.num_classes,))
+        ):
             raise InputError(
-                f"labels are {labels.dtype} of shape {labels.shape}; expected class numbers, one a sample."
+                f"labels are {labels.dtype} of shape {labels.shape}; expected class numbers, one a sample, or 0 and 1 for each class."
             )
         object.__setattr__(self, "labels", labels.astype(np.int64))
         if not len(self.index):

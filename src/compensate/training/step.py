@@ -72,7 +72,7 @@ class Forward(nn.Module):
         if batch.weight is None:
             return s.loss
         # Added to the plain loss and not in its place: tables on features learn their scale from the slope of that.
-        return s.loss + criterion.reduce(s, (batch.weight - 1) * s.losses)
+        return s.loss + criterion.reduce(s, (s.places.expanded(batch.weight, "weight") - 1) * s.losses)
 
 
 class Learner:

@@ -260,11 +260,15 @@ class Trainer:
 
     @torch.no_grad()
     def _count(self, s: State, rows: Rows) -> None:
-        right = s.u[:, : self.samples.num_classes].argmax(-1) == s.labels
-        losses = s.losses
+        losses, moved = s.losses, compensated(s)
+        if s.places.binary:  # of several labels, all must be right
+            right = s.places.of_sample((s.u[:, 0] > 0) == (s.labels > 0)).all(1)
+            losses, moved = s.places.of_sample(losses).mean(1), s.places.of_sample(moved).any(1)
+        else:
+            right = s.u[:, : self.samples.num_classes].argmax(-1) == s.labels
         if self.samples.weight is not None:
             losses = losses * torch.from_numpy(self.samples.weight[rows]).to(losses)
-        values = [losses.sum(), right.sum(), compensated(s).sum()]
+        values = [losses.sum(), right.sum(), moved.sum()]
         self.totals[:3] += torch.stack([v.to(self.totals.dtype) for v in values])
         self.totals[3] += len(rows)
 
