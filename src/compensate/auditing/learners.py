@@ -71,16 +71,27 @@ class Judged:
     decay: float = 0.0
 
 
-def judge_view(view: View, labels: Ints, folds: Ints, num_folds: int, num_classes: int, *, seed: int = 0) -> Judged:
+def judge_view(
+    view: View,
+    labels: Ints,
+    folds: Ints,
+    num_folds: int,
+    num_classes: int,
+    *,
+    seed: int = 0,
+    fitted: LinearFolds | None = None,
+) -> Judged:
     """Out-of-fold predictions of all learners that suit the view.
 
     Args:
         view: the features.
         labels: (N,) class numbers, -1 where there is none.
         folds: (N,) the fold in which each row is held out.
+        fitted: the linear models of this view, where many label sets are judged on it and every row has a label.
     """
     found = Judged()
-    fitted = LinearFolds(view.x, folds, num_folds, num_classes, labels >= 0)
+    if fitted is None:
+        fitted = LinearFolds(view.x, folds, num_folds, num_classes, labels >= 0)
     _logcomp(fitted, labels, found)
     _transitions(fitted, labels, found)
     if fitted.axes is None:

@@ -64,6 +64,9 @@ ROUNDS = 3
 ROOM = 4_000_000
 """Entries of predictions from which share and sharpness are estimated; of more rows a part is drawn."""
 
+SIMPLER = 0.5
+"""Log likelihood by which errors in one direction have to fit better than errors in all directions alike."""
+
 CHANCE = 0.02
 """A log loss that is less than this part below that of the frequencies of classes says nothing about the samples."""
 
@@ -140,18 +143,19 @@ def pool(log_p: Mapping[str, NDArray[np.floating]], labels: Ints) -> tuple[Float
     return pooled, dict(zip(log_p, (found / found.sum()).tolist(), strict=True))
 
 
-def judge(log_q: Floats, labels: Ints, transition: Floats | None = None) -> Verdict:
+def judge(log_q: Floats, labels: Ints, transition: Floats | None = None, *, simpler: float = SIMPLER) -> Verdict:
     """The verdict on each label.
 
     Args:
         log_q: (N, C) pooled out-of-fold log probabilities.
         labels: (N,) class numbers, none missing.
         transition: (C, C) true to given classes; None if no direction is known.
+        simpler: as `SIMPLER`.
     """
     classes = log_q.shape[1]
     a = np.eye(classes) if transition is None else np.asarray(transition, np.float64)
     direction = np.log((a + EVEN) / (a.T + EVEN))
-    seen, share, low, high, sharpness = _contradictions(log_q, labels, a)
+    seen, share, low, high, sharpness = _contradictions(log_q, labels, a, simpler)
     score, suggested = _scores(sharpness * log_q, labels, direction)
     doubt = max(float(expit(score).mean()) - float(seen.mean()), 0.0)
     learned = _shifted(score, LEARNED * doubt)
@@ -183,7 +187,9 @@ def _shifted(score: Floats, mean: float) -> Floats:
     return expit(score + brentq(lambda a: float(expit(score + a).mean()) - mean, -bound, bound, xtol=1e-6))
 
 
-def _contradictions(log_q: Floats, labels: Ints, transition: Floats) -> tuple[Floats, float, float, float, float]:
+def _contradictions(
+    log_q: Floats, labels: Ints, transition: Floats, simpler: float
+) -> tuple[Floats, float, float, float, float]:
     """(N,) the posterior of an error that contradicts the model; their share, its interval by likelihood, the sharpness."""
     part, given = log_q, labels
     if log_q.size > ROOM:
@@ -201,7 +207,7 @@ def _contradictions(log_q: Floats, labels: Ints, transition: Floats) -> tuple[Fl
         for _ in range(ROUNDS + 1):
             likelihood, sharpness = _profile(part, given, d)
             k = int(likelihood.argmax())
-            if likelihood[k] > best + 0.5:  # of two that fit alike, the simpler one
+            if likelihood[k] > best + simpler:  # of two that fit alike, the simpler one
                 best, share, t, directions, profile = (
                     float(likelihood[k]),
                     float(SHARES[k]),

@@ -43,6 +43,9 @@ def audit(
     text: o.Text = None,
     ignore: o.Ignore = None,
     columns: o.Columns = None,
+    labels_columns: Annotated[
+        str | None, o.option("Columns of 0 and 1, one per label, for rows with several labels; with commas.")
+    ] = None,
     labels: Annotated[Path | None, o.option("Label file, for an array or a folder of images.")] = None,
     features: Annotated[
         Path | None,
@@ -107,7 +110,7 @@ def audit(
     o.check_path(data, labels, features, probs)
     chosen: dict[str, Any] = {
         "label": label, "text": text, "ignore": ignore, "columns": columns, "task": task, "size": size,
-        "encoding": encoding, "delimiter": delimiter, "labels_key": labels_key,
+        "encoding": encoding, "delimiter": delimiter, "labels_key": labels_key, "labels_columns": labels_columns,
     }  # fmt: skip
     options = {name: value for name, value in chosen.items() if value is not None}
     from compensate.auditing.run_folder import check_run_folder, write_run
@@ -258,7 +261,9 @@ def _opening(source: Data) -> str:
     parts = [f"{info.get('title', 'the data')}: {len(source):,} rows"]
     if info.get("text"):
         parts.append(f'text column "{info["text"]}"')
-    if source.regression:
+    if "parts" in info:
+        said = info["parts"].described()
+    elif source.regression:
         y = source.target[source.labeled]
         said = f"a quantity from {y.min():g} to {y.max():g}" if len(y) else "empty"
     else:
@@ -268,7 +273,7 @@ def _opening(source: Data) -> str:
         said = f"{source.num_classes} classes: {named}{' · …' if source.num_classes > 4 else ''}"
     parts.append(f'label column "{info["label"]}" ({said})' if info.get("label") else said)
     lost = int((~source.labeled).sum())
-    if lost:
+    if lost and "parts" not in info:
         parts.append(f"{lost:,} without a label, which are predicted")
     unused = [_short(c.name) for c in info.get("columns", ()) if c.role in ("identifier", "constant", "ignored")]
     if unused:
@@ -340,7 +345,7 @@ def _sample(found: Audit, index: int) -> str:
     row = int((found.index == index).argmax())
     if found.ids and found.kind == "image":
         return _short(found.ids[row], 50)
-    shown = content(found.data, row)
+    shown = content(found.data, int(found.position(row)))
     if shown.text is not None:
         return f'"{_short(" ".join(shown.text[:500].split()), 50)}"'
     if shown.fields:

@@ -73,9 +73,10 @@ def page(audit: Audit) -> Page:
             score=float(audit.score[i]),
             p_error=float(audit.p_error[i]),
             flagged=bool(audit.mask[i]),
-            content=content(audit.data, int(i)),
+            content=_content(audit, int(i)),
             id=audit.ids[i] if audit.ids else "",
             digest=audit.row_digest(int(i)),
+            part=audit.parts[i] if audit.parts else "",
             like_given=tuple(int(audit.index[j]) for j in likes[int(i)][0]) if likes else (),
             like_suggested=tuple(int(audit.index[j]) for j in likes[int(i)][1]) if likes else (),
             likely=likely[k],
@@ -87,7 +88,7 @@ def page(audit: Audit) -> Page:
         Example(
             int(audit.index[j]),
             given[j],
-            content(audit.data, j),
+            _content(audit, j),
             audit.ids[j] if audit.ids else "",
             float(audit.p_error[j]),
         )
@@ -266,6 +267,13 @@ def _values(audit: Audit, flagged: NDArray[np.int64]) -> Values | None:
 # --- what a sample looks like ---------------------------------------------------------------------------------
 
 
+def _content(audit: Audit, row: int) -> Content:
+    """What is shown of an audited label: its sample, and where in it the label stands if the sample has several."""
+    shown = content(audit.data, int(audit.position(row)))
+    parts = None if audit.data is None else audit.data.info.get("parts")
+    return shown if parts is None else cast(Content, parts.shown(shown, audit, row))
+
+
 def content(data: Data | None, row: int) -> Content:
     """What can be shown of a row of the audited data."""
     if data is None:
@@ -301,7 +309,7 @@ def cells(audit: Audit, rows: NDArray[np.int64], taken: Collection[str]) -> dict
     """
     if audit.data is None or audit.data.info.get("kind") not in ("text", "table") or audit.data.raw is None:
         return {}
-    columns = _columns(audit.data, rows)
+    columns = _columns(audit.data, audit.position(rows))
     return {
         f"{name} (data)" if name in taken else name: [_in_a_cell(str(value)) for value in values]
         for name, values in columns[:SHOWN]
