@@ -253,7 +253,7 @@ def apply_corrections(
     columns file and label.
     """
     data = Path(data)
-    out = Path(out) if out is not None else fixed_name(data)
+    out = None if out is None else Path(out)
     decided = read_corrections(corrections) if isinstance(corrections, (str, Path)) else tuple(corrections)
     if any(c.part for c in decided):
         from compensate.auditing.parts import apply_parts
@@ -261,6 +261,7 @@ def apply_corrections(
         return apply_parts(
             data, decided, out, label=label, encoding=encoding, delimiter=delimiter, force=force, rematch=rematch
         )
+    out = fixed_name(data) if out is None else out
     check_target(data, out, force)
     source = open_labels(data, label, encoding, delimiter)
     matched = None

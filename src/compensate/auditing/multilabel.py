@@ -169,7 +169,6 @@ class LabelSets:
 
     def shown(self, content: Content, audit: Audit, row: int) -> Content:
         """The sample with all of its labels, the judged one marked."""
-        assert audit.data is not None and audit.sample is not None
         given = self.given[int(audit.index[row]) // len(self.names)]
         return replace(
             content,

@@ -75,7 +75,7 @@ def runs_of(text: str) -> list[tuple[int, int]]:
 def apply_parts(
     data: Path,
     decided: Iterable[Correction],
-    out: Path,
+    out: Path | None,
     *,
     label: str | None = None,
     encoding: str = "utf-8",
@@ -103,8 +103,9 @@ def apply_parts(
         from compensate.auditing.masks import apply_regions
 
         return apply_regions(data, decided, out, force=force)
-    from compensate.auditing.rewrite import check_target
+    from compensate.auditing.rewrite import check_target, fixed_name
 
+    out = fixed_name(data) if out is None else out
     check_target(data, out, force)
     checked = check_source(decided, digest_source(data), str(data))
     if form == "tokens":

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from compensate.auditing.digests import digests_of
+from compensate.auditing.masks import mask_folders, read_masks
 from compensate.auditing.multilabel import COLUMNS, find_columns, of_labels, read_label_sets
 from compensate.auditing.tokens import is_tokens, of_lists, read_tokens
 from compensate.auditing.views import kind_of
@@ -19,13 +20,13 @@ from compensate.data.arrays import from_arrays, not_finite, read_npz
 from compensate.data.dataset import Data, Splits
 from compensate.data.folder import read_folder
 from compensate.data.hub import from_hub
+from compensate.data.label_column import SeveralLabels, UnclearLabel
 from compensate.data.labels import encode_labels, override_labels
 from compensate.data.load import load
 from compensate.data.named.catalog import read_source
 from compensate.data.named.image_sets import digits_splits, read_cifar, read_mnist
 from compensate.data.named.text_sets import read_imdb, read_sst2
 from compensate.data.parquet import is_pattern
-from compensate.data.label_column import SeveralLabels, UnclearLabel
 from compensate.data.tables import is_table, read_frame, read_table
 from compensate.errors import InputError, nearest
 
@@ -38,7 +39,7 @@ def read(data: Any, labels: Any, features: ArrayLike | str | Path | None, option
     _check_options(options)
     found = _read(data, labels, options)
     info = dict(found.info)
-    if isinstance(data, (str, Path)):
+    if isinstance(data, (str, Path)) and "source_digest" not in info:
         path = Path(str(data)).expanduser()
         there = path.exists() or is_pattern(path)
         info |= {
@@ -97,6 +98,9 @@ def _check_options(options: Mapping[str, Any]) -> None:
 
 
 def _read(data: Any, labels: Any, options: Mapping[str, Any]) -> Data:
+    folders = mask_folders(data, labels)
+    if folders is not None:
+        return read_masks(*folders)
     if labels is None and isinstance(data, (str, Path)) and is_tokens(Path(data)):
         return _of_tokens(data, options)
     if isinstance(data, (list, tuple)) and len(data) and all(isinstance(item, (list, tuple)) for item in data):

@@ -43,8 +43,8 @@ WORD_KEYS, TAG_KEYS = ("tokens", "words"), ("tags", "ner_tags", "labels", "pos_t
 """Of the lists in a JSONL file."""
 
 OUTSIDE = "O"
-HASHED = 1 << 15
-"""Columns that features are hashed to."""
+HASHED, SEEN = 1 << 18, 3
+"""Columns that features are hashed to, and the tokens that a column must occur in: of fewer, hardly any model learns something about others."""
 
 FEWEST = 20
 """Tokens without which there is nothing to learn from."""
@@ -258,11 +258,12 @@ def prefix_of(tag: str) -> str:
 
 
 def hashed(sentences: Sequence[Sequence[Token]]) -> Any:
-    """(N, HASHED) sparse features of all tokens."""
+    """(N, D) sparse features of all tokens."""
     from sklearn.feature_extraction import FeatureHasher
 
     hasher = FeatureHasher(HASHED, input_type="string", alternate_sign=False, dtype=np.float32)
-    return hasher.transform(found for sentence in sentences for found in _features([token.word for token in sentence]))
+    x = hasher.transform(found for sentence in sentences for found in _features([token.word for token in sentence]))
+    return x[:, np.flatnonzero(x.getnnz(0) >= SEEN)]
 
 
 def _features(words: list[str]) -> Iterator[list[str]]:
@@ -407,9 +408,9 @@ def _jsonl(text: str, where: Path) -> list[list[Token]]:
         words, tags = row[keys[0]], row[keys[1]]
         if len(words) != len(tags):
             raise InputError(f"{where}, row {number}, has {len(words)} words and {len(tags)} tags; expected one each.")
-        odd = next((item for item in (*words, *tags) if not isinstance(item, (str, int))), None)
-        if odd is not None:
-            raise InputError(f'{where}, row {number}, holds "{str(odd)[:40]}"; expected words and tags as texts.')
+        odd = [item for item in (*words, *tags) if not isinstance(item, (str, int))]
+        if odd:
+            raise InputError(f'{where}, row {number}, holds "{str(odd[0])[:40]}"; expected words and tags as texts.')
         start = next(span[0] for key, _, span in reversed(members) if key == keys[1])
         end = next(span[1] for key, _, span in reversed(members) if key == keys[1])
         spans = [(start + a, start + b) for a, b in list_pieces(text[start:end])]

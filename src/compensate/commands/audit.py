@@ -186,7 +186,11 @@ def _name(source: Data | None, asked: dict[str, Any], *files: Path | None) -> st
 
     info = {} if source is None else source.info
     path = info.get("source") and str(Path(str(info["source"])).absolute())
-    given = {"data": path, "digest": info.get("source_digest"), "files": [f and digest_file(f) for f in files]}
+    given = {
+        "data": path,
+        "digest": info.get("source_digest"),
+        "files": [digest_file(f) if f and f.is_file() else f for f in files],
+    }
     title = info.get("title") or next((file.name for file in files if file is not None), "data")
     return run_name(str(title), {**asked, **given})
 

@@ -131,7 +131,7 @@ def command(audit: Audit) -> str:
     source = audit.config.get("source")
     if not source:
         return ""
-    fixed = fixed_name(Path(str(source))).name
+    fixed = f"{Path(str(source)).name}.fixed" if audit.config.get("masks") else fixed_name(Path(str(source))).name
     label = f" --label {shlex.quote(str(audit.config['label']))}" if audit.config.get("label_given") else ""
     return f"compensate apply {shlex.quote(str(source))} corrections.csv -o {shlex.quote(fixed)}{label}"
 
