@@ -137,7 +137,7 @@ def _spoil(tags: list[str], at: int, end: int, types: list[str], rng: np.random.
         tags[at:end] = ["O"] * (end - at)
 
 
-def tagged(seed: int, data_dir: Path, sentences: int = 1000) -> Row:
+def tagged(seed: int, data_dir: Path, sentences: int = 450) -> Row:
     """Named entities of WNUT-17."""
     from cleanlab.token_classification.rank import get_label_quality_scores
 
