@@ -34,6 +34,7 @@ from PIL import Image
 from compensate.auditing.corrections import read_corrections
 from compensate.auditing.page.model import Estimate
 from compensate.auditing.result import Audit
+from compensate.auditing.source import read as read_audited
 from compensate.data import Splits, load, read_vectors
 from compensate.data.labels import read_labels
 from compensate.data.named.image_sets import read_cifar, read_mnist
@@ -205,6 +206,30 @@ IMDB: Files = {
     for i in range(2)
 }
 
+SETS = b"text,labels\n" + b"".join(b"some words %d here,%s\n" % (k, (b"a;b", b"b", b"c;a")[k % 3]) for k in range(12))
+COLUMNS = b"text,a,b\n" + b"".join(b"some words %d here,%d,%d\n" % (k, k % 2, k % 3 == 0) for k in range(12))
+TOKENS = b"Ann\tB-per\nLee\tI-per\nruns\tO\n\n" * 4
+LISTS = b'{"tokens": ["Ann", "runs"], "tags": ["B-per", "O"], "id": 1}\n' * 4
+
+
+def mask(value: int) -> bytes:
+    """A mask of two classes."""
+    out = io.BytesIO()
+    Image.new("L", (6, 5), value).save(out, "PNG")
+    return out.getvalue()
+
+
+MASKS: Files = {
+    **{f"images/{i}.png": png(40 * i) for i in range(5)},
+    **{f"masks/{i}.png": mask(i % 2) for i in range(5)},
+}
+
+
+def read_source(path: Path, **options: Any) -> Any:
+    """What an audit makes of a path; label sets, tags and masks come with it."""
+    return read_audited(path, None, None, options).info["source_digest"]
+
+
 FORMATS: dict[str, tuple[Files, Callable[[Path], Any]]] = {
     "csv": ({"a.csv": table(",")}, lambda folder: load(folder / "a.csv")),
     "csv.gz": ({"a.csv.gz": gzip.compress(table(","), mtime=0)}, lambda folder: load(folder / "a.csv.gz")),
@@ -255,6 +280,11 @@ FORMATS: dict[str, tuple[Files, Callable[[Path], Any]]] = {
     "corrections": ({"c.csv": CORRECTIONS}, lambda folder: read_corrections(folder / "c.csv")),
     "checkpoint": (stored_checkpoint(), checkpoint.latest),
     "weights": ({"w.safetensors": stored_weights()}, lambda folder: checkpoint.load_weights(folder / "w.safetensors")),
+    "label-sets": ({"a.csv": SETS}, lambda folder: read_source(folder / "a.csv")),
+    "label-columns": ({"a.csv": COLUMNS}, lambda folder: read_source(folder / "a.csv", labels_columns="a,b")),
+    "conll": ({"a.conll": TOKENS}, lambda folder: read_source(folder / "a.conll")),
+    "token-lists": ({"a.jsonl": LISTS}, lambda folder: read_source(folder / "a.jsonl")),
+    "masks": (MASKS, read_source),
     "toml": ({"run.toml": TOML}, lambda folder: Config.of(read_toml(folder / "run.toml"), "run.toml")),
 }
 

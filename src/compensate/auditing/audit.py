@@ -120,6 +120,8 @@ def audit(
             )
     _check_training(**training, device=device, deep=model is not None or finetune)
     source = read(data, labels, features, options)
+    if "parts" in source.info:
+        return _of_parts(source, encoder, device, seed, progress, model=model, finetune=finetune)
     known = labeled(source)
     if known.regression:
         if decisions is not None:
@@ -287,6 +289,22 @@ def _described(
         "data": data if whole else data.subset(rows),
         "vectors": shown if whole or shown is None else shown[rows],
     }
+
+
+def _of_parts(
+    data: Data,
+    encoder: str | Path,
+    device: str | None,
+    seed: int,
+    progress: Progress | None,
+    **training: Any,
+) -> Audit:
+    """The audit of samples that have several labels each: see `compensate.auditing.parts`."""
+    asked = [name for name, value in training.items() if value]
+    if asked:
+        raise InputError(f"{asked[0]} learns one class a sample, and these have several labels each; leave it out.")
+    found: Audit = data.info["parts"].audit(data, encoder, device=device, seed=seed, progress=progress)
+    return found
 
 
 def _quantities(data: Data, encoder: str | Path, device: str | None, seed: int, progress: Progress | None) -> Audit:

@@ -2,7 +2,8 @@
 
 The file has the columns ``index,given,decision,label``: the 0-based row of the source, the label it had, what was
 decided (``accept`` the suggestion, ``reject`` it, set an ``other`` label, or ``skip``), and the label that holds now; and
-``row,source``, the digests of that row and of the audited file, which a file written by hand may lack. A decision reaches
+``row,source``, the digests of that row and of the audited file, which a file written by hand may lack. Of a row with several labels,
+``part`` says which one is meant: see `compensate.auditing.parts`. A decision reaches
 the row it was made about: if the file is another one, or its label is, nothing is written.
 """
 
@@ -26,6 +27,7 @@ from compensate.files import write_atomically
 
 COLUMNS = ("index", "given", "decision", "label")
 DIGESTS = ("row", "source")
+PART = "part"
 DECISIONS = ("accept", "reject", "other", "skip")
 _DIGEST = re.compile("sha256:[0-9a-f]{16}")
 
@@ -34,7 +36,8 @@ _DIGEST = re.compile("sha256:[0-9a-f]{16}")
 class Correction:
     """What was decided about a row: ``label`` holds from now on, unless the decision is to skip it.
 
-    ``row`` and ``source`` are the digests of the row and of the audited file, if they are known.
+    ``row`` and ``source`` are the digests of the row and of the audited file, if they are known; ``part`` is which label of the row is
+    meant, where it has several.
     """
 
     index: int
@@ -43,6 +46,7 @@ class Correction:
     label: str
     row: str = ""
     source: str = ""
+    part: str = ""
 
     @property
     def changes(self) -> bool:
@@ -110,15 +114,25 @@ def _cells(path: str | Path) -> Iterator[list[str]]:
             f"{path} has no column {', '.join(missing)}; expected {','.join(COLUMNS)}, as the review page exports it."
         )
     columns = [list(frame[names[name]]) for name in COLUMNS]
-    columns += [list(frame[names[name]]) if name in names else [""] * len(frame) for name in DIGESTS]
-    for index, given, decision, label, *digests in zip(*columns, strict=True):
-        yield [str(index), unguard(str(given)), str(decision), unguard(str(label)), *map(str, digests)]
+    columns += [list(frame[names[name]]) if name in names else [""] * len(frame) for name in (*DIGESTS, PART)]
+    for index, given, decision, label, *digests, part in zip(*columns, strict=True):
+        yield [
+            str(index),
+            unguard(str(given)),
+            str(decision),
+            unguard(str(label)),
+            *map(str, digests),
+            unguard(str(part)),
+        ]
 
 
 def write_corrections(path: str | Path, corrections: Iterable[Correction]) -> None:
     """Writes decisions as the review page does, so that a spreadsheet evaluates nothing in them."""
-    rows = ((str(c.index), guard(c.given), c.decision, guard(c.label), c.row, c.source) for c in corrections)
-    write_atomically(path, csv_bytes(((*COLUMNS, *DIGESTS), *rows)))
+    rows = [
+        (str(c.index), guard(c.given), c.decision, guard(c.label), c.row, c.source, guard(c.part)) for c in corrections
+    ]
+    width = len(COLUMNS) + len(DIGESTS) + any(row[-1] for row in rows)
+    write_atomically(path, csv_bytes(row[:width] for row in ((*COLUMNS, *DIGESTS, PART), *rows)))
 
 
 def changes(cells: Sequence[Any], corrections: Iterable[Correction], where: str) -> dict[int, str]:
@@ -239,8 +253,15 @@ def apply_corrections(
     columns file and label.
     """
     data = Path(data)
-    out = Path(out) if out is not None else fixed_name(data)
+    out = None if out is None else Path(out)
     decided = read_corrections(corrections) if isinstance(corrections, (str, Path)) else tuple(corrections)
+    if any(c.part for c in decided):
+        from compensate.auditing.parts import apply_parts
+
+        return apply_parts(
+            data, decided, out, label=label, encoding=encoding, delimiter=delimiter, force=force, rematch=rematch
+        )
+    out = fixed_name(data) if out is None else out
     check_target(data, out, force)
     source = open_labels(data, label, encoding, delimiter)
     matched = None
@@ -256,19 +277,19 @@ def apply_corrections(
 
 def _correction(cells: list[str], path: str | Path, row: int) -> Correction:
     index, given, decision, label = cells[0].strip(), cells[1], cells[2].strip().lower(), cells[3]
-    cells = [*cells[:4], *(cell.strip() for cell in cells[4:])]
+    digests = [cell.strip() for cell in cells[4:6]]
     if not (index.isascii() and index.isdigit()):
         raise InputError(f'{path}, row {row}: the index is "{_short(index)}"; expected a row number from 0 on.')
     if decision not in DECISIONS:
         raise InputError(f'{path}, row {row}: the decision is "{_short(decision)}"; {nearest(decision, DECISIONS)}')
     if decision in ("accept", "other") and not label.strip():
         raise InputError(f"{path}, row {row}: {decision} needs a label; write one, or skip in its place.")
-    for name, digest in zip(DIGESTS, cells[4:], strict=True):
+    for name, digest in zip(DIGESTS, digests, strict=True):
         if digest and not _DIGEST.fullmatch(digest):
             raise InputError(
                 f'{path}, row {row}: the digest under {name} is "{_short(digest)}"; expected sha256:... or nothing.'
             )
-    return Correction(int(index), given, decision, label, *cells[4:])
+    return Correction(int(index), given, decision, label, *digests, *cells[6:])
 
 
 def _short(value: Any) -> str:

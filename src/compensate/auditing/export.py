@@ -127,6 +127,7 @@ def argilla_records(audit: Audit, *, everything: bool = False, images: str | Non
 
 def frame(audit: Audit) -> pd.DataFrame:
     """All audited rows in the order of the data: see `Audit.to_frame`."""
+    whole_rows(audit)
     columns: dict[str, Any] = {}
     raw = None if audit.data is None else audit.data.raw
     if isinstance(raw, pd.DataFrame):
@@ -168,6 +169,15 @@ def dataset(audit: Audit) -> Any:
 def _classes_only(audit: Audit, tool: str) -> None:
     if audit.regression:
         raise InputError(f"{tool} takes classes, and this audit is of quantities; take to_frame() or suspects.csv.")
+    whole_rows(audit)
+
+
+def whole_rows(audit: Audit) -> None:
+    """Refuses an audit of samples that have several labels each."""
+    if audit.parts:
+        raise InputError(
+            "this audit is of several labels a sample, which have no row of their own there; take `suspects`."
+        )
 
 
 def _field(audit: Audit) -> str:

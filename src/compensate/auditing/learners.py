@@ -94,6 +94,7 @@ def judge_view(
     *,
     trusted: NDArray[np.bool_] | None = None,
     seed: int = 0,
+    fitted: LinearFolds | None = None,
 ) -> Judged:
     """Out-of-fold predictions of all learners that suit the view.
 
@@ -102,9 +103,11 @@ def judge_view(
         labels: (N,) class numbers, -1 where there is none.
         folds: (N,) the fold in which each row is held out.
         trusted: (N,) labels that are known to be right: linear models learn from them without compensation.
+        fitted: the linear models of this view, where many label sets are judged on it and every row has a label.
     """
     found = Judged()
-    fitted = LinearFolds(view.x, folds, num_folds, num_classes, labels >= 0)
+    if fitted is None:
+        fitted = LinearFolds(view.x, folds, num_folds, num_classes, labels >= 0)
     _logcomp(fitted, labels, trusted, found)
     _transitions(fitted, labels, trusted, found)
     if fitted.axes is None:

@@ -64,6 +64,9 @@ ROUNDS = 3
 ROOM = 4_000_000
 """Entries of predictions from which share and sharpness are estimated; of more rows a part is drawn."""
 
+SIMPLER = 0.5
+"""Log likelihood by which errors in one direction have to fit better than errors in all directions alike."""
+
 CHANCE = 0.02
 """A log loss that is less than this part below that of the frequencies of classes says nothing about the samples."""
 
@@ -195,18 +198,19 @@ def shares(weights: Mapping[str, float]) -> dict[str, float]:
     return {name: weight / total for name, weight in weights.items()}
 
 
-def judge(log_q: Floats, labels: Ints, transition: Floats | None = None) -> Verdict:
+def judge(log_q: Floats, labels: Ints, transition: Floats | None = None, *, simpler: float = SIMPLER) -> Verdict:
     """The verdict on each label.
 
     Args:
         log_q: (N, C) pooled out-of-fold log probabilities.
         labels: (N,) class numbers, none missing.
         transition: (C, C) true to given classes; None if no direction is known.
+        simpler: as `SIMPLER`.
     """
     classes = log_q.shape[1]
     a = np.eye(classes) if transition is None else np.asarray(transition, np.float64)
     ratios = np.log((a + EVEN) / (a.T + EVEN))
-    found, low, high = _contradictions(log_q, labels, a, ratios)
+    found, low, high = _contradictions(log_q, labels, a, ratios, simpler)
     seen = found.contradicting(log_q, labels)
     score, _ = _scores(found.sharpness * log_q, labels, ratios)
     doubt = max(float(expit(score).mean()) - float(seen.mean()), 0.0)
@@ -279,7 +283,9 @@ def _offset(score: Floats, mean: float) -> float:
     return float(brentq(lambda a: float(expit(score + a).mean()) - mean, -bound, bound, xtol=1e-6))
 
 
-def _contradictions(log_q: Floats, labels: Ints, transition: Floats, ratios: Floats) -> tuple[NoiseModel, float, float]:
+def _contradictions(
+    log_q: Floats, labels: Ints, transition: Floats, ratios: Floats, simpler: float
+) -> tuple[NoiseModel, float, float]:
     """The noise model without learned errors, and the interval of its share by likelihood."""
     part, given = log_q, labels
     if log_q.size > ROOM:
@@ -297,7 +303,7 @@ def _contradictions(log_q: Floats, labels: Ints, transition: Floats, ratios: Flo
         for _ in range(ROUNDS + 1):
             likelihood, sharpness = _profile(part, given, d)
             k = int(likelihood.argmax())
-            if likelihood[k] > best + 0.5:  # of two that fit alike, the simpler one
+            if np.isinf(best) or likelihood[k] > best + simpler:  # of two that fit alike, the simpler one
                 best, profile = float(likelihood[k]), likelihood
                 found = NoiseModel(float(SHARES[k]), float(sharpness[k]), d, ratios, -np.inf)
             if SHARES[k] < 0.005:

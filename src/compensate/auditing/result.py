@@ -26,6 +26,7 @@ from compensate.auditing.corrections import (
 from compensate.auditing.csv_escape import guard
 from compensate.auditing.digests import as_text
 from compensate.auditing.page.model import Estimate
+from compensate.auditing.parts import part_columns
 from compensate.errors import InputError
 from compensate.files import write_atomically
 
@@ -68,6 +69,8 @@ class Audit:
         notes: what a reader should know, such as rows that were left out.
         data: the audited data, if it is available; it is not saved.
         model: the trained model, if there is one; it is not saved here.
+        parts: (N,) which label is meant, where a row has several; see `compensate.auditing.parts`. ``index`` then counts the labels.
+        sample: (N,) the position in ``data`` of the sample that a label belongs to, where it has several.
         source_digest: of the file or folder that was audited; see `compensate.auditing.digests`.
         row_digests: (N,) of the rows without their labels, if the source has any.
         fitted: the fitted model, by which `score` judges new rows, or the folder that it is read from when it is needed; none for
@@ -94,6 +97,8 @@ class Audit:
     data: Data | None = None
     model: nn.Module | None = None
     vectors: Any = None
+    parts: tuple[str, ...] = ()
+    sample: NDArray[np.int64] | None = None
     source_digest: str = ""
     row_digests: NDArray[np.uint64] | None = None
     fitted: Scorer | Path | None = None
@@ -103,7 +108,8 @@ class Audit:
         info = {} if self.data is None else self.data.info
         if not self.source_digest and "source_digest" in info:
             object.__setattr__(self, "source_digest", info["source_digest"])
-            object.__setattr__(self, "row_digests", info["row_digests"][self.index])
+            if not self.parts:
+                object.__setattr__(self, "row_digests", info["row_digests"][self.index])
 
     def __len__(self) -> int:
         return len(self.index)
@@ -148,6 +154,8 @@ class Audit:
         columns: dict[str, Any] = {"index": self.index[order]}
         if self.ids:
             columns["id"] = [self.ids[i] for i in order]
+        if self.parts:
+            columns |= part_columns([self.parts[i] for i in order])
         columns |= {
             "given": self.names(self.given[order]),
             "suggested": self.names(self.suggested[order]),
@@ -242,9 +250,21 @@ class Audit:
         if self.regression:  # as exact as the data, or a decision would not be known to be about this row
             given = [repr(float(value)) for value in self.given[rows]]
         return tuple(
-            Correction(int(self.index[i]), g, "accept", s, self.row_digest(i), self.source_digest)
+            Correction(
+                int(self.index[i]),
+                g,
+                "accept",
+                s,
+                self.row_digest(i),
+                self.source_digest,
+                self.parts[i] if self.parts else "",
+            )
             for i, g, s in zip(rows.tolist(), given, suggested, strict=True)
         )
+
+    def position(self, rows: Any) -> Any:
+        """The positions in `data` of the samples that these audited labels belong to."""
+        return rows if self.sample is None else self.sample[rows]
 
     def row_digest(self, row: int) -> str:
         """The digest of an audited row as corrections carry it; nothing if there is none."""

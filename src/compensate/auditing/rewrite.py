@@ -151,11 +151,25 @@ def check_target(data: Path, out: Path, force: bool) -> None:
 
 def _file(changed: Callable[[Changes], bytes]) -> Callable[[Path, Changes], None]:
     def write(out: Path, new: Changes) -> None:
-        content = changed(new)
-        pack = _PACKED.get(out.suffix.lower())
-        write_atomically(out, pack(content) if pack else content)
+        write_packed(out, changed(new))
 
     return write
+
+
+def write_packed(out: Path, content: bytes) -> None:
+    """Writes a file, compressed if its name says so."""
+    pack = _PACKED.get(out.suffix.lower())
+    write_atomically(out, pack(content) if pack else content)
+
+
+def exact_text(path: Path, encoding: str) -> tuple[bytes, str]:
+    """The byte order mark and the text of a file; refused if the text would not be written as the same bytes."""
+    content = read_bytes(path)
+    text = decode(content, path, encoding)
+    mark = b"\xef\xbb\xbf" if content.startswith(b"\xef\xbb\xbf") and text[:1] != "\ufeff" else b""
+    if mark + text.encode(encoding) != content:
+        raise InputError(f"{path} does not survive decoding as {encoding}; save it as UTF-8 first.")
+    return mark, text
 
 
 def _changed(
@@ -175,11 +189,7 @@ def _changed(
         from compensate.auditing.excel_edit import edited
 
         return edited(path.read_bytes(), path, name, cells, new)
-    content = read_bytes(path)
-    text = decode(content, path, encoding)
-    mark = b"\xef\xbb\xbf" if content.startswith(b"\xef\xbb\xbf") and text[:1] != "\ufeff" else b""
-    if mark + text.encode(encoding) != content:
-        raise InputError(f"{path} does not survive decoding as {encoding}; save it as UTF-8 first.")
+    mark, text = exact_text(path, encoding)
     edit = _edited_lines if kind_of(path) in LINES else partial(_edited_cells, delimiter=delimiter)
     return mark + edit(path, text, name, cells, new).encode(encoding)
 

@@ -142,6 +142,8 @@ def save(found: Audit, folder: Path) -> None:
     }  # fmt: skip
     if found.probabilities is not None:
         arrays["probabilities"] = found.probabilities
+    if found.sample is not None:
+        arrays["sample"] = found.sample
     if found.row_digests is not None:
         arrays["row_digests"] = found.row_digests
     packed = io.BytesIO()
@@ -154,6 +156,7 @@ def save(found: Audit, folder: Path) -> None:
         "title": found.title,
         "classes": found.classes,
         "ids": found.ids,
+        "parts": found.parts,
         "noise_rate": [r.value, r.low, r.high],
         "curves": dict(found.curves),
         "config": dict(found.config),
@@ -195,9 +198,10 @@ def load(folder: Path) -> dict[str, Any]:
         "fitted": folder,
         **{name: texts[name] for name in ("kind", "title", "curves", "config", "source_digest")},
         **{name: tuple(texts[name]) for name in ("classes", "ids", "notes")},
+        "parts": tuple(texts.get("parts", ())),
         **{name: arrays[name] for name in ("index", "given", "suggested", "p_error")},
         "log_odds": arrays["score"],
-        **{name: arrays.get(name) for name in ("probabilities", "row_digests")},
+        **{name: arrays.get(name) for name in ("probabilities", "row_digests", "sample")},
         "noise_rate": Estimate(*texts["noise_rate"]),
         "found_issues": _issue_table(texts["issues"]) if "issues" in texts else None,
         "evidence": _under(arrays, "evidence."),
@@ -212,8 +216,8 @@ def _check_texts(texts: Mapping[str, Any]) -> None:
     for name in ("kind", "title", "source_digest"):
         _expect(isinstance(texts[name], str), f"{name} is no text")
     _expect(texts["kind"] in KINDS, f"kind is {texts['kind']!r:.40}")
-    for name in ("classes", "ids", "notes"):
-        found = texts[name]
+    for name in ("classes", "ids", "notes", "parts"):
+        found = texts.get(name, [])
         _expect(isinstance(found, list) and all(isinstance(t, str) for t in found), f"{name} is no list of texts")
     _expect(len(set(texts["classes"])) == len(texts["classes"]), "a class is named twice")
     rate = texts["noise_rate"]
@@ -255,7 +259,11 @@ def _check_arrays(arrays: Mapping[str, NDArray[Any]], texts: Mapping[str, Any]) 
     for name in ("index", "given", "suggested", "score", "p_error", *evidence):
         _expect(name in arrays and arrays[name].shape == rows, f"{name} is not one number for each row")
         _expect(arrays[name].dtype.kind in "iuf", f"{name} holds {arrays[name].dtype}")
-    _expect(len(texts["ids"]) in (0, *rows), "ids are not one for each row")
+    for name in ("ids", "parts"):
+        _expect(len(texts.get(name, ())) in (0, *rows), f"{name} are not one for each row")
+    if "sample" in arrays:
+        fits = arrays["sample"].shape == rows and arrays["sample"].dtype.kind in "iu"
+        _expect(fits and (arrays["sample"] >= 0).all(), "sample is not one position for each row")
     _check_index(arrays["index"], "index")
     _check_labels(arrays["given"], classes, "given")
     _check_labels(arrays["suggested"], classes, "suggested")

@@ -12,18 +12,22 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from compensate.auditing.digests import digests_of
+from compensate.auditing.masks import mask_folders, read_masks
+from compensate.auditing.multilabel import COLUMNS, find_columns, of_labels, read_label_sets
+from compensate.auditing.tokens import is_tokens, of_lists, read_tokens
 from compensate.auditing.views import kind_of
 from compensate.data.arrays import from_arrays, not_finite, read_npz
 from compensate.data.dataset import Data, Splits
 from compensate.data.folder import read_folder
 from compensate.data.hub import from_hub
+from compensate.data.label_column import SeveralLabels, UnclearLabel
 from compensate.data.labels import encode_labels, override_labels
 from compensate.data.load import load
 from compensate.data.named.catalog import read_source
 from compensate.data.named.image_sets import digits_splits, read_cifar, read_mnist
 from compensate.data.named.text_sets import read_imdb, read_sst2
 from compensate.data.parquet import is_pattern
-from compensate.data.tables import read_table
+from compensate.data.tables import is_table, read_frame, read_table
 from compensate.errors import InputError, nearest
 
 KINDS = {"images": "image", "text": "text", "table": "table", "features": "embedding"}
@@ -35,7 +39,7 @@ def read(data: Any, labels: Any, features: ArrayLike | str | Path | None, option
     _check_options(options)
     found = _read(data, labels, options)
     info = dict(found.info)
-    if isinstance(data, (str, Path)):
+    if isinstance(data, (str, Path)) and "source_digest" not in info:
         path = Path(str(data)).expanduser()
         there = path.exists() or is_pattern(path)
         info |= {
@@ -74,6 +78,8 @@ READERS = (
     read_npz,
     read_sst2,
     read_table,
+    read_label_sets,
+    read_tokens,
 )
 
 
@@ -92,6 +98,19 @@ def _check_options(options: Mapping[str, Any]) -> None:
 
 
 def _read(data: Any, labels: Any, options: Mapping[str, Any]) -> Data:
+    folders = mask_folders(data, labels)
+    if folders is not None:
+        return read_masks(*folders)
+    if labels is None and isinstance(data, (str, Path)) and is_tokens(Path(data)):
+        return _of_tokens(data, options)
+    if isinstance(data, (list, tuple)) and len(data) and all(isinstance(item, (list, tuple)) for item in data):
+        if labels is None:
+            raise InputError("sentences have no tags of their own; pass them too: audit(words, tags).")
+        return of_lists(data, labels)
+    sets = of_labels(labels)
+    if sets is not None:
+        found = _read(data, sets.patterns, options)
+        return replace(found, info={**found.info, "parts": sets})
     key = options.get("labels_key")
     if isinstance(data, (list, tuple, Data, Splits)) or _array(data) is not None:
         given = [name for name, value in options.items() if value is not None and name != "labels_key"]
@@ -111,7 +130,35 @@ def _read(data: Any, labels: Any, options: Mapping[str, Any]) -> Data:
         return from_arrays(array, _array(labels) if _array(labels) is not None else np.asarray(labels))
     if labels is not None and not isinstance(labels, (str, Path)):
         labels = np.asarray(labels)
-    return load(data, labels=labels, **options).train
+    if options.get("labels_columns") is not None:
+        return read_label_sets(data, **options)
+    try:
+        return load(data, labels=labels, **options).train
+    except SeveralLabels as error:
+        if not _is_table(data):
+            raise
+        return read_label_sets(data, **{**options, "label": error.column})
+    except UnclearLabel as error:
+        columns = find_columns(read_frame(data, **_of_file(options))) if _is_table(data) else ()
+        if len(columns) < COLUMNS or not set(error.candidates) <= set(columns):
+            raise
+        return read_label_sets(data, **{**options, "labels_columns": columns})
+
+
+def _of_tokens(data: str | Path, options: Mapping[str, Any]) -> Data:
+    odd = [name for name, value in options.items() if value is not None and name != "encoding"]
+    if odd:
+        raise InputError(f"{odd[0]} is no option for tagged tokens; {data} is read as tokens and tags.")
+    return read_tokens(data, **options)
+
+
+def _is_table(data: Any) -> bool:
+    """Whether it is a file with a table, or a data frame."""
+    return is_table(Path(data)) if isinstance(data, (str, Path)) else hasattr(data, "iloc")
+
+
+def _of_file(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name in ("encoding", "delimiter")}
 
 
 def _array(data: Any) -> NDArray[Any] | None:

@@ -45,6 +45,9 @@ def audit(
     text: o.Text = None,
     ignore: o.Ignore = None,
     columns: o.Columns = None,
+    labels_columns: Annotated[
+        str | None, o.option("Columns of 0 and 1, one per label, for rows with several labels; with commas.")
+    ] = None,
     labels: Annotated[Path | None, o.option("Label file, for an array or a folder of images.")] = None,
     features: Annotated[
         Path | None,
@@ -125,7 +128,7 @@ def audit(
         )
     chosen: dict[str, Any] = {
         "label": label, "text": text, "ignore": ignore, "columns": columns, "task": task, "size": size,
-        "encoding": encoding, "delimiter": delimiter, "labels_key": labels_key,
+        "encoding": encoding, "delimiter": delimiter, "labels_key": labels_key, "labels_columns": labels_columns,
     }  # fmt: skip
     options = {name: value for name, value in chosen.items() if value is not None}
     asked = _Asked(
@@ -253,7 +256,7 @@ def _run(asked: _Asked, before: Before | None, out: Path | None, judged: Callabl
         else:
             assert source is not None
             found = judged(source, run_folder=training if asked.deep else None, **asked.how, **decided)
-            if asked.only is None and _main():
+            if asked.only is None and _main() and not found.parts:  # neighbors are of samples, not of their parts
                 found = _with_issues(found, asked)
     if not _main():
         return found, folder
@@ -320,7 +323,11 @@ def _name(source: Data | None, asked: _Asked, decided: dict[str, Any]) -> str:
     files = (asked.labels, asked.features, asked.probs)
     info = {} if source is None else source.info
     path = info.get("source") and str(Path(str(info["source"])).absolute())
-    given = {"data": path, "digest": info.get("source_digest"), "files": [f and digest_file(f) for f in files]}
+    given = {
+        "data": path,
+        "digest": info.get("source_digest"),
+        "files": [digest_file(f) if f and f.is_file() else f for f in files],
+    }
     title = info.get("title") or next((file.name for file in files if file is not None), "data")
     folder = asked.data_dir and asked.data_dir.absolute()
     return run_name(str(title), {**asked.options, **asked.how, "data_dir": folder, **decided, **given})
@@ -396,7 +403,9 @@ def _opening(source: Data) -> str:
     parts = [f"{info.get('title', 'the data')}: {len(source):,} rows"]
     if info.get("text"):
         parts.append(f'text column "{info["text"]}"')
-    if source.regression:
+    if "parts" in info:
+        said = info["parts"].described()
+    elif source.regression:
         y = source.target[source.labeled]
         said = f"a quantity from {y.min():g} to {y.max():g}" if len(y) else "empty"
     else:
@@ -406,7 +415,7 @@ def _opening(source: Data) -> str:
         said = f"{source.num_classes} classes: {named}{' · …' if source.num_classes > 4 else ''}"
     parts.append(f'label column "{info["label"]}" ({said})' if info.get("label") else said)
     lost = int((~source.labeled).sum())
-    if lost:
+    if lost and "parts" not in info:
         parts.append(f"{lost:,} without a label, which are predicted")
     unused = [_short(c.name) for c in info.get("columns", ()) if c.role in ("identifier", "constant", "ignored")]
     if unused:
@@ -496,7 +505,7 @@ def _sample(found: Audit, index: int) -> str:
     row = int((found.index == index).argmax())
     if found.ids and found.kind == "image":
         return _short(found.ids[row], 50)
-    shown = content(found.data, row)
+    shown = content(found.data, int(found.position(row)))
     if shown.text is not None:
         return f'"{_short(" ".join(shown.text[:500].split()), 50)}"'
     if shown.fields:

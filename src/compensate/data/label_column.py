@@ -19,6 +19,9 @@ from compensate.errors import InputError, nearest
 LABELS = ("label", "target", "class", "y")
 """Names that say it plainly."""
 
+LABEL_SETS = ("labels", "tags", "topics", "categories", "genres", "classes")
+"""Names of columns of lists that are the label if no column is called one plainly."""
+
 LABEL_WORDS = frozenset({"label", "labels", "target", "class", "gold", "annotation"})
 """A name with one of these words in it, such as label_text or target_class, comes next."""
 
@@ -58,6 +61,14 @@ class UnclearLabel(InputError):
     def __init__(self, message: str, candidates: Sequence[str]) -> None:
         super().__init__(message)
         self.candidates = tuple(candidates)
+
+
+class SeveralLabels(InputError):
+    """The cells of the label's ``column`` hold several labels each."""
+
+    def __init__(self, message: str, column: str) -> None:
+        super().__init__(message)
+        self.column = column
 
 
 def choose_label(frame: pd.DataFrame, label: str | None, where: str, text: str | None = None) -> str:
@@ -159,10 +170,11 @@ def _check_single(cells: NDArray[Any], where: str, label: str) -> None:
     example = next(c for c in map(_cell, cells) if sign == "list" or len(_split(c, sign)) > 1)
     how = "as lists" if sign == "list" else f'joined by "{sign.strip()}"'
     made = "" if sign == "list" else f', in pandas frame["{label}"].str.get_dummies("{sign}")'
-    raise InputError(
+    raise SeveralLabels(
         f'the label column "{label}" of {where} gives each row several labels {how}, such as "{example[:60]}"; one label a '
         f"row is expected. Make a column of 0 and 1 for each label{made}, and look at one of them at a time with label=... "
-        '(--label on the command line); or take every combination for a class of its own: task="classification".'
+        '(--label on the command line); or take every combination for a class of its own: task="classification".',
+        label,
     )
 
 

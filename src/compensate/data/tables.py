@@ -19,7 +19,7 @@ from compensate.data.excel import SUFFIXES as EXCEL
 from compensate.data.excel import read_excel
 from compensate.data.features import TableEncoder
 from compensate.data.jsonl import read_jsonl
-from compensate.data.label_column import LABELS, targets
+from compensate.data.label_column import LABEL_SETS, LABELS, SeveralLabels, targets
 from compensate.data.label_column import choose_label as choose_label
 from compensate.data.labels import encode_labels, is_missing
 from compensate.data.parquet import SUFFIXES as PARQUET
@@ -177,11 +177,14 @@ def from_frame(
     label, text = (None if name is None else str(name) for name in (label, text))
     ignored, wanted = _names(ignore), None if columns is None else _names(columns)
     nested = [name for name in frame.columns if name not in ignored and is_nested(frame[name])]
+    plain = any(name.strip().lower() in LABELS for name in frame.columns if name not in ignored)
+    sets = LABELS if plain else (*LABELS, *LABEL_SETS)
     for name in nested:
-        if name == label or (label is None and name.strip().lower() in LABELS):
-            raise InputError(
+        if name == label or (label is None and name.strip().lower() in sets):
+            raise SeveralLabels(
                 f'the column "{name}" of {where} holds lists; expected one label a row, not several. Keep one label '
-                "of each list, or name another column: label=... (--label on the command line)."
+                "of each list, or name another column: label=... (--label on the command line).",
+                name,
             )
     if nested:
         warnings.warn(f"{where}: the columns {', '.join(nested)} hold lists, which are not used.", stacklevel=3)

@@ -81,9 +81,10 @@ def page(audit: Audit) -> Page:
             score=float(audit.log_odds[i]),
             p_error=float(audit.p_error[i]),
             flagged=bool(audit.mask[i]),
-            content=content(audit.data, int(i)),
+            content=_content(audit, int(i)),
             id=audit.ids[i] if audit.ids else "",
             digest=audit.row_digest(int(i)),
+            part=audit.parts[i] if audit.parts else "",
             like_given=tuple(int(audit.index[j]) for j in likes[int(i)][0]) if likes else (),
             like_suggested=tuple(int(audit.index[j]) for j in likes[int(i)][1]) if likes else (),
             likely=likely[k],
@@ -96,7 +97,7 @@ def page(audit: Audit) -> Page:
         Example(
             int(audit.index[j]),
             given[j],
-            content(audit.data, j),
+            _content(audit, j),
             audit.ids[j] if audit.ids else "",
             float(audit.p_error[j]),
         )
@@ -141,7 +142,7 @@ def command(audit: Audit) -> str:
     source = audit.config.get("source")
     if not source:
         return ""
-    fixed = fixed_name(Path(str(source))).name
+    fixed = f"{Path(str(source)).name}.fixed" if audit.config.get("masks") else fixed_name(Path(str(source))).name
     label = f" --label {shlex.quote(str(audit.config['label']))}" if audit.config.get("label_given") else ""
     return f"compensate apply {shlex.quote(str(source))} corrections.csv -o {shlex.quote(fixed)}{label}"
 
@@ -337,6 +338,13 @@ def _once(issues: Any, *, pairs: bool) -> list[dict[str, Any]]:
 # --- what a sample looks like ---------------------------------------------------------------------------------
 
 
+def _content(audit: Audit, row: int) -> Content:
+    """What is shown of an audited label: its sample, and where in it the label stands if the sample has several."""
+    shown = content(audit.data, int(audit.position(row)))
+    parts = None if audit.data is None else audit.data.info.get("parts")
+    return shown if parts is None else cast(Content, parts.shown(shown, audit, row))
+
+
 def content(data: Data | None, row: int) -> Content:
     """What can be shown of a row of the audited data."""
     if data is None:
@@ -372,7 +380,7 @@ def cells(audit: Audit, rows: NDArray[np.int64], taken: Collection[str]) -> dict
     """
     if audit.data is None or audit.data.info.get("kind") not in ("text", "table") or audit.data.raw is None:
         return {}
-    columns = _columns(audit.data, rows)
+    columns = _columns(audit.data, audit.position(rows))
     return {
         f"{name} (data)" if name in taken else name: [_in_a_cell(str(value)) for value in values]
         for name, values in columns[:SHOWN]

@@ -25,6 +25,9 @@ class Content:
         image: the bytes of a PNG, JPEG, GIF or WebP file, small (the page holds all of them).
         text: the text; long ones are folded by the page.
         fields: name and value of each cell of a table row, in the order of the columns.
+        chips: the labels of a sample that has several, and whether each is given.
+        tokens: the words of a sentence, each with its tag; the text is not shown then.
+        marked: which of the chips is judged; or the first of the judged words and the one after the last.
         missing: why there is nothing to show, for example ``"the file cats/7.png cannot be read"``.
     """
 
@@ -32,6 +35,9 @@ class Content:
     text: str | None = None
     fields: tuple[tuple[str, str], ...] = ()
     missing: str = ""
+    chips: tuple[tuple[str, bool], ...] = ()
+    marked: int | tuple[int, int] | None = None
+    tokens: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,7 @@ class Item:
         digest: of the row without its label; a correction carries it.
         likely: the classes it most probably belongs to besides these two, most probable first; the page gives the first
             nine of them keys.
+        part: which label of the row is meant, if it has several; a correction carries it.
         usual_error: by how much a right value usually differs from the suggested one; None for classes.
         new: whether it was no suspect in the audit before this one.
     """
@@ -84,6 +91,7 @@ class Item:
     likely: tuple[str, ...] = ()
     usual_error: float | None = None
     new: bool = False
+    part: str = ""
 
 
 @dataclass(frozen=True)

@@ -184,6 +184,7 @@ def _items(
         "index": [item.index for item in items],
         "id": [item.id for item in items],
         "digest": [item.digest for item in items],
+        "part": [item.part for item in items],
         "given": [labels(item.given) for item in items],
         "suggested": [labels(item.suggested) for item in items],
         "score": [_number(item.score) for item in items],
@@ -216,6 +217,12 @@ def _content(content: Content, names: _Table, limit: int) -> dict[str, Any]:
         found["text"] = _cut(content.text, limit)
     if content.fields:
         found["fields"] = [[names(name), *_cut(value, limit)] for name, value in content.fields]
+    if content.chips:
+        found["chips"] = [[names(name), int(given)] for name, given in content.chips]
+    if content.tokens:
+        found["tokens"] = [[word, names(tag)] for word, tag in content.tokens]
+    if content.marked is not None:
+        found["marked"] = content.marked
     if content.missing:
         found["missing"] = content.missing
     return found

@@ -60,8 +60,38 @@ function fieldList(fields, fold) {
   );
 }
 
+// Samples with several labels: all labels of the row, or all words of the sentence with their tags; what is judged is marked.
+
+function chipList(content) {
+  const chips = content.chips.map(([name, given], k) => {
+    const judged = k === content.marked;
+    const said = `${given ? "present" : "absent"}${judged ? ", judged" : ""}`;
+    const inner = [el("span", { "aria-hidden": "true" }, given ? "✓" : "–"), label(data.names[name], 40), el("span", { class: "hidden-text" }, ` (${said})`)];
+    const look = "set-chip" + (given ? " on" : "") + (judged ? " judged" : "");
+    if (!judged) return el("li", { class: look }, inner);
+    return el("li", null, el("button", { type: "button", class: look, title: "Switch this label", onclick: () => choose(suggestedOf(current())) }, inner));
+  });
+  return el("ul", { class: "set-chips", "aria-label": "Labels of this row" }, chips);
+}
+
+const OUTSIDE = "O";
+
+function tokenText(content) {
+  const [from, to] = content.marked;
+  const words = [];
+  content.tokens.forEach(([word, number], k) => {
+    const tag = data.names[number];
+    const judged = k >= from && k < to;
+    const shown = tag === OUTSIDE && !judged ? prose(word) : el(judged ? "mark" : "span", { class: judged ? "token judged" : "token" }, prose(word), el("small", null, label(tag, 24)));
+    words.push(shown, " ");
+  });
+  return el("p", { class: "tokens" }, words);
+}
+
 function large(content, name) {
   const parts = [];
+  if (content.chips) parts.push(chipList(content));
+  if (content.tokens) parts.push(tokenText(content));
   if (content.image) parts.push(picture(content, name, false));
   if (content.text) parts.push(el("div", { class: content.text[0].length <= 180 ? "text short" : "text" }, content.text[0] === "" ? nothing("The text is empty.") : folded(content.text, FOLD)));
   if (content.fields) parts.push(fieldList(content.fields, FOLD_FIELD));
@@ -75,6 +105,10 @@ function large(content, name) {
 
 function firstWords(content, most) {
   if (content.text) return content.text[0].slice(0, most * 3).replace(/\s+/g, " ").trim().slice(0, most);
+  if (content.tokens) {
+    const at = Math.max(0, content.marked[0] - 4);
+    return content.tokens.slice(at, at + 40).map(([word]) => word).join(" ").slice(0, most);
+  }
   if (content.fields) {
     return content.fields.slice(0, 6).map(([name, value]) => `${clip(data.names[name], 24)} ${clip(value, 24)}`).join(" · ").slice(0, most);
   }
@@ -88,6 +122,11 @@ function small(content, name, most = 160) {
   return el("p", { class: "snippet nothing" }, prose(clip(name, 40)));
 }
 
-function nameOf(index, id) {
+function nameOf(index, id, part = "") {
+  // Parts count the labels of all rows: their own names say more than that number.
+  const [form, first, ...rest] = part.split(" ");
+  if (form === "label" || form === "column") return `row ${count(Number(first))} · ${plainText(rest.join(" "), 80)}`;
+  if (form === "tokens") return `token ${count(Number(first))} · ${plainText(id, 80)}`;
+  if (form === "region") return plainText(id, 80);
   return id === "" ? `row ${count(index)}` : `row ${count(index)} · ${plainText(id, 80)}`;
 }

@@ -1,4 +1,4 @@
-// corrections.csv: index,given,decision,label, and the digests of row and source, by which `compensate apply` knows that it
+// corrections.csv: index,given,decision,label, the digests of row and source, and which label of a row with several is meant, by which `compensate apply` knows that it
 // changes the row that was reviewed. A text that a spreadsheet would evaluate gets a leading apostrophe, and
 // so does one that looks as if it had been given one; `compensate apply` takes it off again. Numbers are left alone. The same is
 // done after semicolons, tabs and line ends, at which some spreadsheets take lines apart.
@@ -18,10 +18,11 @@ function cell(text) {
 }
 
 function corrections() {
-  const lines = ["index,given,decision,label,row,source"];
+  const parts = items.part.some((part) => part !== "");
+  const lines = ["index,given,decision,label,row,source" + (parts ? ",part" : "")];
   for (let i = 0; i < size; i++) {
     const made = store.made[i];
-    if (made) lines.push([items.index[i], cell(givenOf(i)), made.decision, cell(made.label), items.digest[i], data.source].join(","));
+    if (made) lines.push([items.index[i], cell(givenOf(i)), made.decision, cell(made.label), items.digest[i], data.source, ...(parts ? [cell(items.part[i])] : [])].join(","));
   }
   return lines.join("\n") + "\n";
 }

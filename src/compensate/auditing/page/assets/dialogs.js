@@ -125,7 +125,7 @@ function bulkDialog(done) {
         return [k > 0 && ", ", label(labelOf(given), 24), " → ", label(labelOf(suggested), 24), ` (${count(n)})`];
       }), top.length > 4 && ` and ${count(top.length - 4)} more pairs`),
       el("h3", null, "The least certain of them"),
-      el("ul", { class: "preview-items" }, chosen.slice(0, 12).map((i) => el("li", null, small(items.content[i], nameOf(items.index[i], items.id[i]), 60), el("span", { class: "preview-label" }, label(givenOf(i), 18), " → ", label(suggestedOf(i), 18)), el("span", { class: "muted" }, probability(items.p[i]))))),
+      el("ul", { class: "preview-items" }, chosen.slice(0, 12).map((i) => el("li", null, small(items.content[i], nameOf(items.index[i], items.id[i], items.part[i]), 60), el("span", { class: "preview-label" }, label(givenOf(i), 18), " → ", label(suggestedOf(i), 18)), el("span", { class: "muted" }, probability(items.p[i]))))),
     );
   };
   const set = (source, other) => {

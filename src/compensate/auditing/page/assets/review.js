@@ -231,7 +231,7 @@ function showItem(said = "") {
     return;
   }
   const made = store.made[i];
-  const name = nameOf(items.index[i], items.id[i]);
+  const name = nameOf(items.index[i], items.id[i], items.part[i]);
   fill(r.place, prose(name), items.new[i] === 1 && el("span", { class: "fresh" }, " · new"), made && el("span", { class: "made" }, " · " + describe(made)));
   showVerdict(i);
   fill(r.stage, large(items.content[i], "The item, " + name));

@@ -67,6 +67,6 @@ const strip = {
     const now = at === queue.at;
     if (now) node.setAttribute("aria-current", "true");
     else node.removeAttribute("aria-current");
-    node.setAttribute("aria-label", `${at + 1}: ${nameOf(items.index[i], items.id[i])}, ${spoken(givenOf(i))}, ${made ? made.decision : "undecided"}`);
+    node.setAttribute("aria-label", `${at + 1}: ${nameOf(items.index[i], items.id[i], items.part[i])}, ${spoken(givenOf(i))}, ${made ? made.decision : "undecided"}`);
   },
 };
