@@ -71,6 +71,7 @@ def trial(setting: Setting, seed: int) -> dict[str, float]:
     record = EdgeRecord(table, len(wrong))
     net, changed = _fitted(setting, seed, shown, joined, labels, train, record)
     suspects = record.suspects()
+    flagged = suspects.index[suspects.flagged].numpy()
     score = torch.zeros(len(wrong))
     score[suspects.index] = suspects.score
     with torch.no_grad():
@@ -82,7 +83,8 @@ def trial(setting: Setting, seed: int) -> dict[str, float]:
             "ap_unlikeness": float(average_precision_score(wrong, plain.dissimilarity.numpy())),
             "ap_disagreement": float(average_precision_score(wrong, disagreement.numpy())),
             "flagged": float(suspects.flagged.float().mean()),
-            "flagged_precision": float(wrong[suspects.index[suspects.flagged].numpy()].mean()),
+            # As in an audit, 1 where nothing is flagged.
+            "flagged_precision": float(wrong[flagged].mean()) if len(flagged) else 1.0,
             "accuracy_plain": _accuracy(plain(test), labels[test]),
             "accuracy_compensated": _accuracy(net(test, changed), labels[test]),
         }

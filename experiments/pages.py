@@ -103,8 +103,8 @@ def _search(path: Path) -> list[str]:
         f"`compensate search`: {len(found['trials'])} trials in the {part['cells']} cells of this part of the taxonomy, {ended} of them to "
         "their end, on one seed, judged on noisy validation labels; "
         f"then the {budget['finalists']} best cells and four peers, each tuned with {budget['peer_trials']} trials, on {budget['seeds']} fresh "
-        f"seeds. {common['model']}, {common['epochs']} epochs, {_words(common['noise'], common['imbalance'])}. An interval that holds 0 is no "
-        "difference."
+        f"seeds. {common['model']}, {common['epochs']} epochs, {_words(common['noise'], common['imbalance'])}"
+        f"{'' if common['limit'] is None else ', ' + str(common['limit']) + ' training samples'}. An interval that holds 0 shows no difference."
     )
     return [f"## Search over the taxonomy: {common['data']}", what, table_lines(lines)]
 
