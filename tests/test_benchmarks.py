@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
-from benchmarks import criterion, load, measure, pages, processes, steps
+from benchmarks import criterion, dense, load, measure, pages, processes, steps
 from benchmarks.__main__ import names
 from compensate import Compensated
 from compensate.terms import Adversarial
@@ -28,6 +28,7 @@ def checked(ratios: list[measure.Ratio]) -> None:
 
 def test_calls_and_shares_are_measured() -> None:
     checked(criterion.calls(8, 3, repeats=1, compiled=False))
+    checked(dense.calls((2, 3, 4, 4), repeats=1))
     checked(criterion.shares(depth=8, repeats=1))
 
 
