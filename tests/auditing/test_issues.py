@@ -270,7 +270,7 @@ def test_a_run_stores_its_issues_and_says_so(reviews: Path, monkeypatch: pytest.
     assert "also found" not in said
     assert not Path("run/issues.csv").exists()
     assert Audit.load("run/audit").found_issues is None
-    with pytest.raises(InputError, match="labels is what it takes"):
+    with pytest.raises(InputError, match="expected labels"):
         run("audit", "reviews.csv", "--only", "rows")
     pd.DataFrame(
         {"text": sentences(120)[40:44], "label": list("abab"), "key": list("wxyz"), "copy": list("abab"), "note": ""}

@@ -94,8 +94,7 @@ class Masks:
         found = judge_view(View("cells", x, x), given, folds, FOLDS, len(classes), seed=seed)
         log_q, weights = pool(found.log_p, given)
         kept = given != UNLABELED
-        # Cells at the edge of an object look like errors in one direction; none is taken for likelier than another.
-        verdict = judge(log_q[kept], given[kept], simpler=np.inf)
+        verdict = judge(log_q[kept], given[kept])
         return Judged(
             side, tuple(map(str, classes)), tuple(grids), given, kept, verdict,
             {f"cells: {name}": weight for name, weight in shares(weights).items()},
