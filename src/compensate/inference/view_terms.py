@@ -78,7 +78,7 @@ class ExtremeView(nn.Module):
         """(B, K) the weights: 1 for the view, 0 for others."""
         choices = torch.cat([torch.zeros_like(s.like[:1]), torch.eye(s.like.shape[-1]).to(s.like)])
         losses = torch.stack([self.sign * s.loss_at(dv=choice.expand_as(s.like)) for choice in choices], -1)
-        losses = losses.reshape(s.places.batch, s.places.each, -1).sum(1)  # over the places of an input
+        losses = losses.reshape(s.places.batch, s.places.each, len(choices)).sum(1)  # over the places of an input
         return choices[losses.argmax(-1)]
 
 
