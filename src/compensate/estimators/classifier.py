@@ -10,7 +10,7 @@ import copy
 from collections.abc import Callable, Mapping
 from functools import partial
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import torch
@@ -258,7 +258,7 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     def _validated(self, X: Any, y: Any, *, reset: bool) -> tuple[Any, np.ndarray]:
         """Samples and targets as arrays; notes whether a sample has several labels."""
         if sparse.issparse(y):
-            y = y.toarray()
+            y = cast(Any, y).toarray()
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=FLOATS, multi_output=True, reset=reset)
         check_classification_targets(y)
         several = type_of_target(y) == "multilabel-indicator"
@@ -463,6 +463,7 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     def predict(self, X: Any) -> np.ndarray:
         """(n,) the likeliest class of each row of `X`; of several labels, (n, C), 1 for those that are more likely than not."""
+        check_is_fitted(self)
         if self.multilabel_:
             return (self.predict_proba(X) > 0.5).astype(int)
         best = self.predict_proba(X).argmax(1)
