@@ -81,7 +81,7 @@ class Places:
         """(R,) of one value for each sample (B,), or for each place (B, d1, ...); labels of a place share it."""
         if not self.several or values.shape == (self.batch * self.each,):
             return values
-        if values.shape not in ((self.batch,), (self.batch, *self.shape)):
+        if values.shape != (self.batch,) and values.shape != (self.batch, *self.shape):  # not "in": compiled graphs
             places = f" or {(self.batch, *self.shape)}, one for each place" if self.dense else ""
             raise InputError(
                 f"{name} has shape {tuple(values.shape)}; expected ({self.batch},), one for each sample{places}."

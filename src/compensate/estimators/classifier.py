@@ -463,6 +463,7 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     def predict(self, X: Any) -> np.ndarray:
         """(n,) the likeliest class of each row of `X`; of several labels, (n, C), 1 for those that are more likely than not."""
+        check_is_fitted(self)
         if self.multilabel_:
             return (self.predict_proba(X) > 0.5).astype(int)
         best = self.predict_proba(X).argmax(1)
