@@ -50,6 +50,9 @@ SCALES = (3, 9)
 CHANGED = 0.5
 """Neighbors that are wrong with at least this probability, and all in the same way, are one suspect."""
 
+UNDIRECTED = 1e9
+"""Log likelihood that no direction of errors gains."""
+
 MOST_CLASSES = 100
 
 
@@ -95,7 +98,7 @@ class Masks:
         log_q, weights = pool(found.log_p, given)
         kept = given != UNLABELED
         # Cells at the edge of an object look like errors in one direction; none is taken for likelier than another.
-        verdict = judge(log_q[kept], given[kept], simpler=np.inf)
+        verdict = judge(log_q[kept], given[kept], simpler=UNDIRECTED)
         return Judged(
             side, tuple(map(str, classes)), tuple(grids), given, kept, verdict,
             {f"cells: {name}": weight for name, weight in weights.items()},
@@ -166,7 +169,7 @@ class Masks:
                         if pixels.any():
                             other = becomes if becomes >= 0 else int(suggested[here][worst])
                             regions.append(
-                                Region(k, was, other, int(cells.sum()), float(odds[here][cells].mean()), float(p[here][cells].mean()), runs_in(pixels))
+                                Region(k, was, other, int(cells.sum()), float(odds[here][cells].mean() + np.log(cells.sum()) * (becomes >= 0)), float(p[here][cells].mean()), runs_in(pixels))
                             )  # fmt: skip
         return regions
 
@@ -197,7 +200,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Region:
-    """Pixels of one class in one image that are judged together."""
+    """Pixels of one class in one image that are judged together; of suspects that look alike, the larger one comes first."""
 
     image: int
     given: int
@@ -341,7 +344,7 @@ def read_picture(path: Path) -> NDArray[np.float32]:
 
     try:
         with Image.open(path) as opened:
-            return np.asarray(opened.convert("RGB"), np.float32) / 255
+            return (np.asarray(opened.convert("RGB")) / 255).astype(np.float32)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise InputError(f"{path} cannot be read as an image ({error}).") from error
 

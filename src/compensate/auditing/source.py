@@ -139,10 +139,14 @@ def _read(data: Any, labels: Any, options: Mapping[str, Any]) -> Data:
             raise
         return read_label_sets(data, **{**options, "label": error.column})
     except UnclearLabel as error:
-        found = find_columns(read_frame(data, **_of_file(options))) if _is_table(data) else ()
-        if len(found) < COLUMNS or not set(error.candidates) <= set(found):
+        names = (
+            find_columns(read_frame(data, **_of_file(options)))
+            if isinstance(data, (str, Path)) and _is_table(data)
+            else ()
+        )
+        if len(names) < COLUMNS or not set(error.candidates) <= set(names):
             raise
-        return read_label_sets(data, **{**options, "labels_columns": found})
+        return read_label_sets(data, **{**options, "labels_columns": names})
 
 
 def _of_tokens(data: str | Path, options: Mapping[str, Any]) -> Data:

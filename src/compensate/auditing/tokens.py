@@ -435,8 +435,8 @@ def apply_tags(data: Path, decided: Sequence[Correction], out: Path, encoding: s
     new = list(types)
     known = {token.tag for token in tokens}
     for c in decided:
-        _, at, count = part_of(c.part)
-        first, last = int(at), int(at) + int(count)
+        _, start, count = part_of(c.part)
+        first, last = int(start), int(start) + int(count)
         if last > len(tokens) or first == last:
             raise InputError(f'a correction is about "{c.part}", and {data} has the tokens 0 to {len(tokens) - 1}.')
         held = sorted(set(types[first:last]))
