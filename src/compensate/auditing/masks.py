@@ -164,9 +164,11 @@ class Masks:
                         )
                         if pixels.any():
                             other = becomes if becomes >= 0 else int(suggested[here][worst])
+                            score = odds[here][cells].mean() + (np.log(cells.sum()) if becomes >= 0 else 0.0)
+                            p_error = float(p[here][cells].mean())
                             regions.append(
-                                Region(k, was, other, int(cells.sum()), float(odds[here][cells].mean()), float(p[here][cells].mean()), runs_in(pixels))
-                            )  # fmt: skip
+                                Region(k, was, other, int(cells.sum()), float(score), p_error, runs_in(pixels))
+                            )
         return regions
 
     def shown(self, content: Content, audit: Audit, row: int) -> Content:
@@ -196,7 +198,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Region:
-    """Pixels of one class in one image that are judged together."""
+    """Pixels of one class in one image that are judged together; of suspects that look alike, the larger one comes first."""
 
     image: int
     given: int
@@ -340,7 +342,7 @@ def read_picture(path: Path) -> NDArray[np.float32]:
 
     try:
         with Image.open(path) as opened:
-            return np.asarray(opened.convert("RGB"), np.float32) / np.float32(255)
+            return (np.asarray(opened.convert("RGB")) / 255).astype(np.float32)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise InputError(f"{path} cannot be read as an image ({error}).") from error
 

@@ -528,8 +528,8 @@ def list_pieces(text: str) -> list[tuple[int, int]]:
     >>> [text[a:b] for a, b in list_pieces(text)]
     ['"a"', '"b, c"']
     """
-    found: list[tuple[int, int]] = []
     decoder, at = json.JSONDecoder(), 1
+    found: list[tuple[int, int]] = []
     while True:
         while at < len(text) and text[at] in " \t\r\n,":
             at += 1

@@ -139,7 +139,8 @@ def _read(data: Any, labels: Any, options: Mapping[str, Any]) -> Data:
             raise
         return read_label_sets(data, **{**options, "label": error.column})
     except UnclearLabel as error:
-        columns = find_columns(read_frame(data, **_of_file(options))) if _is_table(data) else ()
+        is_file = isinstance(data, (str, Path)) and _is_table(data)
+        columns = find_columns(read_frame(data, **_of_file(options))) if is_file else ()
         if len(columns) < COLUMNS or not set(error.candidates) <= set(columns):
             raise
         return read_label_sets(data, **{**options, "labels_columns": columns})

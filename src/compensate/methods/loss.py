@@ -62,7 +62,11 @@ class TemporalEnsemble(Statistic):
         p = (p / p.sum(-1, keepdim=True)).to(self.rows.dtype)
         if s.places.dense and not s.complete:  # padding has no row
             index, p = index[s.valid], p[s.valid]
-        self.rows[index] = self.beta * self.rows[index] + (1 - self.beta) * p
+        old = self.rows[index]
+        new = self.beta * old + (1 - self.beta) * p
+        if not s.places.dense and not s.complete:  # a sample without a label is as if it were not there
+            new = torch.where(s.valid[:, None], new, old)
+        self.rows[index] = new
 
     def extra_repr(self) -> str:
         """Size and momentum."""

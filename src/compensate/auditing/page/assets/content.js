@@ -82,7 +82,7 @@ function tokenText(content) {
   content.tokens.forEach(([word, number], k) => {
     const tag = data.names[number];
     const judged = k >= from && k < to;
-    const shown = tag === OUTSIDE && !judged ? prose(word) : el(judged ? "mark" : "span", { class: judged ? "token judged" : "token" }, prose(word), el("small", null, label(tag, 24)));
+    const shown = tag === OUTSIDE && !judged ? prose(word) : el(judged ? "mark" : "span", { class: judged ? "token judged" : "token" }, prose(word), " ", el("small", null, label(tag, 24)));
     words.push(shown, " ");
   });
   return el("p", { class: "tokens" }, words);
