@@ -50,9 +50,6 @@ SCALES = (3, 9)
 CHANGED = 0.5
 """Neighbors that are wrong with at least this probability, and all in the same way, are one suspect."""
 
-UNDIRECTED = 1e9
-"""Log likelihood that no direction of errors gains."""
-
 MOST_CLASSES = 100
 
 
@@ -97,8 +94,9 @@ class Masks:
         found = judge_view(View("cells", x, x), given, folds, FOLDS, len(classes), seed=seed)
         log_q, weights = pool(found.log_p, given)
         kept = given != UNLABELED
-        # Cells at the edge of an object look like errors in one direction; none is taken for likelier than another.
-        verdict = judge(log_q[kept], given[kept], simpler=UNDIRECTED)
+        # Cells at the edge of an object look like errors in one direction: directions must earn their numbers (Bayesian information criterion).
+        directions = len(classes) * (len(classes) - 1) - 1
+        verdict = judge(log_q[kept], given[kept], simpler=0.5 * directions * float(np.log(kept.sum())))
         return Judged(
             side, tuple(map(str, classes)), tuple(grids), given, kept, verdict,
             {f"cells: {name}": weight for name, weight in weights.items()},
@@ -168,9 +166,11 @@ class Masks:
                         )
                         if pixels.any():
                             other = becomes if becomes >= 0 else int(suggested[here][worst])
-                            regions.append(
-                                Region(k, was, other, int(cells.sum()), float(odds[here][cells].mean() + np.log(cells.sum()) * (becomes >= 0)), float(p[here][cells].mean()), runs_in(pixels))
-                            )  # fmt: skip
+                            # Of suspects that look alike, the larger one comes first.
+                            score = odds[here][cells].mean() + np.log(cells.sum()) * (becomes >= 0)
+                            error = float(p[here][cells].mean())
+                            size, runs = int(cells.sum()), runs_in(pixels)
+                            regions.append(Region(k, was, other, size, float(score), error, runs))
         return regions
 
     def shown(self, content: Content, audit: Audit, row: int) -> Content:
@@ -200,7 +200,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Region:
-    """Pixels of one class in one image that are judged together; of suspects that look alike, the larger one comes first."""
+    """Pixels of one class in one image that are judged together."""
 
     image: int
     given: int
