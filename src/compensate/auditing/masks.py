@@ -94,7 +94,9 @@ class Masks:
         found = judge_view(View("cells", x, x), given, folds, FOLDS, len(classes), seed=seed)
         log_q, weights = pool(found.log_p, given)
         kept = given != UNLABELED
-        verdict = judge(log_q[kept], given[kept])
+        # Cells at the edge of an object look like errors in one direction: directions must earn their numbers (Bayesian information criterion).
+        directions = len(classes) * (len(classes) - 1) - 1
+        verdict = judge(log_q[kept], given[kept], simpler=0.5 * directions * float(np.log(kept.sum())))
         return Judged(
             side, tuple(map(str, classes)), tuple(grids), given, kept, verdict,
             {f"cells: {name}": weight for name, weight in shares(weights).items()},
@@ -164,11 +166,11 @@ class Masks:
                         )
                         if pixels.any():
                             other = becomes if becomes >= 0 else int(suggested[here][worst])
-                            score = odds[here][cells].mean() + (np.log(cells.sum()) if becomes >= 0 else 0.0)
-                            p_error = float(p[here][cells].mean())
-                            regions.append(
-                                Region(k, was, other, int(cells.sum()), float(score), p_error, runs_in(pixels))
-                            )
+                            # Of suspects that look alike, the larger one comes first.
+                            score = odds[here][cells].mean() + np.log(cells.sum()) * (becomes >= 0)
+                            error = float(p[here][cells].mean())
+                            size, runs = int(cells.sum()), runs_in(pixels)
+                            regions.append(Region(k, was, other, size, float(score), error, runs))
         return regions
 
     def shown(self, content: Content, audit: Audit, row: int) -> Content:
@@ -198,7 +200,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Region:
-    """Pixels of one class in one image that are judged together; of suspects that look alike, the larger one comes first."""
+    """Pixels of one class in one image that are judged together."""
 
     image: int
     given: int
