@@ -76,7 +76,7 @@ def test_the_page_needs_nothing_from_elsewhere_and_cannot_be_broken_out_of(page)
 
 
 def test_the_page_of_the_documentation_is_made_from_the_table(page):
-    assert (ROOT / "docs" / "grid.html").read_text("utf-8") == page, "run `make docs`"
+    assert (ROOT / "docs" / "taxonomy-grid.html").read_text("utf-8") == page, "run `make docs`"
 
 
 def test_a_cell_says_in_which_directions_it_runs():
