@@ -14,7 +14,7 @@ from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score
 
 from compensate.estimators import RobustKMeans
-from compensate.estimators.plotting import axes, colour, key
+from compensate.estimators.plotting import axes, color, key
 
 PICTURE = Path(__file__).parents[2] / "docs" / "img" / "estimator-kmeans.png"
 
@@ -32,7 +32,7 @@ def main(picture: Path = PICTURE) -> None:
     scores = [adjusted_rand_score(truth, model.labels_[:240]) for model in (plain, robust)]
     axes(left, f"k-means: adjusted Rand index {scores[0]:.2f} on the inliers")
     for k in range(4):
-        left.scatter(*X[plain.labels_ == k].T, s=9, color=colour(k), alpha=0.7)
+        left.scatter(*X[plain.labels_ == k].T, s=9, color=color(k), alpha=0.7)
     left.scatter(
         *plain.cluster_centers_.T, marker="P", s=90, color="black", edgecolor="white", label="centre", zorder=4
     )

@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from compensate.estimators import ShiftRegressor
-from compensate.estimators.plotting import axes, colour, crosses, key
+from compensate.estimators.plotting import axes, color, crosses, key
 
 PICTURE = Path(__file__).parents[2] / "docs" / "img" / "estimator-regression.png"
 
@@ -37,7 +37,7 @@ def main(picture: Path = PICTURE) -> None:
     model = ShiftRegressor(permuted=True).fit(X, given)
     axes(right, f"Shuffled responses: {(model.suspects_ & moved).sum()} of {moved.sum()} found and put back")
     predicted = model.predict(X)
-    right.scatter(predicted[~model.suspects_], given[~model.suspects_], s=9, color=colour(0), alpha=0.6)
+    right.scatter(predicted[~model.suspects_], given[~model.suspects_], s=9, color=color(0), alpha=0.6)
     crosses(right, np.column_stack([predicted, given])[model.suspects_], "response of another row")
     back = given[model.permutation_]
     right.scatter(predicted[model.suspects_], back[model.suspects_], s=18, facecolors="none", edgecolors="#009E73",

@@ -191,7 +191,7 @@ def test_what_is_lost_is_reported_and_what_is_finished_is_kept(tmp_path, monkeyp
 
 
 def test_a_search_takes_up_the_setting_of_a_lost_trial(tmp_path):
-    from compensate.training.tuning import _take_up_abandoned, open_study
+    from compensate.training.tuning import take_up_abandoned, open_study
 
     study = open_study(tmp_path, "s", 0)
     for job in (4, 5):
@@ -199,7 +199,7 @@ def test_a_search_takes_up_the_setting_of_a_lost_trial(tmp_path):
         trial.set_user_attr("job", job)
         trial.suggest_float("lam", 0.1, 0.2)
     setting = study.trials[0].params
-    _take_up_abandoned(study, 4)
+    take_up_abandoned(study, 4)
     assert [t.state.name for t in study.trials] == ["FAIL", "RUNNING", "WAITING"]
     assert study.ask().suggest_float("lam", 0.1, 0.2) == setting["lam"]
 
