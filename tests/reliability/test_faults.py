@@ -191,7 +191,7 @@ def test_what_is_lost_is_reported_and_what_is_finished_is_kept(tmp_path, monkeyp
 
 
 def test_a_search_takes_up_the_setting_of_a_lost_trial(tmp_path):
-    from compensate.training.tuning import take_up_abandoned, open_study
+    from compensate.training.tuning import open_study, take_up_abandoned
 
     study = open_study(tmp_path, "s", 0)
     for job in (4, 5):

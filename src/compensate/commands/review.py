@@ -47,6 +47,11 @@ def review(
             import webbrowser
 
             webbrowser.open(server.address)
+        import signal
+
+        signal.signal(
+            signal.SIGINT, signal.default_int_handler
+        )  # a shell that starts it in the background has it ignored
         try:
             server.serve_forever()
             console.print("ended after idleness")
