@@ -18,9 +18,7 @@ def defaults(
     results: Annotated[Path, typer.Option(help="Folder of the finished runs.")] = Path("results/defaults"),
     runs: Annotated[Path, typer.Option(help="Folder of the runs under way.")] = Path("runs/human"),
     data_dir: o.DataDir = None,
-    workers: Annotated[
-        int | None, typer.Option(help="Processes; as many as cores if not given.", min=1, show_default=False)
-    ] = None,
+    workers: o.Workers = None,
     show: Annotated[bool, typer.Option("--show", help="Train nothing; print what is stored.")] = False,
 ) -> None:
     """Try settings of LogComp and MixComp on five data sets, and choose defaults with each set left out in turn.

@@ -16,9 +16,7 @@ def human(
     results: Annotated[Path, typer.Option(help="Folder of the finished runs.")] = Path("results/human"),
     runs: Annotated[Path, typer.Option(help="Folder of the runs under way.")] = Path("runs/human"),
     data_dir: o.DataDir = None,
-    workers: Annotated[
-        int | None, typer.Option(help="Processes; as many as cores if not given.", min=1, show_default=False)
-    ] = None,
+    workers: o.Workers = None,
     show: Annotated[bool, typer.Option("--show", help="Train nothing; print what is stored.")] = False,
 ) -> None:
     """Train on NoisyAG-News' human labels: robust methods, and plain training on labels that the audit cleaned.
