@@ -15,7 +15,14 @@ from experiments.tables import Published, published
 Scale = Literal["paper", "small", "tiny"]
 SCALES: tuple[Scale, ...] = ("paper", "small", "tiny")
 
-NOISE = {"none": "none", "random": "random", "pair": "pair", "symmetric": "first", "asymmetric": "first-positive"}
+NOISE = {
+    "none": "none",
+    "random": "random",
+    "pair": "pair",
+    "symmetric": "first",
+    "asymmetric": "first-positive",
+    "instance": "instance",
+}
 """The paper's names of noise, and ours: for texts it flips "the former" samples of the corpus."""
 
 WARMUP = [0.1, 0.4]
@@ -243,7 +250,7 @@ def _radius(eps2: float, protocol: Protocol) -> dict[str, Any]:
 def _config(
     dataset: str, protocol: Protocol, scale: Scale, method: str, hyper: Mapping[str, Any], given: Mapping[str, Any]
 ) -> Config:
-    options = dict(protocol.options)
+    options = {**protocol.options, **({"augment": given["augment"]} if "augment" in given else {})}
     if str(given["model"]).startswith("resnet"):
         options["model"] = protocol.models.get(given["model"], given["model"])
     steps = {"steps": protocol.steps} if method == "pgd_at" else {}

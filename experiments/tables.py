@@ -85,6 +85,15 @@ BEYOND = {
             [{"noise": "none", "rate": 0}, {"noise": "random", "rate": 0.2}, {"noise": "random", "rate": 0.4}],
             "base logit-adjustment logcomp mixcomp elr gce", model="resnet20", imbalance="exponential:10",
         ),
+        _beyond(
+            "beyond-augmented-cifar10", "CIFAR-10 with augmented images (crops and flips).", "cifar10",
+            [{"noise": "none", "rate": 0}, {"noise": "random", "rate": 0.3}],
+            "base pgd-at logcomp mixcomp", model="resnet20", augment="crop-flip",
+        ),
+        _beyond(
+            "beyond-instance-cifar10", "CIFAR-10, errors that depend on the image.", "cifar10", [{"noise": "instance", "rate": 0.3}],
+            "base label-smoothing bootstrap-hard gce elr sop logcomp mixcomp", model="resnet20",
+        ),
     )
 }  # fmt: skip
 """Tables the paper does not have."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import pickle
 
 import numpy as np
@@ -50,6 +51,25 @@ def test_transition_follows_its_matrix_and_reproduces_pair_noise():
     shares = empirical(y, noise.transition(y, t, seed=2).labels, 3)
     assert np.abs(shares - t).max() < 0.02
     assert (shares[t == 0] == 0).all()
+
+
+def test_errors_of_an_instance_follow_the_sample():
+    rng = np.random.default_rng(0)
+    y = labels(6000, 4)
+    x = np.repeat(rng.normal(size=(4, 64)), 1500, axis=0)  # four kinds of samples, alike within a kind
+    flipped = noise.parse("instance:0.3")(y, 4, seed=1, features=x)
+    assert abs(flipped.rate - 0.3) < 0.03
+    assert (noise.instance(y, 4, 0.1, features=x, seed=1).changed <= flipped.changed).all()
+    assert not noise.instance(y, 4, 0.0, features=x).changed.any()
+    kinds, shares = np.repeat(np.arange(4), 1500), []
+    for kind, c in itertools.product(range(4), range(4)):
+        towards = np.bincount(flipped.labels[(kinds == kind) & (y == c) & flipped.changed], minlength=4)
+        shares.append(towards.max() / towards.sum())
+    assert (
+        np.mean(shares) > 0.8
+    )  # one class takes nearly all errors of a kind; errors that do not look at the sample give each a third
+    with pytest.raises(InputError, match="needs numbers that describe"):
+        noise.parse("instance:0.3")(y, 4)
 
 
 @pytest.mark.parametrize("scheme", DRAWN)

@@ -169,6 +169,49 @@ def first_positive(
     return _flipped(y, noisy)
 
 
+def instance(labels: ArrayLike, num_classes: int, rate: float, *, features: ArrayLike, seed: int = 0) -> Flipped:
+    r"""Errors that depend on the sample: like samples of a class are taken for the same other class.
+
+    .. math:: P(\tilde y = j \mid x, y) = q\,\mathrm{softmax}_{j \ne y}(x^\top W_y)_j, \quad q \sim N(p, 0.1^2) \text{ cut to } [0, 1]
+
+    with one Gaussian matrix :math:`W_y` a class, and features that are standardized first.
+
+    Args:
+        labels: (N,) the true classes.
+        num_classes: their number.
+        rate: the mean share of wrong labels.
+        features: (N, ...) numbers that describe the samples, such as pixels or embeddings.
+        seed: of the draws.
+
+    >>> instance([0, 1, 0, 1], 2, 1.0, features=[[-1.0], [-1.0], [1.0], [1.0]]).labels
+    array([1, 0, 1, 0])
+
+    Reference: Xia et al., Part-dependent label noise, NeurIPS 2020, Alg. 2.
+    """
+    y = _labels(labels, num_classes)
+    _check_rate(rate)
+    x = np.asarray(features)
+    if len(x) != len(y) or not np.issubdtype(x.dtype, np.number):
+        raise InputError(
+            f"instance noise needs numbers that describe each of the {len(y)} samples; features have shape {x.shape} and type {x.dtype}."
+        )
+    x = x.reshape(len(x), -1).astype(np.float32)
+    x = (x - x.mean(0)) / np.maximum(x.std(0), 1e-6)
+    rng = generator(seed, "instance noise")
+    draws, spread = rng.random(len(y)), rng.normal(size=len(y))
+    hit = draws < np.clip(rate + 0.1 * spread, 0, 1) * (rate > 0)
+    # The largest of scores with Gumbel noise is a draw from their softmax.
+    gumbel = rng.gumbel(size=(len(y), num_classes))
+    noisy = y.copy()
+    for c in range(num_classes):
+        towards = rng.normal(size=(x.shape[1], num_classes)).astype(np.float32)
+        rows = np.flatnonzero(y == c)
+        scores = x[rows] @ towards + gumbel[rows]
+        scores[:, c] = -np.inf
+        noisy[rows] = np.where(hit[rows], scores.argmax(1), c)
+    return _flipped(y, noisy)
+
+
 SCHEMES: dict[str, Callable[..., Flipped]] = {
     "none": clean,
     "random": random,
@@ -176,6 +219,7 @@ SCHEMES: dict[str, Callable[..., Flipped]] = {
     "pair": pair,
     "first": first,
     "first-positive": first_positive,
+    "instance": instance,
 }
 
 
@@ -198,8 +242,13 @@ class Noise:
             raise InputError(f'unknown noise "{self.name}"; {nearest(self.name, SCHEMES)}')
         _check_rate(self.rate)
 
-    def __call__(self, labels: ArrayLike, num_classes: int, *, seed: int = 0, **options: Any) -> Flipped:
+    def __call__(
+        self, labels: ArrayLike, num_classes: int, *, seed: int = 0, features: ArrayLike | None = None, **options: Any
+    ) -> Flipped:
+        """Applies it; `features` are read by the one scheme whose errors depend on the sample."""
         rate = () if self.name == "none" else (self.rate,)
+        if self.name == "instance":
+            options["features"] = [] if features is None else features
         return SCHEMES[self.name](labels, num_classes, *rate, seed=seed, **options)
 
     def __str__(self) -> str:

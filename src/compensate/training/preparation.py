@@ -160,7 +160,9 @@ def _limited(splits: Splits, limit: int | None, limit_test: int | None, seed: in
 
 
 def _noisy(data: Data, config: Config, seed: int) -> tuple[Data, NDArray[np.bool_]]:
-    flipped = noise.parse(config.noise)(data.target, data.num_classes, seed=seed)
+    flipped = noise.parse(config.noise)(
+        data.target, data.num_classes, seed=seed, features=data.x if isinstance(data.x, np.ndarray) else None
+    )
     return data.relabel(flipped.labels), flipped.changed
 
 
