@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from compensate.cli import run
+from experiments.commands.choices import choices
 from experiments.commands.defaults import defaults
 from experiments.commands.figure import figure
 from experiments.commands.graph import graph
@@ -20,7 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for command in (reproduce, human, defaults, figure, sentences, graph):
+for command in (reproduce, human, defaults, choices, figure, sentences, graph):
     app.command()(command)
 
 

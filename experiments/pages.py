@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from compensate.files import write_atomically
-from experiments import defaults, graph, human_report
+from experiments import choices, defaults, graph, human_report
 from experiments.report import sections, table_lines, trained_tables
 from experiments.summary import drawn, summary
 
@@ -41,6 +41,7 @@ def results_page(results: Path) -> str:
         *summary(trained_tables(results / "reproduce"), human_report.in_a_line(results / "human")),
         *human_report.sections(results / "human"),
         *defaults.sections(results / "defaults"),
+        *choices.sections(results / "defaults"),
         *_demo(results / "demo" / "results.json"),
         *(part for path in sorted((results / "compare").glob("*.json")) for part in _comparison(path)),
         *(part for path in sorted((results / "search").glob("*.json")) for part in _search(path)),
