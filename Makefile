@@ -17,7 +17,7 @@ demo: $(VENV)/.base
 	$(BIN)/compensate demo
 
 test: $(VENV)/.test
-	OMP_NUM_THREADS=1 SCIPY_ARRAY_API=1 $(BIN)/python -m pytest -q -n $(WORKERS)
+	OMP_NUM_THREADS=1 SCIPY_ARRAY_API=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup
 
 quick: $(VENV)/.test
 	OMP_NUM_THREADS=1 SCIPY_ARRAY_API=1 $(BIN)/python -m pytest -q -n $(WORKERS) -m "not slow" tests

@@ -20,6 +20,10 @@ def figure(
         o.option("Output file, .png, .pdf or .svg [default: figure-NAME.png].", "--out", "-o"),
     ] = None,
     data: Annotated[str | None, o.option("Data set, e.g. cifar10 [default: that of the figure].")] = None,
+    encoder: Annotated[
+        str | None,
+        o.option("Encoder to train on the features of, e.g. auto [default: train on the samples themselves]."),
+    ] = None,
     noise: o.Noise = None,
     seed: o.Seed = None,
     set_: o.Set = None,
@@ -54,7 +58,7 @@ def figure(
         return
     given = {"noise": noise, "seed": seed, **o.nested(o.pairs(set_, "--set"))}
     asked = Request(
-        data, data_dir, results, runs, {k: v for k, v in given.items() if v is not None}, console=console
+        data, data_dir, results, runs, {k: v for k, v in given.items() if v is not None}, console=console, encoder=encoder
     )  # fmt: skip
     path = out or Path(f"figure-{name.lower().replace('_', '-')}.png")
     console.print(f"drawn:  {draw(name, path, asked)}", soft_wrap=True)

@@ -9,7 +9,9 @@ from typing import Any
 
 from rich.console import Console
 
-from compensate.data import Splits
+from compensate.data import Splits, load
+from compensate.encoders import encode_data
+from compensate.errors import InputError
 from compensate.training.config import Config
 from compensate.training.fitting import fit
 from compensate.training.run import Result
@@ -20,6 +22,10 @@ _CIFAR = {
 }  # fmt: skip
 SETTINGS: dict[str, dict[str, Any]] = {"digits": {"epochs": 30}, "cifar10": _CIFAR, "cifar100": _CIFAR}
 """How data sets are trained on for a figure; others by the recipe of their model."""
+
+ENCODED = {"model": "mlp", "epochs": 10, "model_options": {"hidden": [128]}}
+LIMIT = 10_000
+"""Of an encoder's features, and the samples that are encoded."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,7 @@ class Request:
         runs: the folder of trainings: a finished one is read, an interrupted one goes on; None trains without files.
         options: changes of the training, by the names of `Config`.
         given: the data itself, where it is not to be loaded by its name.
+        encoder: train on the features of a pretrained model, by its name, instead of on the samples.
         console: shows progress.
 
     >>> Request().on("digits").data, Request("cifar10").on("digits").data
@@ -45,6 +52,7 @@ class Request:
     runs: Path | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     given: Splits | None = None
+    encoder: str | None = None
     console: Console | None = None
 
     def on(self, data: str | None) -> Request:
@@ -56,11 +64,26 @@ class Request:
         data = (self.data or "digits").lower()
         known = SETTINGS.get(data.replace("-", ""), {})
         name = data.replace("-", "") if known else self.data
+        if self.encoder is not None:
+            known = {**ENCODED, "data_options": {"encoder": self.encoder}}
         return Config.of({"data": name, **known, "validation": 0.0, **own, **self.options}, "--set")
 
     def train(self, config: Config) -> Result:
         """The finished training."""
         folder = None if self.runs is None else self.runs / config.name
+        data = self.given if self.encoder is None else self.encoded(config.data)
         return fit(
-            config, data=self.given, data_dir=self.data_dir, folder=folder, resume=folder is not None, console=self.console
+            config, data=data, data_dir=self.data_dir, folder=folder, resume=folder is not None, console=self.console
         )  # fmt: skip
+
+    def encoded(self, name: str) -> Splits:
+        """The features of (at most `LIMIT`) training samples."""
+        train = (load(name, self.data_dir) if self.given is None else self.given).train
+        if len(train) > LIMIT:
+            train = train.split((share := LIMIT / len(train), 1 - share), seed=0)[0]
+        found = encode_data(train, self.encoder or "auto")
+        if found is None:
+            raise InputError(
+                f'{name} has nothing that the encoder "{self.encoder}" reads; it takes texts and images, and needs:  pip install "compensate[encoders]"'
+            )
+        return Splits(replace(train, x=found.values), None, None)

@@ -98,19 +98,19 @@ def samples(request: Request) -> Figure:
     from matplotlib.figure import Figure
 
     config = _logcomp(request, "none")
-    result = request.train(config)
-    train = result.prepared.train
-    if getattr(train.x, "ndim", 0) != 4:
+    # Trained on small images or on features, shown as they are.
+    whole = load(config.data, request.data_dir).train if request.given is None else request.given.train
+    if getattr(whole.x, "ndim", 0) != 4:
         raise InputError(
             f"{config.data} has no images; for texts there is:  python -m experiments sentences {config.data}"
         )
+    result = request.train(config)
+    train = result.prepared.train
     sizes = mean_sizes(result)
     order = np.argsort(-sizes, kind="stable")[: ROWS * COLUMNS]
     record = result.criterion.record
     assert record is not None
     suggested = record.guess[torch.from_numpy(train.index[order])].tolist()
-    # Trained on small images, shown as they are.
-    whole = load(config.data, request.data_dir).train if request.given is None else request.given.train
     place = {int(index): row for row, index in enumerate(whole.index)}
     long = max(map(len, train.classes)) > 3
     figure = Figure(figsize=(COLUMNS * 1.05, ROWS * (1.5 if long else 1.3) + 0.3), layout="constrained")

@@ -35,14 +35,14 @@ def kkt_residual(u, v, y, lam):
 @pytest.mark.parametrize(("c", "scale"), [(2, 3.0), (2, 30.0), (3, 0.3), (3, 3.0), (3, 30.0), (6, 3.0)])
 def test_optimum_satisfies_the_kkt_conditions_for_any_logits(c, scale):
     """For large logits the path to the optimum moves other classes too and is flat: after t steps of size 3.9 the
-    residual is about 1 / (3.9 t), so that 260,000 visits do for any logits. Rows leave as they arrive."""
+    residual is about 1 / (3.9 t), so that 26,000 visits do for any logits. Rows leave as they arrive."""
     u = scale * torch.randn(60, c, dtype=torch.float64)
     y, lam = torch.randint(c, (60,)), 0.9 * torch.rand(60, dtype=torch.float64) + 0.05
     v, onehot = torch.zeros_like(u), F.one_hot(y, c)
-    for step in range(300_000):
+    for step in range(30_000):
         v = soft_threshold(v - 3.9 * ((u + v).softmax(-1) - onehot), 3.9 * lam)
         if step % 100 == 0:
-            open_rows = kkt_residual(u, v, y, lam) > 1e-6
+            open_rows = kkt_residual(u, v, y, lam) > 1e-5
             if not open_rows.any():
                 break
             u, v, y, lam, onehot = (t[open_rows] for t in (u, v, y, lam, onehot))

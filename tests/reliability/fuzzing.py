@@ -434,8 +434,8 @@ HOSTILE: dict[str, tuple[Callable[[Path, int], None], Callable[[Path], Any]]] = 
     ".npy that promises 1 TB": (lambda at, size: promised(at / "a.npy", size), lambda at: load(at / "a.npy")),
     ".csv.gz of 1 GB": (lambda at, size: packed_lines(at / "a.csv.gz", size), lambda at: load(at / "a.csv.gz")),
     ".parquet of 1 GB": (lambda at, size: repeated(at / "a.parquet", size), lambda at: load(at / "a.parquet")),
-    ".jsonl of 10,000 columns, 3 million rows": (
-        lambda at, size: (at / "a.jsonl").write_text(json.dumps({f"c{j}": 1 for j in range(10_000)}) + "\n" + "{}\n" * 3_000_000) and None,
+    ".jsonl of 10,000 columns, 300,000 rows": (
+        lambda at, size: (at / "a.jsonl").write_text(json.dumps({f"c{j}": 1 for j in range(10_000)}) + "\n" + "{}\n" * 300_000) and None,
         lambda at: load(at / "a.jsonl"),
     ),
     ".xlsx of 1 GB": (lambda at, size: zeros(at / "a.xlsx", "xl/worksheets/sheet1.xml", size), lambda at: load(at / "a.xlsx")),

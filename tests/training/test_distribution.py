@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from compensate import METHODS
 from compensate.training import Processes
 
+pytestmark = pytest.mark.xdist_group("distribution")  # one launch serves all; a second test worker would wait for it
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 import replicas  # noqa: E402
