@@ -121,7 +121,7 @@ def _each(name: str, values: Sequence[Any], **fixed: Any) -> list[dict[str, Any]
     return [{name: value, **fixed} for value in values]
 
 
-CLEAN = {"clean": 0.02, "epochs": 20}
+CLEAN: dict[str, Any] = {"clean": 0.02, "epochs": 20}
 """Of the methods that learn from clean data; an epoch of theirs costs three."""
 
 STUDIES: dict[str, Study] = {
@@ -136,9 +136,9 @@ STUDIES: dict[str, Study] = {
         [{"eps": 0.2, "step_size": s, "bounds": (0.0, 1.0)} for s in (0.04, 0.01, 0.1, 0.2)],
         partial(moved_inputs, "universal_at"), "one perturbation for all",
     ),
-    "base, moved": Study([{}], partial(moved_inputs, "base"), "one perturbation for all"),
-    "base, skewed": Study([{}], partial(skewed_classes, "base"), "skewed classes"),
-    "base, 40 % wrong": Study([{}], partial(noisy_labels, "base"), "40 % wrong labels"),
+    "base under one perturbation": Study([{}], partial(moved_inputs, "base"), "one perturbation for all"),
+    "base on skewed classes": Study([{}], partial(skewed_classes, "base"), "skewed classes"),
+    "base under wrong labels": Study([{}], partial(noisy_labels, "base"), "40 % wrong labels"),
     "CompensatedClassifier": Study([{}, *_each("lr", (0.001, 0.003, 0.01, 0.03, 0.1))], classifier_rate, "20 % wrong labels, three tables"),
     "RobustICP": Study(_each("spread", (2.5, 1.5, 2.0, 3.0, 4.0)), outlying_points, "minus the error of the motion"),
 }  # fmt: skip

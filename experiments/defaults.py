@@ -51,7 +51,7 @@ CANDIDATES: dict[str, list[dict[str, Any]]] = {
     ],
 }
 TRIAL_SEEDS: dict[str, tuple[int, ...]] = {
-    "digits": (100, 101),
+    "digits": tuple(range(100, 108)),
     "agnews": (100, 101),
     "sst2": (100, 101),
     "imdb": (100,),

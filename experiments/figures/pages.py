@@ -13,7 +13,7 @@ def figures_section(pictures: Path, where: str = "img") -> list[str]:
 
     Args:
         pictures: the folder of the stored pictures, ``figure-NAME.png``; ``figure-NAME-DATA.png`` for other data, and
-            ``figure-NAME-DATA-NOISE.png`` for other noise.
+            ``figure-NAME-DATA-NOISE.png`` for other noise; DATA_ENCODER where an encoder's features were trained on.
         where: that folder as the page names it.
     """
     parts = []
@@ -24,11 +24,12 @@ def figures_section(pictures: Path, where: str = "img") -> list[str]:
             parts += [f"![{row.summary}.]({where}/{stored.name})"]
         parts += [f"{row.caption} Draw it: `python -m experiments figure {name}`."]
         for other in sorted(pictures.glob(f"figure-{name}-*.png")):
-            data, _, noise = other.stem.removeprefix(f"figure-{name}-").partition("-")
-            more = f" --noise {noise}" if noise else ""
+            where_from, _, noise = other.stem.removeprefix(f"figure-{name}-").partition("-")
+            data, _, encoder = where_from.partition("_")
+            more = (f" --encoder {encoder}" if encoder else "") + (f" --noise {noise}" if noise else "")
             parts += [
                 f"![{row.summary}, on {data}.]({where}/{other.name})",
-                f"{row.elsewhere.get(data, '')} Draw it: `python -m experiments figure {name} --data {data}{more} --data-dir DATA`.".strip(),
+                f"{row.elsewhere.get(where_from, '')} Draw it: `python -m experiments figure {name} --data {data}{more} --data-dir DATA`.".strip(),
             ]
     return parts
 

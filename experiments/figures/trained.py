@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +29,9 @@ ROWS, COLUMNS = 3, 8
 """Of the sheet of samples."""
 
 RIGHT, WRONG = "#0072B2", "#D55E00"
+
+STRENGTHS = (0.02, 0.05, 0.1, 0.25, 0.5)
+"""Values of lambda; from 1 on nothing is compensated."""
 
 
 def logit_adjustment(request: Request) -> Figure:
@@ -77,11 +81,12 @@ def mean_sizes(result: Result) -> NDArray[np.float32]:
     return _positive(None if record is None else record.mean("size")[index].numpy(), result)
 
 
-def last_sizes(result: Result) -> NDArray[np.float32]:
-    """(N,) the l1 norm of the logit compensation of each training sample, as the training left it."""
+def last_sizes(result: Result, empty: bool = False) -> NDArray[np.float32]:
+    """(N,) the l1 norm of the logit compensation of each training sample, as the training left it; all zero only if `empty`."""
     index = torch.from_numpy(result.prepared.train.index)
     tables = [m for m in result.criterion.modules() if isinstance(m, Sample)]
-    return _positive(tables[0].gather(index).abs().sum(1).numpy() if tables else None, result)
+    sizes = tables[0].gather(index).abs().sum(1).numpy() if tables else None
+    return sizes if empty and sizes is not None else _positive(sizes, result)
 
 
 def _positive(sizes: NDArray[np.float32] | None, result: Result) -> NDArray[np.float32]:
@@ -158,3 +163,55 @@ def distribution(request: Request) -> Figure:
 def _said(noise: str) -> str:
     kind, _, rate = noise.partition(":")
     return "labels as they come" if kind == "none" else f"{kind} noise, {100 * float(rate):g} %"
+
+
+def strength(request: Request) -> Figure:
+    """What the penalty of LogComp decides: how many samples are compensated, accuracy, and how well errors are found."""
+    from matplotlib.figure import Figure
+
+    noisy = str(request.options.get("noise", "random:0.2"))
+    clean_runs, noisy_runs = [_strengths(request, noise) for noise in ("none", noisy)]
+    figure = Figure(figsize=(9.0, 3.1), layout="constrained")
+    share, accuracy, found = figure.subplots(1, 3)
+    for runs, color, name in ((clean_runs, RIGHT, "labels as they come"), (noisy_runs, WRONG, _said(noisy))):
+        base, rows = runs
+        share.plot(
+            STRENGTHS,
+            [100 * float((last_sizes(r, empty=True) > 0).mean()) for r in rows],
+            "o-",
+            color=color,
+            label=name,
+        )
+        gains = [100 * (r.last["test_accuracy"] - base.last["test_accuracy"]) for r in rows]
+        accuracy.plot(STRENGTHS, gains, "o-", color=color)
+    wrong = [r.prepared.wrong for r in noisy_runs[1]]
+    found.plot(STRENGTHS, [_found(r, w) for r, w in zip(noisy_runs[1], wrong, strict=True)], "o-", color=WRONG)
+    accuracy.axhline(0, color="gray", linewidth=0.8)
+    for ax, name in (
+        (share, "samples compensated, %"),
+        (accuracy, "test accuracy minus base, points"),
+        (found, "errors found: average precision"),
+    ):
+        ax.set(xscale="log", xlabel="λ", title=name)
+        ax.set_xticks(STRENGTHS, [f"{v:g}" for v in STRENGTHS])
+        ax.minorticks_off()
+        ax.title.set_fontsize(10)
+        ax.spines[["top", "right"]].set_visible(False)
+    share.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def _strengths(request: Request, noise: str) -> tuple[Result, list[Result]]:
+    """Plain training, and LogComp with each strength."""
+    asked = replace(request, options={k: v for k, v in request.options.items() if k != "noise"})
+    base = asked.train(asked.config(method="base", noise=noise))
+    return base, [asked.train(asked.config(method="logcomp", noise=noise, hyper={"lam": v})) for v in STRENGTHS]
+
+
+def _found(result: Result, wrong: NDArray[np.bool_]) -> float:
+    """Average precision of the criterion's own ranking: the mean margin over the visits."""
+    from sklearn.metrics import average_precision_score
+
+    record = result.criterion.record
+    assert record is not None
+    return average_precision_score(wrong, -record.mean("margin")[torch.from_numpy(result.prepared.train.index)].numpy())

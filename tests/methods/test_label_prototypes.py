@@ -50,7 +50,7 @@ def test_prototypes_are_typical_and_unlike_each_other():
 def test_labels_follow_the_prototypes_of_the_previous_epoch(tiny):
     n = 24
     x, y = torch.randn(n, 4).double(), torch.arange(n) % 3
-    criterion = deep_self_learning(num_samples=n, num_classes=3, feature_dim=6, count=2, alpha=0.4).double()
+    criterion = deep_self_learning(num_samples=n, num_classes=3, feature_dim=6, count=2, alpha=0.4, start=1).double()
     assert criterion.taxonomy == METHODS["deep_self_learning"].taxonomy
     prototypes = None
     for epoch in range(3):
@@ -98,7 +98,7 @@ def test_wrong_labels_move_and_right_ones_stay():
         def head(self, z):
             return self(z)
 
-    criterion = deep_self_learning(num_samples=20, num_classes=2, feature_dim=2, alpha=1.0, count=3)
+    criterion = deep_self_learning(num_samples=20, num_classes=2, feature_dim=2, alpha=1.0, start=1, count=3)
     model, i = Fixed(2, 2), torch.arange(20)
     criterion.evaluate(model, x, y, i)
     criterion.end_epoch()
@@ -117,7 +117,7 @@ def test_memory_is_bounded_by_the_samples_it_keeps():
 def test_a_class_without_samples_is_never_guessed(tiny, batch):
     x, _, i = batch
     y = torch.tensor([0, 1, 0, 1, 0])
-    criterion = deep_self_learning(num_samples=9, num_classes=3, feature_dim=6, alpha=1.0).double()
+    criterion = deep_self_learning(num_samples=9, num_classes=3, feature_dim=6, alpha=1.0, start=1).double()
     criterion.evaluate(tiny, x, y, i)
     criterion.end_epoch()
     s = criterion.evaluate(tiny, x, y, i)

@@ -301,7 +301,7 @@ def deep_self_learning(
     num_classes: int,
     feature_dim: int,
     alpha: float = 0.5,
-    start: int = 1,
+    start: int = 3,
     count: int = 8,
     sampled: int = 1280,
     rank: float = 0.4,
@@ -321,7 +321,8 @@ def deep_self_learning(
         num_classes: the number of classes.
         feature_dim: the size of the features that the model's `features` returns.
         alpha: the share :math:`\alpha` of the new label.
-        start: epochs before labels change.
+        start: epochs before labels change. Prototypes of a network that has learned little are poor, and labels from them may
+            pull all classes into one: with ``start=1`` one of three trainings on digits collapsed.
         count: prototypes per class.
         sampled: samples per class that they are chosen from.
         rank: where the similarity that counts as near lies among all, in rising order.
