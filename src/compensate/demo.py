@@ -202,7 +202,7 @@ def chosen(outcomes: list[Outcome], setting: Setting) -> dict[str, Any]:
     return {"setting": asdict(setting), "seeds": SEARCH_SEEDS, "best": best, "trials": trials}
 
 
-def review(path: Path, setting: Setting, *, seed: int = 0) -> Audit:
+def audit_digits(path: Path, setting: Setting, *, seed: int = 0) -> Audit:
     """Audits the digits of one run, wrong labels included, and writes the page on which a person decides on them."""
     from compensate.auditing.audit import audit
 

@@ -39,7 +39,7 @@ def demo(
 
 def _demo(out: Path, seeds: int, epochs: int) -> None:
     """Runs the demonstration, prints its table and writes `results.json`, `suspects.png` and `report.html` into `out`."""
-    from compensate.demo import Setting, figures_by_method, jobs, picture, review
+    from compensate.demo import Setting, figures_by_method, jobs, picture, audit_digits
     from compensate.files import make_folder, write_atomically
 
     setting = Setting(epochs=epochs)
@@ -71,7 +71,7 @@ def _demo(out: Path, seeds: int, epochs: int) -> None:
     console.print(f"figures:  {out / 'results.json'}")
     console.print("in your own loop:  criterion = compensate.methods.mixcomp(num_samples=len(train))", soft_wrap=True)
     with console.status("auditing the first run's labels"):
-        audited = review(out / "report.html", setting)
+        audited = audit_digits(out / "report.html", setting)
     console.print(
         f"\nthe same labels audited: about {audited.noise_rate.value:.0%} look wrong, {int(audited.mask.sum())} are flagged. "
         "Open the page to review them:",

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from compensate.encoders.image import SIDE, ImageEncoder
-from compensate.encoders.text import Encoded, TextEncoder, mean_pooling
+from compensate.encoders.text import EncodedBatch, TextEncoder, mean_pooling
 from compensate.errors import InputError, nearest
 
 READ = (".json", ".safetensors", ".txt", ".model", ".md")
@@ -33,7 +33,7 @@ LONGEST = 512
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 """For models that do not say how their images are to be normalized."""
 
-RunEncoder = Callable[[Sequence[Any], int | None], Iterator[Encoded]]
+RunEncoder = Callable[[Sequence[Any], int | None], Iterator[EncodedBatch]]
 """A loaded encoder: from items and a batch size (or none) to embeddings, some items at a time."""
 
 
@@ -243,7 +243,7 @@ def open_clip_text(folder: Path, device: torch.device) -> RunEncoder:
     tokenizer = open_clip.get_tokenizer(f"local-dir:{folder}")
 
     @torch.inference_mode()
-    def run(texts: Sequence[str], batch_size: int | None) -> Iterator[Encoded]:
+    def run(texts: Sequence[str], batch_size: int | None) -> Iterator[EncodedBatch]:
         step = batch_size or 64
         for start in range(0, len(texts), step):
             part = list(texts[start : start + step])

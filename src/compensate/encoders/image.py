@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from compensate.encoders.text import Encoded
+from compensate.encoders.text import EncodedBatch
 from compensate.errors import InputError
 
 SMALL, SMALL_SIDE, SIDE = 64, 160, 224
@@ -80,7 +80,7 @@ class ImageEncoder:
         self.device = device
         self.network = ImageNetwork(model, mean, std, side).to(device)
 
-    def __call__(self, images: Sequence[Any], batch_size: int | None = None) -> Iterator[Encoded]:
+    def __call__(self, images: Sequence[Any], batch_size: int | None = None) -> Iterator[EncodedBatch]:
         """Embeddings, some images at a time; images of one size go together."""
         waiting: dict[tuple[int, ...], list[tuple[int, NDArray[Any]]]] = {}
         for row in range(len(images)):
@@ -98,7 +98,7 @@ class ImageEncoder:
         return max(1, PIXELS.get(self.device.type, PIXELS["cpu"]) // self.network.side(shape) ** 2)
 
     @torch.inference_mode()
-    def _batch(self, group: list[tuple[int, NDArray[Any]]]) -> Encoded:
+    def _batch(self, group: list[tuple[int, NDArray[Any]]]) -> EncodedBatch:
         x = unit(torch.from_numpy(np.stack([image for _, image in group])).to(self.device))
         return np.array([row for row, _ in group]), self.network(x).float().cpu().numpy()
 

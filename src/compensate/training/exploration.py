@@ -23,7 +23,7 @@ from compensate.training import comparison
 from compensate.training.config import Config
 from compensate.training.preparation import prepare_run
 from compensate.training.run import Run
-from compensate.training.tuning import open_study, search, take_up_abandoned, trial_score
+from compensate.training.tuning import open_study, search_space, take_up_abandoned, trial_score
 from compensate.training.workers import side_by_side
 
 PEERS = ("base", "gce", "elr", "sop")
@@ -300,7 +300,7 @@ def _tuned_peers(
         def told(number: int, peer: str = peer) -> None:
             done(f"tuning {peer}", number, budget.peer_trials)
 
-        found = search(
+        found = search_space(
             config.but(method=peer), folder, trials=budget.peer_trials, workers=workers, data_dir=data_dir, done=told
         )
         tuned[peer] = found["best"]["hyper"]

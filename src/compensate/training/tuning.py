@@ -65,7 +65,7 @@ def trial_score(
     return float(np.mean(values))
 
 
-def search(
+def search_space(
     config: Config,
     folder: Path,
     *,
