@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compensate.files import checksum
+
 if TYPE_CHECKING:
     import pandas as pd
 
     from compensate.data.dataset import Data
-
-CHUNK = 1 << 20
 
 
 def digest_text(digest: int) -> str:
@@ -40,11 +40,7 @@ def digest_file(path: str | Path) -> str:
     >>> digest_file(empty)
     'sha256:e3b0c44298fc1c14'
     """
-    found = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(CHUNK):
-            found.update(chunk)
-    return digest_text(_first(found.digest()))
+    return digest_text(_first(bytes.fromhex(checksum(path))))
 
 
 def digest_source(path: str | Path) -> str:

@@ -39,7 +39,7 @@ def demo(
 
 def _demo(out: Path, seeds: int, epochs: int) -> None:
     """Runs the demonstration, prints its table and writes `results.json`, `suspects.png` and `report.html` into `out`."""
-    from compensate.demo import Setting, figures_by_method, jobs, picture, audit_digits
+    from compensate.demo import Setting, audit_digits, figures_by_method, jobs, picture
     from compensate.files import make_folder, write_atomically
 
     setting = Setting(epochs=epochs)

@@ -11,9 +11,8 @@ from typing import Any
 
 import pandas as pd
 
-from compensate.data.width import check_size, check_width
 from compensate.errors import InputError
-from compensate.files import decode, read_bytes
+from compensate.files import check_size, check_width, decode, read_bytes
 
 _BLANK = re.compile(r"[ \t\r\n]*")
 _LONE = re.compile("[\ud800-\udfff]")  # halves of a character, which JSON can write and no file can hold

@@ -24,9 +24,8 @@ from compensate.data.label_column import choose_label as choose_label
 from compensate.data.labels import encode_labels, is_missing
 from compensate.data.parquet import SUFFIXES as PARQUET
 from compensate.data.parquet import read_parquet
-from compensate.data.width import check_width
 from compensate.errors import InputError, nearest
-from compensate.files import decode, read_bytes
+from compensate.files import check_width, decode, read_bytes
 
 PARTS = {
     "train": "train",

