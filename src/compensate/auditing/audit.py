@@ -19,7 +19,7 @@ from compensate.auditing.noise_model import BY_CHANCE, Verdict, after_decisions,
 from compensate.auditing.result import Audit
 from compensate.auditing.scorer import Scorer
 from compensate.auditing.source import KINDS, labeled, read
-from compensate.auditing.views import Views, make_views, unused_encoder
+from compensate.auditing.views import FeatureViews, make_views, unused_encoder
 from compensate.data.dataset import UNLABELED, Data
 from compensate.errors import InputError
 
@@ -184,7 +184,7 @@ def audit(
 
 
 def _scorer(
-    views: Views, fitted: list[dict[str, StoredLearner]], weights: Mapping[str, float], verdict: Verdict
+    views: FeatureViews, fitted: list[dict[str, StoredLearner]], weights: Mapping[str, float], verdict: Verdict
 ) -> Scorer:
     """What judges new samples as these were judged."""
     by_view = tuple(
@@ -217,7 +217,7 @@ def _check_training(
 
 
 def _judged(
-    views: Views | None,
+    views: FeatureViews | None,
     labels: NDArray[np.int64],
     folds: NDArray[np.int64],
     classes: int,
@@ -251,7 +251,7 @@ def _result(
     verdict: Verdict,
     config: dict[str, Any],
     notes: tuple[str, ...],
-    views: Views | None,
+    views: FeatureViews | None,
     trained: Any,
     scorer: Scorer | None,
 ) -> Audit:
