@@ -429,7 +429,7 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return self._batch(X, rows), torch.from_numpy(codes[rows])
 
     def _train(self, samples: Samples, epochs: int, schedule: str, **options: Any) -> None:
-        """So many passes over the samples, with the options of `Trainer`."""
+        """Passes over the samples, with the options of `Trainer`."""
         self._given[samples.index] = samples.labels
         seed, size = self._seed(), self.batch_size
         with torch.enable_grad(), seeded(seed, torch.device(self.device)):
