@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from compensate.auditing.audit import audit
 from compensate.auditing.corrections import Correction, apply_corrections, read_corrections, write_corrections
-from compensate.auditing.multilabel import labels_in, of_labels, predict_labels
+from compensate.auditing.multilabel import label_sets, labels_in, predict_labels
 from compensate.auditing.page import fill
 from compensate.auditing.result import Audit
 from compensate.auditing.source import read
@@ -137,7 +137,7 @@ def test_arrays_and_lists_of_names_are_audited() -> None:
     found = audit(TEXTS, GIVEN.astype(int), encoder="none")
     assert found.flagged["row"].tolist()
     assert set(found.flagged["label"]) <= {"label 0", "label 1", "label 2"}
-    names = of_labels([["b", "a"], ["a"]])
+    names = label_sets([["b", "a"], ["a"]])
     assert names is not None
     assert names.names == ("a", "b")
     assert names.given.tolist() == [[1, 1], [1, 0]]

@@ -389,7 +389,7 @@ def as_label_table(found: Audit, votes: Votes, items: pd.DataFrame, path: Path, 
     """
     import io
 
-    from compensate.auditing.digests import as_text, digest_frame, short_digest
+    from compensate.auditing.digests import digest_frame, digest_text, short_digest
 
     column = "label" if "label" not in items.columns else LABEL
     names = np.array(votes.classes, dtype=object)
@@ -401,5 +401,5 @@ def as_label_table(found: Audit, votes: Votes, items: pd.DataFrame, path: Path, 
     return replace(
         found, title=title, config={**found.config, "source": str(path), "label": column, "label_given": True},
         data=replace(found.data, raw=frame.iloc[found.data.index], info=info),
-        source_digest=as_text(short_digest(written)), row_digests=digest_frame(read, column)[found.index],
+        source_digest=digest_text(short_digest(written)), row_digests=digest_frame(read, column)[found.index],
     ), written  # fmt: skip

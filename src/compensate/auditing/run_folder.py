@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from compensate.auditing.result import Audit
 
 FORMAT = 2
-"""Of the files that `save` writes."""
+"""Of the files that `save_audit` writes."""
 
 FILES = frozenset(
     {
@@ -140,7 +140,7 @@ def _source_digest(folder: Path) -> str | None:
 # --- the audit itself -----------------------------------------------------------------------------------------
 
 
-def save(found: Audit, folder: Path) -> None:
+def save_audit(found: Audit, folder: Path) -> None:
     """Writes ``audit.json`` and ``audit.npz``; the first holds the checksum of the second, so that they belong together."""
     make_folder(folder)
     arrays: dict[str, Any] = {
@@ -180,7 +180,7 @@ def save(found: Audit, folder: Path) -> None:
         found.scorer.save(folder)
 
 
-def load(folder: Path) -> dict[str, Any]:
+def load_audit(folder: Path) -> dict[str, Any]:
     """The fields of the audit in a folder, once everything in it is known to fit."""
     try:
         texts = json.loads((folder / "audit.json").read_bytes().decode("utf-8", "surrogatepass"))

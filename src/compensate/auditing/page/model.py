@@ -106,7 +106,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Pair:
+class ClassPair:
     """How many flagged samples labeled ``given`` look like ``suggested``."""
 
     given: str
@@ -173,7 +173,7 @@ class Values:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class Provenance:
     """Where the probabilities come from.
 
     Attributes:
@@ -274,7 +274,7 @@ class Page:
     >>> item = Item(7, "cat", "dog", 3.2, 0.97, True, Content(text="woof"))
     >>> page = Page("pets.csv", "text", ("cat", "dog"), 100, (item,), Estimate(0.01, 0.0, 0.03))
     >>> page.flagged, page.pairs
-    (1, (Pair(given='cat', suggested='dog', count=1),))
+    (1, (ClassPair(given='cat', suggested='dog', count=1),))
     """
 
     title: str
@@ -286,7 +286,7 @@ class Page:
     expected_precision: float | None = None
     threshold: float | None = None
     examples: tuple[Example, ...] = ()
-    confusion: tuple[Pair, ...] = ()
+    confusion: tuple[ClassPair, ...] = ()
     per_class: tuple[ClassCount, ...] = ()
     scores: Histogram | None = None
     compensations: Histogram | None = None
@@ -296,7 +296,7 @@ class Page:
     source_digest: str = ""
     all_flagged: int | None = None
     predictable: bool = True
-    evidence: Evidence = Evidence()
+    evidence: Provenance = Provenance()
     values: Values | None = None
     since: Since | None = None
     issues: tuple[IssueGroup, ...] | None = None
@@ -320,12 +320,12 @@ class Page:
         return sum(item.flagged for item in self.items)
 
     @property
-    def pairs(self) -> tuple[Pair, ...]:
+    def pairs(self) -> tuple[ClassPair, ...]:
         """The confusion, largest first; counted from the flagged items unless it was given."""
         found = self.confusion
         if not found:
             counted = Counter((item.given, item.suggested) for item in self.items if item.flagged)
-            found = tuple(Pair(given, suggested, count) for (given, suggested), count in counted.items())
+            found = tuple(ClassPair(given, suggested, count) for (given, suggested), count in counted.items())
         return tuple(sorted(found, key=lambda pair: -pair.count))
 
 

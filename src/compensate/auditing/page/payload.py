@@ -18,14 +18,14 @@ from typing import Any
 
 from compensate.auditing.page.claims import lopsided, unreliable
 from compensate.auditing.page.model import (
+    ClassPair,
     Content,
-    Evidence,
     Example,
     Histogram,
     IssueGroup,
     Item,
     Page,
-    Pair,
+    Provenance,
     Since,
     Values,
 )
@@ -235,7 +235,7 @@ def _cut(text: str, limit: int) -> list[Any]:
     return [text] if len(text) <= limit else [text[:limit], len(text)]
 
 
-def _one_way(pairs: tuple[Pair, ...]) -> bool:
+def _one_way(pairs: tuple[ClassPair, ...]) -> bool:
     """Whether the most frequent pair is more frequent than the same pair the other way round."""
     if not pairs:
         return False
@@ -243,7 +243,7 @@ def _one_way(pairs: tuple[Pair, ...]) -> bool:
     return lopsided(pairs[0].count, next((p.count for p in pairs if (p.given, p.suggested) == back), 0))
 
 
-def _evidence(evidence: Evidence) -> dict[str, Any]:
+def _evidence(evidence: Provenance) -> dict[str, Any]:
     return {
         "views": [[name, _number(weight)] for name, weight in evidence.views],
         "agreement": _number(evidence.agreement),
