@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from compensate.auditing.annotators import Votes, audit_votes, find_consensus, long_votes, wide_votes
 from compensate.auditing.corrections import write_corrections
-from compensate.auditing.page.fill import page
+from compensate.auditing.page.fill import page_of
 from compensate.auditing.page.payload import payload
 from compensate.auditing.result import Audit
 from compensate.cli import app
@@ -164,7 +164,7 @@ def test_items_without_a_vote_are_predicted_and_keep_their_names():
 def test_the_page_has_the_votes_beside_each_item():
     x, _, votes = made(200)
     found, _ = audit_votes(x.astype(np.float32), votes)
-    shown = page(found)
+    shown = page_of(found)
     assert shown.items
     for item in shown.items:
         here = votes.item == item.index

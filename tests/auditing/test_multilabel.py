@@ -187,7 +187,7 @@ def test_the_command_audits_and_applies(tmp_path: Path) -> None:
     assert list(suspects.columns[:5]) == ["index", "row", "label", "given", "suggested"]
     page = (tmp_path / "run" / "report.html").read_text()
     assert '"chips"' in page
-    shown = fill.page(Audit.load(tmp_path / "run" / "audit"))
+    shown = fill.page_of(Audit.load(tmp_path / "run" / "audit"))
     flags = suspects[suspects["flagged"]].groupby("label").size()
     assert {c.label: c.flagged for c in shown.per_class if c.flagged} == flags.to_dict()
     assert [c.rows for c in shown.per_class] == [ROWS] * 3
