@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from compensate.auditing.audit import audit
 from compensate.auditing.corrections import Correction, apply_corrections, read_corrections, write_corrections
 from compensate.auditing.multilabel import label_sets, labels_in, predict_labels
+from compensate.auditing.page import fill
 from compensate.auditing.result import Audit
 from compensate.auditing.source import read
 from compensate.cli import app
@@ -181,10 +182,15 @@ def test_the_command_audits_and_applies(tmp_path: Path) -> None:
     done = run.invoke(app, ["audit", str(path), "--encoder", "none", "--out", str(tmp_path / "run")])
     assert done.exit_code == 0, done.output
     assert "3 labels" in done.output
+    assert "label: given → suggested" in done.output
     suspects = pd.read_csv(tmp_path / "run" / "suspects.csv")
     assert list(suspects.columns[:5]) == ["index", "row", "label", "given", "suggested"]
     page = (tmp_path / "run" / "report.html").read_text()
     assert '"chips"' in page
+    shown = fill.page_of(Audit.load(tmp_path / "run" / "audit"))
+    flags = suspects[suspects["flagged"]].groupby("label").size()
+    assert {c.label: c.flagged for c in shown.per_class if c.flagged} == flags.to_dict()
+    assert [c.rows for c in shown.per_class] == [ROWS] * 3
     fixed = tmp_path / "fixed.csv"
     done = run.invoke(app, ["apply", str(path), str(tmp_path / "run"), "--accept", "0.6", "-o", str(fixed)])
     assert done.exit_code == 0, done.output

@@ -12,7 +12,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,11 +34,15 @@ FORMAT = 2
 
 FILES = frozenset(
     {
+        "annotators.csv",
         "audit",
         "config.json",
+        "consensus.csv",
         "corrections.csv",
         "decisions.jsonl",
         "issues.csv",
+        "label_again.csv",
+        "labels.csv",
         "metrics.jsonl",
         "model.safetensors",
         "predictions.csv",
@@ -47,7 +51,7 @@ FILES = frozenset(
         "suspects.csv",
     }
 )
-"""What an audit writes. A folder that holds anything else is not replaced."""
+"""What an audit or a consensus writes. A folder that holds anything else is not replaced."""
 
 
 def run_name(title: str, asked: Mapping[str, Any]) -> str:
@@ -82,13 +86,16 @@ def check_run_folder(folder: Path, source_digest: str | None = None) -> None:
         )
 
 
-def write_run(found: Audit, folder: Path, decisions: Iterable[Correction] = ()) -> Path:
+def write_run(
+    found: Audit, folder: Path, decisions: Iterable[Correction] = (), more: Callable[[Path], None] | None = None
+) -> Path:
     """Writes the whole folder of a run: its configuration, curves, lists, page, model and the audit itself.
 
     Args:
         found: the audit.
         folder: where to write it; decisions about the same data that are there are kept.
         decisions: made before, about the labels of the same data.
+        more: writes what else belongs into the folder.
     """
     check_run_folder(folder, found.source_digest)
     with replaced_folder(folder) as new:
@@ -113,6 +120,8 @@ def write_run(found: Audit, folder: Path, decisions: Iterable[Correction] = ()) 
 
             save_weights(new / "model.safetensors", found.model.state_dict())
         found.report(new / "report.html")
+        if more is not None:
+            more(new)
     return folder
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -158,12 +159,15 @@ def _pairs(audit: Audit, flagged: NDArray[np.int64]) -> tuple[ClassPair, ...]:
 def _per_class(audit: Audit) -> tuple[ClassCount, ...]:
     if audit.regression:
         return ()
+    names, of = audit.classes, audit.given
+    if audit.config.get("labels"):  # of label sets, the label counts and not whether it is given
+        names = tuple(audit.config["labels"])
+        of = audit.index % len(names)
     rows, flagged, wrong = (
-        np.bincount(audit.given, weights, minlength=len(audit.classes)) for weights in (None, audit.mask, audit.p_error)
+        np.bincount(of, weights, minlength=len(names)) for weights in (None, audit.mask, audit.p_error)
     )
     return tuple(
-        ClassCount(name, int(n), int(f), float(w))
-        for name, n, f, w in zip(audit.classes, rows, flagged, wrong, strict=True)
+        ClassCount(name, int(n), int(f), float(w)) for name, n, f, w in zip(names, rows, flagged, wrong, strict=True)
     )
 
 
@@ -340,8 +344,10 @@ def _once(issues: Any, *, pairs: bool) -> list[dict[str, Any]]:
 def _content(audit: Audit, row: int) -> Content:
     """What is shown of an audited label: its sample, and where in it the label stands if the sample has several."""
     shown = content(audit.data, int(audit.position(row)))
-    parts = None if audit.data is None else audit.data.info.get("parts")
-    return shown if parts is None else cast(Content, parts.shown(shown, audit, row))
+    info = {} if audit.data is None else audit.data.info
+    if "votes" in info:
+        shown = replace(shown, votes=info["votes"].by_item[int(audit.index[row])])
+    return cast(Content, info["parts"].shown(shown, audit, row)) if "parts" in info else shown
 
 
 def content(data: Data | None, row: int) -> Content:

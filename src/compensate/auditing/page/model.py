@@ -27,6 +27,7 @@ class Content:
         fields: name and value of each cell of a table row, in the order of the columns.
         chips: the labels of a sample that has several, and whether each is given.
         tokens: the words of a sentence, each with its tag; the text is not shown then.
+        votes: annotators and the label that each gave, of a sample that several people labeled.
         marked: which of the chips is judged; or the first of the judged words and the one after the last.
         missing: why there is nothing to show, for example ``"the file cats/7.png cannot be read"``.
     """
@@ -38,6 +39,7 @@ class Content:
     chips: tuple[tuple[str, bool], ...] = ()
     marked: int | tuple[int, int] | None = None
     tokens: tuple[tuple[str, str], ...] = ()
+    votes: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -221,6 +221,8 @@ def _content(content: Content, names: _Table, limit: int) -> dict[str, Any]:
         found["chips"] = [[names(name), int(given)] for name, given in content.chips]
     if content.tokens:
         found["tokens"] = [[word, names(tag)] for word, tag in content.tokens]
+    if content.votes:
+        found["votes"] = [[names(who), names(said)] for who, said in content.votes]
     if content.marked is not None:
         found["marked"] = content.marked
     if content.missing:
