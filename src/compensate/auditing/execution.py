@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 
@@ -14,6 +14,9 @@ class Execution(Protocol):
 
     def map(self, function: Callable[..., Any], items: Iterable[Any], *shared: Any) -> Iterator[Any]:
         """``function(item, *shared)`` of each item, in their order. A call that is lost with its worker is made again."""
+
+    def map_on_devices(self, function: Callable[..., Any], items: Sequence[Any], *shared: Any) -> Iterator[Any]:
+        """As `map`, one call at a time on each device; the results may come in any order."""
 
 
 class Here:
@@ -28,6 +31,10 @@ class Here:
     def map(self, function: Callable[..., Any], items: Iterable[Any], *shared: Any) -> Iterator[Any]:
         """As `Execution.map`."""
         return (function(item, *shared) for item in items)
+
+    def map_on_devices(self, function: Callable[..., Any], items: Sequence[Any], *shared: Any) -> Iterator[Any]:
+        """As `Execution.map_on_devices`."""
+        return self.map(function, items, *shared)
 
 
 HERE = Here()

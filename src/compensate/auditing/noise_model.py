@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq, minimize
 from scipy.special import expit, logit, logsumexp
 
+from compensate.auditing.execution import HERE, Execution
 from compensate.auditing.page.model import Estimate
 
 Floats = NDArray[np.float64]
@@ -140,17 +142,21 @@ class Verdict:
     gain: float
 
     def evidence(self, labels: Ints) -> dict[str, Floats]:
-        """(N,) each: by how much the given class is ahead of the next likeliest, and the log loss."""
-        rows = np.arange(len(labels))
-        others = self.log_q.copy()
-        others[rows, labels] = -np.inf
-        own = self.log_q[rows, labels]
-        return {"margin": own - others.max(1), "loss": -own}
+        """As `evidence`, of these labels."""
+        return evidence(self.log_q, labels)
 
     @property
     def by_chance(self) -> bool:
         """Whether labels are predicted no better than by chance."""
         return self.gain < CHANCE
+
+
+def evidence(log_q: Floats, labels: Ints) -> dict[str, Floats]:
+    """(N,) each: by how much the given class is ahead of the next likeliest, and the log loss."""
+    rows = np.arange(len(labels))
+    own, others = log_q[rows, labels], log_q.copy()
+    others[rows, labels] = -np.inf
+    return {"margin": own - others.max(1), "loss": -own}
 
 
 def pool(log_p: Mapping[str, NDArray[np.floating]], labels: Ints) -> tuple[Floats, dict[str, float]]:
@@ -247,13 +253,18 @@ class FittedNoise:
 
 
 def fit_noise(
-    log_q: Floats, labels: Ints, transition: Floats | None = None, *, simpler: float = SIMPLER
+    log_q: Floats,
+    labels: Ints,
+    transition: Floats | None = None,
+    *,
+    simpler: float = SIMPLER,
+    run: Execution = HERE,
 ) -> FittedNoise:
-    """The noise model of some rows; arguments as for `judge`."""
+    """The noise model of some rows; arguments as for `judge`, and where to compute."""
     classes = log_q.shape[1]
     a = np.eye(classes) if transition is None else np.asarray(transition, np.float64)
     ratios = np.log((a + EVEN) / (a.T + EVEN))
-    found, low, high = _contradictions(log_q, labels, a, ratios, simpler)
+    found, low, high = _contradictions(log_q, labels, a, ratios, simpler, run)
     seen = found.contradicting(log_q, labels)
     score, _ = _scores(found.sharpness * log_q, labels, ratios)
     doubt = max(float(expit(score).mean()) - float(seen.mean()), 0.0)
@@ -322,7 +333,7 @@ def _offset(score: Floats, mean: float) -> float:
 
 
 def _contradictions(
-    log_q: Floats, labels: Ints, transition: Floats, ratios: Floats, simpler: float
+    log_q: Floats, labels: Ints, transition: Floats, ratios: Floats, simpler: float, run: Execution
 ) -> tuple[NoiseModel, float, float]:
     """The noise model without learned errors, and the interval of its share by likelihood."""
     classes = log_q.shape[1]
@@ -335,7 +346,7 @@ def _contradictions(
     for start in (others / (classes - 1), learned * classes / learned.sum(), assumed):
         d = start
         for _ in range(ROUNDS + 1):
-            likelihood, sharpness = _profile(log_q, labels, d)
+            likelihood, sharpness = _profile(log_q, labels, d, run)
             k = int(likelihood.argmax())
             if np.isinf(best) or likelihood[k] > best + simpler:  # of two that fit alike, the simpler one
                 best, profile = float(likelihood[k]), likelihood
@@ -347,9 +358,19 @@ def _contradictions(
     return found, float(likely.min()), float(likely.max())
 
 
-def _profile(log_q: Floats, labels: Ints, directions: Floats) -> tuple[Floats, Floats]:
+def _profile(log_q: Floats, labels: Ints, directions: Floats, run: Execution) -> tuple[Floats, Floats]:
     """The log likelihood of each share with its best sharpness, and that sharpness."""
-    # Hundreds of passes over the rows: 32 bits for each of them, and 64 for their sum.
+    cuts = np.linspace(0, len(labels), run.workers + 1).astype(int)
+    table: Floats = sum(run.map(_likelihoods, [slice(a, b) for a, b in pairwise(cuts)], log_q, labels, directions))
+    return table.max(0), SHARPNESS[table.argmax(0)]
+
+
+def _likelihoods(rows: slice, log_q: Floats, labels: Ints, directions: Floats) -> Floats:
+    """The log likelihood of these rows by sharpness and share.
+
+    There are hundreds of passes over the rows: 32 bits for each of them, and 64 for their sum.
+    """
+    log_q, labels = log_q[rows], labels[rows]
     below = (log_q - log_q.max(1, keepdims=True)).astype(np.float32)
     toward = directions.T.astype(np.float32)[labels]
     table = np.empty((len(SHARPNESS), len(SHARES)))
@@ -359,7 +380,7 @@ def _profile(log_q: Floats, labels: Ints, directions: Floats) -> tuple[Floats, F
         own, other = q[np.arange(len(labels)), labels] / total, np.einsum("nc,nc->n", q, toward) / total
         likely = (np.log(own + e * (other - own) + np.float32(SMALLEST)) for e in SHARES.astype(np.float32))
         table[k] = [float(one.sum(dtype=np.float64)) for one in likely]
-    return table.max(0), SHARPNESS[table.argmax(0)]
+    return table
 
 
 def _directions(log_q: Floats, labels: Ints, directions: Floats, share: float, sharpness: float) -> Floats:

@@ -12,6 +12,7 @@ import io
 import json
 import math
 import re
+import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,7 @@ FILES = frozenset(
         "predictions.csv",
         "report.html",
         "review.lock",
+        "suspects",
         "suspects.csv",
     }
 )
@@ -82,13 +84,14 @@ def check_run_folder(folder: Path, source_digest: str | None = None) -> None:
         )
 
 
-def write_run(found: Audit, folder: Path, decisions: Iterable[Correction] = ()) -> Path:
+def write_run(found: Audit, folder: Path, decisions: Iterable[Correction] = (), partitions: Path | None = None) -> Path:
     """Writes the whole folder of a run: its configuration, curves, lists, page, model and the audit itself.
 
     Args:
         found: the audit.
         folder: where to write it; decisions about the same data that are there are kept.
         decisions: made before, about the labels of the same data.
+        partitions: a folder with all judged rows, which is moved there.
     """
     check_run_folder(folder, found.source_digest)
     with replaced_folder(folder) as new:
@@ -113,6 +116,8 @@ def write_run(found: Audit, folder: Path, decisions: Iterable[Correction] = ()) 
 
             save_weights(new / "model.safetensors", found.model.state_dict())
         found.report(new / "report.html")
+        if partitions is not None:
+            shutil.move(partitions, new / "suspects")
     return folder
 
 

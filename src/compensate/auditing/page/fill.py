@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -127,6 +128,27 @@ def page(audit: Audit) -> Page:
         values=_values(audit, flagged),
         since=Since(since["corrected"], since["confirmed"], len(fresh), tuple(since["gone"])) if since else None,
         issues=_issues(audit),
+    )
+
+
+def page_of_listed(whole: Audit, listed: Audit) -> Page:
+    """The page of an audit in pieces: items from the rows that are listed, counts from all rows."""
+    flagged = np.flatnonzero(whole.mask)
+    notes = list(whole.notes)
+    if len(flagged) > MOST_ITEMS:
+        notes.append(
+            f"{len(flagged):,} labels are flagged; the {MOST_ITEMS:,} most suspect are here, all rows are in suspects/*.parquet."
+        )
+    return replace(
+        page(listed),
+        rows=len(whole),
+        expected_precision=whole.expected_precision if len(flagged) else None,
+        confusion=_pairs(whole, flagged),
+        per_class=_per_class(whole),
+        scores=_histogram(whole.p_error, whole.mask, whole.threshold, (0.0, 1.0)),
+        notes=tuple(notes),
+        all_flagged=len(flagged),
+        predictable=predictable(whole),
     )
 
 
