@@ -125,10 +125,7 @@ def audit_pieces(
 
     room = room_for_part(memory, len(source))
     told = progress or (lambda stage, done, total: None)
-    known = Data(
-        np.broadcast_to(0, (len(source), 1)), source.labels, source.classes, rows=len(source), info=source.info
-    )
-    given, notes = audited_labels(known)
+    given, notes = audited_labels(source.outline)
     makers = fit_makers(source.sample, encoder, device=device)
     with _kept(folder) as stages:
         _encode(source, makers, stages, run, device, told)

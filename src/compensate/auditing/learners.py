@@ -155,7 +155,7 @@ def fit_view(
     else:
         found.by_fold["neighbors"], found.models["neighbors"] = _neighbors(fitted, labels, seed)
     if view.trees is not None:
-        found.by_fold["trees"] = ByFold(Forests(view.trees, labels, folds, num_folds, num_classes, seed))
+        found.by_fold["trees"] = ByFold(Forests(view.trees, labels, folds, num_folds, num_classes, seed, TREES))
         found.models["trees"] = _tree_model(view.trees, labels, num_classes, seed)
     return found
 
@@ -273,17 +273,18 @@ def _some(rows: Ints, most: int, rng: np.random.Generator) -> Ints:
     return rows if len(rows) <= most else np.sort(rng.choice(rows, most, replace=False))
 
 
-def forest_size(rows: int) -> dict[str, Any]:
-    """The options of a forest for this many rows.
+def forest_size(rows: int, most: int | None = None) -> dict[str, Any]:
+    """The options of a forest for this many rows, and of at most so many trees (`TREES`).
 
     >>> forest_size(1000)
     {'n_estimators': 200, 'min_samples_leaf': 3}
     >>> forest_size(1_000_000)["n_estimators"]
     30
     """
+    most = TREES if most is None else most
     if rows <= GROWN_ON:
-        return {"n_estimators": TREES, "min_samples_leaf": 3}
-    trees = max(30, TREES * GROWN_ON // rows)
+        return {"n_estimators": most, "min_samples_leaf": 3}
+    trees = max(30, most * GROWN_ON // rows)
     return {"n_estimators": trees, "min_samples_leaf": 3, "bootstrap": True, "max_samples": GROWN_ON}
 
 
@@ -325,6 +326,7 @@ class Forests(Sequence[Any]):
     Attributes:
         x: (N, D') features.
         labels, folds: (N,) as for `judge_view`.
+        trees: of a forest of few rows.
     """
 
     x: Floats
@@ -333,6 +335,7 @@ class Forests(Sequence[Any]):
     num_folds: int
     num_classes: int
     seed: int
+    trees: int
 
     def __len__(self) -> int:
         return self.num_folds
@@ -341,7 +344,7 @@ class Forests(Sequence[Any]):
         from sklearn.ensemble import ExtraTreesClassifier
 
         rest = (self.folds != fold) & (self.labels >= 0)
-        forest = ExtraTreesClassifier(**forest_size(int(rest.sum())), random_state=self.seed)
+        forest = ExtraTreesClassifier(**forest_size(int(rest.sum()), self.trees), random_state=self.seed)
         return Grown(_quietly(forest.fit, self.x[rest], self.labels[rest]), self.num_classes)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from compensate.auditing.digests import digest_source
 from compensate.auditing.source import read
 from compensate.data.arrays import not_finite
 from compensate.data.columns import is_nested
@@ -72,6 +73,12 @@ class Source:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def outline(self) -> Data:
+        """The labels of all rows, without the samples."""
+        nothing = np.broadcast_to(np.float32(0), (len(self), 1))
+        return Data(nothing, self.labels, self.classes, rows=len(self), info=self.info)
 
     def rows(self, index: NDArray[np.int64]) -> Data:
         """The samples in these rows, in ascending order, with their labels."""
@@ -237,9 +244,9 @@ def _of_parquet(path: Path, options: Mapping[str, Any]) -> Source:
             f'{path} has a column "split", by which rows are not told apart here; write the training rows to files of their own.'
         )
     _check_labels(sample.train)
-    info = {
-        **sample.train.info, "rows": rows, "source": str(path), "title": path.parent.name if is_pattern(path) else path.name,
-    }  # fmt: skip
+    title = path.parent.name if is_pattern(path) else path.name
+    told = {"rows": rows, "source": str(path), "source_digest": digest_source(path), "title": title}
+    info = {**sample.train.info, **told}
     label = str(info["label"])
     labels, classes = _all_labels(pieces, label)
     told = {name: info[name] for name in ("kind", "label", "text", "columns")}
@@ -322,5 +329,7 @@ def _of_array(path: Path, labels: Any, options: Mapping[str, Any]) -> Source:
     sample = _joined(
         [d.subset(_even(len(d), max(each, 1) if shape[0] > LOOKED_AT else len(d))) for d in (p.read() for p in chosen)]
     )
-    info = {"kind": "features", "source": str(path), "title": path.name, "rows": shape[0]}
+    info = {
+        "kind": "features", "source": str(path), "source_digest": digest_source(path), "title": path.name, "rows": shape[0],
+    }  # fmt: skip
     return Source(pieces, numbers[codes], classes, replace(sample, info=info), info)
