@@ -13,14 +13,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from compensate.auditing.corrections import Correction
 from compensate.auditing.decisions import decided_labels
-from compensate.auditing.fitted import Learner
+from compensate.auditing.fitted import StoredLearner
 from compensate.auditing.folds import FOLDS, assign_folds
 from compensate.auditing.learners import judge_view
 from compensate.auditing.noise_model import BY_CHANCE, Verdict, after_decisions, judge, pool, shares
 from compensate.auditing.result import Audit
 from compensate.auditing.scorer import Scorer
 from compensate.auditing.source import KINDS, labeled, read
-from compensate.auditing.views import Views, make_views, unused_encoder
+from compensate.auditing.views import FeatureViews, make_views, unused_encoder
 from compensate.data.dataset import UNLABELED, Data
 from compensate.errors import InputError
 
@@ -213,7 +213,7 @@ def _in_pieces(
 ) -> Audit:
     """The audit of data that is larger than memory, or on a cluster: see `compensate.auditing.large`."""
     from compensate.auditing.large import audit_pieces, bytes_of
-    from compensate.auditing.pieces import Source, open_pieces
+    from compensate.auditing.pieces import PiecedSource, open_pieces
 
     if given:
         raise InputError(
@@ -224,7 +224,7 @@ def _in_pieces(
     room = None if memory is None else bytes_of(memory)
     if folder is not None and not resume:
         shutil.rmtree(folder, ignore_errors=True)
-    source = data if isinstance(data, Source) else open_pieces(data, labels, options)
+    source = data if isinstance(data, PiecedSource) else open_pieces(data, labels, options)
     if backend == "ray":
         from compensate.auditing.cluster import cluster
 
@@ -233,7 +233,9 @@ def _in_pieces(
     return audit_pieces(source, memory=room, folder=folder, **how)
 
 
-def _scorer(views: Views, fitted: list[dict[str, Learner]], weights: Mapping[str, float], verdict: Verdict) -> Scorer:
+def _scorer(
+    views: FeatureViews, fitted: list[dict[str, StoredLearner]], weights: Mapping[str, float], verdict: Verdict
+) -> Scorer:
     """What judges new samples as these were judged."""
     by_view = tuple(
         {name: weights[f"{view.name}: {name}"] for name in learners}
@@ -265,14 +267,14 @@ def _check_training(
 
 
 def _judged(
-    views: Views | None,
+    views: FeatureViews | None,
     labels: NDArray[np.int64],
     folds: NDArray[np.int64],
     classes: int,
     trusted: NDArray[np.bool_] | None,
     seed: int,
     progress: Progress | None,
-) -> tuple[dict[str, Any], NDArray[np.float64] | None, list[dict[str, Learner]]]:
+) -> tuple[dict[str, Any], NDArray[np.float64] | None, list[dict[str, StoredLearner]]]:
     """What the learners of all views say, out of fold, the mean of their transitions, and for each view what judges new rows."""
     if views is None:
         return {}, None, []
@@ -299,7 +301,7 @@ def _result(
     verdict: Verdict,
     config: dict[str, Any],
     notes: tuple[str, ...],
-    views: Views | None,
+    views: FeatureViews | None,
     trained: Any,
     scorer: Scorer | None,
 ) -> Audit:

@@ -89,7 +89,7 @@ class Neighbors:
         found = np.empty((len(x), self.num_classes), np.float32)
         for start in range(0, len(x), size := max(1, BLOCK // len(self.rows))):
             z = unit_length((x[start : start + size] - self.center) @ self.axes)
-            cosines, who = nearest(z, self.rows, self.near)
+            cosines, who = nearest_by_cosine(z, self.rows, self.near)
             found[start : start + size] = votes(cosines, self.labels[who], self.labels, self.spread, self.num_classes)
         return found
 
@@ -97,7 +97,7 @@ class Neighbors:
         """The deviation of the cosines of the neighbors of these rows; 1 if there are none."""
         if not len(x):
             return 1.0
-        return float(nearest(unit_length((x - self.center) @ self.axes), self.rows, self.near)[0].std())
+        return float(nearest_by_cosine(unit_length((x - self.center) @ self.axes), self.rows, self.near)[0].std())
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """What is stored; half precision is enough to tell who is near."""
@@ -125,7 +125,7 @@ def unit_length(z: Floats) -> Floats:
     return (z / np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-12)).astype(np.float32, copy=False)
 
 
-def nearest(z: Floats, rows: Floats, near: int) -> tuple[Floats, Ints]:
+def nearest_by_cosine(z: Floats, rows: Floats, near: int) -> tuple[Floats, Ints]:
     """(B, near) the cosines of the nearest rows, and which they are."""
     cosines = z @ rows.T
     who = np.argpartition(-cosines, near - 1, axis=1)[:, :near]
@@ -243,8 +243,8 @@ def smoothed(p: NDArray[np.floating]) -> Floats:
     return np.log((50 * p + 1 / p.shape[1]) / 51).astype(np.float32)
 
 
-Learner = Linear | Neighbors | Forest
-LEARNERS: dict[str, Callable[[Arrays, int], Learner]] = {
+StoredLearner = Linear | Neighbors | Forest
+LEARNERS: dict[str, Callable[[Arrays, int], StoredLearner]] = {
     "Linear": Linear.of,
     "Neighbors": Neighbors.of,
     "Forest": Forest.of,

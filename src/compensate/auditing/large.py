@@ -26,7 +26,7 @@ from scipy.special import expit
 
 from compensate.auditing.digests import digest_frame
 from compensate.auditing.execution import HERE, Execution
-from compensate.auditing.fitted import ByFold, Learner
+from compensate.auditing.fitted import ByFold, StoredLearner
 from compensate.auditing.folds import FOLDS, assign_folds
 from compensate.auditing.learners import Learned, View, fit_view
 from compensate.auditing.noise_model import (
@@ -42,11 +42,11 @@ from compensate.auditing.noise_model import (
 )
 from compensate.auditing.page.examples import POOL
 from compensate.auditing.page.fill import MOST_ITEMS
-from compensate.auditing.pieces import Piece, Source
+from compensate.auditing.pieces import Piece, PiecedSource
 from compensate.auditing.result import Audit
 from compensate.auditing.scorer import Scorer
 from compensate.auditing.source import KINDS
-from compensate.auditing.stages import Stages
+from compensate.auditing.stages import FinishedStages
 from compensate.auditing.view_makers import Embeddings
 from compensate.auditing.views import Makers, fit_makers, keys_of
 from compensate.data.dataset import UNLABELED, Data
@@ -102,7 +102,7 @@ def room_for_part(memory: int | None, rows: int) -> int:
 
 
 def audit_pieces(
-    source: Source,
+    source: PiecedSource,
     encoder: str | Path = "auto",
     *,
     device: str | None = None,
@@ -152,18 +152,20 @@ def _how(part: int, rows: int) -> str:
 
 
 @contextmanager
-def _kept(folder: str | Path | None) -> Iterator[Stages]:
+def _kept(folder: str | Path | None) -> Iterator[FinishedStages]:
     if folder is not None:
-        yield Stages(make_folder(Path(folder)))
+        yield FinishedStages(make_folder(Path(folder)))
         return
     with tempfile.TemporaryDirectory(prefix="compensate-") as name:
-        yield Stages(Path(name))
+        yield FinishedStages(Path(name))
 
 
 # --- features -------------------------------------------------------------------------------------------------
 
 
-def _encode(source: Source, makers: Makers, stages: Stages, run: Execution, device: str | None, told: Progress) -> None:
+def _encode(
+    source: PiecedSource, makers: Makers, stages: FinishedStages, run: Execution, device: str | None, told: Progress
+) -> None:
     """Embeddings of all pieces, in files."""
     if makers.encoder is None:
         return
@@ -175,7 +177,7 @@ def _encode(source: Source, makers: Makers, stages: Stages, run: Execution, devi
         told("encoding", done, total)
 
 
-def _encoded(item: tuple[int, Piece], encoder: Embeddings, stages: Stages, device: str | None) -> int:
+def _encoded(item: tuple[int, Piece], encoder: Embeddings, stages: FinishedStages, device: str | None) -> int:
     k, piece = item
     stages.write_embedded(k, encoder.view(piece.read(), device).x)
     return k
@@ -200,7 +202,7 @@ def _bytes(x: Any) -> int:
 
 
 def _scan(
-    source: Source, part: Ints, makers: Makers, stages: Stages, run: Execution, told: Progress
+    source: PiecedSource, part: Ints, makers: Makers, stages: FinishedStages, run: Execution, told: Progress
 ) -> tuple[Ints | None, tuple[View, ...]]:
     """(N,) the keys of all rows, and the views of the part."""
     kept = stages.read_scan()
@@ -219,7 +221,9 @@ def _scan(
     return joined, whole
 
 
-def _scanned(item: tuple[int, Piece, Ints], makers: Makers, stages: Stages) -> tuple[Ints | None, tuple[View, ...]]:
+def _scanned(
+    item: tuple[int, Piece, Ints], makers: Makers, stages: FinishedStages
+) -> tuple[Ints | None, tuple[View, ...]]:
     k, piece, rows = item
     data = piece.read()
     views = makers.views(data, _embedded(makers, stages, k))
@@ -252,7 +256,7 @@ def _stacked(parts: list[Any]) -> Any:
     return found
 
 
-def _embedded(makers: Makers, stages: Stages, k: int) -> NDArray[np.float32] | None:
+def _embedded(makers: Makers, stages: FinishedStages, k: int) -> NDArray[np.float32] | None:
     return None if makers.encoder is None else stages.embedded(k)
 
 
@@ -275,7 +279,7 @@ class Judge:
     by_fold: tuple[dict[str, ByFold], ...]
     weights: tuple[dict[str, float], ...]
     noise: FittedNoise
-    models: tuple[dict[str, Learner], ...] = ()
+    models: tuple[dict[str, StoredLearner], ...] = ()
 
     @property
     def by_chance(self) -> bool:
@@ -334,12 +338,12 @@ def _said(rows: Ints, view: View, by_fold: dict[str, ByFold], folds: Ints) -> di
 
 
 def _judge(
-    source: Source,
+    source: PiecedSource,
     given: Ints,
     folds: NDArray[np.int8],
     judge: Judge,
     makers: Makers,
-    stages: Stages,
+    stages: FinishedStages,
     run: Execution,
     told: Progress,
 ) -> dict[str, NDArray[Any]]:
@@ -372,7 +376,7 @@ def _judged(
     judge: Judge,
     makers: Makers,
     classes: tuple[str, ...],
-    stages: Stages,
+    stages: FinishedStages,
 ) -> int:
     """Judges a piece and writes what was found; a row without a label has the probability of its suggestion in place of an error's."""
     k, piece, given, folds = item
@@ -396,7 +400,7 @@ def _judged(
 
 
 def _result(
-    source: Source,
+    source: PiecedSource,
     given: Ints,
     judge: Judge,
     judged: dict[str, NDArray[Any]],
@@ -439,7 +443,7 @@ def _result(
 
 
 def _listed(
-    whole: Audit, source: Source, folds: NDArray[np.int8], judge: Judge, makers: Makers, stages: Stages
+    whole: Audit, source: PiecedSource, folds: NDArray[np.int8], judge: Judge, makers: Makers, stages: FinishedStages
 ) -> Audit:
     """The most suspect rows, and for each class some that are certain, with their samples."""
     order = np.argpartition(-whole.log_odds, min(LISTED, len(whole) - 1))[:LISTED]

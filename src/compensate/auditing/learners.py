@@ -16,9 +16,9 @@ from compensate.auditing.fitted import (
     ABSENT,
     ByFold,
     Forest,
-    Learner,
     Linear,
     Neighbors,
+    StoredLearner,
     smoothed,
     unit_length,
 )
@@ -83,7 +83,7 @@ class Judged:
     """
 
     log_p: dict[str, Floats] = field(default_factory=dict)
-    models: dict[str, Learner] = field(default_factory=dict)
+    models: dict[str, StoredLearner] = field(default_factory=dict)
     transition: NDArray[np.float64] = field(default_factory=lambda: np.eye(1))
     decay: float = 0.0
 
@@ -125,7 +125,7 @@ class Learned:
     """
 
     by_fold: dict[str, ByFold] = field(default_factory=dict)
-    models: dict[str, Learner] = field(default_factory=dict)
+    models: dict[str, StoredLearner] = field(default_factory=dict)
     transition: NDArray[np.float64] = field(default_factory=lambda: np.eye(1))
     decay: float = 0.0
 

@@ -54,7 +54,7 @@ class Piece(Protocol):
 
 
 @dataclass(frozen=True)
-class Source:
+class PiecedSource:
     """Data in pieces.
 
     Attributes:
@@ -90,7 +90,7 @@ class Source:
         return replace(_joined(found), target=self.labels[index], classes=self.classes, rows=len(self))
 
 
-def open_pieces(data: Any, labels: Any, options: Mapping[str, Any]) -> Source:
+def open_pieces(data: Any, labels: Any, options: Mapping[str, Any]) -> PiecedSource:
     """The data in pieces; what is neither Parquet nor an .npy file is read as a whole and cut."""
     if isinstance(data, (str, Path)) and _is_parquet(Path(data)):
         if labels is not None:
@@ -103,7 +103,7 @@ def open_pieces(data: Any, labels: Any, options: Mapping[str, Any]) -> Source:
     return cut(read(data, labels, None, options))
 
 
-def cut(data: Data) -> Source:
+def cut(data: Data) -> PiecedSource:
     """Data in memory, in pieces."""
     _check_labels(data)
     if data.info.get("kind") == "images" and np.ndim(data.x) != 4:
@@ -111,7 +111,7 @@ def cut(data: Data) -> Source:
     starts = range(0, len(data), ROWS)
     pieces = tuple(_Cut(start, min(ROWS, len(data) - start), data) for start in starts)
     sample = data.subset(_even(len(data), LOOKED_AT)) if len(data) > LOOKED_AT else data
-    return Source(pieces, data.target.astype(np.int64), data.classes, sample, data.info)
+    return PiecedSource(pieces, data.target.astype(np.int64), data.classes, sample, data.info)
 
 
 def _check_labels(data: Data) -> None:
@@ -227,7 +227,7 @@ def _row_groups(files: Iterable[Path]) -> Iterator[RowGroups]:
                 start, first = start + taken, k + 1
 
 
-def _of_parquet(path: Path, options: Mapping[str, Any]) -> Source:
+def _of_parquet(path: Path, options: Mapping[str, Any]) -> PiecedSource:
     files = [path] if path.is_file() else parquet_files(path)
     if not files:
         raise InputError(f"there is no file {path}; check the path.")
@@ -251,7 +251,7 @@ def _of_parquet(path: Path, options: Mapping[str, Any]) -> Source:
     labels, classes = _all_labels(pieces, label)
     told = {name: info[name] for name in ("kind", "label", "text", "columns")}
     pieces = [replace(piece, text=info["text"], info=told) for piece in pieces]
-    return Source(tuple(pieces), labels, classes, replace(sample.train, info=info), info)
+    return PiecedSource(tuple(pieces), labels, classes, replace(sample.train, info=info), info)
 
 
 def _looked_at(pieces: list[RowGroups], rows: int) -> pd.DataFrame:
@@ -283,7 +283,7 @@ def _all_labels(pieces: list[RowGroups], label: str) -> tuple[NDArray[np.int64],
 
 
 @dataclass(frozen=True)
-class Range:
+class ArrayRange:
     """Consecutive rows of an .npy file."""
 
     path: str
@@ -305,7 +305,7 @@ class Range:
         return Data(x, np.full(len(x), -1), (), index=index, info={"kind": "features"})
 
 
-def _of_array(path: Path, labels: Any, options: Mapping[str, Any]) -> Source:
+def _of_array(path: Path, labels: Any, options: Mapping[str, Any]) -> PiecedSource:
     if not path.is_file():
         raise InputError(f"there is no file {path}; check the path.")
     with numpy_damage(path):
@@ -323,7 +323,7 @@ def _of_array(path: Path, labels: Any, options: Mapping[str, Any]) -> Source:
         raise InputError("quantities are not audited in pieces; leave memory and backend out.")
     codes, values = pd.factorize(cells, use_na_sentinel=False)
     numbers, classes = encode_labels(list(values))
-    pieces = tuple(Range(str(path), start, min(ROWS, shape[0] - start)) for start in range(0, shape[0], ROWS))
+    pieces = tuple(ArrayRange(str(path), start, min(ROWS, shape[0] - start)) for start in range(0, shape[0], ROWS))
     chosen = pieces if shape[0] <= LOOKED_AT else [pieces[k] for k in _even(len(pieces), LOOKED_INTO)]
     each = LOOKED_AT // len(chosen)
     sample = _joined(
@@ -332,4 +332,4 @@ def _of_array(path: Path, labels: Any, options: Mapping[str, Any]) -> Source:
     info = {
         "kind": "features", "source": str(path), "source_digest": digest_source(path), "title": path.name, "rows": shape[0],
     }  # fmt: skip
-    return Source(pieces, numbers[codes], classes, replace(sample, info=info), info)
+    return PiecedSource(pieces, numbers[codes], classes, replace(sample, info=info), info)

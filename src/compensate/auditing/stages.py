@@ -30,7 +30,7 @@ SPARSE = ("data", "indices", "indptr")
 
 
 @dataclass(frozen=True)
-class Stages:
+class FinishedStages:
     """The stages in a folder."""
 
     folder: Path

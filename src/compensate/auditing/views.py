@@ -22,8 +22,8 @@ from compensate.auditing.view_makers import (
     Maker,
     Pixels,
     Words,
-    pixels,
-    rows_of,
+    flat_rows,
+    pixel_rows,
 )
 from compensate.data.dataset import Data
 from compensate.data.features import TableEncoder
@@ -34,7 +34,7 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, eq=False)
-class Views:
+class FeatureViews:
     """The views of a data set.
 
     Attributes:
@@ -56,7 +56,7 @@ class Views:
 
 def make_views(
     data: Data, encoder: str | Path = "auto", *, device: Any = None, progress: Progress | None = None
-) -> Views:
+) -> FeatureViews:
     """All views that suit the data.
 
     Args:
@@ -82,7 +82,7 @@ class Makers:
 
     Attributes:
         makers: one for each view.
-        about, notes: as for `Views`.
+        about, notes: as for `FeatureViews`.
     """
 
     makers: tuple[Maker, ...]
@@ -135,7 +135,7 @@ def keys_of(data: Data, views: tuple[View, ...]) -> NDArray[np.int64] | None:
             return content_keys(np.asarray(data.x))
         if kind == "table" and views[0].trees is not None:
             return content_keys(views[0].trees)
-    return content_keys(rows_of(data.x))
+    return content_keys(flat_rows(data.x))
 
 
 def unused_encoder(encoder: str | Path, what: str) -> tuple[str, ...]:
@@ -168,24 +168,24 @@ def _own_features(data: Data) -> bool:
     return bool(data.info.get("features_given"))
 
 
-def _of_features(x: Any) -> Views:
-    values = rows_of(x)
+def _of_features(x: Any) -> FeatureViews:
+    values = flat_rows(x)
     if not values.shape[1]:
         raise InputError("the samples have no features; an audit needs at least one column beside the labels.")
     keys = content_keys(values)
     maker = Features.fit(values)
     values = maker.bounded(values)
     few = values.shape[1] <= FEW_COLUMNS
-    return Views((View("features", values, values if few else None),), (maker,), keys, values, {})
+    return FeatureViews((View("features", values, values if few else None),), (maker,), keys, values, {})
 
 
-def _of_table(data: Data) -> Views:
+def _of_table(data: Data) -> FeatureViews:
     maker = Columns(TableEncoder.fit(data.raw, data.info["columns"]))
     view = maker.view(data)
-    return Views((view,), (maker,), content_keys(np.asarray(view.trees)), view.x, {})
+    return FeatureViews((view,), (maker,), content_keys(np.asarray(view.trees)), view.x, {})
 
 
-def _of_texts(data: Data, encoder: str | Path, device: Any, progress: Progress | None) -> Views:
+def _of_texts(data: Data, encoder: str | Path, device: Any, progress: Progress | None) -> FeatureViews:
     texts = [str(text) for text in data.x]
     encoded, about = _encoded(data, encoder, "text", device, progress)
     found: list[tuple[Maker, View]] = [] if encoded is None else [encoded]
@@ -195,10 +195,10 @@ def _of_texts(data: Data, encoder: str | Path, device: Any, progress: Progress |
     if not found:
         raise InputError("the texts have no word in common; an audit compares samples. Check which column is the text.")
     makers, views = zip(*found, strict=True)
-    return Views(views, makers, content_keys(texts), views[0].x, about)
+    return FeatureViews(views, makers, content_keys(texts), views[0].x, about)
 
 
-def _of_images(data: Data, encoder: str | Path, device: Any, progress: Progress | None) -> Views:
+def _of_images(data: Data, encoder: str | Path, device: Any, progress: Progress | None) -> FeatureViews:
     keys = content_keys(np.asarray(data.x))
     encoded, about = _encoded(data, encoder, "image", device, progress)
     found: list[tuple[Maker, View]] = [] if encoded is None else [encoded]
@@ -206,11 +206,11 @@ def _of_images(data: Data, encoder: str | Path, device: Any, progress: Progress 
         maker = _pixels_maker(data.x, encoded is not None)
         found.append((maker, maker.view(data)))
     makers, views = zip(*found, strict=True)
-    return Views(views, makers, keys, views[0].x, about)
+    return FeatureViews(views, makers, keys, views[0].x, about)
 
 
 def _pixels_maker(images: NDArray[Any], encoded: bool) -> Pixels:
-    few = encoded or pixels(images[:1]).shape[1] <= PIXELS
+    few = encoded or pixel_rows(images[:1]).shape[1] <= PIXELS
     return Pixels(tuple(np.shape(images)[1:]), few)
 
 

@@ -280,7 +280,11 @@ def _run(asked: _Asked, before: Before | None, out: Path | None, judged: Callabl
     notes = list(dict.fromkeys([*found.notes, *notes]))
     found = replace(found, notes=tuple(notes), config={**found.config, "asked": asked.kept})
     if before is None:
-        write_run(found, folder, partitions=training / "suspects" if asked.in_pieces else None)
+
+        def partitions(new: Path) -> None:
+            shutil.move(training / "suspects", new / "suspects")
+
+        write_run(found, folder, more=partitions if asked.in_pieces else None)
     else:
         found = changed_since(found, before.audit, before.folder)
         write_run(found, folder, [d for d in before.decisions if d.source == found.source_digest])
@@ -447,7 +451,9 @@ def _opening(source: Data) -> str:
     lost = int((~source.labeled).sum())
     if lost and "parts" not in info:
         parts.append(f"{lost:,} without a label, which are predicted")
-    unused = [_short(c.name) for c in info.get("columns", ()) if c.role in ("identifier", "constant", "ignored")]
+    labels = getattr(info.get("parts"), "columns", ())  # of label sets
+    left = [c for c in info.get("columns", ()) if c.role in ("identifier", "constant", "ignored")]
+    unused = [_short(c.name) for c in left if c.name not in labels]
     if unused:
         parts.append(f"not used: {', '.join(unused[:8])}{', …' if len(unused) > 8 else ''}")
     return ", ".join(parts)
@@ -505,15 +511,27 @@ def _since(since: dict[str, Any]) -> str:
 
 
 def _pairs(found: Audit) -> Table:
-    table = Table("given → suggested", "rows", "", box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    rows = (-found.log_odds).argsort(kind="stable")[: int(found.mask.sum())]
-    groups = Counter(zip(found.names(found.given[rows]), found.names(found.suggested[rows]), strict=True)).most_common()
     shown = found if found.listed is None else found.listed
     flagged = shown.flagged
-    for (given, suggested), count in groups[:PAIRS]:
-        first = flagged[(flagged["given"] == given) & (flagged["suggested"] == suggested)].head(1)
-        sample = "".join(_sample(shown, int(index)) for index in first["index"])
-        table.add_row(Text(f"{_short(given)} → {_short(suggested)}"), f"{count:,}", Text(sample, style="dim"))
+    # Of label sets, it counts which label is missing or too much.
+    sets = "label" in flagged.columns
+    table = Table(
+        f"{'label: ' if sets else ''}given → suggested", "rows", "", box=None, pad_edge=False, padding=(0, 3, 0, 0)
+    )
+    labels = [f"{_short(name)}: " for name in flagged["label"]] if sets else [""] * len(flagged)
+    keys = [
+        f"{label}{_short(given)} → {_short(suggested)}"
+        for label, given, suggested in zip(labels, flagged["given"], flagged["suggested"], strict=True)
+    ]
+    counted = keys
+    if found.listed is not None:
+        rows = found.mask.nonzero()[0]
+        pairs = zip(found.names(found.given[rows]), found.names(found.suggested[rows]), strict=True)
+        counted = [f"{_short(given)} → {_short(suggested)}" for given, suggested in pairs]
+    groups = Counter(counted).most_common()
+    for key, count in groups[:PAIRS]:
+        sample = _sample(shown, int(flagged["index"].iloc[keys.index(key)])) if key in keys else ""
+        table.add_row(Text(key), f"{count:,}", Text(sample, style="dim"))
     if len(groups) > PAIRS:
         table.add_row(
             Text(f"and {len(groups) - PAIRS} more pairs", style="dim"),
