@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
 
 from compensate.auditing.issues.image_copies import grey
 from compensate.auditing.issues.neighbors import nearest_rows
@@ -51,7 +52,7 @@ _WORD = re.compile(r"[^\W\d_]+")
 
 def outliers(vectors: Any) -> Iterator[RowFinding]:
     """Rows far from their nearest neighbors; the score is their oddity."""
-    if vectors is None or hasattr(vectors, "tocsr") or len(vectors) < 5 * NEIGHBORS:
+    if vectors is None or sparse.issparse(vectors) or len(vectors) < 5 * NEIGHBORS:
         return
     odd, times = oddity(vectors)
     for i in np.flatnonzero(odd > FAR).tolist():
