@@ -23,7 +23,7 @@ from compensate.training.fitting import fit
 from compensate.training.run import Result
 from compensate.training.samples import Samples
 from experiments.archive import Archive
-from experiments.report import table_lines
+from experiments.comparing import table_lines
 
 SEEDS = (100, 101, 102)
 """The reports use 0, 1, 2, ..."""

@@ -304,7 +304,10 @@ def test_trackers_are_told_of_every_epoch():
 
 def test_the_bar_shows_loss_accuracy_and_share():
     drawn = io.StringIO()
-    fit(small(method="mixcomp", hyper={"warmup": 0.0}, epochs=3), console=Console(file=drawn, force_terminal=True, width=150))
+    fit(
+        small(method="mixcomp", hyper={"warmup": 0.0}, epochs=3),
+        console=Console(file=drawn, force_terminal=True, width=150),
+    )
     assert re.search(r"epoch [123]/3 · loss \d\.\d+ · accuracy 0\.\d+ · compensated 3\d\.\d%", drawn.getvalue())
 
 
