@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from compensate.methods.mixed import EVEN
 from compensate.training.comparison import paired
 from compensate.training.config import Config
 from experiments.archive import Archive
@@ -44,13 +45,12 @@ CANDIDATES: dict[str, list[dict[str, Any]]] = {
         {"preset": "paper"},
     ],
     "mixcomp": [
-        {"eta": 5.0, "pro": 35.0, "warmup": 0.0, "floor": "none"},
-        {"eta": 5.0, "pro": 35.0, "warmup": [0.1, 0.4], "floor": "none"},
-        {"eta": 5.0, "pro": 35.0, "warmup": 2.0, "floor": "none"},
-        {"eta": 5.0, "pro": 25.0, "warmup": 2.0, "floor": "none"},
-        {"eta": 2.0, "pro": 25.0, "warmup": 2.0, "floor": "none"},
-        {"eta": 5.0, "pro": 35.0, "warmup": 2.0, "floor": "chance"},
-        {"eta": 5.0, "pro": 35.0, "warmup": 0.0, "floor": "chance"},
+        {"eta": 5.0, "pro": 35.0, "warmup": 0.0, "floor": 0.0},
+        {"eta": 5.0, "pro": 35.0, "warmup": [0.1, 0.4], "floor": 0.0},
+        {"eta": 5.0, "pro": 35.0, "warmup": 2.0, "floor": 0.0},
+        {"eta": 5.0, "pro": 25.0, "warmup": 2.0, "floor": 0.0},
+        {"eta": 2.0, "pro": 25.0, "warmup": 2.0, "floor": 0.0},
+        {"eta": 5.0, "pro": 35.0, "warmup": 2.0, "floor": EVEN},
     ],
 }
 TRIAL_SEEDS: dict[str, tuple[int, ...]] = {
@@ -62,13 +62,13 @@ TRIAL_SEEDS: dict[str, tuple[int, ...]] = {
 }
 DEFAULTS: dict[str, dict[str, Any]] = {
     "logcomp": {"lam": 0.25, "lr": 1.0},
-    "mixcomp": {"eta": 5.0, "pro": 35.0, "warmup": 2.0, "floor": "chance"},
+    "mixcomp": {"eta": 5.0, "pro": 35.0, "warmup": 2.0, "floor": EVEN},
 }
 """The library's, which a test compares with the signatures."""
 
 PAPER: dict[str, dict[str, Any]] = {
     "logcomp": {"preset": "paper"},
-    "mixcomp": {"eta": 5.0, "pro": 35.0, "warmup": 0.0, "floor": "none"},
+    "mixcomp": {"eta": 5.0, "pro": 35.0, "warmup": 0.0, "floor": 0.0},
 }
 """The form of the paper: LogComp by subgradient and with its learning rate over the batch, MixComp without a warm-up."""
 
@@ -142,9 +142,9 @@ def key(hyper: Mapping[str, Any]) -> str:
     """A setting as text.
 
     >>> key({"lam": 0.05, "warmup": 2.0})
-    'lam=0.05 warmup=2.0'
+    'lam=0.05 warmup=2'
     """
-    return " ".join(f"{k}={v}" for k, v in hyper.items())
+    return " ".join(f"{k}={v:.3g}" if isinstance(v, float) else f"{k}={v}" for k, v in hyper.items())
 
 
 def spread(found: Gains) -> float:

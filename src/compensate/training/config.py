@@ -154,7 +154,7 @@ class Config:
         if self.method == "mixcomp" and not hyper.get("preset"):
             warmup, floor = hyper.pop("warmup", "by default"), hyper.pop("floor", "by default")
             hyper |= {"grows": warmup} if warmup else {}
-            hyper |= {"floor": floor} if floor != "none" else {}
+            hyper |= {"floor": floor} if floor else {}
         if self.method == "logcomp" and not hyper.get("preset"):
             hyper.setdefault("lam", "by default")
         return hyper
