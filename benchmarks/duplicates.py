@@ -256,9 +256,9 @@ def planted_outliers(name: str, seed: int, data_dir: Path) -> dict[str, Any]:
         vectors, odd = np.concatenate([table, far]).astype(np.float32), np.arange(len(table) + 15) >= len(table)
     score = np.zeros(len(vectors))
     flags = np.zeros(len(vectors), bool)
-    from compensate.auditing.issues.neighbors import nearest
+    from compensate.auditing.issues.neighbors import nearest_rows
 
-    score[:] = nearest(vectors, 10)[1].mean(1)
+    score[:] = nearest_rows(vectors, 10)[1].mean(1)
     for i, _, _ in outliers(vectors):
         flags[i] = True
     lab = Datalab({"id": list(range(len(vectors)))})

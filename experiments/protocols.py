@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any, Literal
 
 from compensate.methods import METHODS, find
-from compensate.methods.search import Choice, Kind, Settings
+from compensate.methods.search import Choice, PaperData, Settings
 from compensate.training.config import Config
 from experiments.tables import Published, published
 
@@ -64,7 +64,7 @@ def _candidates(kind: Literal["image", "text"]) -> dict[str, Settings]:
     return {name: row.candidates[kind] for name, row in METHODS.items() if row.candidates}
 
 
-def _spaces(kind: Kind) -> dict[str, list[dict[str, Any]]]:
+def _spaces(kind: PaperData) -> dict[str, list[dict[str, Any]]]:
     """Every combination of the paper's search sets."""
     found = {}
     for name, row in METHODS.items():

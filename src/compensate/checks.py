@@ -35,7 +35,7 @@ def within(values: Tensor, size: int) -> bool:
     return bool(numbers.min() >= 0 and numbers.max() < size)
 
 
-def require(condition: Tensor, message: str, check: Check) -> None:
+def require_true(condition: Tensor, message: str, check: Check) -> None:
     """Raises `message` unless `condition`, a boolean scalar tensor, holds.
 
     "sync" waits for the value; "async" leaves it to the device, which neither stalls it nor breaks a compiled graph.
@@ -98,7 +98,7 @@ def check_batch(s: State, u: Tensor, check: Check) -> None:
         # One pass and no temporary: what is not finite survives the sum. Large numbers overflow too, hence the second look.
         total = u.detach().sum()
         if check == "async":
-            require(~total.isnan(), _NAN, check)
+            require_true(~total.isnan(), _NAN, check)
         elif not math.isfinite(total.item()):
             _look_closer(s, u.detach())
 
@@ -159,7 +159,7 @@ def _check_distributions(target: Tensor, check: Check) -> None:
         raise InputError(
             f"row {row} of the target sums to {float(sums[row]):.4g}, its least entry is {float(target[row].min()):.4g}: {message}"
         )
-    require(proper.all(), message, check)
+    require_true(proper.all(), message, check)
 
 
 def checked_classes(s: State, size: int, reader: str) -> None:
@@ -197,7 +197,7 @@ def _check_classes(s: State, u: Tensor, check: Check) -> None:
     inside = (target >= 0) & (target < classes) | ~s.valid
     if check == "sync" and not bool(inside.all()):
         raise InputError(f"target {int(target[~inside][0])}: {message}")
-    require(inside.all(), message, check)
+    require_true(inside.all(), message, check)
 
 
 def _check_labels(s: State, check: Check) -> None:
@@ -211,7 +211,7 @@ def _check_labels(s: State, check: Check) -> None:
     )
     if check == "sync" and not bool(inside.all()):
         raise InputError(f"target {float(target[~inside][0]):g}: {message}")
-    require(inside.all(), message, check)
+    require_true(inside.all(), message, check)
 
 
 def checked_index(s: State, num_samples: int, reader: str) -> Tensor:
@@ -263,5 +263,5 @@ def checked_keys(keys: Tensor, rows: int, reader: str, name: str, check: Check) 
         )
         if check == "sync" and not bool(inside.all()):
             raise InputError(f"{name} {int(keys[~inside][0])}: {message}")
-        require(inside.all(), message, check)
+        require_true(inside.all(), message, check)
     return keys.long()

@@ -18,10 +18,10 @@ from compensate.auditing.issues import COLUMNS, KINDS, find_issues, neighbors, s
 from compensate.auditing.issues.columns import predicts
 from compensate.auditing.issues.duplicates import SIMILAR_IMAGES
 from compensate.auditing.issues.image_copies import grey, image_pairs
-from compensate.auditing.issues.neighbors import nearest
+from compensate.auditing.issues.neighbors import nearest_rows
 from compensate.auditing.issues.samples import language, odd_images, other_languages, outliers
 from compensate.auditing.issues.text_copies import jaccard, sequences, text_pairs
-from compensate.auditing.page.fill import page
+from compensate.auditing.page.fill import page_of
 from compensate.auditing.result import Audit
 from compensate.cli import app
 from compensate.data import Data, from_frame
@@ -49,7 +49,7 @@ def of(found: pd.DataFrame, issue: str) -> pd.DataFrame:
 
 def test_neighbors_are_those_of_a_plain_search() -> None:
     x = np.random.default_rng(0).normal(size=(300, 5)).astype(np.float32)
-    who, far = nearest(x, 4)
+    who, far = nearest_rows(x, 4)
     apart = np.linalg.norm(x[:, None] - x[None], axis=2)
     np.fill_diagonal(apart, np.inf)
     np.testing.assert_allclose(far, np.sort(apart, axis=1)[:, :4], rtol=1e-3, atol=1e-3)
@@ -61,7 +61,7 @@ def test_in_cells_nearly_all_copies_are_found(monkeypatch: pytest.MonkeyPatch) -
     rng = np.random.default_rng(0)
     x = rng.normal(size=(3000, 16)).astype(np.float32)
     x[2000:] = x[:1000] + rng.normal(0, 0.05, size=(1000, 16))
-    who, _ = nearest(x, 1)
+    who, _ = nearest_rows(x, 1)
     assert (who[2000:, 0] == np.arange(1000)).mean() > 0.95
 
 
@@ -305,7 +305,7 @@ def with_issues(data: Any, **options: Any) -> Any:
     from dataclasses import replace
 
     found = audit(data, **options)
-    return page(replace(found, found_issues=found.issues))
+    return page_of(replace(found, found_issues=found.issues))
 
 
 def test_the_third_view_shows_both_rows_of_a_pair(reviews: Path, open_page: Any) -> None:
@@ -326,10 +326,10 @@ def test_a_page_without_issues_has_two_views_and_one_with_none_says_so(reviews: 
     from dataclasses import replace
 
     found = audit(reviews, encoder="none", text="text")
-    tab = open_page(page(found), "issues")
+    tab = open_page(page_of(found), "issues")
     assert tab.locator("nav a").all_inner_texts() == ["Overview", "Review"]
     assert tab.locator("#view-overview").is_visible()
-    tab = open_page(page(replace(found, found_issues=found.issues[:0])), "issues")
+    tab = open_page(page_of(replace(found, found_issues=found.issues[:0])), "issues")
     assert "Nothing else stands out" in tab.locator("#view-issues").inner_text()
 
 

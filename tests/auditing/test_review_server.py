@@ -548,13 +548,13 @@ def test_an_audit_with_decisions_takes_them_as_right_and_says_what_changed(
 def test_the_button_audits_again_and_the_new_page_is_served_beside_the_old_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, serve: Callable[..., ReviewServer]
 ) -> None:
-    from compensate.commands.review import again
+    from compensate.commands.review import audit_in_process
 
     monkeypatch.chdir(tmp_path)
     frame, true = flipped()
     frame.to_csv("data.csv", index=False)
     command("audit", "data.csv", "--out", "runs/first")
-    server = serve(Path("runs/first"), again=again)
+    server = serve(Path("runs/first"), again=audit_in_process)
     client = Client(server.address)
     assert client.post("again", {})[0] == 200
     assert client.post("again", {})[0] == 409, "one at a time"

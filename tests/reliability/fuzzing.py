@@ -143,7 +143,7 @@ def mnist() -> Files:
 
 def stored_checkpoint() -> Files:
     with tempfile.TemporaryDirectory() as folder:
-        checkpoint.save(folder, 3, {"x": torch.arange(6.0), "at": {"step": 3, "history": [{"loss": 0.5}]}})
+        checkpoint.save_checkpoint(folder, 3, {"x": torch.arange(6.0), "at": {"step": 3, "history": [{"loss": 0.5}]}})
         return {p.name: p.read_bytes() for p in Path(folder).iterdir()}
 
 

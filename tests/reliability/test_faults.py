@@ -40,7 +40,7 @@ def page() -> Page:
 
 
 WRITES = {
-    "checkpoint": lambda folder: checkpoint.save(folder / "checkpoint", 2, {"x": torch.zeros(300_000)}),
+    "checkpoint": lambda folder: checkpoint.save_checkpoint(folder / "checkpoint", 2, {"x": torch.zeros(300_000)}),
     "weights": lambda folder: checkpoint.save_weights(folder / "best.safetensors", {"x": torch.zeros(300_000)}),
     "result": lambda folder: Run(folder).write("result.json", {"x": "y" * 2_000_000}),
     "report": lambda folder: write_page(page(), folder / "report.html"),
@@ -49,7 +49,7 @@ WRITES = {
 
 def before(folder: Path) -> dict[str, bytes]:
     (folder / "checkpoint").mkdir()
-    checkpoint.save(folder / "checkpoint", 1, {"x": torch.ones(3)})
+    checkpoint.save_checkpoint(folder / "checkpoint", 1, {"x": torch.ones(3)})
     for name in ("best.safetensors", "result.json", "report.html"):
         (folder / name).write_bytes(b"as it was")
     return {p.name: p.read_bytes() for p in folder.rglob("*") if p.is_file()}

@@ -12,14 +12,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from compensate.auditing.corrections import Correction
 from compensate.auditing.decisions import decided_labels
-from compensate.auditing.fitted import Learner
+from compensate.auditing.fitted import StoredLearner
 from compensate.auditing.folds import FOLDS, assign_folds
 from compensate.auditing.learners import judge_view
 from compensate.auditing.noise_model import BY_CHANCE, Verdict, after_decisions, judge, pool, shares
 from compensate.auditing.result import Audit
 from compensate.auditing.scorer import Scorer
 from compensate.auditing.source import KINDS, labeled, read
-from compensate.auditing.views import Views, make_views, unused_encoder
+from compensate.auditing.views import FeatureViews, make_views, unused_encoder
 from compensate.data.dataset import UNLABELED, Data
 from compensate.errors import InputError
 
@@ -183,7 +183,9 @@ def audit(
     return _result(known, rows, given_labels, log_q, verdict, config, notes, views, trained, scorer)
 
 
-def _scorer(views: Views, fitted: list[dict[str, Learner]], weights: Mapping[str, float], verdict: Verdict) -> Scorer:
+def _scorer(
+    views: FeatureViews, fitted: list[dict[str, StoredLearner]], weights: Mapping[str, float], verdict: Verdict
+) -> Scorer:
     """What judges new samples as these were judged."""
     by_view = tuple(
         {name: weights[f"{view.name}: {name}"] for name in learners}
@@ -215,14 +217,14 @@ def _check_training(
 
 
 def _judged(
-    views: Views | None,
+    views: FeatureViews | None,
     labels: NDArray[np.int64],
     folds: NDArray[np.int64],
     classes: int,
     trusted: NDArray[np.bool_] | None,
     seed: int,
     progress: Progress | None,
-) -> tuple[dict[str, Any], NDArray[np.float64] | None, list[dict[str, Learner]]]:
+) -> tuple[dict[str, Any], NDArray[np.float64] | None, list[dict[str, StoredLearner]]]:
     """What the learners of all views say, out of fold, the mean of their transitions, and for each view what judges new rows."""
     if views is None:
         return {}, None, []
@@ -249,7 +251,7 @@ def _result(
     verdict: Verdict,
     config: dict[str, Any],
     notes: tuple[str, ...],
-    views: Views | None,
+    views: FeatureViews | None,
     trained: Any,
     scorer: Scorer | None,
 ) -> Audit:

@@ -222,8 +222,8 @@ def smoothed(p: NDArray[np.floating]) -> Floats:
     return np.log((50 * p + 1 / p.shape[1]) / 51).astype(np.float32)
 
 
-Learner = Linear | Neighbors | Forest
-LEARNERS: dict[str, Callable[[Arrays, int], Learner]] = {
+StoredLearner = Linear | Neighbors | Forest
+LEARNERS: dict[str, Callable[[Arrays, int], StoredLearner]] = {
     "Linear": Linear.of,
     "Neighbors": Neighbors.of,
     "Forest": Forest.of,

@@ -15,9 +15,9 @@ from compensate.auditing.fitted import (
     ABSENT,
     SMALLEST,
     Forest,
-    Learner,
     Linear,
     Neighbors,
+    StoredLearner,
     smoothed,
     unit_length,
     votes,
@@ -80,7 +80,7 @@ class Judged:
     """
 
     log_p: dict[str, Floats] = field(default_factory=dict)
-    models: dict[str, Learner] = field(default_factory=dict)
+    models: dict[str, StoredLearner] = field(default_factory=dict)
     transition: NDArray[np.float64] = field(default_factory=lambda: np.eye(1))
     decay: float = 0.0
 

@@ -103,10 +103,10 @@ def apply_parts(
         from compensate.auditing.masks import apply_regions
 
         return apply_regions(data, decided, out, force=force)
-    from compensate.auditing.rewrite import check_target, fixed_name
+    from compensate.auditing.rewrite import check_output, fixed_name
 
     out = fixed_name(data) if out is None else out
-    check_target(data, out, force)
+    check_output(data, out, force)
     checked = check_source(decided, digest_source(data), str(data))
     if form == "tokens":
         from compensate.auditing.tokens import apply_tags

@@ -24,7 +24,7 @@ from compensate.auditing.corrections import (
     read_corrections,
 )
 from compensate.auditing.csv_escape import guard
-from compensate.auditing.digests import as_text
+from compensate.auditing.digests import digest_text
 from compensate.auditing.page.model import Estimate
 from compensate.auditing.parts import part_columns
 from compensate.errors import InputError
@@ -236,9 +236,9 @@ class Audit:
     def report(self, path: str | Path, *, data: Data | None = None) -> Path:
         """Writes the review page; `data` shows the samples of an audit that was loaded from disk."""
         from compensate.auditing.page import write_page
-        from compensate.auditing.page.fill import page
+        from compensate.auditing.page.fill import page_of
 
-        write_page(page(self if data is None else replace(self, data=data)), path)
+        write_page(page_of(self if data is None else replace(self, data=data)), path)
         return Path(path)
 
     def accepted(self, at_least: float = LIKELY) -> tuple[Correction, ...]:
@@ -268,7 +268,7 @@ class Audit:
 
     def row_digest(self, row: int) -> str:
         """The digest of an audited row as corrections carry it; nothing if there is none."""
-        return "" if self.row_digests is None or not self.row_digests[row] else as_text(int(self.row_digests[row]))
+        return "" if self.row_digests is None or not self.row_digests[row] else digest_text(int(self.row_digests[row]))
 
     def apply(
         self,
@@ -369,11 +369,11 @@ class Audit:
 
         Flagged rows carry what their samples say, if the data is available: the text, or the cells of the table.
         """
-        from compensate.auditing.page.fill import cells
+        from compensate.auditing.page.fill import sample_cells
 
         frame = self.suspects
         flagged = np.argsort(-self.log_odds, kind="stable")[: int(self.mask.sum())]
-        said = cells(self, flagged, set(frame.columns))
+        said = sample_cells(self, flagged, set(frame.columns))
         if said:
             # Flagged rows come first; the others stay empty, or the list would be as large as the data.
             said = {name: [*values, *[""] * (len(frame) - len(values))] for name, values in said.items()}
@@ -393,13 +393,13 @@ class Audit:
 
     def save(self, path: str | Path) -> Path:
         """Writes the audit and its fitted model to a folder, nothing pickled. `load` reads it."""
-        run_folder.save(self, Path(path))
+        run_folder.save_audit(self, Path(path))
         return Path(path)
 
     @classmethod
     def load(cls, path: str | Path) -> Audit:
         """Reads what `save` wrote; data and model are not part of it."""
-        return cls(**run_folder.load(Path(path)))
+        return cls(**run_folder.load_audit(Path(path)))
 
 
 def write_csv(path: str | Path, frame: pd.DataFrame) -> None:

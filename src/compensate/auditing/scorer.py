@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from compensate.auditing.fitted import LEARNERS, Learner
+from compensate.auditing.fitted import LEARNERS, StoredLearner
 from compensate.auditing.learners import View
 from compensate.auditing.noise_model import NoiseModel, pooled
 from compensate.auditing.packed import read_packed, write_packed
@@ -39,7 +39,7 @@ class Scorer:
     """
 
     makers: tuple[Maker, ...]
-    learners: tuple[Mapping[str, Learner], ...]
+    learners: tuple[Mapping[str, StoredLearner], ...]
     weights: tuple[Mapping[str, float], ...]
     noise: NoiseModel
     by_chance: bool = False

@@ -22,8 +22,8 @@ from compensate.auditing.view_makers import (
     Maker,
     Pixels,
     Words,
-    pixels,
-    rows_of,
+    flat_rows,
+    pixel_rows,
 )
 from compensate.data.dataset import Data
 from compensate.data.features import TableEncoder
@@ -34,7 +34,7 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, eq=False)
-class Views:
+class FeatureViews:
     """The views of a data set.
 
     Attributes:
@@ -56,7 +56,7 @@ class Views:
 
 def make_views(
     data: Data, encoder: str | Path = "auto", *, device: Any = None, progress: Progress | None = None
-) -> Views:
+) -> FeatureViews:
     """All views that suit the data.
 
     Args:
@@ -106,24 +106,24 @@ def _own_features(data: Data) -> bool:
     return bool(data.info.get("features_given"))
 
 
-def _of_features(x: Any) -> Views:
-    values = rows_of(x)
+def _of_features(x: Any) -> FeatureViews:
+    values = flat_rows(x)
     if not values.shape[1]:
         raise InputError("the samples have no features; an audit needs at least one column beside the labels.")
     keys = content_keys(values)
     maker = Features.fit(values)
     values = maker.bounded(values)
     few = values.shape[1] <= FEW_COLUMNS
-    return Views((View("features", values, values if few else None),), (maker,), keys, values, {})
+    return FeatureViews((View("features", values, values if few else None),), (maker,), keys, values, {})
 
 
-def _of_table(data: Data) -> Views:
+def _of_table(data: Data) -> FeatureViews:
     maker = Columns(TableEncoder.fit(data.raw, data.info["columns"]))
     view = maker.view(data)
-    return Views((view,), (maker,), content_keys(np.asarray(view.trees)), view.x, {})
+    return FeatureViews((view,), (maker,), content_keys(np.asarray(view.trees)), view.x, {})
 
 
-def _of_texts(data: Data, encoder: str | Path, device: Any, progress: Progress | None) -> Views:
+def _of_texts(data: Data, encoder: str | Path, device: Any, progress: Progress | None) -> FeatureViews:
     texts = [str(text) for text in data.x]
     encoded, about = _encoded(data, encoder, "text", device, progress)
     found: list[tuple[Maker, View]] = [] if encoded is None else [encoded]
@@ -133,19 +133,19 @@ def _of_texts(data: Data, encoder: str | Path, device: Any, progress: Progress |
     if not found:
         raise InputError("the texts have no word in common; an audit compares samples. Check which column is the text.")
     makers, views = zip(*found, strict=True)
-    return Views(views, makers, content_keys(texts), views[0].x, about)
+    return FeatureViews(views, makers, content_keys(texts), views[0].x, about)
 
 
-def _of_images(data: Data, encoder: str | Path, device: Any, progress: Progress | None) -> Views:
+def _of_images(data: Data, encoder: str | Path, device: Any, progress: Progress | None) -> FeatureViews:
     keys = content_keys(np.asarray(data.x))
     encoded, about = _encoded(data, encoder, "image", device, progress)
     found: list[tuple[Maker, View]] = [] if encoded is None else [encoded]
     if encoded is None or _is_gray(data.x):  # of drawings and digits the pixels themselves say much
-        values = pixels(data.x)
+        values = pixel_rows(data.x)
         few = encoded is not None or values.shape[1] <= PIXELS
         found.append((Pixels(tuple(np.shape(data.x)[1:]), few), View("pixels", values, values if few else None)))
     makers, views = zip(*found, strict=True)
-    return Views(views, makers, keys, views[0].x, about)
+    return FeatureViews(views, makers, keys, views[0].x, about)
 
 
 def _is_gray(images: NDArray[Any]) -> bool:

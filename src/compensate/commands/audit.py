@@ -417,7 +417,9 @@ def _opening(source: Data) -> str:
     lost = int((~source.labeled).sum())
     if lost and "parts" not in info:
         parts.append(f"{lost:,} without a label, which are predicted")
-    unused = [_short(c.name) for c in info.get("columns", ()) if c.role in ("identifier", "constant", "ignored")]
+    labels = getattr(info.get("parts"), "columns", ())  # of label sets
+    left = [c for c in info.get("columns", ()) if c.role in ("identifier", "constant", "ignored")]
+    unused = [_short(c.name) for c in left if c.name not in labels]
     if unused:
         parts.append(f"not used: {', '.join(unused[:8])}{', …' if len(unused) > 8 else ''}")
     return ", ".join(parts)
@@ -473,16 +475,21 @@ def _since(since: dict[str, Any]) -> str:
 
 
 def _pairs(found: Audit) -> Table:
-    table = Table("given → suggested", "rows", "", box=None, pad_edge=False, padding=(0, 3, 0, 0))
     flagged = found.flagged
-    groups = Counter(zip(flagged["given"], flagged["suggested"], strict=True)).most_common()
-    for (given, suggested), count in groups[:PAIRS]:
-        first = flagged[(flagged["given"] == given) & (flagged["suggested"] == suggested)].iloc[0]
-        table.add_row(
-            Text(f"{_short(given)} → {_short(suggested)}"),
-            f"{count:,}",
-            Text(_sample(found, int(first["index"])), style="dim"),
-        )
+    # Of label sets, it counts which label is missing or too much.
+    sets = "label" in flagged.columns
+    table = Table(
+        f"{'label: ' if sets else ''}given → suggested", "rows", "", box=None, pad_edge=False, padding=(0, 3, 0, 0)
+    )
+    labels = [f"{_short(name)}: " for name in flagged["label"]] if sets else [""] * len(flagged)
+    keys = [
+        f"{label}{_short(given)} → {_short(suggested)}"
+        for label, given, suggested in zip(labels, flagged["given"], flagged["suggested"], strict=True)
+    ]
+    groups = Counter(keys).most_common()
+    for key, count in groups[:PAIRS]:
+        first = int(flagged["index"].iloc[keys.index(key)])
+        table.add_row(Text(key), f"{count:,}", Text(_sample(found, first), style="dim"))
     if len(groups) > PAIRS:
         table.add_row(
             Text(f"and {len(groups) - PAIRS} more pairs", style="dim"),

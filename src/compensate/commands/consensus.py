@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -45,7 +46,8 @@ def consensus(
     One vote a row: `compensate consensus votes.csv --item id --annotator worker --label label`
 
     Models of the samples vote too, as far as the annotators' votes bear them out. The run folder has consensus.csv, annotators.csv,
-    label_again.csv, and the review page of items whose majority looks wrong.
+    label_again.csv, labels.csv (the items with the majority's labels), and the review page of items whose majority looks wrong. `compensate apply`
+    of the folder writes labels.csv with the decisions in it.
     """
     o.check_path(data)
     long = {"--annotator": annotator, "--item": item, "--label": label}
@@ -58,10 +60,11 @@ def consensus(
         raise InputError(
             "expected where the votes are: --annotators ann,bob,eve (a column each), or --item ID --annotator NAME --label LABEL (a row each)."
         )
-    from compensate.auditing.annotators import audit_votes, long_votes, wide_votes
+    from compensate.auditing.annotators import as_label_table, audit_votes, long_votes, wide_votes
     from compensate.auditing.result import write_csv
     from compensate.auditing.run_folder import check_run_folder, write_run
     from compensate.data.tables import read_frame
+    from compensate.files import write_atomically
 
     frame = read_frame(data, encoding=encoding or "utf-8", delimiter=delimiter)
     if annotators is not None:
@@ -78,21 +81,30 @@ def consensus(
     )
     options: dict[str, Any] = {name: value for name, value in (("text", text), ("ignore", ignore)) if value is not None}
     found, agreed = audit_votes(items, votes, encoder=encoder, seed=seed or 0, **options)
-    write_run(found, folder)
-    write_csv(folder / "consensus.csv", agreed.to_frame())
-    write_csv(folder / "annotators.csv", agreed.quality.reset_index())
-    write_csv(folder / "label_again.csv", agreed.to_label_again(top))
+    found, labels = as_label_table(found, votes, items, folder / "labels.csv", data.name)
+
+    def tables(new: Path) -> None:
+        write_atomically(new / "labels.csv", labels)
+        write_csv(new / "consensus.csv", agreed.to_frame())
+        write_csv(new / "annotators.csv", agreed.quality.reset_index())
+        write_csv(new / "label_again.csv", agreed.to_label_again(top))
+
+    write_run(found, folder, more=tables)
     console.print(_annotators(agreed.quality))
-    changed = int((agreed.label != votes.majority()).sum())
+    changed = int(((agreed.label != votes.majority()) & (votes.counts.sum(1) > 0)).sum())
     console.print(
         f"the consensus differs from the majority in {changed:,} items; about {agreed.p_error().mean():.1%} of it is still wrong",
         markup=False,
     )
     for name, says in (
         ("consensus.csv", "consensus:    "), ("annotators.csv", "annotators:   "), ("label_again.csv", "label again:  "),
-        ("report.html", "review them:  "),
     ):  # fmt: skip
         console.print(f"{says}{folder / name}", markup=False, soft_wrap=True)
+    place = shlex.quote(str(folder))
+    console.print(
+        f"review them:  compensate review {place}      or open {folder / 'report.html'}", markup=False, soft_wrap=True
+    )
+    console.print(f"then:         compensate apply {place} -o labels.csv", markup=False, soft_wrap=True)
 
 
 def _annotators(quality: object) -> Table:

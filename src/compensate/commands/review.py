@@ -40,7 +40,7 @@ def review(
     from compensate.auditing.review import Review, ReviewServer
 
     with reviewing(run):
-        server = ReviewServer(Review(run), port=port, idle=seconds, again=again)
+        server = ReviewServer(Review(run), port=port, idle=seconds, again=audit_in_process)
         console.print(f"reviewing {run}: {server.address}", markup=False, soft_wrap=True)
         console.print("decisions are saved as they are made; Ctrl-C ends", style="dim")
         if not no_open:
@@ -67,7 +67,7 @@ def review(
                 )
 
 
-def again(run: Path, told: Callable[[str], None]) -> Path:
+def audit_in_process(run: Path, told: Callable[[str], None]) -> Path:
     """Audits a run again with its decisions, in a process of its own: the server goes on answering, and keeps no memory of it."""
     import multiprocessing
 

@@ -16,7 +16,7 @@ from compensate.inference.regularized import L1, L2
 from compensate.inference.statistics import Evidence
 from compensate.inference.tuning import Warmup
 from compensate.methods.registry import method
-from compensate.methods.search import Choice, Kind, Real, Space, each
+from compensate.methods.search import Choice, PaperData, Real, Space, each
 from compensate.proximal import Norm
 from compensate.state import State, Value
 from compensate.stores import Store
@@ -38,7 +38,7 @@ MANY = 1_000_000
 
 
 _SUBGRADIENT = {"update": "subgradient"}
-_PAPER_SEARCH: dict[Kind, Space] = {
+_PAPER_SEARCH: dict[PaperData, Space] = {
     "image": Space({"lam": Choice((0.25, 0.35)), "lr": Choice((1.5, 3, 4.5, 6))}, _SUBGRADIENT, ("lr",)),
     "imdb": Space({"lam": Choice((0.75, 1)), "lr": Choice((0.6, 0.7, 0.8, 0.9, 1))}, _SUBGRADIENT, ("lr",)),
     "sst2": Space({"lam": Choice((0.75, 1)), "lr": Choice((0.02, 0.025, 0.03, 0.035, 0.04))}, _SUBGRADIENT, ("lr",)),

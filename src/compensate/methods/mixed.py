@@ -16,7 +16,7 @@ from compensate.inference.prior import Toward, uniform
 from compensate.inference.statistics import labels_of, recorded
 from compensate.inference.tuning import Ramp, Top, Warmup
 from compensate.methods.registry import method
-from compensate.methods.search import Choice, Kind, Real, Space, each
+from compensate.methods.search import Choice, PaperData, Real, Space, each
 from compensate.proximal import Norm
 from compensate.state import State, Value, at
 
@@ -31,7 +31,7 @@ _TEXT = Space(
     {"eta": Choice((0, 0.075, 0.15, 0.25, 0.5, 0.75, 1)), "eps2": Choice((0, 0.005, 0.01, 0.015)), "pro": _PRO},
     _AT_ONCE,
 )
-_PAPER_SEARCH: dict[Kind, Space] = {
+_PAPER_SEARCH: dict[PaperData, Space] = {
     "image": Space(
         {"eta": Choice((0.5, 1.5, 2, 3, 4, 5)), "eps2": Choice((0, 8 / 255, 10 / 255, 12 / 255)), "pro": _PRO}, _AT_ONCE
     ),

@@ -78,7 +78,7 @@ def answered(u: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return ((u > 0) == (y > 0)).all(-1), losses.mean(-1)
 
 
-def shares(total: Tensor) -> dict[str, float]:
+def means_of(total: Tensor) -> dict[str, float]:
     """The means that belong to the sums."""
     right, loss, count = total.tolist()
     return {"accuracy": right / (count or 1), "loss": loss / (count or 1)}
@@ -92,7 +92,7 @@ def evaluate(model: nn.Module, data: Data, *, device: torch.device | str = "cpu"
     >>> sorted(evaluate(CNN(10), digits().subset(np.arange(100))))
     ['accuracy', 'loss']
     """
-    return shares(sums(model, Samples.of(data.subset(data.labeled)), device))
+    return means_of(sums(model, Samples.of(data.subset(data.labeled)), device))
 
 
 def agreement(model: nn.Module, data: Data, which: NDArray[np.bool_], *, device: torch.device | str = "cpu") -> float:

@@ -24,13 +24,13 @@ RARE = 0.1
 LOOKED_AT = 5_000
 """Rows on which a column is tried."""
 
-Finding = tuple[str, str, float, str]
+ColumnFinding = tuple[str, str, float, str]
 """A kind of issue, the column or class, the score and what to say of it."""
 
 
 def column_issues(
     frame: pd.DataFrame, columns: tuple[Column, ...], given: NDArray[np.int64], classes: int
-) -> Iterator[Finding]:
+) -> Iterator[ColumnFinding]:
     """Issues of the columns of a table whose labels are classes."""
     for column in columns:
         if column.role == "identifier":
@@ -48,7 +48,7 @@ def column_issues(
                 yield "missing_values", column.name, lost, f"{lost:.1%} of the cells are empty"
 
 
-def rare_classes(given: NDArray[np.int64], names: tuple[str, ...]) -> Iterator[Finding]:
+def rare_classes(given: NDArray[np.int64], names: tuple[str, ...]) -> Iterator[ColumnFinding]:
     """Classes with few rows; the score is their share of the rows over an equal share."""
     counts = np.bincount(given, minlength=len(names))
     equal = len(given) / max(len(names), 1)

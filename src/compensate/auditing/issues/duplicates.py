@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from compensate.auditing.folds import COPIES, content_keys
 from compensate.auditing.issues.image_copies import grey, image_pairs
-from compensate.auditing.issues.neighbors import nearest
+from compensate.auditing.issues.neighbors import nearest_rows
 from compensate.auditing.issues.text_copies import text_pairs
 from compensate.data.dataset import Data
 
@@ -120,7 +120,7 @@ def _nearly(data: Data, kind: str, vectors: Any) -> Iterator[Pair]:
 
 
 def _close(vectors: NDArray[np.float32]) -> Iterator[Pair]:
-    who, far = nearest(vectors, 1)
+    who, far = nearest_rows(vectors, 1)
     if not far.size:
         return
     usual = float(np.median(far))

@@ -20,10 +20,10 @@ BLOCK = 1 << 24
 """Distances that are held at once."""
 
 
-def nearest(x: Floats, k: int, *, seed: int = 0) -> tuple[Ints, Floats]:
+def nearest_rows(x: Floats, k: int, *, seed: int = 0) -> tuple[Ints, Floats]:
     """(N, k) the nearest other rows, nearest first, and (N, k) their Euclidean distances.
 
-    >>> who, far = nearest(np.array([[0.0], [1.0], [5.0]], np.float32), 1)
+    >>> who, far = nearest_rows(np.array([[0.0], [1.0], [5.0]], np.float32), 1)
     >>> who.ravel().tolist(), far.ravel().tolist()
     ([1, 0, 1], [1.0, 1.0, 4.0])
     """

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compensate.auditing.issues.image_copies import grey
-from compensate.auditing.issues.neighbors import nearest
+from compensate.auditing.issues.neighbors import nearest_rows
 
 NEIGHBORS = 10
 FAR = 3.0
@@ -23,7 +23,7 @@ DARK, BRIGHT, BLANK = 0.15, 0.9, 0.015
 """An image is dark if 99 % of its pixels are darker than the first, bright if 99 % are brighter than the second (of 0 to 1), and blank if
 the standard deviation of its pixels is below the third."""
 
-Finding = tuple[int, float, str]
+RowFinding = tuple[int, float, str]
 """A position, its score and what to say of it."""
 
 FUNCTION_WORDS = {
@@ -43,11 +43,11 @@ LEAST_WORDS = 5
 _WORD = re.compile(r"[^\W\d_]+")
 
 
-def outliers(vectors: Any) -> Iterator[Finding]:
+def outliers(vectors: Any) -> Iterator[RowFinding]:
     """Rows far from their nearest neighbors; the score is the distance in units of the usual one."""
     if vectors is None or hasattr(vectors, "tocsr") or len(vectors) < 5 * NEIGHBORS:
         return
-    _, far = nearest(np.ascontiguousarray(vectors, dtype=np.float32), NEIGHBORS)
+    _, far = nearest_rows(np.ascontiguousarray(vectors, dtype=np.float32), NEIGHBORS)
     distance = np.maximum(far.mean(1), 1e-12)
     usual = float(np.median(distance[distance > 1e-9])) if (distance > 1e-9).any() else 1.0
     logs = np.log(distance / usual)
@@ -57,14 +57,14 @@ def outliers(vectors: Any) -> Iterator[Finding]:
         yield i, times, f"{times:.1f} times as far from its nearest rows as usual"
 
 
-def empty_texts(texts: Sequence[str]) -> Iterator[Finding]:
+def empty_texts(texts: Sequence[str]) -> Iterator[RowFinding]:
     """Texts without a letter or digit."""
     for i, text in enumerate(texts):
         if not any(sign.isalnum() for sign in text):
             yield i, 1.0, "no letter or digit" if text.strip() else "empty"
 
 
-def other_languages(texts: Sequence[str]) -> Iterator[Finding]:
+def other_languages(texts: Sequence[str]) -> Iterator[RowFinding]:
     """Texts in another language than most; the score is the share of its words that say so."""
     found = [language(text) for text in texts]
     known = Counter(name for name, _ in found if name)
