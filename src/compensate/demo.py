@@ -36,11 +36,7 @@ from compensate.training.workers import LOST, side_by_side
 if TYPE_CHECKING:
     from compensate.auditing.result import Audit
 
-<<<<<<< HEAD
-METHODS: dict[str, dict[str, Any]] = {
-=======
-DEMO_METHODS: dict[str, dict[str, float]] = {
->>>>>>> main
+DEMO_METHODS: dict[str, dict[str, Any]] = {
     "base": {},
     "logcomp": {"lam": 0.05, "lr": 2.0},
     "mixcomp": {"eta": 5.0, "pro": 45.0, "warmup": 0.0, "floor": 0.0},
