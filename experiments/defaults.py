@@ -163,7 +163,7 @@ def best(method: str, found: Gains, without: str | None = None) -> str:
     def judged(columns: Mapping[Column, Sequence[float]]) -> tuple[float, float]:
         here = [each for (name, _), each in columns.items() if name != without]
         behind = max((-np.mean(each) - deviation / np.sqrt(len(each)) for each in here), default=0.0)
-        return -max(0.0, float(behind)), float(np.mean([np.mean(each) for each in here] or [0.0]))
+        return -max(0.0, float(behind)), float(np.mean([float(np.mean(each)) for each in here] or [0.0]))
 
     whole = max(len(columns) for (m, _), columns in found.items() if m == method)
     full = [setting for (m, setting), columns in found.items() if m == method and len(columns) == whole]
@@ -225,7 +225,10 @@ def _compared(method: str, found: Gains, columns: Sequence[Column]) -> list[list
     """Lines of a method: its default, what the rule chooses with the column's set left out, the paper's form, the best in hindsight."""
     default, paper = (found.get((method, key(which[method])), {}) for which in (DEFAULTS, PAPER))
     without = {name: best(method, found, name) for name in SETS}
-    tuned = [max((g.get(c) for (m, _), g in found.items() if m == method and c in g), key=np.mean) for c in columns]
+    tuned = [
+        max((g[c] for (m, _), g in found.items() if m == method and c in g), key=lambda each: float(np.mean(each)))
+        for c in columns
+    ]
     return [
         [f"{method}, default ({key(DEFAULTS[method])})", *(_interval(default.get(c)) for c in columns)],
         [f"{method}, chosen on the other sets", *(_mean(found[method, without[c[0]]].get(c)) for c in columns)],

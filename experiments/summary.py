@@ -100,15 +100,12 @@ def _together(found: Comparison, row: str, other: str, noisy: bool | None) -> Ga
     ]  # fmt: skip
     if not columns:
         return None
+    seeds = min(len(found.ours[r, c].each) for r in (row, other) for c in columns)
     gaps = [
-        np.subtract(*(found.ours[r, c].each[: _seeds(found, row, other, columns)] for r in (row, other)))
+        [x - y for x, y in zip(found.ours[row, c].each[:seeds], found.ours[other, c].each[:seeds], strict=True)]
         for c in columns
     ]
     return tuple(np.mean(gaps, axis=0).tolist())
-
-
-def _seeds(found: Comparison, row: str, other: str, columns: Sequence[int]) -> int:
-    return min(len(found.ours[r, c].each) for r in (row, other) for c in columns)
 
 
 def _rival(found: Comparison, row: str) -> str | None:

@@ -67,7 +67,7 @@ EVEN = math.log(2)
 
 
 @final
-class AtLeast(nn.Module):
+class FlooredThreshold(nn.Module):
     r"""A threshold that is never below a floor.
 
     .. math:: \max(\tau, \text{floor})
@@ -167,7 +167,7 @@ def mixcomp(
         raise InputError(f"floor is {floor}; expected a loss, at least 0.")
     threshold = Top(pro, over, rows) if tau is None else tau
     if tau is None and floor > 0 and preset is None:
-        threshold = AtLeast(threshold, floor)
+        threshold = FlooredThreshold(threshold, floor)
     eta = eta if preset == "paper" else _warmed(eta, warmup, num_samples)
     harder = Where(above(threshold), Pull(eta))
     easier = None
