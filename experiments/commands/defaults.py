@@ -13,13 +13,13 @@ from compensate.commands.terminal import console
 
 def defaults(
     sets: Annotated[
-        str | None, typer.Option(help="Data sets, with commas between; all if not given.", show_default=False)
+        str | None, typer.Option(help="Data sets, separated by commas [default: all].", show_default=False)
     ] = None,
     results: Annotated[Path, typer.Option(help="Folder of the finished runs.")] = Path("results/defaults"),
-    runs: Annotated[Path, typer.Option(help="Folder of the runs under way.")] = Path("runs/human"),
+    runs: Annotated[Path, typer.Option(help="Folder of unfinished runs.")] = Path("runs/human"),
     data_dir: o.DataDir = None,
     workers: o.Workers = None,
-    show: Annotated[bool, typer.Option("--show", help="Train nothing; print what is stored.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Print the stored results without training.")] = False,
 ) -> None:
     """Try settings of LogComp and MixComp on five data sets, and choose defaults with each set left out in turn.
 

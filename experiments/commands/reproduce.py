@@ -50,7 +50,7 @@ def reproduce(
     **Example:** `python -m experiments reproduce table-9-sst2 --scale small`
 
     First each method's hyper-parameters are chosen on held-out noisy labels, with the same number of trials for all; then
-    every cell is trained over the seeds. Started again, it goes on where it was: finished runs are read.
+    every cell is trained over the seeds. The same command resumes: finished runs are read.
     """
     from compensate.training.workers import BACKENDS
     from experiments import comparing

@@ -90,7 +90,9 @@ def find_issues(audit: Audit, test: Data | None = None) -> pd.DataFrame:
     """
     data = audit.data
     if data is None:
-        raise InputError("the data of this audit is not at hand; audit it again.")
+        raise InputError(
+            "this audit was loaded without its data, which the search for issues needs; run `audit` again."
+        )
     kind = audit.config.get("shown", audit.kind) if audit.regression else audit.kind
     labels = audit.names(audit.given)
     found: list[dict[str, Any]] = []

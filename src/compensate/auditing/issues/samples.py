@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
 
 from compensate.auditing.issues.image_copies import grey
 from compensate.auditing.issues.neighbors import nearest_rows
@@ -45,7 +46,7 @@ _WORD = re.compile(r"[^\W\d_]+")
 
 def outliers(vectors: Any) -> Iterator[RowFinding]:
     """Rows far from their nearest neighbors; the score is the distance in units of the usual one."""
-    if vectors is None or hasattr(vectors, "tocsr") or len(vectors) < 5 * NEIGHBORS:
+    if vectors is None or sparse.issparse(vectors) or len(vectors) < 5 * NEIGHBORS:
         return
     _, far = nearest_rows(np.ascontiguousarray(vectors, dtype=np.float32), NEIGHBORS)
     distance = np.maximum(far.mean(1), 1e-12)
