@@ -58,8 +58,8 @@ def assign_folds(
         _, first, group, times = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
         rows = np.where(times[group] <= COPIES, first[group], rows)
     first, group = np.unique(rows, return_inverse=True)
-    luck = generator(seed, "folds").random(len(first))
-    order = np.lexsort((luck, labels[first]))
+    draw = generator(seed, "folds").random(len(first))
+    order = np.lexsort((draw, labels[first]))
     fold = np.empty(len(first), np.int64)
     fold[order] = np.arange(len(first)) % folds
     return fold[group]

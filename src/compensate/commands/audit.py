@@ -37,7 +37,7 @@ def audit(
     data: Annotated[
         str | None,
         typer.Argument(
-            help="A .csv, .tsv, .jsonl, .xlsx, .parquet, .npy or .npz file, a folder of images or of Parquet files, or a name.",
+            help="A .csv, .tsv, .jsonl, .xlsx, .parquet, .npy or .npz file, a folder of images or of Parquet files, or a named data set.",
             show_default=False,
         ),
     ] = None,
@@ -46,7 +46,7 @@ def audit(
     ignore: o.Ignore = None,
     columns: o.Columns = None,
     labels_columns: Annotated[
-        str | None, o.option("Columns of 0 and 1, one per label, for rows with several labels; with commas.")
+        str | None, o.option("Columns of 0 and 1, one per label, separated by commas, for multi-label data.")
     ] = None,
     labels: Annotated[Path | None, o.option("Label file, for an array or a folder of images.")] = None,
     features: Annotated[
@@ -83,11 +83,15 @@ def audit(
     only: Annotated[
         str | None,
         typer.Option(
-            help="labels: look for wrong labels alone, not for duplicates, outliers and the like.", show_default=False
+            help="What to look for: labels leaves out duplicates, outliers and other issues [default: all].",
+            show_default=False,
         ),
     ] = None,
     test: Annotated[
-        str | None, typer.Option(help="Test set: rows that are in both are found.", show_default=False)
+        str | None,
+        typer.Option(
+            help="Test set to check for leakage: its rows that also occur in the data are reported.", show_default=False
+        ),
     ] = None,
     epochs: o.Epochs = None,
     batch_size: o.BatchSize = None,
@@ -119,10 +123,10 @@ def audit(
     The label column is found by its name (label, target, class, sentiment, ...) or as the column that the others predict
     best; `--label` names another. The run folder has the review page, a list of suspects and the settings.
 
-    `--model` and `--finetune` train a network. If the command is interrupted, the same command goes on where it was. In several
+    `--model` and `--finetune` train a network. If the command is interrupted, the same command resumes. In several
     processes: `torchrun --nproc-per-node 2 -m compensate audit ...`
 
-    After a review, again with what was decided: `compensate audit --with runs/reviews-3f2a`
+    To audit again with the decisions of a review: `compensate audit --with runs/reviews-3f2a`
     """
     started = time.perf_counter()
     if only not in (None, "labels"):
