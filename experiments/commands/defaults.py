@@ -37,15 +37,6 @@ def defaults(
             failed = study.train(
                 Place(results, runs, data_dir, workers), data_dir or Path("data"), names, lambda: bar.advance(task)
             )
-    found = study.scores(results, runs)
-    for (method, setting), gains in found.items():
-        cells = "  ".join(f"{name} {noise.split(':')[0]} {gain:+.1f}" for (name, noise), gain in gains.items())
-        console.print(f"{method:8s} {setting:32s} {cells}", soft_wrap=True)
-    for method in ("logcomp", "mixcomp"):
-        for left in (None, *study.SETS):
-            if any(m == method for m, _ in found):
-                console.print(
-                    f"{method}, {'all sets' if left is None else 'without ' + left}: {study.best(method, found, left)}"
-                )
+    console.print("\n".join(study.sections(results)), markup=False, soft_wrap=True)
     for one, message in failed:
         console.print(f"[red]{one.name}:[/red] {message}")
