@@ -321,7 +321,14 @@ GRID: dict[str, tuple[float, ...]] = {
 }
 """Constants of the noise model, each varied with the others at their values. EVEN of 1 means no direction at all."""
 
-MEASURES = {"RIDGE": "ap", "EVEN": "ap", "LEARNED": "ece", "MOST_LEARNED": "interval", "LEAST_SEEN": "interval", "MARGIN": "interval"}
+MEASURES = {
+    "RIDGE": "ap",
+    "EVEN": "ap",
+    "LEARNED": "ece",
+    "MOST_LEARNED": "interval",
+    "LEAST_SEEN": "interval",
+    "MARGIN": "interval",
+}
 """What each constant is chosen by: average precision, calibration error, or the interval score at 90 % (width, plus 20 times a miss)."""
 
 MORE = [Case("imdb", "instance:0.1"), Case("digits", "instance:0.1"), Case("cifar10", "symmetric:0.05")]

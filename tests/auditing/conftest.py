@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from compensate.auditing import learners
+from compensate.auditing import folds, learners
 from compensate.auditing.page import Page, write_page
 
 
 @pytest.fixture(autouse=True)
 def _small_forests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Enough trees for a few hundred rows; five times as many take five times as long."""
+    """Enough trees for a few hundred rows, and one division into folds; more take as many times as long."""
     monkeypatch.setattr(learners, "TREES", 40)
+    monkeypatch.setattr(folds, "REPEATS", 1)
 
 
 @pytest.fixture(scope="session")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -95,6 +95,7 @@ def judge_view(
     trusted: NDArray[np.bool_] | None = None,
     seed: int = 0,
     fitted: LinearFolds | None = None,
+    trees: int | None = None,
 ) -> Judged:
     """Out-of-fold predictions of all learners that suit the view.
 
@@ -104,6 +105,7 @@ def judge_view(
         folds: (N,) the fold in which each row is held out.
         trusted: (N,) labels that are known to be right: linear models learn from them without compensation.
         fitted: the linear models of this view, where many label sets are judged on it and every row has a label.
+        trees: their number where there are few rows; `TREES` by default.
     """
     found = Judged()
     if fitted is None:
@@ -116,9 +118,34 @@ def judge_view(
     else:
         found.log_p["neighbors"], found.models["neighbors"] = _neighbors(fitted, labels, seed)
     if view.trees is not None:
-        found.log_p["trees"] = _trees(view.trees, labels, folds, num_folds, num_classes, seed)
+        found.log_p["trees"] = _trees(view.trees, labels, folds, num_folds, num_classes, seed, trees)
         found.models["trees"] = _tree_model(view.trees, labels, num_classes, seed)
     return found
+
+
+def judge_divisions(
+    view: View,
+    labels: Ints,
+    divisions: Sequence[Ints],
+    num_folds: int,
+    num_classes: int,
+    *,
+    trusted: NDArray[np.bool_] | None = None,
+    seed: int = 0,
+) -> Judged:
+    """As `judge_view`, for several divisions into folds: the mean of what each says. Trees are shared out among them.
+
+    What judges rows that are in no fold is of the first division.
+    """
+    trees = max(1, TREES // len(divisions))
+    found = [
+        judge_view(view, labels, folds, num_folds, num_classes, trusted=trusted, seed=seed + k, trees=trees)
+        for k, folds in enumerate(divisions)
+    ]
+    if len(found) == 1:
+        return found[0]
+    log_p = {name: softmax(np.mean([one.log_p[name] for one in found], 0))[1] for name in found[0].log_p}
+    return replace(found[0], log_p=log_p, transition=np.mean([one.transition for one in found], 0))
 
 
 def log_loss(log_p: Floats, labels: Ints) -> float:
@@ -235,17 +262,18 @@ def _some(rows: Ints, most: int, rng: np.random.Generator) -> Ints:
     return rows if len(rows) <= most else np.sort(rng.choice(rows, most, replace=False))
 
 
-def forest_size(rows: int) -> dict[str, Any]:
-    """The options of a forest for this many rows.
+def forest_size(rows: int, most: int | None = None) -> dict[str, Any]:
+    """The options of a forest for this many rows, and of at most so many trees (`TREES`).
 
     >>> forest_size(1000)
     {'n_estimators': 200, 'min_samples_leaf': 3}
     >>> forest_size(1_000_000)["n_estimators"]
     30
     """
+    most = TREES if most is None else most
     if rows <= GROWN_ON:
-        return {"n_estimators": TREES, "min_samples_leaf": 3}
-    trees = max(30, TREES * GROWN_ON // rows)
+        return {"n_estimators": most, "min_samples_leaf": 3}
+    trees = max(30, most * GROWN_ON // rows)
     return {"n_estimators": trees, "min_samples_leaf": 3, "bootstrap": True, "max_samples": GROWN_ON}
 
 
@@ -293,7 +321,9 @@ def _tree_model(x: Floats, labels: Ints, num_classes: int, seed: int) -> Forest:
     return Forest.fitted(forest, num_classes)
 
 
-def _trees(x: Floats, labels: Ints, folds: Ints, num_folds: int, num_classes: int, seed: int) -> Floats:
+def _trees(
+    x: Floats, labels: Ints, folds: Ints, num_folds: int, num_classes: int, seed: int, trees: int | None
+) -> Floats:
     """Extra trees: an average over many is sturdy against wrong labels."""
     from sklearn.ensemble import ExtraTreesClassifier
 
@@ -302,7 +332,7 @@ def _trees(x: Floats, labels: Ints, folds: Ints, num_folds: int, num_classes: in
         held, rest = folds == fold, (folds != fold) & (labels >= 0)
         if not held.any():
             continue
-        forest = ExtraTreesClassifier(**forest_size(int(rest.sum())), random_state=seed)
+        forest = ExtraTreesClassifier(**forest_size(int(rest.sum()), trees), random_state=seed)
         _quietly(forest.fit, x[rest], labels[rest])
         p = np.full((int(held.sum()), num_classes), 0.0)
         p[:, forest.classes_] = forest.predict_proba(x[held])
