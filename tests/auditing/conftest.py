@@ -13,11 +13,13 @@ from compensate.auditing import folds, learners
 from compensate.auditing.page import Page, write_page
 
 
-@pytest.fixture(autouse=True)
-def _small_forests(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="module")
+def _small_learners() -> Iterator[None]:
     """Enough trees for a few hundred rows, and one division into folds; more take as many times as long."""
-    monkeypatch.setattr(learners, "TREES", 40)
-    monkeypatch.setattr(folds, "REPEATS", 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(learners, "TREES", 40)
+        patch.setattr(folds, "REPEATS", 1)
+        yield
 
 
 @pytest.fixture(scope="session")
