@@ -50,11 +50,11 @@ def calls(batch: int, classes: int, *, repeats: int, compiled: bool = True) -> l
             if mode == "compiled" and not compiled:
                 continue
             criterion.record, criterion.check = full if record else None, check  # type: ignore[assignment]
-            ours, theirs = _backward(criterion, u, y, i), _backward(F.cross_entropy, u, y)
+            ours, theirs = both_ways(criterion, u, y, i), both_ways(F.cross_entropy, u, y)
             if mode == "compiled":
-                torch._dynamo.reset()
-                ours = _backward(torch.compile(criterion, fullgraph=True), u, y, i)
-                theirs = _backward(torch.compile(F.cross_entropy, fullgraph=True), u, y)
+                torch.compiler.reset()
+                ours = both_ways(torch.compile(criterion, fullgraph=True), u, y, i)
+                theirs = both_ways(torch.compile(F.cross_entropy, fullgraph=True), u, y)
             times = alternate(ours, theirs, repeats=repeats)
             how = "compiled" if mode == "compiled" else f"checks {mode}"
             what = f"{name}, B={batch}, C={classes}, {how}{', with record' if record else ''}"
@@ -66,7 +66,7 @@ def calls(batch: int, classes: int, *, repeats: int, compiled: bool = True) -> l
     return ratios
 
 
-def _backward(loss: Callable[..., torch.Tensor], *batch: torch.Tensor) -> Callable[[], None]:
+def both_ways(loss: Callable[..., torch.Tensor], *batch: torch.Tensor) -> Callable[[], None]:
     return lambda: loss(*batch).backward()
 
 
@@ -75,7 +75,7 @@ def shares(*, depth: int, repeats: int) -> list[Ratio]:
     step = plain_step(depth)
     u, y, i = torch.randn(BATCH, 10, requires_grad=True), torch.randint(10, (BATCH,)), torch.randperm(SAMPLES)[:BATCH]
     return [
-        Ratio(f"{name}, the call, B={BATCH}, C=10", f"a plain step of ResNet-{depth}", *alternate(_backward(c, u, y, i), step, repeats=repeats), 0.01)
+        Ratio(f"{name}, the call, B={BATCH}, C=10", f"a plain step of ResNet-{depth}", *alternate(both_ways(c, u, y, i), step, repeats=repeats), 0.01)
         for name, c in methods(10)
     ]  # fmt: skip
 

@@ -164,9 +164,23 @@ def write(found: Comparison, path: Path) -> None:
 
 def markdown(found: Comparison) -> str:
     """A Markdown table."""
-    head, *body = lines(found)
-    rows = [head, ["---"] * len(head), *body]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
+    return table_lines(lines(found)) + "\n"
+
+
+def words(hyper: Mapping[str, Any], between: str = "=", digits: int = 6) -> str:
+    """Hyper-parameters as text.
+
+    >>> words({"pro": 45.0, "floor": "none"})
+    'pro=45, floor=none'
+    """
+    number = f".{digits}g"
+    return ", ".join(f"{k}{between}{v if isinstance(v, str) else format(v, number)}" for k, v in hyper.items())
+
+
+def table_lines(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of text, the head first, as a Markdown table."""
+    head, *body = rows
+    return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *body])
 
 
 def comma_separated(found: Comparison) -> str:

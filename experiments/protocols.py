@@ -214,7 +214,7 @@ def cells(
         method = method_of(row)
         hyper = {} if row.endswith("-default") else dict(chosen.get(method, {}))
         if method == "mixcomp" and not row.endswith("-default"):  # as in the paper, but where a row says otherwise
-            hyper["warmup"] = WARMUP if row.endswith("-warmup") else 0.0
+            hyper |= {"warmup": WARMUP if row.endswith("-warmup") else 0.0, "floor": 0.0}
         if "eps2" in given:
             hyper = {k: v for k, v in hyper.items() if k not in ("eps2", "steps")}
             top, _, bottom = str(given["eps2"]).partition("/")

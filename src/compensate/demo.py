@@ -36,16 +36,16 @@ from compensate.training.workers import LOST, side_by_side
 if TYPE_CHECKING:
     from compensate.auditing.result import Audit
 
-DEMO_METHODS: dict[str, dict[str, float]] = {
+DEMO_METHODS: dict[str, dict[str, Any]] = {
     "base": {},
     "logcomp": {"lam": 0.05, "lr": 2.0},
-    "mixcomp": {"eta": 5.0, "pro": 45.0, "warmup": 0.0},
+    "mixcomp": {"eta": 5.0, "pro": 45.0, "warmup": 0.0, "floor": 0.0},
 }
 """The methods of the demonstration with the hyper-parameters that `search` found."""
 
-GRID: dict[str, dict[str, tuple[float, ...]]] = {
+GRID: dict[str, dict[str, tuple[Any, ...]]] = {
     "logcomp": {"lam": (0.03, 0.05, 0.1), "lr": (0.5, 1.0, 2.0)},
-    "mixcomp": {"eta": (2.0, 5.0, 8.0), "pro": (25.0, 35.0, 45.0), "warmup": (0.0,)},
+    "mixcomp": {"eta": (2.0, 5.0, 8.0), "pro": (25.0, 35.0, 45.0), "warmup": (0.0,), "floor": (0.0,)},
 }
 """What `search` tries: nine settings each. Cross entropy has none; the optimizer is the same for all."""
 

@@ -113,8 +113,8 @@ def digests_of(data: Data, path: Path) -> dict[str, Any]:
         if data.ids is not None and len(names) == data.rows and [names[i] for i in data.index] == list(data.ids):
             rows[data.index] = images[data.index]
         return {"source_digest": _digest_folder(names, images, labels), "row_digests": rows}
-    if hasattr(data.raw, "iloc"):
-        rows[data.index] = digest_frame(data.raw, str(data.info.get("label")))
+    if data.table is not None:
+        rows[data.index] = digest_frame(data.table, str(data.info.get("label")))
     return {"source_digest": digest_source(path), "row_digests": rows}
 
 

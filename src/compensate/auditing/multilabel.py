@@ -244,7 +244,7 @@ def read_label_sets(
         labels_columns: the columns of 0 and 1, a list or a text with commas; without them ``label`` holds joined labels or lists.
         label, text, ignore, columns, encoding, delimiter: as for `compensate.data.tables.read_table`.
     """
-    from compensate.data.tables import _names, from_frame, read_frame
+    from compensate.data.tables import column_names, from_frame, read_frame
 
     path = isinstance(data, (str, Path))
     where = str(data) if path else "the data frame"
@@ -252,12 +252,12 @@ def read_label_sets(
     frame = frame.reset_index(drop=True)
     frame.columns = [str(name) for name in frame.columns]
     if labels_columns is not None:
-        sets = _of_columns(frame, _names(labels_columns), where)
+        sets = _of_columns(frame, column_names(labels_columns), where)
     else:
         assert label is not None
         sets = _of_cells(frame, label, where)
     column = sets.columns[0]
-    ignored = [*_names(ignore), *sets.columns[1:]] if ignore else list(sets.columns[1:])
+    ignored = [*column_names(ignore), *sets.columns[1:]] if ignore else list(sets.columns[1:])
     found = from_frame(
         frame.assign(**{column: sets.patterns}), where, label=column, text=text, task="classification", ignore=ignored,
         columns=columns,
@@ -455,7 +455,7 @@ def _columns_changed(frame: pd.DataFrame, decided: Sequence[Correction], data: P
 
 
 def _plain(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") else value
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _write_columns(

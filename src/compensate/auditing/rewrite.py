@@ -95,7 +95,7 @@ def same_label(cell: Any, given: str) -> bool:
         return given.strip() == "" and is_missing(cell)
     if isinstance(cell, bytes):
         cell = cell.decode("utf-8", "replace")
-    if hasattr(cell, "item"):
+    if isinstance(cell, np.generic):
         cell = cell.item()
     if isinstance(cell, float) and cell.is_integer():
         cell = int(cell)

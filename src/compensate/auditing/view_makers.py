@@ -32,14 +32,14 @@ COUNTED: dict[str, Any] = {"sublinear_tf": True, "ngram_range": (1, 2), "token_p
 """How words are counted."""
 
 PIXELS = 1024
-"""Larger images are brought to about so many pixels where no encoder looks at them."""
+"""Pixels, about, that larger images are reduced to where no encoder looks at them."""
 
 FAR, LARGE, LOOKED_AT = 10, 1e3, 1_000
 """Values farther from the median than this many times the nearer of the 5 % and 95 % quantiles are cut; columns that reach
 beyond 1e3, or nowhere beyond 1e-3, are scaled; and the rows in which quantiles are looked up."""
 
 FEW_COLUMNS = 200
-"""Features of at most so many columns are looked at by trees too: they may be a table."""
+"""The number of columns up to which features go to the trees too: they may be a table."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,17 +21,18 @@ SHOWN = 12
 def consensus(
     data: Annotated[Path, typer.Argument(help="Table of votes: CSV, TSV, JSONL, Excel or Parquet.")],
     annotators: Annotated[
-        str | None, o.option("Columns of the annotators, e.g. ann,bob,eve or rater*: one vote a cell, empty for none.")
+        str | None,
+        o.option("Columns of the annotators, e.g. ann,bob,eve or rater*: one vote per cell, empty cells for none."),
     ] = None,
     annotator: Annotated[
-        str | None, o.option("Column with the annotator's name, for a table with one vote a row.")
+        str | None, o.option("Column with the annotator's name, for a table with one vote per row.")
     ] = None,
-    item: Annotated[str | None, o.option("Column that names the item, for a table with one vote a row.")] = None,
+    item: Annotated[str | None, o.option("Column that names the item, for a table with one vote per row.")] = None,
     label: o.Label = None,
     text: o.Text = None,
     ignore: o.Ignore = None,
     encoder: Annotated[
-        str, typer.Option(help="Encoder of texts: auto, none, a name or the folder of a saved model.")
+        str, typer.Option(help="Pretrained encoder for texts: auto, none, a name, or a folder.")
     ] = "auto",
     top: Annotated[int, typer.Option(help="Items to list for another vote.", min=1)] = 100,
     seed: o.Seed = None,
@@ -43,9 +44,9 @@ def consensus(
 
     **Example:** `compensate consensus votes.csv --annotators "rater*"`
 
-    One vote a row: `compensate consensus votes.csv --item id --annotator worker --label label`
+    With one vote per row: `compensate consensus votes.csv --item id --annotator worker --label label`
 
-    Models of the samples vote too, as far as the annotators' votes bear them out. The run folder has consensus.csv, annotators.csv,
+    Models of the samples vote too, weighted by how well they predict the annotators' votes. The run folder has consensus.csv, annotators.csv,
     label_again.csv, labels.csv (the items with the majority's labels), and the review page of items whose majority looks wrong. `compensate apply`
     of the folder writes labels.csv with the decisions in it.
     """
@@ -54,7 +55,7 @@ def consensus(
     if annotators is not None and any(long.values()):
         name = next(name for name, value in long.items() if value)
         raise InputError(
-            f"--annotators names a column for each annotator, {name} is for a table with one vote a row; leave one of them out."
+            f"--annotators names a column for each annotator, {name} is for a table with one vote per row; leave one of them out."
         )
     if annotators is None and (annotator is None or item is None):
         raise InputError(

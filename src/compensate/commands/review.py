@@ -21,7 +21,7 @@ def review(
     port: Annotated[
         int | None, typer.Option(help="Port to listen on [default: any that is free].", show_default=False)
     ] = None,
-    idle: Annotated[str, typer.Option(help="End after so long without a decision, e.g. 30m; 0 for never.")] = "30m",
+    idle: Annotated[str, typer.Option(help="Idle time after which the server ends, e.g. 30m; 0 for never.")] = "30m",
     no_open: Annotated[bool, typer.Option("--no-open", help="Print the address, and open no browser.")] = False,
 ) -> None:
     """Open the review page, and save decisions as they are made.

@@ -174,7 +174,7 @@ def from_frame(
         raise InputError(f"{where} has no rows.")
     frame = _named(frame, where)
     label, text = (None if name is None else str(name) for name in (label, text))
-    ignored, wanted = _names(ignore), None if columns is None else _names(columns)
+    ignored, wanted = column_names(ignore), None if columns is None else column_names(columns)
     nested = [name for name in frame.columns if name not in ignored and is_nested(frame[name])]
     plain = any(name.strip().lower() in LABELS for name in frame.columns if name not in ignored)
     sets = LABELS if plain else (*LABELS, *LABEL_SETS)
@@ -251,10 +251,10 @@ def _encoder(frame: pd.DataFrame, info: dict[str, Any], where: str) -> TableEnco
     return encoder
 
 
-def _names(given: str | Sequence[str]) -> list[str]:
+def column_names(given: str | Sequence[str]) -> list[str]:
     """Column names from a list, or from a text with commas.
 
-    >>> _names("id, url"), _names(["a,b"])
+    >>> column_names("id, url"), column_names(["a,b"])
     (['id', 'url'], ['a,b'])
     """
     return [name.strip() for name in given.split(",")] if isinstance(given, str) else list(given)

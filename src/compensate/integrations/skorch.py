@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from typing import Any
 
 import numpy as np
@@ -247,7 +247,7 @@ def source_rows(dataset: Any) -> NDArray[np.int64]:
     """
     if isinstance(dataset, Subset):
         return source_rows(dataset.dataset)[np.asarray(dataset.indices, dtype=np.int64)]
-    if not hasattr(dataset, "__len__"):
+    if not isinstance(dataset, Sized):
         raise InputError(
             f"the data set is a {type(dataset).__name__} with no length: its samples have no rows to name them by. Read it into "
             "arrays or a map-style data set first."

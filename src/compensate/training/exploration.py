@@ -33,7 +33,7 @@ CLEAN = 0.02
 """The share of clean samples where cells that learn from them are searched."""
 
 FRESH = 1000
-"""The seeds of the comparison are so much larger than that of the search: other splits, other noise, other weights."""
+"""Added to the seed of the search for the seeds of the comparison: other splits, other noise, other weights."""
 
 
 class Pruned(Exception):

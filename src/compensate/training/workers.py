@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeVar, cast
 import torch
 
 from compensate.errors import InputError
-from compensate.extras import require
+from compensate.extras import connect_ray
 from compensate.training.config import Config
 from compensate.training.fitting import fit
 from compensate.training.run import Run
@@ -196,11 +196,7 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 def _on_cluster(
     work: Callable[..., Answer], jobs: list[tuple[Any, ...]], workers: int | None, lost: Callable[..., Answer]
 ) -> Iterator[Answer]:
-    ray = require("ray", 'workers="ray"', "cluster")
-    if not ray.is_initialized():
-        # An address in the environment names the cluster; without one a small one is started on this machine.
-        address = os.environ.get("RAY_ADDRESS")
-        ray.init(address=address, num_cpus=None if address else workers, include_dashboard=False, log_to_driver=False)
+    ray = connect_ray('workers="ray"', workers)
     task = ray.remote(num_cpus=1, num_gpus=1 if torch.cuda.is_available() else 0, max_retries=RETRIES)(_alone)
     waiting = list(jobs)
     running: dict[Any, tuple[Any, ...]] = {}

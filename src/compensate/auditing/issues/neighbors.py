@@ -11,7 +11,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 EXACT = 20_000
-"""Up to so many rows each is compared with every other; of more, with those in the cells around it."""
+"""The number of rows up to which each is compared with every other; beyond, with those in the cells around it."""
 
 PROBED = 4
 """Cells in which neighbors are looked for: its own and the nearest others. A copy lies next to its original, mostly in one cell."""

@@ -131,11 +131,30 @@ def page_of(audit: Audit) -> Page:
     )
 
 
+def page_of_listed(whole: Audit, listed: Audit) -> Page:
+    """The page of an audit in pieces: items from the rows that are listed, counts from all rows."""
+    flagged = np.flatnonzero(whole.mask)
+    notes = list(whole.notes)
+    if len(flagged) > MOST_ITEMS:
+        notes.append(
+            f"{len(flagged):,} labels are flagged; the {MOST_ITEMS:,} most suspect are here, all rows are in suspects/*.parquet."
+        )
+    return replace(
+        page_of(listed),
+        rows=len(whole),
+        expected_precision=whole.expected_precision if len(flagged) else None,
+        confusion=_pairs(whole, flagged),
+        per_class=_per_class(whole),
+        scores=_histogram(whole.p_error, whole.mask, whole.threshold, (0.0, 1.0)),
+        notes=tuple(notes),
+        all_flagged=len(flagged),
+        predictable=predictable(whole),
+    )
+
+
 def _as_written(audit: Audit, names: list[str]) -> list[str]:
-    raw, label = (None, None) if audit.data is None else (audit.data.raw, audit.config.get("label"))
-    if raw is None or label is None or not hasattr(raw, "columns"):
-        return names
-    return [str(cell) for cell in raw[label]]
+    table, label = (None, None) if audit.data is None else (audit.data.table, audit.config.get("label"))
+    return names if table is None or label is None else [str(cell) for cell in table[label]]
 
 
 def command(audit: Audit) -> str:
@@ -363,8 +382,8 @@ def content(data: Data | None, row: int) -> Content:
         return Content(image=_picture(images[row]))
     if raw is None:
         return Content(text=str(data.x[row])) if kind == "text" else Content(missing="An embedding has no picture.")
-    if hasattr(raw, "iloc"):
-        cells = raw.iloc[row]
+    if data.table is not None:
+        cells = data.table.iloc[row]
         text, label = data.info.get("text"), data.info.get("label")
         fields = tuple((str(name), str(value)) for name, value in cells.items() if name not in (text, label))
         return Content(text=str(cells[text]), fields=fields) if text else Content(fields=fields)
@@ -396,14 +415,14 @@ def sample_cells(audit: Audit, rows: NDArray[np.int64], taken: Collection[str]) 
 
 def _columns(data: Data, rows: NDArray[np.int64]) -> list[tuple[str, Any]]:
     """What `content` shows of these rows, but column by column: a row at a time takes minutes where many are flagged."""
-    raw = data.raw
-    if not hasattr(raw, "iloc"):
-        return [(str(data.info.get("text") or "text"), [raw[row] for row in rows.tolist()])]
+    table = data.table
+    if table is None:
+        return [(str(data.info.get("text") or "text"), [data.raw[row] for row in rows.tolist()])]
     text, label = data.info.get("text"), data.info.get("label")
-    places = [j for j, name in enumerate(raw.columns) if name not in (text, label)]
+    places = [j for j, name in enumerate(table.columns) if name not in (text, label)]
     if text:
-        places.insert(0, list(raw.columns).index(text))
-    return [(str(raw.columns[j]), raw.iloc[:, j].iloc[rows].tolist()) for j in places]
+        places.insert(0, list(table.columns).index(text))
+    return [(str(table.columns[j]), table.iloc[:, j].iloc[rows].tolist()) for j in places]
 
 
 def _in_a_cell(value: str) -> str:

@@ -35,7 +35,7 @@ TEXT_BUDGET = 32_000_000
 """About how many characters of sample text a page may hold in all."""
 
 TEXT_LIMITS = (2_000, 200_000)
-"""However many samples there are, so many characters of each text are kept at least, and at most."""
+"""The fewest and the most characters of each text that are kept, whatever the number of samples."""
 
 EXAMPLE_LIMIT = 1_000
 """Characters kept of the text of an example, which is shown small."""
