@@ -14,7 +14,7 @@ from compensate.inference.prior import Toward, prediction
 from compensate.inference.statistics import ClassMean, Statistic, labels_of, recorded
 from compensate.methods.registry import method
 from compensate.methods.search import Real, Space, each
-from compensate.state import State, Value
+from compensate.state import State, Value, full_precision
 
 __all__ = ["bootstrap_hard", "bootstrap_soft", "d2l", "mix_bootstrap", "proselflc"]
 
@@ -258,7 +258,7 @@ def local_dimensionality(z: Tensor, k: int = 20) -> Tensor:
     k = min(k, len(z) - 1)
     if k < 2:
         return z.new_full((len(z),), torch.nan)
-    z = z.to(torch.promote_types(z.dtype, torch.float32))  # distances are not defined for half precision
+    z = full_precision(z)  # distances are not defined for half precision
     distances = torch.cdist(z, z, compute_mode="donot_use_mm_for_euclid_dist")
     r = distances.topk(k + 1, largest=False).values[:, 1:]  # the nearest row is the row itself
     return -k / torch.log(r / r[:, -1:] + SMALL).sum(-1)

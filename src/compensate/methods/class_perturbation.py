@@ -14,7 +14,7 @@ from compensate.inference.statistics import labels_of, recorded
 from compensate.methods.registry import method
 from compensate.methods.search import Real, Space, each
 from compensate.proximal import TINY, row_norm
-from compensate.state import State
+from compensate.state import State, full_precision
 
 __all__ = ["lpl"]
 
@@ -88,7 +88,7 @@ class ClassPerturbation(nn.Module):
     @torch.no_grad()
     def forward(self, s: State) -> Tensor:
         """(B, C) the shift of each sample's class, a constant."""
-        u = s.u.detach().to(torch.promote_types(s.u.dtype, torch.float32))
+        u = full_precision(s.u.detach())
         binary = s.places.binary
         labels = 2 * s.places.classes(s.target) + s.labels if binary else s.labels
         classes, which = labels.unique(return_inverse=True)

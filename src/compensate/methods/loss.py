@@ -12,7 +12,7 @@ from compensate.errors import InputError
 from compensate.inference.statistics import Evidence, Statistic
 from compensate.methods.registry import method
 from compensate.methods.search import Real, Space, each
-from compensate.state import State, Value, at
+from compensate.state import State, Value, at, full_precision
 
 __all__ = ["dac", "elr"]
 
@@ -143,7 +143,7 @@ def committed(s: State) -> tuple[Tensor, Tensor]:
 
     The former is a difference of two log-sum-exp: the probability itself rounds to 1, in half precision soon.
     """
-    u = s.u.to(torch.promote_types(s.u.dtype, torch.float32))
+    u = full_precision(s.u)
     decided = (u[:, :-1].logsumexp(-1) - u.logsumexp(-1)).clamp(max=0)
     logp = u[:, :-1].log_softmax(-1)
     if s.hard:

@@ -14,7 +14,7 @@ from compensate.inference.statistics import recorded
 from compensate.inference.tuning import Ramp
 from compensate.methods.registry import method
 from compensate.methods.search import Real, Space, each
-from compensate.state import State, Value, at, rowwise
+from compensate.state import State, Value, at, full_precision, rowwise
 
 __all__ = ["data_ambiguation"]
 
@@ -58,7 +58,7 @@ class Ambiguate(nn.Module):
     @torch.no_grad()
     def forward(self, s: State) -> Tensor:
         """(B, C) the label compensation."""
-        p = s.u.detach().to(torch.promote_types(s.u.dtype, torch.float32)).softmax(-1)
+        p = full_precision(s.u.detach()).softmax(-1)
         y = s.y.to(p.dtype)
         plausible = (p >= rowwise(at(self.beta, s), p)) | (y > 0)
         held = (p * plausible).sum(-1, keepdim=True)

@@ -15,7 +15,7 @@ from compensate.methods.registry import method
 from compensate.methods.search import Real, Space, each
 from compensate.methods.weighting import Becomes, of_given
 from compensate.proximal import TINY
-from compensate.state import State
+from compensate.state import State, full_precision
 
 __all__ = ["anl", "logit_clip", "nce_mae", "poly_loss", "sce"]
 
@@ -117,7 +117,7 @@ class ClipLogits(nn.Module):
 
     def forward(self, s: State) -> Tensor:
         """(B, C) the logit compensation."""
-        u = s.u.to(torch.promote_types(s.u.dtype, torch.float32))
+        u = full_precision(s.u)
         largest = u.detach().abs().amax(-1, keepdim=True).clamp(min=TINY)  # the square of 1e30 has no number
         length = largest * torch.linalg.vector_norm(u / largest, dim=-1, keepdim=True)
         share = torch.where(length > self.tau, self.tau / length.clamp(min=self.tau), 1.0)
