@@ -19,7 +19,7 @@ from compensate.auditing.issues.columns import predicts
 from compensate.auditing.issues.duplicates import SIMILAR_IMAGES
 from compensate.auditing.issues.image_copies import grey, image_pairs
 from compensate.auditing.issues.neighbors import nearest_rows
-from compensate.auditing.issues.samples import language, odd_images, other_languages, outliers
+from compensate.auditing.issues.samples import language, odd_images, oddity, other_languages, outliers
 from compensate.auditing.issues.text_copies import jaccard, sequences, text_pairs
 from compensate.auditing.page.fill import page_of
 from compensate.auditing.result import Audit
@@ -142,9 +142,9 @@ def test_edited_pictures_are_found(kind: str) -> None:
 def test_dark_bright_and_blank_pictures_are_named() -> None:
     images = pictures(5)
     bright = np.repeat([232, 255], 16) * np.ones((3, 32, 1))
-    odd = [images[0] // 10, bright, np.full((3, 32, 32), 90)]
+    odd = [images[0] // 10, bright, np.full((3, 32, 32), 90), images[0] // 30, np.zeros((3, 32, 32))]
     found = [(kind, i) for kind, i, _, _ in odd_images(np.concatenate([images, np.stack(odd).astype(np.uint8)]))]
-    assert found == [("dark_image", 5), ("bright_image", 6), ("blank_image", 7)]
+    assert found == [("dark_image", 5), ("bright_image", 6), ("blank_image", 7), ("dark_image", 8), ("blank_image", 9)]
 
 
 # --- rows and columns -----------------------------------------------------------------------------------------
@@ -156,6 +156,26 @@ def test_a_row_far_from_all_others_is_an_outlier() -> None:
     found = list(outliers(x))
     assert max(found, key=lambda f: f[1])[0] == 7
     assert len(found) <= 5
+
+
+def test_oddity_is_the_mean_of_two_deviations_from_the_usual_distance() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.lognormal(size=(80, 3)).astype(np.float32)
+    z = []
+    for rows in (x, x / np.linalg.norm(x, axis=1, keepdims=True)):
+        apart = np.sort(np.linalg.norm(rows[:, None].astype(float) - rows[None], axis=2), axis=1)[:, 1:11]
+        logs = np.log(apart.mean(1)) if rows is x else np.log((apart**2).mean(1))
+        z.append((logs - np.median(logs)) / (np.quantile(logs, 0.8413) - np.median(logs)))
+    np.testing.assert_allclose(oddity(x)[0], (z[0] + z[1]) / 2, atol=2e-2)
+
+
+def test_a_row_without_a_value_is_named() -> None:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"a": rng.normal(size=60).round(2), "b": rng.choice(["x", "y"], 60)}).astype(object)
+    frame.iloc[7], frame.iloc[8, 0] = np.nan, np.nan
+    frame["label"] = np.array(["no", "yes"])[np.arange(60) % 2]
+    found = audit(frame, label="label").issues
+    assert found[found["issue"] == "empty_row"]["index"].tolist() == [7]
 
 
 def test_a_column_that_tells_the_label_is_told_from_one_that_helps() -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from compensate.auditing.issues.columns import column_issues, rare_classes
+from compensate.auditing.issues.columns import column_issues, empty_rows, rare_classes
 from compensate.auditing.issues.duplicates import find_pairs, groups, shared_with
 from compensate.auditing.issues.samples import empty_texts, odd_images, other_languages, outliers
 from compensate.errors import InputError
@@ -66,6 +66,7 @@ KINDS: dict[str, IssueKind] = {
         "Few rows of a class make its labels hard to judge, and hard to learn.",
     ),
     "empty_text": IssueKind("empty text", "empty texts", "1", "A row without content says nothing about its label: remove it."),
+    "empty_row": IssueKind("empty row", "empty rows", "1", "A row without content says nothing about its label: remove it."),
     "other_language": IssueKind(
         "text in another language", "texts in another language", "share of its words or letters that say so",
         "Look whether they belong here; an encoder of one language judges them badly.",
@@ -74,7 +75,7 @@ KINDS: dict[str, IssueKind] = {
     "bright_image": IssueKind("bright image", "bright images", "how far above the limit, from 0 to 1", "Look whether anything can be seen."),
     "blank_image": IssueKind("blank image", "blank images", "how far below the limit, from 0 to 1", "They show nothing: remove them."),
     "outlier": IssueKind(
-        "outlier", "outliers", "distance to the nearest rows over the usual one",
+        "outlier", "outliers", "standard deviations beyond the usual distance to the nearest rows",
         "They are unlike all other rows: damaged, of another source, or merely rare.",
     ),
 }  # fmt: skip
@@ -148,6 +149,8 @@ def find_issues(audit: Audit, test: Data | None = None) -> pd.DataFrame:
     for row, score, detail in outliers(audit.vectors):
         add("outlier", score, detail, row)
     if isinstance(data.raw, pd.DataFrame) and data.info.get("columns"):
+        for row, score, detail in empty_rows(data.raw, data.info["columns"]) if kind == "table" else ():
+            add("empty_row", score, detail, row)
         for name, column, score, detail in column_issues(
             data.raw, data.info["columns"], np.asarray(audit.given), len(audit.classes)
         ):

@@ -48,6 +48,15 @@ def column_issues(
                 yield "missing_values", column.name, lost, f"{lost:.1%} of the cells are empty"
 
 
+def empty_rows(frame: pd.DataFrame, columns: tuple[Column, ...]) -> Iterator[tuple[int, float, str]]:
+    """Rows of a table without a value in any column that is used, as single rows are told."""
+    used = [column.name for column in columns if column.used]
+    if used:
+        lost = np.logical_and.reduce([_lost(frame[name]) for name in used])
+        for i in np.flatnonzero(lost).tolist():
+            yield i, 1.0, f"no value in any of {len(used)} columns"
+
+
 def rare_classes(given: NDArray[np.int64], names: tuple[str, ...]) -> Iterator[ColumnFinding]:
     """Classes with few rows; the score is their share of the rows over an equal share."""
     counts = np.bincount(given, minlength=len(names))
@@ -90,6 +99,11 @@ def _by_value(
 
 
 def _missing(column: pd.Series) -> float:
+    return float(_lost(column).mean())
+
+
+def _lost(column: pd.Series) -> NDArray[np.bool_]:
+    """(N,) which cells are empty."""
     codes, values = pd.factorize(column)
     lost = np.array([*(is_missing(v) for v in np.asarray(values, dtype=object)), True])
-    return float(lost[codes].mean())
+    return np.asarray(lost[codes], dtype=bool)
