@@ -66,15 +66,6 @@ class once(Generic[T]):
         return value
 
 
-def full_precision(values: Tensor) -> Tensor:
-    """Numbers of 16 bits as float32, others as they are: exponentials, logarithms and distances need more than half precision.
-
-    >>> full_precision(torch.ones(1, dtype=torch.float16)).dtype, full_precision(torch.ones(1).double()).dtype
-    (torch.float32, torch.float64)
-    """
-    return values.to(torch.promote_types(values.dtype, torch.float32))
-
-
 def at(value: Value, s: State) -> Any:
     """A hyper-parameter at this moment: itself if a number, else what it says for the state."""
     return value(s) if callable(value) else value

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from compensate.equation import BinaryBase, Compensated, Weights
 from compensate.errors import InputError
+from compensate.forwards import full_precision
 from compensate.inference.guesses import Blend, Decision, ProgressiveTrust, decided, live_prediction
 from compensate.inference.prior import Toward, prediction
 from compensate.inference.statistics import ClassMean, Statistic, labels_of, recorded
 from compensate.methods.registry import method
 from compensate.methods.search import Real, Space, each
-from compensate.state import State, Value, full_precision
+from compensate.state import State, Value
 
 __all__ = ["bootstrap_hard", "bootstrap_soft", "d2l", "mix_bootstrap", "proselflc"]
 

@@ -9,12 +9,13 @@ from torch import Tensor, nn
 
 from compensate.equation import BinaryBase, Compensated, Weights
 from compensate.errors import InputError
+from compensate.forwards import full_precision
 from compensate.inference.classes import Counts, label_shares, proportions
 from compensate.inference.statistics import labels_of, recorded
 from compensate.methods.registry import method
 from compensate.methods.search import Real, Space, each
 from compensate.proximal import TINY, row_norm
-from compensate.state import State, full_precision
+from compensate.state import State
 
 __all__ = ["lpl"]
 

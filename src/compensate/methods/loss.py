@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from compensate.equation import Compensated, Weights
 from compensate.errors import InputError
+from compensate.forwards import full_precision
 from compensate.inference.statistics import Evidence, Statistic
 from compensate.methods.registry import method
 from compensate.methods.search import Real, Space, each
-from compensate.state import State, Value, at, full_precision
+from compensate.state import State, Value, at
 
 __all__ = ["dac", "elr"]
 

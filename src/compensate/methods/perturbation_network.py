@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from compensate.equation import Compensated, Weights
 from compensate.errors import InputError
+from compensate.forwards import full_precision
 from compensate.inference.statistics import recorded
 from compensate.methods.registry import method
 from compensate.methods.weighting import of_given
-from compensate.state import State, full_precision
+from compensate.state import State
 
 __all__ = ["causal_logit"]
 

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from compensate.equation import Compensated, Weights
 from compensate.errors import InputError
+from compensate.forwards import full_precision
 from compensate.inference.statistics import recorded
 from compensate.inference.tuning import Ramp
 from compensate.methods.registry import method
 from compensate.methods.search import Real, Space, each
-from compensate.state import State, Value, at, full_precision, rowwise
+from compensate.state import State, Value, at, rowwise
 
 __all__ = ["data_ambiguation"]
 

@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from compensate.equation import Compensated, Weights
 from compensate.errors import InputError
+from compensate.forwards import full_precision
 from compensate.inference.statistics import recorded
 from compensate.methods.registry import method
 from compensate.methods.search import Real, Space, each
 from compensate.methods.weighting import Becomes, of_given
 from compensate.proximal import TINY
-from compensate.state import State, full_precision
+from compensate.state import State
 
 __all__ = ["anl", "logit_clip", "nce_mae", "poly_loss", "sce"]
 

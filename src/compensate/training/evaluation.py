@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from compensate.data import Data
-from compensate.state import full_precision
+from compensate.forwards import full_precision
 from compensate.training.distribution import Processes
 from compensate.training.hardware import move
 from compensate.training.samples import Rows, Samples
