@@ -50,6 +50,9 @@ SLOTS: dict[str, Slot] = {
 }  # fmt: skip
 """The keyword of each target, and the letter its compensation has in the paper."""
 
+BEFORE = ("structure", "view", "feature")
+"""The targets that lie before the logits, in the order in which they are inferred."""
+
 
 def normalized(q: Tensor) -> Tensor:
     """Rows divided by their sum, entries cut off at zero first.
@@ -129,7 +132,8 @@ class Compensated(nn.Module):
         onto: how :math:`y + \Delta y` and :math:`p + \Delta p` become distributions (Eq. 6): by the nearest point
             of the simplex, by division by the sum, or not at all. Terms that stay on the simplex need none of it.
         record: keeps for each sample what :meth:`suspects` reads.
-        check: "sync" looks at index, labels and NaN at once, "async" without waiting for the device, "off" never.
+        check: "sync" looks at index, labels and NaN at once, "async" without waiting for the device, "off" never; "auto" is "sync" on
+            the CPU and "async" on other devices and in compiled graphs.
 
     A term is any callable of the :class:`~compensate.terms.State`. Several terms under one keyword are added in order.
 
@@ -167,7 +171,7 @@ class Compensated(nn.Module):
         weight: Weights | None = None,
         ignore_index: int = -100,
         onto: Literal["project", "normalize", "none"] = "project",
-        check: Check = "sync",
+        check: Check = "auto",
         record: Evidence | None = None,
     ) -> None:
         super().__init__()
@@ -176,6 +180,11 @@ class Compensated(nn.Module):
             "view": view, "structure": structure,
         }  # fmt: skip
         self.terms = nn.ModuleDict({name: Sum(terms) for name, terms in given.items() if terms})
+        self._in_order = {name: cast(Sum, found).terms for name, found in self.terms.items()}
+        self._before = tuple(name for name in BEFORE if name in self._in_order)
+        self._logits_and_labels = tuple(name for name in ("logit", "label", "prediction") if name in self._in_order)
+        self.only_logits = self._in_order.keys() <= {"logit"}
+        """True if logits are compensated, or nothing at all."""
         if reduction not in ("mean", "sum", "none"):
             raise InputError(f'reduction is "{reduction}"; expected "mean", "sum" or "none".')
         if onto not in _ONTO:
@@ -229,7 +238,7 @@ class Compensated(nn.Module):
                 then share its row, which moves by the mean over them; (B, d1, ...) gives each place a row of its own.
             group: (B,) or (B, d1, ...) group of each sample or place, for criteria that keep something per group.
         """
-        if self.before_logits and self.training:
+        if self._before and self.training:
             raise InputError(
                 f"{self.before_logits[0].capitalize()} compensation changes the input, so it needs the model and not only its logits. "
                 "Write criterion.evaluate(model, x, target, index).loss instead of criterion(model(x), target, index)."
@@ -270,33 +279,39 @@ class Compensated(nn.Module):
         watching = [*self.statistics()] if s.learn else []
         if s.meta and self._awaits_meta:
             self._awaits_meta = False
-        if self.training and self.before_logits:
+        if self._before and self.training:
             s.fix_randomness()
-            for name in self.before_logits:
+            for name in self._before:
                 self._infer(s, name)
         _ = s.u  # the forward pass, here and not inside a term that looks at it without gradients
         self._weigh(s, watching)
         if s.learn:
             # From here on nothing is refused: what a batch moves, it moves as a whole.
-            for write in s.writes:
-                write()
-            step_rows(s)
-            self._observe(s, [statistic for statistic in watching if statistic.observes == "loss"])
-            self._tick(s, watching)
+            with torch.no_grad():
+                for write in s.writes:
+                    write()
+                step_rows(s)
+                for statistic in watching:
+                    if statistic.observes == "loss":
+                        statistic.observe(s)
+                self._tick(s, watching)
         return s
 
     def _weigh(self, s: State, watching: list[Statistic]) -> None:
         """The losses of the batch, checked; what observed them is as before if the batch is refused."""
+        early = []
         for statistic in watching:
             statistic.check(s)
-        early = [statistic for statistic in watching if statistic.observes == "logits"]
-        if not early or torch.compiler.is_compiling():
-            self._observe(s, early)
+            if statistic.observes == "logits":
+                early.append(statistic)
+        if not early:
             self._losses(s)
             return
-        undo = [statistic.undo(s) for statistic in early]
+        undo = [] if torch.compiler.is_compiling() else [statistic.undo(s) for statistic in early]
         try:
-            self._observe(s, early)
+            with torch.no_grad():
+                for statistic in early:
+                    statistic.observe(s)
             self._losses(s)
         except BaseException:
             for back in undo:
@@ -304,16 +319,16 @@ class Compensated(nn.Module):
             raise
 
     def _losses(self, s: State) -> None:
-        for name in ("logit", "label", "prediction") if self.training else ():
+        for name in self._logits_and_labels if self.training else ():
             self._infer(s, name)
         s.l = self._losses_with_slope(s) if self._slopes(s) else self.losses_of(s, s.u, du=s.du, dp=s.dp, dy=s.dy)
-        if self.training:
+        if self.training and not self.only_logits:
             self._infer(s, "loss")
             self._infer(s, "gradient")
             if s.dg is not None:
                 s.lean(s.u, s.dg)
-        if s.masked or self.terms or not s.ordinary:
-            check_losses(s, self.check)
+        if self._in_order or s.seen_by_loss or s.masked or not s.ordinary:
+            check_losses(s)
 
     def _slopes(self, s: State) -> bool:
         """True if the fast way gives the same: under cross entropy of logits with a constant added, the slope is S(u + du) - y."""
@@ -333,19 +348,19 @@ class Compensated(nn.Module):
     @property
     def only_tables(self) -> bool:
         """True if compensation is tables on logits and nothing else, none of them an optimizer's: their slope is that of the losses."""
-        tables = (isinstance(term, Table) and term.update != "manual" for term in self.terms_of("logit"))
-        return [*self.terms] == ["logit"] and all(tables)
+        logit = self._in_order.get("logit", ())
+        return bool(logit) and self.only_logits and all(isinstance(t, Table) and t.update != "manual" for t in logit)
 
     def _infer(self, s: State, name: str) -> None:
         s.slot = SLOTS[name]
-        for term in self.terms_of(name):
+        for term in self._in_order.get(name, ()):
             s.add(term(s))
         s.slot = None
 
     @property
     def before_logits(self) -> tuple[str, ...]:
         """The targets of this criterion that lie before the logits, in the order in which they are inferred."""
-        return tuple(name for name in ("structure", "view", "feature") if name in self.terms)
+        return self._before
 
     @property
     def reads_inputs(self) -> bool:
@@ -376,7 +391,7 @@ class Compensated(nn.Module):
 
     def terms_of(self, name: str) -> tuple[Term, ...]:
         """The terms of a target, by its keyword."""
-        return cast(Sum, self.terms[name]).terms if name in self.terms else ()
+        return self._in_order.get(name, ())
 
     # --- the equation -----------------------------------------------------------------------------------------
 
@@ -451,17 +466,13 @@ class Compensated(nn.Module):
 
     # --- what follows a step ----------------------------------------------------------------------------------
 
-    def _observe(self, s: State, watching: list[Statistic]) -> None:
-        with torch.no_grad():
-            for statistic in watching:
-                statistic.observe(s)
-
     def _tick(self, s: State, watching: list[Statistic]) -> None:
         self.step.add_(1)
         if not torch.compiler.is_compiling():
-            rolling = [statistic for statistic in watching if statistic.rolls]
-            if rolling:
-                self._warn_without_epochs(s.visits, rolling[0])
+            for statistic in watching:
+                if statistic.rolls:
+                    self._warn_without_epochs(s.visits, statistic)
+                    break
             if self._awaits_meta:
                 self._warn_without_meta()
 

@@ -186,8 +186,8 @@ class Table(nn.Module, ABC):
         if touched.shared and touched.count is not None:
             grad = grad / touched.count.clamp(min=1).reshape((-1,) + (1,) * (grad.ndim - 1))
         # Not as they were read if another term of the batch, or another batch before this one's backward, may have moved them.
-        alone = touched.slot not in THROUGH and sum(other.table is self for other in s.touched) == 1
-        old = (touched.rows if alone else self.gather(touched.keys)).detach()
+        alone = len(s.touched) == 1 or sum(other.table is self for other in s.touched) == 1
+        old = (touched.rows if alone and touched.slot not in THROUGH else self.gather(touched.keys)).detach()
         if touched.fixed:
             self._descend_together(touched, old, grad, s)
         else:
@@ -293,7 +293,7 @@ class Category(Table):
         if s.by_input:
             s.places.one_class_each("a Category table on features")
         labels = s.places.classes(s.target) if s.places.binary else s.labels
-        return checked_keys(labels, self.shape[0], "a Category table", "class", s.criterion.check)
+        return checked_keys(labels, self.shape[0], "a Category table", "class", s.check)
 
 
 @final
@@ -313,7 +313,7 @@ class Group(Table):
                 "group is missing: a Group table keeps a row per group. Pass the group number of each sample: "
                 "criterion(logits, target, index, group=group)."
             )
-        keys = checked_keys(s.group, self.shape[0], "a Group table", "group", s.criterion.check)
+        keys = checked_keys(s.group, self.shape[0], "a Group table", "group", s.check)
         return keys if s.by_input else s.places.expanded(keys, "group")
 
 

@@ -24,7 +24,9 @@ def step_rows(s: State) -> None:
     now = [touched for touched in s.touched if touched.slot not in THROUGH]
     if now:
         rows = [touched.rows for touched in now]
-        grads = torch.autograd.grad(s.compensated.sum(), rows, retain_graph=True, materialize_grads=True)
+        with torch.enable_grad():
+            total = s.compensated.sum()
+        grads = torch.autograd.grad(total, rows, retain_graph=True, materialize_grads=True)
         for touched, grad in zip(now, grads, strict=True):
             touched.table.descend(touched, grad, s)
     later = [touched for touched in s.touched if touched.slot in THROUGH]

@@ -137,7 +137,7 @@ class ClassCenter(Statistic):
     def forward(self, s: State) -> Tensor:
         """(B, *shape) the center of each sample's given class, zeros for a class not seen yet."""
         s.places.one_class_each(self.reader)
-        checked_keys(s.labels, len(self.total), self.reader, "class", s.criterion.check)  # outputs are not known yet
+        checked_keys(s.labels, len(self.total), self.reader, "class", s.check)  # outputs are not known yet
         self._check_shape(s)
         return self.total[s.labels] / rowwise(self.count[s.labels].clamp(min=1), self.total)
 
