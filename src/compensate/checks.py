@@ -112,7 +112,7 @@ def check_batch(s: State, u: Tensor) -> None:
         )
     if not u.is_floating_point():
         raise InputError(f"logits are {u.dtype}; expected floating point numbers, as they come out of the model.")
-    if target.ndim not in (1, 2) or len(target) != len(u):
+    if target.ndim not in (1, 2) or target.shape[0] != u.shape[0]:
         raise InputError(
             f"target has shape {tuple(target.shape)} for logits of shape {tuple(u.shape)}; expected ({len(u)},) class "
             f"numbers or {tuple(u.shape)} distributions."
@@ -238,7 +238,7 @@ def _check_classes(s: State, u: Tensor, check: Looks) -> None:
             f"target is {target.dtype}; class numbers are torch.long. Write target.long(), or give distributions of shape "
             f"{tuple(u.shape)}."
         )
-    if check == "off" or not len(target):
+    if check == "off" or not target.shape[0]:
         return
     if at_hand(target) and within(target, classes):
         if not 0 <= s.criterion.ignore_index < classes:
@@ -273,9 +273,10 @@ def checked_index(s: State, num_samples: int, reader: str) -> Tensor:
 
     While inputs are compensated, one for each input. Where a sample has several labels, each has a row of its own.
     """
-    index = s.index
-    if (num_samples, s.by_input) in s.checked:
-        return s.checked[num_samples, s.by_input]
+    index, by_input = s.index, s.by_input
+    known = s.checked.get((num_samples, by_input))
+    if known is not None:
+        return known
     if index is None:
         raise InputError(
             f"index is missing: {reader} keeps a row per sample. Wrap the data set with "
@@ -287,33 +288,34 @@ def checked_index(s: State, num_samples: int, reader: str) -> Tensor:
     if index.is_floating_point() or index.dtype == torch.bool:
         raise InputError(f"index is {index.dtype}; expected whole numbers, the row of each sample in the training set.")
     places = s.places
-    if index.shape != (places.batch,) and (s.by_input or index.shape != (places.batch, *places.shape)):
-        each = f" or {(places.batch, *places.shape)}, one for each place" if places.dense and not s.by_input else ""
+    if index.shape != (places.batch,) and (by_input or index.shape != (places.batch, *places.shape)):
+        each = f" or {(places.batch, *places.shape)}, one for each place" if places.dense and not by_input else ""
         raise InputError(f"index has shape {tuple(index.shape)}; expected ({places.batch},), one row per sample{each}.")
     if places.dense and index.ndim > 1 and not places.binary and not s.complete:  # padding names no row
         index = index.to(s.target.device).masked_fill(~s.valid.reshape(index.shape), 0)
-    labels = 1 if s.by_input else places.labels
+    labels = 1 if by_input else places.labels
     if num_samples % labels:
         raise InputError(
             f"{reader} has {num_samples} rows, and a sample has {labels} labels; expected a row for each label of each sample, "
             f"num_samples * {labels}."
         )
     found = _in_range(s, index, num_samples // labels, reader)
-    if not s.by_input:
+    if places.several and not by_input:
         found = places.pairs(places.expanded(found, "index"))
-    s.checked[num_samples, s.by_input] = found
+    s.checked[num_samples, by_input] = found
     return found
 
 
 def _in_range(s: State, index: Tensor, rows: int, reader: str) -> Tensor:
     """The index on the device of the batch, as torch.long. At hand, one sort tells its range and whether a sample repeats."""
-    if s.check != "off" and index.ndim == 1 and len(index) and at_hand(index):
-        ordered = numbers(index).copy()
-        ordered.sort()
+    device = s.target.device
+    if s.check != "off" and index.ndim == 1 and index.shape[0] and at_hand(index):
+        ordered = np.sort(numbers(index))
         if ordered[-1] < rows:
-            s.repeats = bool((ordered[1:] == ordered[:-1]).any())
-            return index.to(s.target.device, torch.long, non_blocking=True)
-    return checked_keys(index.to(s.target.device, non_blocking=True), rows, reader, "index", s.check)
+            s.repeats = bool(np.logical_or.reduce(ordered[1:] == ordered[:-1]))
+            there = index.dtype == torch.long and index.device == device
+            return index if there else index.to(device, torch.long, non_blocking=True)
+    return checked_keys(index.to(device, non_blocking=True), rows, reader, "index", s.check)
 
 
 def checked_keys(keys: Tensor, rows: int, reader: str, name: str, check: Looks) -> Tensor:

@@ -181,7 +181,8 @@ class Compensated(nn.Module):
         }  # fmt: skip
         self.terms = nn.ModuleDict({name: Sum(terms) for name, terms in given.items() if terms})
         self._in_order = {name: cast(Sum, found).terms for name, found in self.terms.items()}
-        self._before = tuple(name for name in BEFORE if name in self._in_order)
+        self.before_logits = tuple(name for name in BEFORE if name in self._in_order)
+        """The targets of this criterion that lie before the logits, in the order in which they are inferred."""
         self._logits_and_labels = tuple(name for name in ("logit", "label", "prediction") if name in self._in_order)
         self.only_logits = self._in_order.keys() <= {"logit"}
         """True if logits are compensated, or nothing at all."""
@@ -238,7 +239,7 @@ class Compensated(nn.Module):
                 then share its row, which moves by the mean over them; (B, d1, ...) gives each place a row of its own.
             group: (B,) or (B, d1, ...) group of each sample or place, for criteria that keep something per group.
         """
-        if self._before and self.training:
+        if self.before_logits and self.training:
             raise InputError(
                 f"{self.before_logits[0].capitalize()} compensation changes the input, so it needs the model and not only its logits. "
                 "Write criterion.evaluate(model, x, target, index).loss instead of criterion(model(x), target, index)."
@@ -276,12 +277,12 @@ class Compensated(nn.Module):
 
     def settle(self, s: State) -> State:
         """Walks a state through the equation: its terms, its losses, and what follows a step if it learns."""
-        watching = [*self.statistics()] if s.learn else []
+        watching = self.statistics() if s.learn else []
         if s.meta and self._awaits_meta:
             self._awaits_meta = False
-        if self._before and self.training:
+        if self.before_logits and self.training:
             s.fix_randomness()
-            for name in self._before:
+            for name in self.before_logits:
                 self._infer(s, name)
         _ = s.u  # the forward pass, here and not inside a term that looks at it without gradients
         self._weigh(s, watching)
@@ -356,11 +357,6 @@ class Compensated(nn.Module):
         for term in self._in_order.get(name, ()):
             s.add(term(s))
         s.slot = None
-
-    @property
-    def before_logits(self) -> tuple[str, ...]:
-        """The targets of this criterion that lie before the logits, in the order in which they are inferred."""
-        return self._before
 
     @property
     def reads_inputs(self) -> bool:
@@ -446,11 +442,9 @@ class Compensated(nn.Module):
         if self.reduction == "none":
             return s.places.back(losses)
         if self.reduction == "mean":
-            return losses.mean() if self._counts_all(s) else losses.sum() / self.divisor(s)
+            whole = s.complete and self.weight is None and s.target.shape[0] > 0
+            return losses.mean() if whole else losses.sum() / self.divisor(s)
         return losses.sum()
-
-    def _counts_all(self, s: State) -> bool:
-        return s.complete and self.weight is None and len(s.target) > 0
 
     def divisor(self, s: State, *, weighted: bool = True) -> Tensor | int:
         """What a mean divides by: the number of samples that count, or the sum of their class weights; 1 if that is 0.
@@ -526,9 +520,23 @@ class Compensated(nn.Module):
         """All tables, those inside terms included."""
         return (m for m in self.modules() if isinstance(m, Table))
 
-    def statistics(self) -> Iterator[Statistic]:
-        """All statistics, those inside terms included."""
-        return (m for m in inner_modules(self) if isinstance(m, Statistic))
+    def statistics(self) -> list[Statistic]:
+        """All statistics, those inside terms included; in the order of `modules()`, and in less time: this runs in every step."""
+        found: list[Statistic] = []
+        seen: set[nn.Module] = {self}
+        waiting: list[nn.Module | None] = [*self._modules.values()]
+        while waiting:
+            module = waiting.pop(0)
+            if module is None or module in seen:
+                continue
+            seen.add(module)
+            if (
+                Statistic in type(module).__mro__
+            ):  # an abstract class takes ten times as long to look into its instances
+                found.append(cast(Statistic, module))
+            if module._modules:
+                waiting[:0] = module._modules.values()
+        return found
 
     def suspects(self, top: int | None = None) -> Any:
         """The samples whose labels look wrong, most suspect first; see :meth:`Evidence.suspects`."""
@@ -572,17 +580,6 @@ class Compensated(nn.Module):
         """The equation in a notebook."""
         first, *rest = repr(self).split("\n")
         return element("pre", element("b", escape(first, 2000)), escape("\n" + "\n".join(rest), 10_000))
-
-
-def inner_modules(module: nn.Module) -> Iterator[nn.Module]:
-    """As `module.modules()`, in less time: this runs in every step."""
-    found = {module: None}
-    waiting = [module]
-    while waiting:
-        inner = [m for m in waiting.pop()._modules.values() if m is not None and m not in found]
-        found.update(dict.fromkeys(inner))
-        waiting += reversed(inner)
-    return iter(found)
 
 
 def shown(term: Any) -> str:

@@ -139,12 +139,14 @@ class Table(nn.Module, ABC):
         return rows.to(torch.promote_types(rows.dtype, torch.float32)) if self.compact else rows
 
     @torch.no_grad()
-    def write(self, keys: Tensor, rows: Tensor, *, where: Tensor | None = None, old: Tensor | None = None) -> None:
-        """Replaces rows (where a mask says so, if one is given). A row that is not finite is not written.
+    def write(self, keys: Tensor, rows: Tensor) -> None:
+        """Replaces rows. A row that is not finite is not written. Keys are distinct, or bring the same row where they are not."""
+        self._write(keys, rows, None, None)
 
-        Keys are distinct, or bring the same row where they are not. `old` are the present rows, if they are known.
-        """
-        rows = rows if self.compact or self.kept is not None else rows.to(self.weight.dtype)
+    def _write(self, keys: Tensor, rows: Tensor, where: Tensor | None, old: Tensor | None) -> None:
+        """As `write`, where a mask says so, if one is given; `old` are the present rows, if they are known."""
+        if self.kept is None and not self.compact and rows.dtype != self.weight.dtype:
+            rows = rows.to(self.weight.dtype)
         # A sum is finite if all its parts are: one pass and no temporary.
         if not (at_hand(rows) and (where is None or bool(where.all())) and math.isfinite(rows.sum().item())):
             old = self.gather(keys).detach() if old is None else old
@@ -156,10 +158,11 @@ class Table(nn.Module, ABC):
         if self.kept is not None:
             self.kept.write(keys, rows)
             return
+        weight = self.weight
         if self.compact:
-            largest = torch.finfo(self.weight.dtype).max
+            largest = torch.finfo(weight.dtype).max
             rows = rows.clamp(-largest, largest)
-        self.weight.index_copy_(0, keys, rows.to(self.weight.dtype))
+        weight.index_copy_(0, keys, rows if rows.dtype == weight.dtype else rows.to(weight.dtype))
 
     def dense(self) -> Tensor:
         """(rows, *shape) all rows in full, wherever they are kept: for small tables."""
@@ -180,9 +183,8 @@ class Table(nn.Module, ABC):
         state = restored(self.kept, self.shape, dict(state_dict), prefix, rest[2], rest[4])
         super()._load_from_state_dict(state, prefix, *rest)
 
-    @torch.no_grad()
     def descend(self, touched: Touched, grad: Tensor, s: State) -> None:
-        """One step of the touched rows down their mean gradient; `grad` is summed over the samples of each row."""
+        """One step of the touched rows down their mean gradient, without gradients; `grad` is summed over the samples of each row."""
         if touched.shared and touched.count is not None:
             grad = grad / touched.count.clamp(min=1).reshape((-1,) + (1,) * (grad.ndim - 1))
         # Not as they were read if another term of the batch, or another batch before this one's backward, may have moved them.
@@ -192,7 +194,7 @@ class Table(nn.Module, ABC):
             self._descend_together(touched, old, grad, s)
         else:
             where = None if touched.count is None else touched.count > 0
-            self.write(touched.keys, self.stepped(old, grad, s), where=where, old=old)
+            self._write(touched.keys, self.stepped(old, grad, s), where, old)
 
     def _descend_together(self, touched: Touched, old: Tensor, grad: Tensor, s: State) -> None:
         """The step in a compiled graph, in as few passes over the rows as it takes: old ones are read once, new ones written once."""

@@ -40,7 +40,8 @@ def _by_row(s: State, slope: Tensor, touched: Touched) -> Tensor:
     Samples that do not count have no slope. Where there is a place for each sample, those that share a row meet later.
     """
     slope = s.places.totals(slope) if touched.by_sample else slope
-    slope = slope.to(touched.rows.dtype).sum_to_size(len(slope), *touched.rows.shape[1:])
+    if slope.dtype != touched.rows.dtype or slope.shape[1:] != touched.rows.shape[1:]:
+        slope = slope.to(touched.rows.dtype).sum_to_size(len(slope), *touched.rows.shape[1:])
     return slope if touched.which is None else torch.zeros_like(touched.rows).index_add_(0, touched.which, slope)
 
 
@@ -62,6 +63,7 @@ def _step_in_backward(s: State, touched: list[Touched]) -> None:
 
 def _when_known(s: State, touched: Touched, summed: Tensor | int, scale: list[Tensor]) -> None:
     def hook(grad: Tensor) -> None:
-        touched.table.descend(touched, grad * summed / scale[-1], s)
+        with torch.no_grad():
+            touched.table.descend(touched, grad * summed / scale[-1], s)
 
     touched.rows.register_hook(hook)

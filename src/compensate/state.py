@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, final, overload
 
 import torch
@@ -151,7 +150,7 @@ class State:
     ) -> None:
         check_target(target)
         self.criterion = criterion
-        self.places = Places(target, binary=criterion.binary)
+        self.places = Places(target, binary=criterion.base == "bce")
         self.target = self.places.targets(target) if self.places.several else target
         self.hard = self.target.ndim == 1
         """True if targets are class numbers, false if they are distributions or labels."""
@@ -207,7 +206,9 @@ class State:
     @once
     def y(self) -> Tensor:
         """(B, C) the given labels as distributions; zero rows where ignored."""
-        if self._form is None:  # not if any logits are known: inner loops ask for `y` before `dx`, and so `u`, is settled
+        if (
+            self._form is None
+        ):  # not if any logits are known: inner loops ask for `y` before `dx`, and so `u`, is settled
             _ = self.u
         assert self._form is not None
         classes, kind, device = self._form
@@ -335,7 +336,7 @@ class State:
     @property
     def plain_inputs(self) -> bool:
         """True if nothing is compensated before the logits."""
-        return self.slot not in THROUGH and all(getattr(self, name) is None for name in THROUGH)
+        return self.slot not in THROUGH and self.dx is None and self.dv is None and self.da is None
 
     @property
     def z(self) -> Tensor:
@@ -466,16 +467,6 @@ class State:
         so_far = getattr(self, self.slot)
         setattr(self, self.slot, delta if so_far is None else so_far + delta)
 
-    @contextmanager
-    def gated(self, mask: Tensor) -> Iterator[None]:
-        """Inside, terms work for the samples in `mask` (B,) only."""
-        outer = self.gate
-        self.gate = mask if outer is None else outer & mask
-        try:
-            yield
-        finally:
-            self.gate = outer
-
     @property
     def active(self) -> Tensor:
         """(B,) samples that are neither ignored nor gated out."""
@@ -604,5 +595,7 @@ class State:
     @once
     def loss(self) -> Tensor:
         """What to differentiate: `losses` reduced as the criterion says."""
+        if torch.is_grad_enabled() == self._recording:
+            return self.criterion.reduce(self, self.losses)
         with torch.set_grad_enabled(self._recording):
             return self.criterion.reduce(self, self.losses)

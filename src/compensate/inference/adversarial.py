@@ -192,6 +192,8 @@ class Pull(nn.Module):
             return eta * (s.y - s.logq.exp())
         # The same without an array of labels, and in one place: many classes are many numbers.
         v = s.logq.exp().mul_(-eta)
+        if s.complete and not isinstance(eta, Tensor):
+            return v.scatter_(1, s.labels[:, None], eta, reduce="add")
         given = torch.as_tensor(eta).to(v).expand(len(v), 1) * s.valid[:, None]
         return v.scatter_add_(1, s.labels[:, None], given)
 

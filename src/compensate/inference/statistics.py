@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, NamedTuple, final
 
 import torch
@@ -109,6 +109,18 @@ SHOWN = 10
 WAITING = 2**15
 """Logits of small batches that a record keeps before it adds them up: 25 batches of 128 samples and 10 classes. A few kilobytes,
 and what costs the same for one sample and for thousands, the calls, is paid once."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """Small batches on their way into a record."""
+
+    batches: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """(k, B, C) logits, and compensation if there is any; (2, B) index and target."""
+    form: tuple[int, int, int] = (0, 0, 0)
+    """k, C and the class that is ignored."""
+    numbers: int = 0
+    """Logits in all batches."""
 
 
 class Visits(NamedTuple):
@@ -234,8 +246,7 @@ class Evidence(Statistic):
         self.track("visits", torch.zeros(num_samples, dtype=torch.int16 if lean else None), merge="rows")
         self.track("votes", torch.zeros(num_samples, dtype=torch.float16 if lean else None), merge="rows")
         self.track("guess", torch.zeros(num_samples, dtype=torch.int16 if few else torch.int32), merge="rows")
-        self._waiting: list[tuple[Tensor, Tensor]] = []  # small batches: (k, B, C) logits and compensation, (2, B) index and target
-        self._form, self._numbers = (0, 0, 0), 0  # of them: k, C and the class that is ignored; how many logits there are
+        self._waiting = _Waiting()
         self.visits: Tensor
         self.total_size: Tensor
         self.total_loss: Tensor
@@ -296,28 +307,30 @@ class Evidence(Statistic):
     def _wait(self, s: State) -> None:
         """Keeps copies: what was given may be written over before it is added up."""
         u, du = s.u.detach(), s.du
-        logits = u.clone()[None] if du is None else torch.stack((u, du.detach() if du.shape == u.shape else du.expand_as(u)))
-        form = (len(logits), logits.shape[-1], s.criterion.ignore_index)
-        if self._waiting and self._form != form:
+        logits = (
+            u.clone()[None] if du is None else torch.stack((u, du.detach() if du.shape == u.shape else du.expand_as(u)))
+        )
+        form, waiting = (logits.shape[0], logits.shape[2], s.criterion.ignore_index), self._waiting
+        if waiting.batches and waiting.form != form:
             self.settle()
-        self._form = form
-        self._waiting.append((logits, torch.stack((self.index(s), s.target))))
-        self._numbers += logits.numel()
-        if self._numbers > WAITING:
+        waiting.batches.append((logits, torch.stack((self.index(s), s.target))))
+        waiting.form, waiting.numbers = form, waiting.numbers + logits.numel()
+        if waiting.numbers > WAITING:
             self.settle()
 
     @torch.no_grad()
     def settle(self) -> None:
         """Adds up what is waiting; every look at the record does so first."""
-        if not self._waiting:
+        waiting, ignored = self._waiting.batches, self._waiting.form[-1]
+        if not waiting:
             return
-        waiting, self._waiting, self._numbers = self._waiting, [], 0
+        self._waiting.batches, self._waiting.numbers = [], 0
         # The vote depends on the order of visits: a sample that comes twice must be counted twice.
         keys = torch.cat([named[0] for _, named in waiting])
         once = not at_hand(keys) or distinct_rows(keys)[1] is None
         for group in [waiting] if once else [[batch] for batch in waiting]:
             logits, (index, target) = (torch.cat(parts, 1) for parts in zip(*group, strict=True))
-            valid = target != self._form[-1]
+            valid = target != ignored
             counts = None if at_hand(valid) and bool(valid.all()) else valid
             labels = target if counts is None else torch.where(valid, target, 0)
             losses = cross_entropy(logits[0], labels)
@@ -327,7 +340,8 @@ class Evidence(Statistic):
 
     def __getattr__(self, name: str) -> Any:
         """Buffers are looked at when nothing is waiting."""
-        if self.__dict__.get("_waiting") and name in self._buffers:
+        waiting = self.__dict__.get("_waiting")
+        if waiting is not None and waiting.batches and name in self._buffers:
             self.settle()
         return super().__getattr__(name)
 
@@ -370,9 +384,7 @@ class Evidence(Statistic):
             found["agreement"] = (margin > 0).to(margin.dtype)
         return {name: value for name in self.kept if (value := found[name]) is not None}
 
-    def _count(
-        self, index: Tensor, counts: Tensor | None, values: dict[Recorded, Tensor], q: Tensor | None
-    ) -> None:
+    def _count(self, index: Tensor, counts: Tensor | None, values: dict[Recorded, Tensor], q: Tensor | None) -> None:
         visits = torch.ones_like(index) if counts is None else counts
         self.visits.index_add_(0, index, visits.to(self.visits.dtype))
         for name, value in values.items():
