@@ -123,7 +123,7 @@ class State:
     dg: Tensor | None = None
     dv: Tensor | None = None
     da: Tensor | None = None
-    l: Tensor  # set by the criterion
+    l: Tensor  # noqa: E741  the letter of the paper; set by the criterion
     tilt: Tensor | None = None  # (B,) zeros whose gradient is what was added to that of the losses
     slope: Tensor | None = None
     penalty: Tensor | None = None
