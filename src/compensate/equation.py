@@ -209,6 +209,7 @@ class Compensated(nn.Module):
         for name in ("epoch", "step", "total"):
             self.register_buffer(name, torch.zeros((), dtype=torch.long))
         self._seen = self._unlearned = 0
+        self._started = False
         for table in self.tables():
             table.validate()
         for module in self.modules() if self.binary else ():
@@ -405,6 +406,15 @@ class Compensated(nn.Module):
 
         Class weights multiply them unless `weighted` is false.
         """
+        plain = s.ordinary and u is s.u and du is None and dy is None
+        if plain and dp is None:  # terms that ask for the probabilities find them made
+            losses = F.nll_loss(s.logp, s.labels, reduction="none")
+            return losses if s.complete else torch.where(s.valid, losses, 0.0)
+        if plain and dp is not None and self._stays_on_simplex("prediction") and u.dtype.itemsize > 2:
+            # Of a distribution one entry is all that cross entropy looks at.
+            given = s.labels[:, None]
+            losses = -(s.p.gather(1, given) + dp.gather(1, given)).clamp(min=SMALLEST).log()[:, 0]
+            return losses if s.complete else torch.where(s.valid, losses, 0.0)
         u = u if du is None else u + du
         if dp is not None:
             # The logarithm of a distribution is a logit vector of it, so one base loss serves both sides of Eq. 5.
@@ -496,11 +506,15 @@ class Compensated(nn.Module):
         if total_steps <= 0:
             raise InputError(f"total_steps is {total_steps}; expected epochs times batches, a positive number.")
         self.total.fill_(total_steps)
+        self._started = True
         return self
 
     def require_total(self) -> None:
         """Raises if `start` has not been called."""
-        if not torch.compiler.is_compiling() and int(self.total) == 0:
+        if self._started or torch.compiler.is_compiling():
+            return
+        self._started = int(self.total) > 0  # of a criterion that was loaded, once
+        if not self._started:
             raise InputError(
                 "A schedule of this criterion runs over the whole training, whose length is not known. "
                 "Call criterion.start(total_steps=epochs * len(loader)) before the first step."

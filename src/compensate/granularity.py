@@ -193,8 +193,12 @@ class Table(nn.Module, ABC):
         if touched.fixed:
             self._descend_together(touched, old, grad, s)
         else:
-            where = None if touched.count is None else touched.count > 0
-            self._write(touched.keys, self.stepped(old, grad, s), where, old)
+            where, rows = touched.count, self.stepped(old, grad, s)
+            where = where if where is None or where.dtype == torch.bool else where > 0
+            if touched.repeated:
+                assert touched.which is not None
+                where, rows = None if where is None else where[touched.which], rows[touched.which]
+            self._write(touched.keys, rows, where, old)
 
     def _descend_together(self, touched: Touched, old: Tensor, grad: Tensor, s: State) -> None:
         """The step in a compiled graph, in as few passes over the rows as it takes: old ones are read once, new ones written once."""
@@ -414,4 +418,5 @@ def finite(rows: Tensor) -> Tensor:
     >>> finite(torch.tensor([[1.0, 2.0], [1.0, torch.nan]]))[:, 0]
     tensor([ True, False])
     """
-    return along(rows.flatten(1).sum(1) if rows.ndim > 1 else rows, rows).isfinite()
+    total = along(rows.flatten(1).sum(1) if rows.ndim > 1 else rows, rows)
+    return (total - total) == 0  # a difference that is none, unless it is of infinities

@@ -15,7 +15,7 @@ from compensate.errors import InputError
 from compensate.forwards import ModelStages, seeded, traceless
 from compensate.fused import cross_entropy
 from compensate.places import Places
-from compensate.touched import Touched, distinct_rows
+from compensate.touched import Touched, distinct_rows, present_rows
 
 if TYPE_CHECKING:
     from compensate.equation import Compensated
@@ -364,15 +364,16 @@ class State:
     def _log_probabilities(self, u: Tensor) -> Tensor:
         return F.logsigmoid(u) if self.places.binary else u.log_softmax(-1)
 
-    @property
+    @once
     def p(self) -> Tensor:
         """(B, C) softmax of `u`."""
-        return self.logp.exp()
+        with torch.set_grad_enabled(self.u.requires_grad):
+            return self.logp.exp()
 
     @once
     def logq(self) -> Tensor:
         """(B, C) log-softmax of `u`, a constant: what guesses and gates read."""
-        return self._log_probabilities(self.u.detach())
+        return self.logp.detach() if "logp" in self.__dict__ else self._log_probabilities(self.u.detach())
 
     @once
     def ordinary(self) -> bool:
@@ -564,18 +565,25 @@ class State:
         # Where all places of a sample have one row, few keys stand for many.
         by_sample = self.shared and not self.by_input and not fixed and table.granularity == "sample"
         keys = self.places.firsts(keys) if by_sample else keys
-        once = fixed or (self.repeats is False and not self.places.several and table.granularity == "sample")
-        distinct, which = (keys, None) if once else distinct_rows(keys)
+        of_samples = table.granularity == "sample"
+        repeated = False
+        if fixed or (self.repeats is False and of_samples and not self.places.several):
+            distinct, which = keys, None
+        elif of_samples or self.meta:
+            distinct, which = distinct_rows(keys)
+            repeated = which is not None and not at_hand(keys)
+        else:
+            distinct, which = present_rows(keys, table.shape[0])
         every = which is None and not fixed and not by_sample and self.complete and self.gate is None
-        count = None if every else table.counted(self).to(torch.get_default_dtype())
-        if by_sample and count is not None:
-            count = self.places.totals(count)
-        if which is not None and count is not None:
-            count = count.new_zeros(len(distinct)).index_add_(0, which, count)
+        count = None if every else table.counted(self)
+        if count is not None and (by_sample or fixed or which is not None):
+            count = count.to(torch.get_default_dtype())
+            count = self.places.totals(count) if by_sample else count
+            count = count if which is None else count.new_zeros(len(distinct)).index_add_(0, which, count)
         # Where the slope of the loss is known, the rows stay out of the graph.
         rows = table.gather(distinct)
         rows = rows if self.by_slope and not rows.requires_grad else rows.detach().requires_grad_(not self.by_slope)
-        touched = Touched(table, distinct, rows, count, which, self.slot, fixed, by_sample)
+        touched = Touched(table, distinct, rows, count, which, self.slot, fixed, repeated, by_sample)
         self.touched.append(touched)
         return touched
 

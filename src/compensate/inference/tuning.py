@@ -128,7 +128,7 @@ class StepSchedule(nn.Module):
 
     def forward(self, s: State) -> Tensor:
         """The value now, a scalar tensor."""
-        return self._values[(self._epochs <= s.epoch).sum() - 1]
+        return self._values.gather(0, (self._epochs <= s.epoch).sum()[None] - 1)[0]
 
     def extra_repr(self) -> str:
         """Epochs and values."""

@@ -160,9 +160,10 @@ class ClassCenter(Statistic):
 
     def observe(self, s: State) -> None:
         """Adds the inputs of the batch."""
-        x, labels = s.e.detach()[s.valid].to(self.total.dtype), s.labels[s.valid]
-        self.total.index_add_(0, labels, x)
-        self.count.index_add_(0, labels, torch.ones_like(labels, dtype=self.count.dtype))
+        x = s.e.detach().to(self.total.dtype)
+        x = x if s.complete else torch.where(rowwise(s.valid, x), x, 0.0)
+        self.total.index_add_(0, s.labels, x)
+        self.count.index_add_(0, s.labels, s.valid.to(self.count.dtype))
 
     def extra_repr(self) -> str:
         """Sizes."""
