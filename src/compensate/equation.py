@@ -278,7 +278,7 @@ class Compensated(nn.Module):
 
     def settle(self, s: State) -> State:
         """Walks a state through the equation: its terms, its losses, and what follows a step if it learns."""
-        watching = self.statistics() if s.learn else []
+        watching = self._statistics() if s.learn else []
         if s.meta and self._awaits_meta:
             self._awaits_meta = False
         if self.before_logits and self.training:
@@ -323,7 +323,12 @@ class Compensated(nn.Module):
     def _losses(self, s: State) -> None:
         for name in self._logits_and_labels if self.training else ():
             self._infer(s, name)
-        s.l = self._losses_with_slope(s) if self._slopes(s) else self.losses_of(s, s.u, du=s.du, dp=s.dp, dy=s.dy)
+        if self._slopes(s):
+            s.l = self._losses_with_slope(s)
+        elif self.fast and s.ordinary and s.du is None and s.dy is None and self._on_simplex(s):
+            s.l = self._losses_of_probabilities(s)
+        else:
+            s.l = self.losses_of(s, s.u, du=s.du, dp=s.dp, dy=s.dy)
         if self.training and not self.only_logits:
             self._infer(s, "loss")
             self._infer(s, "gradient")
@@ -346,6 +351,19 @@ class Compensated(nn.Module):
         else:
             losses, s.slope = cross_entropy_with_slope(s.u + s.du, s.labels, None, valid)
         return losses
+
+    def _on_simplex(self, s: State) -> bool:
+        """True if predictions are distributions without help, in a type that holds them."""
+        return s.dp is None or (s.u.dtype.itemsize > 2 and self._stays_on_simplex("prediction"))
+
+    def _losses_of_probabilities(self, s: State) -> Tensor:
+        """As :meth:`losses_of`: of a distribution, cross entropy looks at one entry. The others are there for terms that ask for them."""
+        if s.dp is None:
+            losses = F.nll_loss(s.logp, s.labels, reduction="none")
+        else:
+            given = s.labels[:, None]
+            losses = -(s.p.gather(1, given) + s.dp.gather(1, given)).clamp(min=SMALLEST).log()[:, 0]
+        return losses if s.complete else torch.where(s.valid, losses, 0.0)
 
     @property
     def only_tables(self) -> bool:
@@ -406,15 +424,6 @@ class Compensated(nn.Module):
 
         Class weights multiply them unless `weighted` is false.
         """
-        plain = s.ordinary and u is s.u and du is None and dy is None
-        if plain and dp is None:  # terms that ask for the probabilities find them made
-            losses = F.nll_loss(s.logp, s.labels, reduction="none")
-            return losses if s.complete else torch.where(s.valid, losses, 0.0)
-        if plain and dp is not None and self._stays_on_simplex("prediction") and u.dtype.itemsize > 2:
-            # Of a distribution one entry is all that cross entropy looks at.
-            given = s.labels[:, None]
-            losses = -(s.p.gather(1, given) + dp.gather(1, given)).clamp(min=SMALLEST).log()[:, 0]
-            return losses if s.complete else torch.where(s.valid, losses, 0.0)
         u = u if du is None else u + du
         if dp is not None:
             # The logarithm of a distribution is a logit vector of it, so one base loss serves both sides of Eq. 5.
@@ -534,8 +543,12 @@ class Compensated(nn.Module):
         """All tables, those inside terms included."""
         return (m for m in self.modules() if isinstance(m, Table))
 
-    def statistics(self) -> list[Statistic]:
-        """All statistics, those inside terms included; in the order of `modules()`, and in less time: this runs in every step."""
+    def statistics(self) -> Iterator[Statistic]:
+        """All statistics, those inside terms included."""
+        return iter(self._statistics())
+
+    def _statistics(self) -> list[Statistic]:
+        """In the order of `modules()`, and in less time: this runs in every step."""
         found: list[Statistic] = []
         seen: set[nn.Module] = {self}
         waiting: list[nn.Module | None] = [*self._modules.values()]

@@ -373,7 +373,8 @@ class State:
     @once
     def logq(self) -> Tensor:
         """(B, C) log-softmax of `u`, a constant: what guesses and gates read."""
-        return self.logp.detach() if "logp" in self.__dict__ else self._log_probabilities(self.u.detach())
+        made = not torch.compiler.is_compiling() and "logp" in self.__dict__
+        return self.logp.detach() if made else self._log_probabilities(self.u.detach())
 
     @once
     def ordinary(self) -> bool:

@@ -447,12 +447,12 @@ def _other_than(u: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(B,) the largest logit of another class than the given one, that class, and the logit of the given one."""
     given = labels[:, None]
     parts = blocks(u) if at_hand(u) else [slice(None)]  # a copy of all logits costs more than it takes to look at them
-    found = [_largest(u[part].scatter(1, given[part], -torch.inf)) for part in parts]
+    found = [largest(u[part].scatter(1, given[part], -torch.inf)) for part in parts]
     best, voted = found[0] if len(found) == 1 else (torch.cat(column) for column in zip(*found, strict=True))
     return best, voted, u.gather(1, given)[:, 0]
 
 
-def _largest(u: Tensor) -> tuple[Tensor, Tensor]:
+def largest(u: Tensor) -> tuple[Tensor, Tensor]:
     """(B,) largest entries and their places."""
     if u.shape[-1] < 100 or not at_hand(u) or u.dtype not in (torch.float32, torch.float64):
         best, place = u.max(1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from compensate.checks import at_hand
 from compensate.equation import Compensated, Weights
 from compensate.errors import InputError
 from compensate.granularity import finite
-from compensate.inference.statistics import Evidence, Statistic
+from compensate.inference.statistics import Evidence, Statistic, largest
 from compensate.methods.registry import method
 from compensate.methods.search import Real, Space, each
 from compensate.state import State
@@ -22,6 +22,29 @@ __all__ = ["sop"]
 
 REFERENCE_BATCH = 128
 """The authors' steps act on the mean over a batch of this size."""
+
+
+class _Renormalized(torch.autograd.Function):
+    """What leads from predictions p to r / S, where r is what noise made of them and S its sum; its derivative in few passes over memory."""
+
+    @staticmethod
+    def forward(ctx: Any, p: Tensor, r: Tensor, total: Tensor, floor: float) -> Tensor:
+        ctx.save_for_backward(p, r, total)
+        ctx.floor = floor
+        return (r / total).sub_(p)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        p, r, total = ctx.saved_tensors
+        cut = r <= ctx.floor
+        if torch.is_grad_enabled():  # a second derivative is wanted
+            q = torch.where(cut, r, r + (p - p.detach()))
+            (found,) = torch.autograd.grad(q / q.sum(-1, keepdim=True) - p, p, grad, create_graph=True)
+            return found, None, None, None
+        slope = grad * r
+        mean = slope.sum(-1, keepdim=True).div_(total)
+        torch.sub(grad, mean, out=slope)
+        return slope.masked_fill_(cut, 0.0).div_(total).sub_(grad), None, None, None
 
 
 @final
@@ -81,14 +104,13 @@ class OverParameterized(Statistic):
         self.check(s)
         p, index = s.p, self.index(s)
         with torch.no_grad():
-            mu, nu = self.mu[index].to(p.dtype), self.nu[index].to(p.dtype)
+            mu, nu = self.mu.index_select(0, index).to(p.dtype), self.nu.index_select(0, index).to(p.dtype)
             noise = self._noise(s, mu, nu)
-        r = (p + noise).clamp_(min=self.floor)
-        total = r.sum(-1, keepdim=True)
+            r = (p + noise).clamp_(min=self.floor)
+            total = r.sum(-1, keepdim=True)
         if s.learn:
-            found = p.detach(), r.detach(), total.detach()
-            s.later(lambda: self._step(s, index, mu, nu, noise, *found))
-        return r / total - p
+            s.later(lambda: self._step(s, index, mu, nu, noise, r, total))
+        return _Renormalized.apply(p, r, total, self.floor)  # type: ignore[no-untyped-call]
 
     def _noise(self, s: State, mu: Tensor, nu: Tensor) -> Tensor:
         """(B, C) a - b, each between 0 and 1."""
@@ -98,7 +120,7 @@ class OverParameterized(Statistic):
         return (mu.square() * s.y).clamp(max=1) - (nu.square() * (1 - s.y)).clamp(max=1)
 
     def _step(
-        self, s: State, index: Tensor, mu: Tensor, nu: Tensor, noise: Tensor, p: Tensor, r: Tensor, total: Tensor
+        self, s: State, index: Tensor, mu: Tensor, nu: Tensor, noise: Tensor, r: Tensor, total: Tensor
     ) -> None:
         r"""One step of the rows of the batch, down the derivatives in closed form.
 
@@ -108,11 +130,11 @@ class OverParameterized(Statistic):
         where :math:`r = \max(p + a - b, \epsilon)` and :math:`S` is its sum; there is no slope where a part is cut off.
         """
         given = s.labels[:, None]
-        saturated = mu.square() > 1
+        saturated, decided = mu.square() > 1, largest(s.p.detach())[1][:, None]
         if s.hard:
             e = noise  # in its place: nobody reads it any more
             over = None if at_hand(e) and float(e.min()) > -1 else e <= -1
-            e.scatter_add_(1, p.argmax(-1, keepdim=True), torch.ones_like(mu))
+            e.scatter_add_(1, decided, torch.ones_like(mu))
             own = e.gather(1, given) - 1
             near = r.gather(1, given)
             slope = (1 / total - 1 / near) * (near > self.floor)
@@ -121,7 +143,7 @@ class OverParameterized(Statistic):
             e = e if over is None else e.masked_fill_(over, 0.0)
         else:
             y = s.y
-            e = (noise - y).scatter_add_(1, p.argmax(-1, keepdim=True), torch.ones_like(mu))
+            e = (noise - y).scatter_add_(1, decided, torch.ones_like(mu))
             slope = (y.sum(-1, keepdim=True) / total - y / r) * (r > self.floor)
             slope = y * (slope + 2 * e if self.joint else slope) * (mu.square() * y <= 1)
             slope = slope.sum(-1, keepdim=True)
@@ -139,9 +161,9 @@ class OverParameterized(Statistic):
             count = slope.new_zeros(len(distinct), 1).index_add_(0, which, s.valid[:, None].to(slope.dtype))
             slope = slope.new_zeros(len(distinct), slope.shape[1]).index_add_(0, which, slope) / count.clamp(min=1)
             slope = slope[which]
-        new = torch.add(old, slope, alpha=-lr)
+        new = old.add_(slope, alpha=-lr)
         if not (at_hand(new) and math.isfinite(new.sum().item())):
-            new = torch.where(finite(new), new, old)
+            new = torch.where(finite(new), new, kept.index_select(0, index).to(new.dtype))
         kept.index_copy_(0, index, new.to(kept.dtype))
 
     def observe(self, s: State) -> None:
