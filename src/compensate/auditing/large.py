@@ -320,7 +320,7 @@ def _fitted(
     labels: Ints,
     folds: Ints,
     classes: int,
-    size: dict[str, int | None],
+    size: dict[str, Any],
     seed: int,
     run: Execution,
     told: Progress,

@@ -186,8 +186,8 @@ class Top(Statistic):
             now = _kth_largest(pool, s.valid, pro)
             if self.over == "batch":
                 return now
-            known = self.last.isfinite()
-            return torch.where(known.any(), _kth_largest(self.last, known, pro), now)
+            seen = self.last.isfinite()
+            return torch.where(seen.any(), _kth_largest(self.last, seen, pro), now)
         known = self.last.isfinite() if self.over == "epoch" else None
         if known is not None and bool(known.any()):
             pool = self.last[known]
