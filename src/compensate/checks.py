@@ -58,10 +58,10 @@ def resolved(check: Check, target: Tensor) -> Looks:
     return check
 
 
-def numbers(values: Tensor) -> NDArray[Any]:
+def unsigned(values: Tensor) -> NDArray[Any]:
     """Whole numbers at hand as numpy has them, without a sign: what was negative is large. Calls of numpy take a tenth of the time.
 
-    >>> int(numbers(torch.tensor([3, -1])).max()) > 3
+    >>> int(unsigned(torch.tensor([3, -1])).max()) > 3
     True
     """
     found = values.numpy()
@@ -77,7 +77,7 @@ def within(values: Tensor, size: int) -> bool:
     >>> within(torch.tensor([0, 4]), 4), within(torch.tensor([0, 3]), 4), within(torch.tensor([-1, 3]), 4)
     (False, True, False)
     """
-    return bool(np.maximum.reduce(numbers(values), axis=None) < size)
+    return bool(np.maximum.reduce(unsigned(values), axis=None) < size)
 
 
 def require_true(condition: Tensor, message: str, check: Looks) -> None:
@@ -310,7 +310,7 @@ def _in_range(s: State, index: Tensor, rows: int, reader: str) -> Tensor:
     """The index on the device of the batch, as torch.long. At hand, one sort tells its range and whether a sample repeats."""
     device = s.target.device
     if s.check != "off" and index.ndim == 1 and index.shape[0] and at_hand(index):
-        ordered = np.sort(numbers(index))
+        ordered = np.sort(unsigned(index))
         if ordered[-1] < rows:
             s.repeats = bool(np.logical_or.reduce(ordered[1:] == ordered[:-1]))
             there = index.dtype == torch.long and index.device == device
