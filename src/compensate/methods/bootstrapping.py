@@ -9,12 +9,14 @@ from torch import Tensor
 
 from compensate.equation import BinaryBase, Compensated, Weights
 from compensate.errors import InputError
+from compensate.forwards import full_precision
 from compensate.inference.guesses import Blend, Decision, ProgressiveTrust, decided, live_prediction
 from compensate.inference.prior import Toward, prediction
 from compensate.inference.statistics import ClassMean, Statistic, labels_of, recorded
 from compensate.methods.registry import method
 from compensate.methods.search import Real, Space, each
 from compensate.state import State, Value
+from compensate.touched import put_rows
 
 __all__ = ["bootstrap_hard", "bootstrap_soft", "d2l", "mix_bootstrap", "proselflc"]
 
@@ -50,10 +52,8 @@ class LastPrediction(Statistic):
     def observe(self, s: State) -> None:
         """Keeps the predictions of the batch."""
         p = s.plain.sigmoid() if s.places.binary else s.plain.softmax(-1)
-        index, p = self.index(s), p.to(self.rows.dtype)
-        if s.places.dense and not s.complete:  # padding has no row
-            index, p = index[s.valid], p[s.valid]
-        self.rows[index] = p
+        padded = s.places.dense and not s.complete  # padding has no row
+        put_rows(self.rows, self.index(s), p.to(self.rows.dtype), s.valid if padded else None)
 
     def extra_repr(self) -> str:
         """Size."""
@@ -258,7 +258,7 @@ def local_dimensionality(z: Tensor, k: int = 20) -> Tensor:
     k = min(k, len(z) - 1)
     if k < 2:
         return z.new_full((len(z),), torch.nan)
-    z = z.to(torch.promote_types(z.dtype, torch.float32))  # distances are not defined for half precision
+    z = full_precision(z)  # distances are not defined for half precision
     distances = torch.cdist(z, z, compute_mode="donot_use_mm_for_euclid_dist")
     r = distances.topk(k + 1, largest=False).values[:, 1:]  # the nearest row is the row itself
     return -k / torch.log(r / r[:, -1:] + SMALL).sum(-1)
@@ -326,7 +326,7 @@ class Dimensionality(Statistic):
             return
         lid = local_dimensionality(s.z.detach().flatten(1), self.k)
         usable = lid.isfinite() & (lid > 0)
-        self.total += lid[usable].sum()
+        self.total += torch.where(usable, lid, 0.0).sum()
         self.count += usable.sum()
         self.seen += 1
 

@@ -10,10 +10,12 @@ from torch import Tensor, nn
 
 from compensate.equation import Compensated, Weights
 from compensate.errors import InputError
+from compensate.forwards import full_precision
 from compensate.inference.statistics import recorded
 from compensate.methods.registry import method
 from compensate.methods.weighting import of_given
 from compensate.state import State
+from compensate.touched import present_rows
 
 __all__ = ["causal_logit"]
 
@@ -30,7 +32,7 @@ def dynamics(s: State) -> Tensor:
     Losses are shown as log(1 + l): a loss may be as large as a logit.
     """
     with torch.no_grad():
-        logp = s.u.detach().to(torch.promote_types(s.u.dtype, torch.float32)).log_softmax(-1)
+        logp = full_precision(s.u.detach()).log_softmax(-1)
         p = logp.exp()
         given = of_given(s, p)
         loss = torch.log1p(-of_given(s, logp))
@@ -45,7 +47,7 @@ def dynamics(s: State) -> Tensor:
 
 def _class_means(s: State, values: Tensor) -> tuple[Tensor, Tensor]:
     """(B,) the mean over the batch of the samples with the same label, and their share in the batch."""
-    distinct, which = s.labels.unique(return_inverse=True)
+    distinct, which = present_rows(s.labels, s.u.shape[-1])
     counts = s.valid.to(values.dtype)
     size = values.new_zeros(len(distinct)).index_add_(0, which, counts)
     total = values.new_zeros(len(distinct)).index_add_(0, which, values * counts)
