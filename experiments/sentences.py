@@ -275,6 +275,7 @@ def _command(found: Sentences) -> str:
     more = f" --limit {limit}" if limit != usual else ""
     more += f" --seeds {found.seeds}" if found.seeds != 3 else ""
     more += f" --top {len(found.top)}" if len(found.top) != 20 else ""
+    more += "".join(f" --set hyper.{name}={value}" for name, value in (found.config.get("hyper") or {}).items())
     return f"python -m experiments sentences {found.data}{more} -o results/sentences/{found.data}.json"
 
 
