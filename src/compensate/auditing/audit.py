@@ -14,8 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 from compensate.auditing.corrections import Correction
 from compensate.auditing.decisions import decided_labels
 from compensate.auditing.fitted import StoredLearner
-from compensate.auditing.folds import FOLDS, assign_folds
-from compensate.auditing.learners import judge_view
+from compensate.auditing.folds import FOLDS, assign_folds, draws
+from compensate.auditing.learners import judge_divisions
 from compensate.auditing.noise_model import BY_CHANCE, Verdict, after_decisions, judge, pool, shares
 from compensate.auditing.result import Audit
 from compensate.auditing.scorer import Scorer
@@ -164,8 +164,9 @@ def audit(
     else:
         views = None
         notes = (*notes, *unused_encoder(encoder, "the samples of a model without crossfit"))
-    folds = assign_folds(given_labels, None if views is None else views.keys, seed=seed)
-    log_p, transition, fitted = _judged(views, given_labels, folds, known.num_classes, trusted, seed, progress)
+    keys = None if views is None else views.keys
+    divisions = [assign_folds(given_labels, keys, seed=seed, draw=k) for k in range(draws(len(rows)))]
+    log_p, transition, fitted = _judged(views, given_labels, divisions, known.num_classes, trusted, seed, progress)
     config: dict[str, Any] = {"seed": seed, "folds": FOLDS, **({} if views is None else views.about)}
     trained = None
     if model is not None or tunable is not None:
@@ -174,7 +175,7 @@ def audit(
         training |= {
             "device": device, "seed": seed, "run_folder": run_folder, "resume": resume, "progress": progress,
         }  # fmt: skip
-        parts = folds if crossfit else None
+        parts = divisions[0] if crossfit else None
         if tunable is not None:
             trained = judge_by_finetuning(known, given_labels, tunable, parts, **training)
             log_p[f"{tunable.name}, fine-tuned"] = trained.log_p
@@ -269,7 +270,7 @@ def _check_training(
 def _judged(
     views: FeatureViews | None,
     labels: NDArray[np.int64],
-    folds: NDArray[np.int64],
+    divisions: list[NDArray[np.int64]],
     classes: int,
     trusted: NDArray[np.bool_] | None,
     seed: int,
@@ -284,7 +285,7 @@ def _judged(
     for k, view in enumerate(views.views):
         if progress is not None:
             progress("fitting", k, len(views.views))
-        found = judge_view(view, labels, folds, FOLDS, classes, trusted=trusted, seed=seed)
+        found = judge_divisions(view, labels, divisions, FOLDS, classes, trusted=trusted, seed=seed)
         models.append(found.models)
         log_p |= {f"{view.name}: {name}": values for name, values in found.log_p.items()}
         transitions.append(found.transition)

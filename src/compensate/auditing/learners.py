@@ -98,6 +98,7 @@ def judge_view(
     trusted: NDArray[np.bool_] | None = None,
     seed: int = 0,
     fitted: LinearFolds | None = None,
+    trees: int | None = None,
 ) -> Judged:
     """Out-of-fold predictions of all learners that suit the view.
 
@@ -107,10 +108,38 @@ def judge_view(
         folds: (N,) the fold in which each row is held out.
         trusted: (N,) labels that are known to be right: linear models learn from them without compensation.
         fitted: the linear models of this view, where many label sets are judged on it and every row has a label.
+        trees: their number where there are few rows; `TREES` by default.
     """
-    learned = fit_view(view, labels, folds, num_folds, num_classes, trusted=trusted, seed=seed, fitted=fitted)
+    learned = fit_view(
+        view, labels, folds, num_folds, num_classes, trusted=trusted, seed=seed, fitted=fitted, trees=trees
+    )
     log_p = {name: one.log_p(view.x, view.trees, folds) for name, one in learned.by_fold.items()}
     return Judged(log_p, learned.models, learned.transition, learned.decay)
+
+
+def judge_divisions(
+    view: View,
+    labels: Ints,
+    divisions: Sequence[Ints],
+    num_folds: int,
+    num_classes: int,
+    *,
+    trusted: NDArray[np.bool_] | None = None,
+    seed: int = 0,
+) -> Judged:
+    """As `judge_view`, for several divisions into folds: the mean of what each says. Trees are shared out among them.
+
+    What judges rows that are in no fold is of the first division.
+    """
+    trees = max(1, TREES // len(divisions))
+    found = [
+        judge_view(view, labels, folds, num_folds, num_classes, trusted=trusted, seed=seed + k, trees=trees)
+        for k, folds in enumerate(divisions)
+    ]
+    if len(found) == 1:
+        return found[0]
+    log_p = {name: softmax(np.mean([one.log_p[name] for one in found], 0))[1] for name in found[0].log_p}
+    return replace(found[0], log_p=log_p, transition=np.mean([one.transition for one in found], 0))
 
 
 @dataclass(eq=False)
@@ -140,13 +169,11 @@ def fit_view(
     trusted: NDArray[np.bool_] | None = None,
     seed: int = 0,
     fitted: LinearFolds | None = None,
+    trees: int | None = None,
     run: Execution = HERE,
     rows: int | None = None,
-    trees: int | None = None,
 ) -> Learned:
-    """All learners that suit the view; arguments as for `judge_view`, where to compute, how many rows are judged, if not these, and how
-    many trees a forest has at most.
-    """
+    """All learners that suit the view; arguments as for `judge_view`, where to compute, and how many rows are judged, if not these."""
     found = Learned()
     if fitted is None:
         fitted = LinearFolds(view.x, folds, num_folds, num_classes, labels >= 0, run)
@@ -159,9 +186,8 @@ def fit_view(
     else:
         found.by_fold["neighbors"], found.models["neighbors"] = _neighbors(fitted, labels, seed, rows or len(labels))
     if view.trees is not None:
-        found.by_fold["trees"] = ByFold(
-            Forests(view.trees, labels, folds, num_folds, num_classes, seed, trees or TREES)
-        )
+        most = TREES if trees is None else trees
+        found.by_fold["trees"] = ByFold(Forests(view.trees, labels, folds, num_folds, num_classes, seed, most))
         found.models["trees"] = _tree_model(view.trees, labels, num_classes, seed)
     return found
 

@@ -67,6 +67,10 @@ ROUNDS = 3
 ROOM = 4_000_000
 """Entries of predictions from which share and sharpness are estimated; of more rows a part is drawn."""
 
+ALIKE = 1.0
+"""Log likelihood within which shares fit alike, and the largest of them is taken. Models of a few hundred rows are nowhere surer than one minus
+the share of errors: to the likelihood, hard samples everywhere and errors everywhere are the same."""
+
 SIMPLER = 0.5
 """Log likelihood by which errors in one direction have to fit better than errors in all directions alike."""
 
@@ -349,13 +353,13 @@ def _contradictions(
             likelihood, sharpness = _profile(log_q, labels, d, run)
             k = int(likelihood.argmax())
             if np.isinf(best) or likelihood[k] > best + simpler:  # of two that fit alike, the simpler one
-                best, profile = float(likelihood[k]), likelihood
-                found = NoiseModel(float(SHARES[k]), float(sharpness[k]), d, ratios, -np.inf)
+                best, profile, sharp, way = float(likelihood[k]), likelihood, sharpness, d
             if SHARES[k] < 0.005:
                 break
             d = _directions(log_q, labels, d, SHARES[k], sharpness[k])
-    likely = SHARES[profile > profile.max() - 1.92]
-    return found, float(likely.min()), float(likely.max())
+    k = int(np.flatnonzero(profile >= best - ALIKE).max())
+    likely = SHARES[profile > best - 1.92]
+    return NoiseModel(float(SHARES[k]), float(sharp[k]), way, ratios, -np.inf), float(likely.min()), float(likely.max())
 
 
 def _profile(log_q: Floats, labels: Ints, directions: Floats, run: Execution) -> tuple[Floats, Floats]:

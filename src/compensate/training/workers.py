@@ -74,14 +74,23 @@ def side_by_side(
     yield from _here(work, jobs, count, lost)
 
 
+def _start_method() -> Any:
+    """Workers are forked off one process that has imported PyTorch and never used a GPU, where the system can fork."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, "sklearn.datasets"])
+    return context
+
+
 class _Worker:
     """A process that takes one job after another."""
 
     def __init__(self, work: Callable[..., Any]) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = _start_method()
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, work), daemon=True)
         with _environment(_ONE_THREAD):
+            self.process = context.Process(target=_serve, args=(theirs, work, dict(os.environ)), daemon=True)
             self.process.start()
         theirs.close()  # so that the pipe ends when the process does
         self.begun = False
@@ -151,8 +160,9 @@ class RemoteError(Exception):
     """Carries the stack trace of an error in a worker."""
 
 
-def _serve(pipe: Connection, work: Callable[..., Any]) -> None:
+def _serve(pipe: Connection, work: Callable[..., Any], environment: Mapping[str, str]) -> None:
     """In the worker: answers jobs until the pipe ends."""
+    os.environ.update(environment)  # the process that it was forked off may be older than some of it
     torch.set_num_threads(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
