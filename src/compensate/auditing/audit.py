@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from compensate.auditing.corrections import Correction
 from compensate.auditing.decisions import decided_labels
 from compensate.auditing.fitted import StoredLearner
-from compensate.auditing.folds import FOLDS, assign_folds, draws
+from compensate.auditing.folds import FOLDS, assign_folds, num_divisions
 from compensate.auditing.learners import judge_divisions
 from compensate.auditing.noise_model import BY_CHANCE, Verdict, after_decisions, judge, pool, shares
 from compensate.auditing.result import Audit
@@ -165,7 +165,7 @@ def audit(
         views = None
         notes = (*notes, *unused_encoder(encoder, "the samples of a model without crossfit"))
     keys = None if views is None else views.keys
-    divisions = [assign_folds(given_labels, keys, seed=seed, draw=k) for k in range(draws(len(rows)))]
+    divisions = [assign_folds(given_labels, keys, seed=seed, draw=k) for k in range(num_divisions(len(rows)))]
     log_p, transition, fitted = _judged(views, given_labels, divisions, known.num_classes, trusted, seed, progress)
     config: dict[str, Any] = {"seed": seed, "folds": FOLDS, **({} if views is None else views.about)}
     trained = None

@@ -38,10 +38,10 @@ def content_keys(samples: Any) -> NDArray[np.int64] | None:
     return None
 
 
-def draws(rows: int) -> int:
+def num_divisions(rows: int) -> int:
     """How often so many rows are divided into folds.
 
-    >>> draws(569), draws(60_000)
+    >>> num_divisions(569), num_divisions(60_000)
     (4, 1)
     """
     return REPEATS if rows <= FEW else 1
