@@ -23,7 +23,7 @@ from compensate import METHODS, Compensated
 from compensate.methods.registry import Method
 from compensate.models.small import MLP
 
-BATCH, CLASSES, SAMPLES, FEATURES, STEPS = 128, 10, 50_000, 32, 50
+BATCH, CLASSES, SAMPLES, FEATURES, STEPS = 128, 10, 50_000, 32, 26
 WAITING = ("_local_scalar_dense", "nonzero", "unique", "_unique", "is_nonzero", "equal", "masked_select", "bincount")
 """Operations whose result the host has to wait for, or whose shape depends on values."""
 

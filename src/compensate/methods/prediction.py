@@ -119,9 +119,7 @@ class OverParameterized(Statistic):
             return noise.scatter_(1, s.labels[:, None], mu.square().clamp_(max=1))
         return (mu.square() * s.y).clamp(max=1) - (nu.square() * (1 - s.y)).clamp(max=1)
 
-    def _step(
-        self, s: State, index: Tensor, mu: Tensor, nu: Tensor, noise: Tensor, r: Tensor, total: Tensor
-    ) -> None:
+    def _step(self, s: State, index: Tensor, mu: Tensor, nu: Tensor, noise: Tensor, r: Tensor, total: Tensor) -> None:
         r"""One step of the rows of the batch, down the derivatives in closed form.
 
         .. math:: \frac{\partial}{\partial \mu} = 2 \mu \sum_c y_c \Bigl( \frac1S - \frac{y_c}{r_c} + 2 e_c \Bigr), \qquad
