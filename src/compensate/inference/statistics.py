@@ -126,8 +126,8 @@ class _Waiting:
 class Visits(NamedTuple):
     """What a record is told of some samples."""
 
-    index: Tensor
-    """(n,) their rows."""
+    rows: Tensor
+    """(n,) where they are in the record."""
     u: Tensor
     """(n, C) their logits."""
     labels: Tensor
@@ -350,7 +350,7 @@ class Evidence(Statistic):
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         self.settle()
-        return super()._apply(*args, **kwargs)
+        return super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def _save_to_state_dict(self, *args: Any) -> None:
         self.settle()

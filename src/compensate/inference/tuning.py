@@ -188,9 +188,9 @@ class Top(Statistic):
                 return now
             known = self.last.isfinite()
             return torch.where(known.any(), _kth_largest(self.last, known, pro), now)
-        known = self.last.isfinite() if self.over == "epoch" else None
-        if known is not None and bool(known.any()):
-            pool = self.last[known]
+        past = self.last[self.last.isfinite()] if self.over == "epoch" else None
+        if past is not None and len(past):
+            pool = past
         elif not s.complete:
             pool = pool[s.valid]
         k = int(pro * len(pool) / 100)
