@@ -54,11 +54,11 @@ def calls(batch: int, classes: int, *, repeats: int, compiled: bool = True) -> l
             if mode == "compiled" and not compiled:
                 continue
             criterion.record, criterion.check = full if record else None, check  # type: ignore[assignment]
-            ours, theirs = _steps(criterion, u, y, index), _backward(F.cross_entropy, u, y)
+            ours, theirs = _steps(criterion, u, y, index), both_ways(F.cross_entropy, u, y)
             if mode == "compiled":
-                torch._dynamo.reset()
+                torch.compiler.reset()
                 ours = _steps(torch.compile(criterion, fullgraph=True), u, y, index)
-                theirs = _backward(torch.compile(F.cross_entropy, fullgraph=True), u, y)
+                theirs = both_ways(torch.compile(F.cross_entropy, fullgraph=True), u, y)
             times = alternate(ours, theirs, repeats=repeats)
             how = "compiled" if mode == "compiled" else f"checks {mode}"
             what = f"{name}, B={batch}, C={classes}, {how}{', with record' if record else ''}"
@@ -82,12 +82,12 @@ def rows_of_classes(*, repeats: int) -> list[Ratio]:
     made = {"elr": (elr, 3.5), "sop": (sop, 5.0)}
     return [
         Ratio(f"{name}, B=1024, C=1000, checks on, with record", "cross entropy", *alternate(
-            _steps(build(num_samples=SAMPLES, num_classes=1000), u, y, index), _backward(F.cross_entropy, u, y), repeats=repeats), bar)
+            _steps(build(num_samples=SAMPLES, num_classes=1000), u, y, index), both_ways(F.cross_entropy, u, y), repeats=repeats), bar)
         for name, (build, bar) in made.items()
     ]  # fmt: skip
 
 
-def _backward(loss: Callable[..., Tensor], *batch: Tensor) -> Callable[[], None]:
+def both_ways(loss: Callable[..., Tensor], *batch: Tensor) -> Callable[[], None]:
     return lambda: loss(*batch).backward()
 
 

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from benchmarks.criterion import _backward
+from benchmarks.criterion import both_ways
 from benchmarks.measure import Ratio, options, report
 from benchmarks.measure import alternate as in_turns
 from compensate.methods import gated_category, logcomp, mixcomp
@@ -39,7 +39,11 @@ def calls(shape: tuple[int, ...], *, repeats: int) -> list[Ratio]:
     ratios = []
     for name, criterion in made.items():
         labels = y.clamp(max=classes - 2) if name == "gated_category" else y
-        times = alternate(_backward(criterion, u, labels, index), _backward(F.cross_entropy, u, y), repeats=repeats)
+        times = alternate(
+            both_ways(criterion, u, labels, index),
+            both_ways(F.cross_entropy, u, y),
+            repeats=repeats,
+        )
         bar = BAR if name == "logcomp, no record" else None
         ratios.append(Ratio(f"{name}, {'x'.join(map(str, shape))}", "cross entropy", *times, bar))
     return ratios

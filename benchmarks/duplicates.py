@@ -31,7 +31,7 @@ from PIL import Image
 from compensate import __version__
 from compensate.auditing.issues.duplicates import SIMILAR_IMAGES, SIMILAR_TEXTS
 from compensate.auditing.issues.image_copies import grey, image_pairs
-from compensate.auditing.issues.samples import outliers
+from compensate.auditing.issues.samples import oddity, outliers
 from compensate.auditing.issues.text_copies import text_pairs
 from compensate.data import load
 from compensate.files import write_atomically
@@ -254,13 +254,8 @@ def planted_outliers(name: str, seed: int, data_dir: Path) -> dict[str, Any]:
         table = ((table - table.mean(0)) / np.maximum(table.std(0), 1e-9)).astype(np.float32)
         far = table[rng.integers(0, len(table), 15)] * rng.choice([-3, 3], size=(15, table.shape[1]))
         vectors, odd = np.concatenate([table, far]).astype(np.float32), np.arange(len(table) + 15) >= len(table)
-    score = np.zeros(len(vectors))
-    flags = np.zeros(len(vectors), bool)
-    from compensate.auditing.issues.neighbors import nearest
-
-    score[:] = nearest(vectors, 10)[1].mean(1)
-    for i, _, _ in outliers(vectors):
-        flags[i] = True
+    score = oddity(vectors)[0]
+    flags = np.isin(np.arange(len(vectors)), [i for i, _, _ in outliers(vectors)])
     lab = Datalab({"id": list(range(len(vectors)))})
     lab.find_issues(features=vectors, issue_types={"outlier": {}})
     theirs = lab.get_issues("outlier")
@@ -340,7 +335,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--data-dir", type=Path, default=Path("data"))
     parser.add_argument("--show", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="the same as --show")
     chosen = parser.parse_args()
-    if not chosen.show:
+    if not (chosen.show or chosen.quick):
         run(chosen.data_dir)
     print(table())

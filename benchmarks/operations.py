@@ -9,7 +9,6 @@ tensor) raises an error.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -18,8 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.measure import Ratio, options, report
-from compensate import METHODS, Compensated
+from compensate import Compensated
 from compensate.methods.registry import Method
 from compensate.models.small import MLP
 

@@ -19,12 +19,12 @@ from compensate.auditing.page import (
     ClassCount,
     Content,
     Estimate,
-    Evidence,
     Example,
     Histogram,
     Item,
     Kind,
     Page,
+    Provenance,
     thumbnail,
     write_page,
 )
@@ -163,7 +163,7 @@ def _page(
             for k in range(c)
         ),
         scores=_histogram(p, flagged, np.linspace(0, 1, 21), 0.5),
-        evidence=Evidence((("samples: neighbors", 1.0),), float((votes.argmax(1) == given).mean())),
+        evidence=Provenance((("samples: neighbors", 1.0),), float((votes.argmax(1) == given).mean())),
         command=f"compensate apply {title} corrections.csv -o {Path(title).stem}.fixed.csv",
     )
 

@@ -23,7 +23,7 @@ from compensate.training.fitting import fit
 from compensate.training.run import Result
 from compensate.training.samples import Samples
 from experiments.archive import Archive
-from experiments.report import table_lines
+from experiments.comparing import table_lines
 
 SEEDS = (100, 101, 102)
 """The reports use 0, 1, 2, ..."""
@@ -101,20 +101,31 @@ def classifier_rate(setting: Setting, seed: int) -> float:
 
 
 def outlying_points(setting: Setting, seed: int) -> float:
-    """Minus the error in the motion that `RobustICP` finds between drawn clouds with 10, 20 and 40 % of outliers."""
+    """Minus the mean error, in degrees, of the turn that `RobustICP` finds between drawn outlines, 10, 20 and 40 % of the points clutter."""
     from compensate.estimators import RobustICP
 
     rng = np.random.default_rng(seed)
     errors = []
-    for share in (0.1, 0.2, 0.4):
-        angle = rng.uniform(-0.3, 0.3)
+    for share in (0.1, 0.2, 0.4) * 3:
+        lobes = rng.uniform(0.1, 0.3, 2)
+        source, target = (_outline(rng, points, lobes) for points in (300, 1200))
+        source += rng.normal(size=source.shape) * 0.01
+        clutter = rng.random(len(source)) < share
+        source[clutter] = rng.uniform(-0.8, 0.8, (clutter.sum(), 2)) + np.array([2.0, 0.0])
+        angle = rng.uniform(-0.5, 0.5)
         turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
-        source = rng.normal(size=(300, 2)) * (1.0, 0.5)
-        target = source @ turn.T + rng.normal(size=2) * 0.1 + rng.normal(size=source.shape) * 0.01
-        outliers = rng.random(300) < share
-        source[outliers] += rng.normal(size=(outliers.sum(), 2)) + np.array([1.0, 0.0])
-        errors.append(np.abs(RobustICP(random_state=seed, **setting).fit(source, target).rotation_ - turn).max())
+        found = (
+            RobustICP(random_state=seed, **setting).fit((source - rng.uniform(-0.3, 0.3, 2)) @ turn, target).rotation_
+        )
+        errors.append(np.degrees(np.arccos(np.clip(np.trace(turn.T @ found) / 2, -1, 1))))
     return -float(np.mean(errors))
+
+
+def _outline(rng: np.random.Generator, points: int, lobes: np.ndarray) -> np.ndarray:
+    """Points of a closed curve whose lobes make every turn visible."""
+    angle = rng.uniform(0, 2 * np.pi, points)
+    radius = 1 + lobes[0] * np.cos(2 * angle) + lobes[1] * np.sin(3 * angle)
+    return radius[:, None] * np.column_stack([np.cos(angle), np.sin(angle)])
 
 
 def _each(name: str, values: Sequence[Any], **fixed: Any) -> list[dict[str, Any]]:
@@ -125,22 +136,22 @@ CLEAN: dict[str, Any] = {"clean": 0.02, "epochs": 20}
 """Of the methods that learn from clean data; an epoch of theirs costs three."""
 
 STUDIES: dict[str, Study] = {
-    "deep_self_learning": Study(_each("start", (1, 3, 5, 10)), partial(noisy_labels, "deep_self_learning"), "40 % wrong labels"),
+    "deep_self_learning": Study(_each("start", (3, 1, 5, 10)), partial(noisy_labels, "deep_self_learning"), "40 % wrong labels"),
     "meta_label": Study(_each("lr", (20.0, 5.0, 50.0, 100.0)), partial(noisy_labels, "meta_label", **CLEAN), "40 % wrong labels"),
     "meta_logit": Study(_each("lr", (100.0, 30.0, 300.0, 1000.0)), partial(noisy_labels, "meta_logit", **CLEAN), "40 % wrong labels"),
     "meta_loss": Study(_each("lr", (100.0, 30.0, 300.0, 1000.0)), partial(noisy_labels, "meta_loss", **CLEAN), "40 % wrong labels"),
     "ldam": Study([{}, *_each("max_margin", (0.25, 1.0, 2.0, 4.0))], partial(skewed_classes, "ldam"), "skewed classes"),
-    "isda": Study([{}, *_each("lam", (0.0, 0.1, 0.25, 1.0, 2.0))], partial(skewed_classes, "isda"), "skewed classes"),
-    "category_logit": Study([{}, {"lr": 0.0}, {"lr": 1.0}, {"lam": 0.01}, {"lam": 1.0}], partial(skewed_classes, "category_logit"), "skewed classes"),
+    "isda": Study([{}, *_each("lam", (0.0, 0.1, 0.25))], partial(skewed_classes, "isda"), "skewed classes"),
+    "category_logit": Study([{}, {"lr": 0.0}, {"lr": 1.0}, {"lam": 0.01}], partial(skewed_classes, "category_logit"), "skewed classes"),
     "universal_at": Study(
-        [{"eps": 0.2, "step_size": s, "bounds": (0.0, 1.0)} for s in (0.04, 0.01, 0.1, 0.2)],
+        [{"eps": 0.2, "step_size": s, "bounds": (0.0, 1.0)} for s in (0.04, 0.2)],
         partial(moved_inputs, "universal_at"), "one perturbation for all",
     ),
     "base under one perturbation": Study([{}], partial(moved_inputs, "base"), "one perturbation for all"),
     "base on skewed classes": Study([{}], partial(skewed_classes, "base"), "skewed classes"),
     "base under wrong labels": Study([{}], partial(noisy_labels, "base"), "40 % wrong labels"),
     "CompensatedClassifier": Study([{}, *_each("lr", (0.001, 0.003, 0.01, 0.03, 0.1))], classifier_rate, "20 % wrong labels, three tables"),
-    "RobustICP": Study(_each("spread", (2.5, 1.5, 2.0, 3.0, 4.0)), outlying_points, "minus the error of the motion"),
+    "RobustICP": Study(_each("spread", (2.5, 1.5, 2.0, 3.0, 4.0, 6.0)), outlying_points, "minus the error of the turn, degrees"),
 }  # fmt: skip
 
 
@@ -209,6 +220,8 @@ def sections(results: Path) -> list[str]:
     said = (
         f"`python -m experiments choices`: candidates on held-out parts of digits (and of three tables, and of drawn point clouds), seeds "
         f"{SEEDS[0]} to {SEEDS[-1]}, which no report uses; no test data. The first setting is the library's default; another takes its place only if "
-        "it is ahead by more than one standard error."
+        "it is ahead by more than one standard error. One choice was not taken over: on these three tables `CompensatedClassifier` does best with a "
+        "learning rate of 0.001 to 0.003, and its own rule gives more to short trainings; with rates that low, trainings of ten epochs on small "
+        "tables learned next to nothing with some methods (`arcface`, `mixcomp` with several labels). Give `lr=0.003` where there are hundreds of steps."
     )
     return ["## Defaults of single methods", said, table_lines(rows)]

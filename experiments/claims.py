@@ -32,10 +32,11 @@ class Verdict:
 NOT_RUN = Verdict("not run here", "")
 
 
-def judged(gaps: Gaps, *, every: bool = False, digits: int = 1) -> Verdict:
+def judged(gaps: Gaps, *, every: bool = False, alone: bool = False, digits: int = 1) -> Verdict:
     """Of differences that a claim says are positive: over all columns together, and each by itself.
 
-    With `every`, it holds only if no column goes the other way.
+    Columns with one seed are shown and not judged, unless there are no others. With `every`, it holds only if no column goes the other way;
+    with `alone`, for differences that have no common mean, only if each holds by itself.
 
     >>> judged([("20 %", (1.0, 1.2, 1.1)), ("30 %", (2.0, 2.2, 1.9))]).answer
     'holds'
@@ -45,13 +46,18 @@ def judged(gaps: Gaps, *, every: bool = False, digits: int = 1) -> Verdict:
     if not gaps:
         return NOT_RUN
     said = "; ".join(f"{name}: {_shown(each, digits)}" for name, each in gaps)
-    seeds = min(len(each) for _, each in gaps)
-    if seeds < 2:
+    gaps = [(name, each) for name, each in gaps if len(each) > 1]
+    if not gaps:
         return Verdict("one seed", said)
+    if alone:
+        ends = [paired(each)[1:] for _, each in gaps]
+        wrong, right = any(high < 0 for _, high in ends), all(low > 0 for low, _ in ends)
+        return Verdict("does not hold" if wrong else "holds" if right else "level", said)
+    seeds = min(len(each) for _, each in gaps)
     _, low, high = paired(list(np.mean([each[:seeds] for _, each in gaps], axis=0)))
     if len(gaps) > 1:
         said = f"together {_shown(tuple(np.mean([each[:seeds] for _, each in gaps], axis=0)), digits)}; {said}"
-    below = [name for name, each in gaps if len(each) > 1 and paired(each)[2] < 0]
+    below = [name for name, each in gaps if paired(each)[2] < 0]
     if high < 0 or (below and low <= 0):
         return Verdict("does not hold", said)
     against = every and any(np.mean(each) <= 0 for _, each in gaps)
@@ -142,7 +148,7 @@ def _trade_off(tables: Tables) -> Verdict:
             sign = -1 if row == "mixcomp-clean" else 1
             change = "loss of" if sign < 0 else "gain of"
             gaps.append((f"{change} {row}", tuple(sign * (y - x) for x, y in zip(a.each, b.each, strict=False))))
-    return judged(gaps)
+    return judged(gaps, alone=True)
 
 
 def _slower(tables: Tables) -> Verdict:

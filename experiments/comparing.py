@@ -66,7 +66,10 @@ class Comparison:
 
     @classmethod
     def of(cls, table: Published, cells: Sequence[Cell], archive: Archive) -> Comparison:
-        """Of the cells that are finished; a cell counts once its first seed is."""
+        """Of the cells that are finished: a cell counts once its first seed is, a column once plain training is, where a table has it.
+
+        Tables share runs, and a run of one would else begin a column of another.
+        """
         found: dict[tuple[str, int], list[Record]] = {}
         hyper: dict[str, Mapping[str, Any]] = {}
         for cell in cells:
@@ -77,6 +80,8 @@ class Comparison:
                 if cell.attacked and "adversarial" in record:
                     for radius in record["adversarial"]:
                         found.setdefault((f"mixcomp-adversarial at {radius}", cell.column), []).append(record)
+        if any(row == "base" for row, _ in found):
+            found = {(row, column): records for (row, column), records in found.items() if ("base", column) in found}
         of: dict[str, Callable[[Record], Any]] = {
             "ours": lambda r: r["last"]["test_accuracy"],
             "best": lambda r: r["best"]["test_accuracy"],
@@ -164,9 +169,23 @@ def write(found: Comparison, path: Path) -> None:
 
 def markdown(found: Comparison) -> str:
     """A Markdown table."""
-    head, *body = lines(found)
-    rows = [head, ["---"] * len(head), *body]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
+    return table_lines(lines(found)) + "\n"
+
+
+def words(hyper: Mapping[str, Any], between: str = "=", digits: int = 6) -> str:
+    """Hyper-parameters as text.
+
+    >>> words({"pro": 45.0, "floor": "none"})
+    'pro=45, floor=none'
+    """
+    number = f".{digits}g"
+    return ", ".join(f"{k}{between}{v if isinstance(v, str) else format(v, number)}" for k, v in hyper.items())
+
+
+def table_lines(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of text, the head first, as a Markdown table."""
+    head, *body = rows
+    return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *body])
 
 
 def comma_separated(found: Comparison) -> str:

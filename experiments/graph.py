@@ -18,7 +18,7 @@ from compensate.data.seeding import generator
 from compensate.files import make_folder, write_atomically
 from compensate.models import GCN
 from compensate.terms import L1, Between, EdgeRecord, Edges
-from experiments.report import table_lines
+from experiments.comparing import table_lines
 
 
 @dataclass(frozen=True)

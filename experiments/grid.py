@@ -18,7 +18,7 @@ from compensate.errors import InputError
 from compensate.files import make_folder, write_atomically
 from compensate.training.config import Config
 from compensate.training.evaluation import BATCH
-from compensate.training.preparation import prepare
+from compensate.training.preparation import prepare_run
 from compensate.training.run import load_model
 from compensate.training.samples import Samples
 from compensate.training.tuning import LAST
@@ -65,7 +65,7 @@ def work(config: Config, attacked: bool, runs: Path, data_dir: Path | None) -> t
         history = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
         more: dict[str, Any] = {}
         if attacked:
-            prepared = prepare(config, data_dir=data_dir)
+            prepared = prepare_run(config, data_dir=data_dir)
             assert prepared.test is not None
             model = load_model(folder, prepared)
             more["adversarial"] = {f"{255 * e:g}/255": adversarial_accuracy(model, prepared.test, e) for e in ATTACKS}

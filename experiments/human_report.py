@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from experiments.comparing import table_lines
 from experiments.human import CLEANED, FEATURES, REVIEWED, ROBUST, accuracies, gain
-from experiments.report import table_lines
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,6 +23,11 @@ def sections(results: Path) -> list[str]:
         return []
     picture = "![Accuracy by the number of labels that a person read.](img/human-errors.png)"
     return ["## Errors that people made", markdown(results), picture]
+
+
+def trained_on_people(results: Path) -> dict[str, dict[int, float]]:
+    """Test accuracy by seed of each method on an encoder's features and the labels as given; nothing where nothing is stored."""
+    return {m: each for (m, labels), each in accuracies(results, "encoder").items() if labels == "given"}
 
 
 def in_a_line(results: Path) -> list[str]:

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from compensate.files import write_atomically
-from experiments import choices, defaults, graph, human_report
-from experiments.report import sections, table_lines, trained_tables
+from experiments import choices, defaults, explained, graph, human_report
+from experiments.archive import Archive
+from experiments.comparing import table_lines, words
+from experiments.report import sections, trained_tables
 from experiments.summary import drawn, summary
 
 _TITLES = {
@@ -34,11 +36,21 @@ def percent(value: tuple[float, float] | list[float]) -> str:
 
 def results_page(results: Path) -> str:
     """The whole page as Markdown."""
+    tables = trained_tables(results / "reproduce")
     parts = [
         "# Results",
         "Made from the files in `results/` by `make docs`; every figure is stored there with its seeds and settings. Accuracy is "
         "on clean test data, in percent, mean ± deviation over seeds.",
-        *summary(trained_tables(results / "reproduce"), human_report.in_a_line(results / "human")),
+        *summary(
+            tables,
+            human_report.trained_on_people(results / "human"),
+            [
+                *human_report.in_a_line(results / "human"),
+                *defaults.in_a_line(results / "defaults"),
+                *explained.in_a_line(tables),
+            ],
+            cost(results),
+        ),
         *human_report.sections(results / "human"),
         *defaults.sections(results / "defaults"),
         *choices.sections(results / "defaults"),
@@ -50,6 +62,12 @@ def results_page(results: Path) -> str:
         *_runs(sorted((results / "train").glob("*.json"))),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def cost(results: Path) -> tuple[int, float]:
+    """Stored runs, and the hours that they took."""
+    records = [record for path in sorted(results.glob("*/*.jsonl")) for record in Archive(path)]
+    return len(records), sum(float(record.get("seconds", 0.0)) for record in records) / 3600
 
 
 def _demo(path: Path) -> list[str]:
@@ -67,7 +85,7 @@ def _comparison(path: Path) -> list[str]:
         difference = row.get("difference")
         cell = "" if difference is None else "{:+.1f} ({:+.1f} to {:+.1f})".format(*(100 * v for v in difference))
         hyper = next(run["hyper"] for run in runs if run["method"] == row["method"])
-        name = row["method"] + (f" ({', '.join(f'{k}={v:g}' for k, v in hyper.items())})" if hyper else "")
+        name = row["method"] + (f" ({words(hyper)})" if hyper else "")
         rows.append([name, percent(row["last"]), percent(row["best"]), cell])
     seeds = len({run["seed"] for run in runs})
     what = _words(common["noise"], common["imbalance"])
@@ -93,9 +111,7 @@ def _search(path: Path) -> list[str]:
     numbers = {**found["peers"], **{row["cell"]: row["hyper"] for row in found["best"]}}
     lines = [["%", "last epoch", *(f"minus {peer} (95 %)" for peer in by_peer)]]
     for method, row in next(iter(by_peer.values())).items():
-        name = method + (
-            f" ({', '.join(f'{k}={v:.3g}' for k, v in numbers[method].items())})" if numbers[method] else ""
-        )
+        name = method + (f" ({words(numbers[method], digits=3)})" if numbers[method] else "")
         lines.append(
             [name, percent(row["last"]), *(_interval(rows[method]["difference"]) for rows in by_peer.values())]
         )

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from experiments.archive import Archive
 from experiments.claims import CLAIMS
-from experiments.comparing import Comparison, Value, markdown, stored_choice
+from experiments.comparing import Comparison, Value, markdown, stored_choice, table_lines, words
+from experiments.explained import explained
 from experiments.protocols import PROTOCOLS, Scale, cells
-from experiments.tables import Published, every
+from experiments.tables import Published, every, published
 
 _SAID = {
     "cifar10": "5,000 training images averaged to 16 x 16 pixels, no augmentation, 4,000 test images, ResNet-8",
@@ -18,9 +19,6 @@ _SAID = {
     "sst2": "the 6,920 training sentences, BiLSTM with attention of 50 units, GloVe 100-d",
     "imdb": "2,000 reviews cut after 200 words, 2,000 test reviews, BiLSTM with attention of 32 units, GloVe 100-d",
 }
-
-
-_ABLATIONS = ("table-3-mixcomp-ablation-cifar10", "table-10-mixcomp-ablation-imdb")
 
 
 def comparison(table: Published, results: Path, scale: Scale) -> Comparison | None:
@@ -62,7 +60,8 @@ def sections(results: Path, scale: Scale = "small") -> list[str]:
     parts += [
         "## What the paper claims",
         _claims(tables),
-        *_explained(tables),
+        *explained(tables),
+        *_missing(tables, scale),
         *_choices(results, tables.values(), scale),
         *_cost(results),
     ]
@@ -75,7 +74,7 @@ def _table(found: Comparison, scale: Scale) -> list[str]:
     runs = sum(len(v.each) for v in found.ours.values())
     seconds = sum(v.mean * len(v.each) for v in found.seconds.values())
     said = (
-        f"`python -m experiments reproduce {table.id} --scale {scale}`: {_SAID[table.dataset]}; "
+        f"`python -m experiments reproduce {table.id} --scale {scale}`: {_said(table)}; "
         f"{runs} figures from {seconds / 3600:.1f} hours of training on one core."
     )
     parts = [head, said, markdown(found).strip()]
@@ -84,6 +83,11 @@ def _table(found: Comparison, scale: Scale) -> list[str]:
         title = "Share of the wrong training labels that the model gives back at the end (100: all learned by heart):"
         parts += _beside(found, title, found.fitted, 0)
     return parts
+
+
+def _said(table: Published) -> str:
+    said = _SAID[table.dataset]
+    return said.replace("no augmentation", "crops and flips") if table.fixed.get("augment") == "crop-flip" else said
 
 
 def _beside(found: Comparison, title: str, values: Mapping[tuple[str, int], Value], digits: int) -> list[str]:
@@ -104,37 +108,26 @@ def _claims(tables: dict[str, Comparison]) -> str:
     return table_lines(rows)
 
 
-def _explained(tables: dict[str, Comparison]) -> list[str]:
-    """Where the order is not the paper's: why, as far as we know, and what mends it."""
-    attacked = _columns(
-        [tables[i] for i in ("table-1-cifar10",) if i in tables], ("base", "pgd-at", "mixcomp", "logcomp")
+def _missing(tables: Mapping[str, Comparison], scale: Scale) -> list[str]:
+    """The paper's cells that have no run or one seed, by table, so that nobody takes a gap for a result."""
+    rows = [["table", "columns without a run", "rows without a run in the other columns", "one or two seeds only"]]
+    for table in published().values():
+        found = tables.get(table.id)
+        if found is None:
+            said = "all: the images are not to be had here" if table.dataset == "cifar100" else "all"
+            rows.append([table.id, said, "", ""])
+            continue
+        every_row = dict.fromkeys(row for row in table.rows if not row.endswith("-adversarial"))
+        columns = [table.column_name(c) for c in range(len(table.columns)) if c not in found.columns]
+        absent = [r for r in every_row if not any((r, c) in found.ours for c in found.columns)]
+        few = [f"{r}, {table.column_name(c)}" for (r, c), v in found.ours.items() if r in every_row and len(v.each) < 3]
+        if columns or absent or few:
+            rows.append([table.id, ", ".join(columns), ", ".join(absent), "; ".join(few)])
+    said = (
+        "Two cores and a few hours did not do for these. `python -m experiments reproduce TABLE` goes on where it was, and `--columns` and `--only` name the "
+        "cells to train."
     )
-    first = (
-        "In the paper adversarial training lowers accuracy on CIFAR; here, with the radius that the search chose (1/255, the smallest), "
-        "it raises it, without noise too, and is level with MixComp under noise. We think that is because 5,000 images are trained on "
-        "without augmentation, so that any perturbation of the input helps; runs with augmentation were not made."
-    )
-    texts = [found for found in tables.values() if found.table.id not in _ABLATIONS]
-    grown = _columns(texts, ("base", "mixcomp", "mixcomp-warmup", "logcomp"))
-    second = (
-        "MixComp as the paper has it compensates the worst fitting samples of a batch from the first step on. The ResNet bears that; "
-        "the small BiLSTM is at 69 % after its first epoch (seed 0, no noise) where cross entropy is at 82 %, makes up for it slowly, "
-        "and differs much from seed to seed. The search, on one seed at 20 % noise, did not see it. A bound that grows from zero "
-        "(`mixcomp(warmup=(0.1, 0.4))`, all else as chosen; the interval was not tuned on these seeds) mends it:"
-    )
-    parts = ["### Where adversarial training comes out ahead", first, attacked] if attacked else []
-    return parts + (["### Where MixComp falls behind, and what mends it", second, grown] if grown else [])
-
-
-def _columns(tables: Iterable[Comparison], rows: Sequence[str]) -> str:
-    """Some rows side by side, a line for each column that has them all; nothing if none has."""
-    lines = [["table", "column", *rows]]
-    for found in tables:
-        for c in found.columns:
-            values = [found.ours.get((row, c)) for row in rows]
-            if all(values):
-                lines.append([found.table.id, found.table.column_name(c), *map(str, values)])
-    return table_lines(lines) if len(lines) > 1 else ""
+    return ["### What was not run", said, table_lines(rows)] if len(rows) > 1 else []
 
 
 def _choices(results: Path, tables: Iterable[Comparison], scale: Scale) -> list[str]:
@@ -143,7 +136,7 @@ def _choices(results: Path, tables: Iterable[Comparison], scale: Scale) -> list[
         path = results / f"{dataset}-{scale}-chosen.json"
         for method, found in json.loads(path.read_text(encoding="utf-8")).items():
             trials = [f"{100 * t['validation']:.1f}" for t in found["trials"]]
-            hyper = ", ".join(f"{k} = {v:.4g}" for k, v in found["chosen"].items())
+            hyper = words(found["chosen"], " = ", 4)
             rows.append([dataset, method, str(len(trials)), hyper, " ".join(trials)])
     said = (
         "The same number of trials for every method (`experiments/protocols.py` lists them), one noise level for each data set "
@@ -172,8 +165,3 @@ def _cost(results: Path) -> list[str]:
             ]
         )
     return ["### What the paper's own protocol would cost", stored["note"], table_lines(rows)]
-
-
-def table_lines(rows: list[list[str]]) -> str:
-    head, *body = rows
-    return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *body])

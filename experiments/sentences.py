@@ -176,8 +176,7 @@ def _first(data: Data, limit: int | None) -> Data:
 
 
 def _text(data: Data, row: int) -> str:
-    found = data.raw.iloc[row] if hasattr(data.raw, "iloc") else data.raw[row]
-    return str(found) if not hasattr(found, "get") else str(found.get(data.info.get("text"), found))
+    return str(data.raw[row] if data.table is None else data.table.iloc[row][data.info["text"]])
 
 
 def _letters(text: str) -> str:

@@ -181,7 +181,7 @@ def test_compiled_calls_are_one_graph_and_give_what_plain_calls_give(name: str) 
     plain = COMPILED[name]()
     plain.check = "off"
     traced = copy.deepcopy(plain)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     compiled = torch.compile(traced, fullgraph=True, backend="aot_eager")
     for seed in range(4):
         u, y, i = drawn(8, 5, torch.float32, seed, twice=seed == 1 and "logcomp" in name, ignored=seed == 2)

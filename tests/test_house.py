@@ -11,7 +11,7 @@ import compensate
 
 SOURCE = Path(compensate.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
-LONGEST = 600
+LONGEST = 650
 BRITISH = re.compile(
     r"(?i)colour|behaviour|neighbour|centre|labelled|catalogue|"
     r"(general|initial|maxim|minim|normal|optim|parameter|penal|random|regular|standard|summar|token)is(e|ing|ation)"
@@ -78,3 +78,21 @@ def test_the_page_of_the_architecture_names_every_room():
     assert not [room for room in sorted(rooms) if f"`{room}/`" not in page]
     files = {path.stem for path in SOURCE.glob("*.py")} - {"__init__", "__main__", "_version"}
     assert not [name for name in sorted(files) if f"`{name}.py`" not in page]
+
+
+def test_a_class_or_function_has_its_name_for_itself():
+    """A command has the name of what it runs, and its options those of what they set; everything else means one thing."""
+    places: dict[str, list[str]] = {}
+    defined: set[str] = set()
+    for module, tree in MODULES.items():
+        if module.startswith("compensate.commands."):
+            continue
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                defined.add(node.name)
+                places.setdefault(node.name, []).append(module)
+            elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                places.setdefault(node.targets[0].id, []).append(module)
+    assert len(defined) > 1000
+    twice = {name: where for name, where in places.items() if name in defined and len(where) > 1}
+    assert not {name: where for name, where in twice.items() if not name.startswith("_")}

@@ -20,7 +20,7 @@ from compensate import Compensated
 from compensate.errors import InputError
 from compensate.methods import logcomp
 from compensate.stores import Kept, Mapped, Packed, Sparse, Spec, choice, choose
-from compensate.stores.base import decode, encode
+from compensate.stores.base import pack_numbers, unpack_numbers
 from compensate.stores.sparse import ladder
 from compensate.terms import L1, L2, Adversarial, Sample
 from compensate.training import Config, checkpoint, fit
@@ -95,7 +95,9 @@ def test_numbers_are_rounded_as_torch_rounds_them(values):
     for kind in KINDS:
         expected = rounded(rows, kind)
         largest = torch.finfo(getattr(torch, kind)).max
-        np.testing.assert_array_equal(decode(encode(rows, kind), kind), np.clip(expected, -largest, largest))
+        np.testing.assert_array_equal(
+            unpack_numbers(pack_numbers(rows, kind), kind), np.clip(expected, -largest, largest)
+        )
 
 
 def test_a_row_that_widens_and_narrows_moves_from_slab_to_slab_and_gives_its_room_back():
@@ -243,7 +245,7 @@ def test_a_checkpoint_of_one_store_is_read_by_any_other(tmp_path, first, second)
 
     criterion, other = build("a"), build("b")
     trained(next(criterion.tables()))
-    checkpoint.save(tmp_path / "run", 3, {"criterion": criterion.state_dict()})
+    checkpoint.save_checkpoint(tmp_path / "run", 3, {"criterion": criterion.state_dict()})
     trained(next(other.tables()), seed=1)  # rows that the checkpoint does not have must go
     found = checkpoint.latest(tmp_path / "run")
     assert found is not None

@@ -14,13 +14,13 @@ from compensate.commands.terminal import console
 def choices(
     only: Annotated[str | None, o.option("Studies to run, separated by commas [default: all].")] = None,
     results: Annotated[Path, typer.Option(help="Folder of the finished scores.")] = Path("results/defaults"),
-    show: Annotated[bool, typer.Option("--show", help="Train nothing; print what is stored.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Print the stored results without training.")] = False,
 ) -> None:
     """Score settings of single methods on held-out data and say which to take.
 
     **Example:** `python -m experiments choices --only ldam,isda`
 
-    Started again, it goes on where it was.
+    The same command resumes: finished scores are read.
     """
     from experiments import choices as studies
     from experiments.commands.reproduce import progress_bar

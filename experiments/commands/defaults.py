@@ -13,13 +13,13 @@ from compensate.commands.terminal import console
 
 def defaults(
     sets: Annotated[
-        str | None, typer.Option(help="Data sets, with commas between; all if not given.", show_default=False)
+        str | None, typer.Option(help="Data sets, separated by commas [default: all].", show_default=False)
     ] = None,
     results: Annotated[Path, typer.Option(help="Folder of the finished runs.")] = Path("results/defaults"),
-    runs: Annotated[Path, typer.Option(help="Folder of the runs under way.")] = Path("runs/human"),
+    runs: Annotated[Path, typer.Option(help="Folder of unfinished runs.")] = Path("runs/human"),
     data_dir: o.DataDir = None,
     workers: o.Workers = None,
-    show: Annotated[bool, typer.Option("--show", help="Train nothing; print what is stored.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Print the stored results without training.")] = False,
 ) -> None:
     """Try settings of LogComp and MixComp on five data sets, and choose defaults with each set left out in turn.
 
@@ -37,15 +37,6 @@ def defaults(
             failed = study.train(
                 Place(results, runs, data_dir, workers), data_dir or Path("data"), names, lambda: bar.advance(task)
             )
-    found = study.scores(results, runs)
-    for (method, setting), gains in found.items():
-        cells = "  ".join(f"{name} {noise.split(':')[0]} {gain:+.1f}" for (name, noise), gain in gains.items())
-        console.print(f"{method:8s} {setting:32s} {cells}", soft_wrap=True)
-    for method in ("logcomp", "mixcomp"):
-        for left in (None, *study.SETS):
-            if any(m == method for m, _ in found):
-                console.print(
-                    f"{method}, {'all sets' if left is None else 'without ' + left}: {study.best(method, found, left)}"
-                )
+    console.print("\n".join(study.sections(results)), markup=False, soft_wrap=True)
     for one, message in failed:
         console.print(f"[red]{one.name}:[/red] {message}")

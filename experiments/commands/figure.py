@@ -22,7 +22,7 @@ def figure(
     data: Annotated[str | None, o.option("Data set, e.g. cifar10 [default: that of the figure].")] = None,
     encoder: Annotated[
         str | None,
-        o.option("Encoder to train on the features of, e.g. auto [default: train on the samples themselves]."),
+        o.option("Train on the embeddings of this encoder, e.g. auto [default: on the samples themselves]."),
     ] = None,
     noise: o.Noise = None,
     seed: o.Seed = None,

@@ -12,18 +12,18 @@ from compensate.commands.terminal import console
 
 
 def human(
-    seeds: Annotated[int, typer.Option(help="Runs of each cell.", min=1)] = 3,
+    seeds: Annotated[int, typer.Option(help="Seeds per cell.", min=1)] = 3,
     results: Annotated[Path, typer.Option(help="Folder of the finished runs.")] = Path("results/human"),
-    runs: Annotated[Path, typer.Option(help="Folder of the runs under way.")] = Path("runs/human"),
+    runs: Annotated[Path, typer.Option(help="Folder of unfinished runs.")] = Path("runs/human"),
     data_dir: o.DataDir = None,
     workers: o.Workers = None,
-    show: Annotated[bool, typer.Option("--show", help="Train nothing; print what is stored.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Print the stored results without training.")] = False,
 ) -> None:
     """Train on NoisyAG-News' human labels: robust methods, and plain training on labels that the audit cleaned.
 
     **Example:** `python -m experiments human --data-dir data`
 
-    Started again, it goes on where it was: finished runs are read.
+    The same command resumes: finished runs are read.
     """
     from experiments import human_report
     from experiments.commands.reproduce import progress_bar

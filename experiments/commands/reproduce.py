@@ -14,6 +14,7 @@ from compensate.errors import InputError, nearest
 
 if TYPE_CHECKING:
     from compensate.training.config import Config
+    from experiments.tables import Published
 
 
 def reproduce(
@@ -33,6 +34,9 @@ def reproduce(
         bool, typer.Option("--defaults", help="Skip the hyper-parameter search; use the defaults of each method.")
     ] = False,
     only: Annotated[str | None, o.option("Rows to train, separated by commas [default: all].")] = None,
+    columns: Annotated[
+        str | None, o.option("Columns to train, separated by commas, e.g. 'random 30 %' [default: all].")
+    ] = None,
     results: Annotated[Path, typer.Option(help="Folder of finished runs.")] = Path("results/reproduce"),
     runs: Annotated[Path, typer.Option(help="Folder of unfinished runs.")] = Path("runs/reproduce"),
     data_dir: o.DataDir = None,
@@ -46,7 +50,7 @@ def reproduce(
     **Example:** `python -m experiments reproduce table-9-sst2 --scale small`
 
     First each method's hyper-parameters are chosen on held-out noisy labels, with the same number of trials for all; then
-    every cell is trained over the seeds. Started again, it goes on where it was: finished runs are read.
+    every cell is trained over the seeds. The same command resumes: finished runs are read.
     """
     from compensate.training.workers import BACKENDS
     from experiments import comparing
@@ -81,8 +85,8 @@ def reproduce(
     grid = cells(wanted, scale, chosen, seeds, more)
     archive = place.archive(wanted.dataset, scale)
     if not show:
-        rows = _names(only)
-        todo = [cell for cell in grid if not rows or cell.row in rows]
+        rows, heads = _names(only), _heads(columns, wanted)
+        todo = [c for c in grid if (not rows or c.row in rows) and (not heads or wanted.column_name(c.column) in heads)]
         with progress_bar("training") as bar:
             known_runs = sum(archive.get(cell.config.id) is not None for cell in todo)
             task = bar.add_task("", total=len(todo), completed=known_runs)
@@ -100,6 +104,16 @@ def reproduce(
 
 def _names(text: str | None) -> list[str]:
     return [name.strip().replace("_", "-") for name in (text or "").split(",") if name.strip()]
+
+
+def _heads(text: str | None, table: Published) -> list[str]:
+    """The heads of the columns that are asked for."""
+    known = [table.column_name(c) for c in range(len(table.columns))]
+    heads = [name.strip() for name in (text or "").split(",") if name.strip()]
+    for head in heads:
+        if head not in known:
+            raise InputError(f'{table.id} has no column "{head}"; {nearest(head, known)}')
+    return heads
 
 
 def progress_bar(what: str) -> Progress:

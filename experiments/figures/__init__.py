@@ -67,9 +67,14 @@ FIGURES: dict[str, Drawing] = {
         "digits",
         "The digits as they come, no label changed: the 24 with the largest mean |v| under LogComp.",
         {
-            "cifar10_auto": "CIFAR-10 as it comes, 10,000 images, a network on the features of a pretrained encoder: images that a person "
-            "hesitates at too, and some whose label is wrong. (A small network on 16 × 16 pixels is too weak for that: what it compensates most are "
-            "images unlike their class whose labels are plainly right.)"
+            "cifar10_auto": "CIFAR-10 as it comes, 10,000 images, a network on the features of a pretrained encoder, λ = 0.05 (`--set hyper.lam=0.05`). "
+            "A person who looks at the sheet understands each doubt: a seaplane on water (suggested: ship), an owl's face (cat), an ostrich seen from a "
+            "car (airplane). Most labels are right all the same; one looks plainly wrong, the truck in the last row, where two faces are seen. The "
+            "paper shows "
+            "two that seem wrong, found among 50,000. So the compensation of clean data ranks what is unlike its class, and errors are among that.",
+            "cifar10": "The same from a small network on 16 × 16 pixels, λ = 0.05: images that are unlike their class to so weak a network, with "
+            "labels that are plainly "
+            "right. That is not the paper's picture, and comes from the network: see the sheet from an encoder's features.",
         },
     ),
     "validation": Drawing(
@@ -108,9 +113,13 @@ FIGURES: dict[str, Drawing] = {
         "LogComp on digits with 20 % random labels. Wrong labels take several times as much compensation as right ones. The paper "
         "shows it without noise: `--noise none`.",
         {
-            "cifar10_auto": "CIFAR-10 as it comes, a network on the features of a pretrained encoder: a long tail from zero, as in the paper.",
-            "cifar10": "The same from a small network on 16 × 16 pixels, which is far from explaining its labels: nearly every sample is compensated, "
-            "and the peak is not at 0. That is no property of the data, and not the paper's picture.",
+            "cifar10_auto": "CIFAR-10 as it comes, a network on the features of a pretrained encoder, λ = 0.05 (`--set hyper.lam=0.05`): a long tail "
+            "from zero, as in "
+            "the paper. 5,000 of 8,000 samples are at zero or next to it.",
+            "cifar10": "The same from a small network on 16 × 16 pixels, λ = 0.05, which is far from explaining its labels: nearly every sample is "
+            "compensated, "
+            "and the peak is at |v| = 2.5. That is not the paper's picture. It does not come from the data, but from a penalty that is small for so "
+            "weak a network.",
         },
     ),
     "strength": Drawing(
@@ -119,7 +128,16 @@ FIGURES: dict[str, Drawing] = {
         trained.strength,
         "digits",
         "For fixed logits a row is zero as soon as its sample's label has a probability of 1 − λ. So a small λ compensates nearly every sample while a "
-        "network is young or weak, and the paper's picture, a long tail from zero, comes out where the network explains its labels or λ is large.",
+        "network is young or weak, and the paper's picture, a long tail from zero, comes out where the network explains its labels or λ is large. On "
+        "digits λ = 0.05 compensates a fifth of the clean samples at the end and costs a point of accuracy; λ = 0.25, the default, compensates next "
+        "to none "
+        "and costs 0.4 (one seed), gains as much under noise as any, and finds errors no worse.",
+        {
+            "cifar10_auto": "CIFAR-10, a network on the features of a pretrained encoder, one seed: on clean labels λ hardly matters for accuracy (0 "
+            "to −0.35 points), though it "
+            "decides whether 50 % or 2 % of the samples are compensated; under noise a small λ gains up to 0.7 points more than 0.25, and ranks errors "
+            "better by 0.004 at most.",
+        },
     ),
     "weights": Drawing(
         "how much a sample counts under each method, over its loss",

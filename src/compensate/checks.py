@@ -59,10 +59,10 @@ def resolved(check: Check, target: Tensor) -> Looks:
     return check
 
 
-def numbers(values: Tensor) -> NDArray[Any]:
+def unsigned(values: Tensor) -> NDArray[Any]:
     """Whole numbers at hand as numpy has them, without a sign: what was negative is large. Calls of numpy take a tenth of the time.
 
-    >>> int(numbers(torch.tensor([3, -1])).max()) > 3
+    >>> int(unsigned(torch.tensor([3, -1])).max()) > 3
     True
     """
     found = values.numpy()
@@ -78,10 +78,10 @@ def within(values: Tensor, size: int) -> bool:
     >>> within(torch.tensor([0, 4]), 4), within(torch.tensor([0, 3]), 4), within(torch.tensor([-1, 3]), 4)
     (False, True, False)
     """
-    return bool(np.maximum.reduce(numbers(values), axis=None) < size)
+    return bool(np.maximum.reduce(unsigned(values), axis=None) < size)
 
 
-def require(condition: Tensor, message: str, check: Looks) -> None:
+def require_true(condition: Tensor, message: str, check: Looks) -> None:
     """Raises `message` unless `condition`, a boolean scalar tensor, holds.
 
     "sync" waits for the value; "async" leaves it to the device, which neither stalls it nor breaks a compiled graph.
@@ -144,7 +144,7 @@ def check_batch(s: State, u: Tensor) -> None:
         # One pass and no temporary: what is not finite survives the sum. Large numbers overflow too, hence the second look.
         total = u.detach().sum()
         if check != "sync":
-            require(total == total, _NAN, check)
+            require_true(total == total, _NAN, check)
         elif not math.isfinite(total.item()):
             _look_closer(s, u.detach())
 
@@ -164,7 +164,7 @@ def check_losses(s: State) -> None:
     total = s.loss if s.loss.ndim == 0 else s.losses.sum()
     if s.check != "sync":
         if s.seen_by_loss:
-            require(total == total, _NAN, s.check)
+            require_true(total == total, _NAN, s.check)
         return
     if math.isfinite(total.item()):
         return
@@ -214,7 +214,7 @@ def _check_distributions(target: Tensor, check: Looks) -> None:
         raise InputError(
             f"row {row} of the target sums to {float(sums[row]):.4g}, its least entry is {float(target[row].min()):.4g}: {message}"
         )
-    require(proper.all(), message, check)
+    require_true(proper.all(), message, check)
 
 
 def checked_classes(s: State, size: int, reader: str) -> None:
@@ -252,7 +252,7 @@ def _check_classes(s: State, u: Tensor, check: Looks) -> None:
     inside = (target >= 0) & (target < classes) | ~s.valid
     if check == "sync" and not bool(inside.all()):
         raise InputError(f"target {int(target[~inside][0])}: {message}")
-    require(inside.all(), message, check)
+    require_true(inside.all(), message, check)
 
 
 def _check_labels(s: State, check: Looks) -> None:
@@ -266,7 +266,7 @@ def _check_labels(s: State, check: Looks) -> None:
     )
     if check == "sync" and not bool(inside.all()):
         raise InputError(f"target {float(target[~inside][0]):g}: {message}")
-    require(inside.all(), message, check)
+    require_true(inside.all(), message, check)
 
 
 def checked_index(s: State, num_samples: int, reader: str) -> Tensor:
@@ -311,7 +311,7 @@ def _in_range(s: State, index: Tensor, rows: int, reader: str) -> Tensor:
     """The index on the device of the batch, as torch.long. At hand, one sort tells its range and whether a sample repeats."""
     device = s.target.device
     if s.check != "off" and index.ndim == 1 and index.shape[0] and at_hand(index):
-        ordered = np.sort(numbers(index))
+        ordered = np.sort(unsigned(index))
         if ordered[-1] < rows:
             s.repeats = bool(np.logical_or.reduce(ordered[1:] == ordered[:-1]))
             there = index.dtype == torch.long and index.device == device
@@ -331,5 +331,5 @@ def checked_keys(keys: Tensor, rows: int, reader: str, name: str, check: Looks) 
         inside = (keys >= 0) & (keys < rows)
         if check == "sync" and not bool(inside.all()):
             raise InputError(f"{name} {int(keys[~inside][0])}: {message}")
-        require(inside.all(), message, check)
+        require_true(inside.all(), message, check)
     return keys.long()

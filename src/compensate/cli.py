@@ -110,7 +110,7 @@ def methods(
         table.columns[0].no_wrap = True
         for row in METHODS.values():
             mark = "" if row.kind == "compensation" else f"({row.kind})"
-            table.add_row(row.name.replace("_", "-"), pages.summary(row), mark or str(row.taxonomy))
+            table.add_row(row.name.replace("_", "-"), pages.first_sentence(row), mark or str(row.taxonomy))
         console.print(table)
         console.print("\nthe page of one:  compensate methods NAME      the whole taxonomy:  compensate methods --grid")
 

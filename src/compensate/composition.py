@@ -35,7 +35,7 @@ from compensate.views import DEFAULT, Views
 
 Sign = Literal[1, -1]
 
-SIZES = ("num_samples", "num_classes", "class_counts", "num_groups", "feature_shape", "num_edges", "views")
+CELL_SIZES = ("num_samples", "num_classes", "class_counts", "num_groups", "feature_shape", "num_edges", "views")
 _NUMBERS = ("strength", "lam", "lr", "pro", "steps")
 
 _SUITABLE = {
@@ -184,9 +184,9 @@ def compose(
       logit · positive · regularized · sample · holds 1.8 kB
     """
     for name in sizes:
-        if name not in SIZES:
+        if name not in CELL_SIZES:
             raise InputError(
-                f'compose takes no argument "{name}"; {nearest(name, (*Taxonomy._fields, *_NUMBERS, *SIZES))}'
+                f'compose takes no argument "{name}"; {nearest(name, (*Taxonomy._fields, *_NUMBERS, *CELL_SIZES))}'
             )
     checked(Taxonomy(target, direction, inference, granularity))
     targets = ("logit", "feature") if target == "mixed" else tuple(target.split("+"))

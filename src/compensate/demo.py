@@ -36,16 +36,16 @@ from compensate.training.workers import LOST, side_by_side
 if TYPE_CHECKING:
     from compensate.auditing.result import Audit
 
-METHODS: dict[str, dict[str, float]] = {
+DEMO_METHODS: dict[str, dict[str, Any]] = {
     "base": {},
     "logcomp": {"lam": 0.05, "lr": 2.0},
-    "mixcomp": {"eta": 5.0, "pro": 45.0, "warmup": 0.0},
+    "mixcomp": {"eta": 5.0, "pro": 45.0, "warmup": 0.0, "floor": 0.0},
 }
 """The methods of the demonstration with the hyper-parameters that `search` found."""
 
-GRID: dict[str, dict[str, tuple[float, ...]]] = {
+GRID: dict[str, dict[str, tuple[Any, ...]]] = {
     "logcomp": {"lam": (0.03, 0.05, 0.1), "lr": (0.5, 1.0, 2.0)},
-    "mixcomp": {"eta": (2.0, 5.0, 8.0), "pro": (25.0, 35.0, 45.0), "warmup": (0.0,)},
+    "mixcomp": {"eta": (2.0, 5.0, 8.0), "pro": (25.0, 35.0, 45.0), "warmup": (0.0,), "floor": (0.0,)},
 }
 """What `search` tries: nine settings each. Cross entropy has none; the optimizer is the same for all."""
 
@@ -107,7 +107,7 @@ class Outcome:
         }
 
 
-def train(job: Job, setting: Setting) -> Outcome:
+def run_job(job: Job, setting: Setting) -> Outcome:
     """One run, in which only the criterion differs from plain training. The seed fixes split, noise, weights and order."""
     method, seed, hyper = job
     given, test = digits().split((0.7, 0.3), seed=seed)
@@ -151,7 +151,7 @@ def train(job: Job, setting: Setting) -> Outcome:
 
 def run_all(jobs: list[Job], setting: Setting) -> Iterator[Outcome]:
     """Runs side by side in one process per core, each on one thread; yields them as they end."""
-    yield from side_by_side(train, [(job, setting) for job in jobs], None, lost=_lost)
+    yield from side_by_side(run_job, [(job, setting) for job in jobs], None, lost=_lost)
 
 
 def _lost(job: Job, setting: Setting) -> Outcome:
@@ -160,13 +160,13 @@ def _lost(job: Job, setting: Setting) -> Outcome:
 
 def jobs(seeds: int) -> list[Job]:
     """The runs of the demonstration."""
-    return [Job(method, seed, hyper) for seed in range(seeds) for method, hyper in METHODS.items()]
+    return [Job(method, seed, hyper) for seed in range(seeds) for method, hyper in DEMO_METHODS.items()]
 
 
-def summary(outcomes: list[Outcome]) -> dict[str, dict[str, tuple[float, float]]]:
+def figures_by_method(outcomes: list[Outcome]) -> dict[str, dict[str, tuple[float, float]]]:
     """Mean and standard deviation of each figure over the seeds, by method."""
     table = {}
-    for method in METHODS:
+    for method in DEMO_METHODS:
         figures = [o.figures for o in outcomes if o.job.method == method]
         if figures:
             values = {name: [f[name] for f in figures] for name in figures[0]}
@@ -202,7 +202,7 @@ def chosen(outcomes: list[Outcome], setting: Setting) -> dict[str, Any]:
     return {"setting": asdict(setting), "seeds": SEARCH_SEEDS, "best": best, "trials": trials}
 
 
-def review(path: Path, setting: Setting, *, seed: int = 0) -> Audit:
+def audit_digits(path: Path, setting: Setting, *, seed: int = 0) -> Audit:
     """Audits the digits of one run, wrong labels included, and writes the page on which a person decides on them."""
     from compensate.auditing.audit import audit
 

@@ -69,10 +69,10 @@ def effective_weight(s: State) -> tuple[Tensor, Tensor]:
     return short / long.clamp(min=tiny), cosine
 
 
-def summary(signs: Tensor) -> str:
+def overall_sign(signs: Tensor) -> str:
     """One word for many signs: positive, negative, mixed or none.
 
-    >>> summary(torch.tensor([-1.0, 0.0])), summary(torch.tensor([1.0, -1.0])), summary(torch.zeros(2))
+    >>> overall_sign(torch.tensor([-1.0, 0.0])), overall_sign(torch.tensor([1.0, -1.0])), overall_sign(torch.zeros(2))
     ('positive', 'mixed', 'none')
     """
     raised, lowered = bool((signs > 0).any()), bool((signs < 0).any())

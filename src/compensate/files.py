@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import errno
 import gzip
+import hashlib
 import io
 import lzma
 import os
@@ -50,6 +51,12 @@ files that are made to fill a memory do not."""
 LINE = 1 << 24
 """Bytes of a line of a text file: no row of a table or text has more, and a file without line ends would fill the memory."""
 
+COLUMNS = 10_000
+"""Columns of a table: each is looked at on its own, so that hundreds of thousands would take hours."""
+
+CELL = 8
+"""Bytes of a cell that holds next to nothing."""
+
 CHUNK = 1 << 20
 
 
@@ -78,6 +85,21 @@ def too_large(path: Path) -> str:
         f"{path} unpacks to more than {limit(path):,} bytes, {GROWTH} times its own size, which no data set does. Do not "
         "trust it; if you do, unpack it yourself and give the unpacked file or folder."
     )
+
+
+def check_width(columns: int, where: str | Path) -> None:
+    """Refuses a table of more than `COLUMNS` columns."""
+    if columns > COLUMNS:
+        raise InputError(
+            f"{where} has {columns:,} columns; a table with at most {COLUMNS:,} is read. Keep those that matter, or give numbers "
+            "as an array: an .npy or .npz file."
+        )
+
+
+def check_size(rows: int, columns: int, path: Path) -> None:
+    """Refuses a file whose cells would take far more room than the file itself; see `limit`."""
+    if CELL * rows * columns > limit(path):
+        raise InputError(too_large(path))
 
 
 def _opener(path: Path) -> Callable[..., IO[bytes]]:
@@ -114,6 +136,22 @@ def write_atomically(path: str | Path, content: bytes) -> None:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+
+
+def checksum(path: str | Path, kind: str = "sha256") -> str:
+    """The hash of a file's bytes in hexadecimal digits, read a piece at a time.
+
+    >>> empty = Path(tempfile.mkdtemp()) / "empty"
+    >>> empty.touch()
+    >>> checksum(empty, "md5")
+    'd41d8cd98f00b204e9800998ecf8427e'
+    """
+    # MD5 is what some publishers of data give; it shows damage, and is not used for security.
+    found = hashlib.new(kind, usedforsecurity=False)
+    with open(path, "rb") as file:
+        while chunk := file.read(CHUNK):
+            found.update(chunk)
+    return found.hexdigest()
 
 
 def check_regular(path: str | Path) -> int | None:

@@ -17,14 +17,14 @@ from rich.console import Console
 
 from compensate.composition import compose, published, why_not
 from compensate.files import write_atomically
-from compensate.methods.pages import summary
+from compensate.methods.pages import first_sentence
 from compensate.methods.registry import Method
 from compensate.taxonomy import DIRECTIONS, INFERENCES, TARGETS, Taxonomy
 
 LEVELS = ("sample", "category", "corpus", "mixed")
 SIGNS = {"positive": "+", "negative": "-", "mixed": "±"}
 
-SIZES: dict[str, Any] = {
+TRIAL_SIZES: dict[str, Any] = {
     "num_samples": 1_000, "num_classes": 10, "class_counts": [100] * 10, "feature_shape": (1, 8, 8), "num_edges": 3_000,
 }  # fmt: skip
 """Of the criteria that the page shows."""
@@ -62,7 +62,7 @@ class GridCell:
         """The Python that builds its criterion."""
         target, inference, level = self.target, self.inference, self.level
         words = f'target="{target}", direction="{direction}", inference="{inference}", granularity="{level}"'
-        known = [f"{name}={_shown(SIZES[name])}" for name in self.sizes(direction)]
+        known = [f"{name}={_shown(TRIAL_SIZES[name])}" for name in self.sizes(direction)]
         return f"compose({', '.join([words, *known])})"
 
     def sizes(self, direction: str) -> list[str]:
@@ -70,14 +70,14 @@ class GridCell:
         needed = dict.fromkeys(_NEEDED[self.level])
         needed |= dict.fromkeys(["num_classes", "feature_shape", "num_edges"])
         for name in [*needed]:
-            rest = {key: SIZES[key] for key in needed if key != name}
+            rest = {key: TRIAL_SIZES[key] for key in needed if key != name}
             try:
                 compose(**self.place(direction), **rest)
             except ValueError:
                 continue
             if name != "num_samples" or self.level not in ("sample", "mixed"):
                 needed.pop(name)
-        return [name for name in SIZES if name in needed]
+        return [name for name in TRIAL_SIZES if name in needed]
 
     def place(self, direction: str) -> dict[str, Any]:
         """The four words."""
@@ -189,7 +189,7 @@ def _content(cell: GridCell) -> dict[str, Any]:
 
 def _printed(cell: GridCell, direction: str) -> str:
     """The criterion as it prints itself, without its size, which depends on the data."""
-    return str(compose(**cell.place(direction), **SIZES)).rpartition(" · holds ")[0]
+    return str(compose(**cell.place(direction), **TRIAL_SIZES)).rpartition(" · holds ")[0]
 
 
 def _method(row: Method) -> dict[str, str]:
@@ -197,7 +197,7 @@ def _method(row: Method) -> dict[str, str]:
         "name": row.name,
         "sign": SIGNS[row.taxonomy.direction],
         "place": str(row.taxonomy),
-        "summary": summary(row),
+        "summary": first_sentence(row),
         "equation": row.equation,
         "reference": row.reference,
     }

@@ -10,6 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from compensate.auditing.annotators import Votes, audit_votes, find_consensus, long_votes, wide_votes
+from compensate.auditing.corrections import write_corrections
+from compensate.auditing.page.fill import page_of
+from compensate.auditing.page.payload import payload
+from compensate.auditing.result import Audit
 from compensate.cli import app
 from compensate.errors import InputError
 
@@ -129,6 +133,47 @@ def test_the_command_writes_consensus_annotators_and_page(tmp_path: Path):
     assert (found["consensus"] == [f"class {c}" for c in true]).mean() > (votes.majority() == true).mean()
     assert len(pd.read_csv(tmp_path / "run" / "annotators.csv")) == 5
     assert (tmp_path / "run" / "report.html").is_file()
+
+    # Decisions on the page go to the table of the items, and nowhere else.
+    reviewed = Audit.load(tmp_path / "run" / "audit").accepted(0.9)
+    write_corrections(tmp_path / "run" / "corrections.csv", reviewed)
+    assert CliRunner().invoke(app, ["apply", str(tmp_path / "run"), "-o", str(tmp_path / "out.csv")]).exit_code == 0
+    before, after = (pd.read_csv(file) for file in (tmp_path / "run" / "labels.csv", tmp_path / "out.csv"))
+    changed = before["label"] != after["label"]
+    assert sorted(changed[changed].index) == sorted(c.index for c in reviewed)
+    assert len(reviewed) > 10
+    pd.testing.assert_frame_equal(before.drop(columns="label"), after.drop(columns="label"))
+
+    again = ["consensus", str(tmp_path / "votes.csv"), "--annotators", "rater*", "--out", str(tmp_path / "run")]
+    assert CliRunner().invoke(app, again).exit_code == 0, "a run's folder can be written again"
+
+
+def test_items_without_a_vote_are_predicted_and_keep_their_names():
+    x, true, votes = made(300)
+    kept = votes.item >= 5
+    few = Votes(
+        votes.item[kept], votes.annotator[kept], votes.label[kept], 300, votes.annotators, votes.classes, tuple(f"i{k}" for k in range(300))
+    )  # fmt: skip
+    _, consensus = audit_votes(x.astype(np.float32), few)
+    assert (consensus.label[:5] == true[:5]).sum() >= 4
+    assert consensus.p_error()[:5].max() < 0.6
+    assert consensus.to_frame()["item"].tolist()[:2] == ["i0", "i1"]
+    assert consensus.to_label_again(3)["item"].str.startswith("i").all()
+
+
+def test_the_page_has_the_votes_beside_each_item():
+    x, _, votes = made(200)
+    found, _ = audit_votes(x.astype(np.float32), votes)
+    shown = page_of(found)
+    assert shown.items
+    for item in shown.items:
+        here = votes.item == item.index
+        said = [
+            (votes.annotators[a], votes.classes[c])
+            for a, c in zip(votes.annotator[here], votes.label[here], strict=True)
+        ]
+        assert sorted(item.content.votes) == sorted(said)
+    assert "votes" in payload(shown)["items"]["content"][0]
 
 
 def test_the_command_asks_where_the_votes_are(tmp_path: Path):

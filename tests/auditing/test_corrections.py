@@ -29,7 +29,7 @@ from compensate.auditing.corrections import (
 )
 from compensate.auditing.csv_edit import Dialect, find_cells
 from compensate.auditing.csv_escape import guard, unguard
-from compensate.auditing.digests import as_text, digest_frame, digest_source
+from compensate.auditing.digests import digest_frame, digest_source, digest_text
 from compensate.data.tables import read_frame
 from compensate.errors import InputError
 
@@ -167,7 +167,7 @@ def decided_on(path: Path, rows: Sequence[int], label: str = "bird", column: str
     frame = read_frame(path)
     digests = digest_frame(frame, column).tolist()
     return [
-        Correction(row, frame[column][row].strip(), "other", label, as_text(digests[row]), digest_source(path))
+        Correction(row, frame[column][row].strip(), "other", label, digest_text(digests[row]), digest_source(path))
         for row in rows
     ]
 
@@ -227,7 +227,7 @@ def test_a_folder_that_changed_is_refused_and_its_images_are_found_by_content(tm
     from compensate.auditing.source import read
 
     info = read(tmp_path / "pets", None, None, {}).info
-    decided = [Correction(1, "cat", "accept", "dog", as_text(int(info["row_digests"][1])), info["source_digest"])]
+    decided = [Correction(1, "cat", "accept", "dog", digest_text(int(info["row_digests"][1])), info["source_digest"])]
     assert apply_corrections(tmp_path / "pets", decided, tmp_path / "a.csv").changed == 1
     Image.new("L", (2, 2), 222).save(tmp_path / "pets" / "cat" / "0.png")
     with pytest.raises(InputError, match="is not what was reviewed"):
@@ -267,7 +267,7 @@ def test_an_audit_and_apply_give_a_row_the_same_digest(tmp_path: Path, name: str
         frame.to_csv(tmp_path / name, index=False, sep="\t" if "tsv" in name else ",")
     data = read(tmp_path / name, None, None, {})
     expected = [c.row for c in decided_on(tmp_path / name, data.index.tolist())]
-    assert [as_text(int(digest)) for digest in data.info["row_digests"][data.index]] == expected
+    assert [digest_text(int(digest)) for digest in data.info["row_digests"][data.index]] == expected
     assert len(set(expected)) == len(data) == 8, "rows of the test part are not among them"
     assert data.info["source_digest"] == digest_source(tmp_path / name)
 

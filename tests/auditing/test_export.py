@@ -213,6 +213,8 @@ def test_decisions_in_argilla_come_back_to_their_rows(flat: bool, found: Audit, 
     assert apply_corrections(found.config["source"], tmp_path / "export.json").changed == 1
 
 
+# The client warns of every key that a mapping renames, and takes it all the same.
+@pytest.mark.filterwarnings("ignore:Keys .* are not present in the mapping:UserWarning")
 def test_records_are_accepted_by_the_client_of_argilla(found: Audit, monkeypatch: pytest.MonkeyPatch) -> None:
     rg = pytest.importorskip("argilla", reason="argilla is not installed")
     from argilla.records._mapping import IngestedRecordMapper

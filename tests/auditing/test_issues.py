@@ -18,10 +18,10 @@ from compensate.auditing.issues import COLUMNS, KINDS, find_issues, neighbors, s
 from compensate.auditing.issues.columns import predicts
 from compensate.auditing.issues.duplicates import SIMILAR_IMAGES
 from compensate.auditing.issues.image_copies import grey, image_pairs
-from compensate.auditing.issues.neighbors import nearest
-from compensate.auditing.issues.samples import language, odd_images, other_languages, outliers
+from compensate.auditing.issues.neighbors import nearest_rows
+from compensate.auditing.issues.samples import language, odd_images, oddity, other_languages, outliers
 from compensate.auditing.issues.text_copies import jaccard, sequences, text_pairs
-from compensate.auditing.page.fill import page
+from compensate.auditing.page.fill import page_of
 from compensate.auditing.result import Audit
 from compensate.cli import app
 from compensate.data import Data, from_frame
@@ -49,7 +49,7 @@ def of(found: pd.DataFrame, issue: str) -> pd.DataFrame:
 
 def test_neighbors_are_those_of_a_plain_search() -> None:
     x = np.random.default_rng(0).normal(size=(300, 5)).astype(np.float32)
-    who, far = nearest(x, 4)
+    who, far = nearest_rows(x, 4)
     apart = np.linalg.norm(x[:, None] - x[None], axis=2)
     np.fill_diagonal(apart, np.inf)
     np.testing.assert_allclose(far, np.sort(apart, axis=1)[:, :4], rtol=1e-3, atol=1e-3)
@@ -61,7 +61,7 @@ def test_in_cells_nearly_all_copies_are_found(monkeypatch: pytest.MonkeyPatch) -
     rng = np.random.default_rng(0)
     x = rng.normal(size=(3000, 16)).astype(np.float32)
     x[2000:] = x[:1000] + rng.normal(0, 0.05, size=(1000, 16))
-    who, _ = nearest(x, 1)
+    who, _ = nearest_rows(x, 1)
     assert (who[2000:, 0] == np.arange(1000)).mean() > 0.95
 
 
@@ -142,9 +142,9 @@ def test_edited_pictures_are_found(kind: str) -> None:
 def test_dark_bright_and_blank_pictures_are_named() -> None:
     images = pictures(5)
     bright = np.repeat([232, 255], 16) * np.ones((3, 32, 1))
-    odd = [images[0] // 10, bright, np.full((3, 32, 32), 90)]
+    odd = [images[0] // 10, bright, np.full((3, 32, 32), 90), images[0] // 30, np.zeros((3, 32, 32))]
     found = [(kind, i) for kind, i, _, _ in odd_images(np.concatenate([images, np.stack(odd).astype(np.uint8)]))]
-    assert found == [("dark_image", 5), ("bright_image", 6), ("blank_image", 7)]
+    assert found == [("dark_image", 5), ("bright_image", 6), ("blank_image", 7), ("dark_image", 8), ("blank_image", 9)]
 
 
 # --- rows and columns -----------------------------------------------------------------------------------------
@@ -156,6 +156,26 @@ def test_a_row_far_from_all_others_is_an_outlier() -> None:
     found = list(outliers(x))
     assert max(found, key=lambda f: f[1])[0] == 7
     assert len(found) <= 5
+
+
+def test_oddity_is_the_mean_of_two_deviations_from_the_usual_distance() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.lognormal(size=(80, 3)).astype(np.float32)
+    z = []
+    for rows in (x, x / np.linalg.norm(x, axis=1, keepdims=True)):
+        apart = np.sort(np.linalg.norm(rows[:, None].astype(float) - rows[None], axis=2), axis=1)[:, 1:11]
+        logs = np.log(apart.mean(1)) if rows is x else np.log((apart**2).mean(1))
+        z.append((logs - np.median(logs)) / (np.quantile(logs, 0.8413) - np.median(logs)))
+    np.testing.assert_allclose(oddity(x)[0], (z[0] + z[1]) / 2, atol=2e-2)
+
+
+def test_a_row_without_a_value_is_named() -> None:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"a": rng.normal(size=60).round(2), "b": rng.choice(["x", "y"], 60)}).astype(object)
+    frame.iloc[7], frame.iloc[8, 0] = np.nan, np.nan
+    frame["label"] = np.array(["no", "yes"])[np.arange(60) % 2]
+    found = audit(frame, label="label").issues
+    assert found[found["issue"] == "empty_row"]["index"].tolist() == [7]
 
 
 def test_a_column_that_tells_the_label_is_told_from_one_that_helps() -> None:
@@ -305,7 +325,7 @@ def with_issues(data: Any, **options: Any) -> Any:
     from dataclasses import replace
 
     found = audit(data, **options)
-    return page(replace(found, found_issues=found.issues))
+    return page_of(replace(found, found_issues=found.issues))
 
 
 def test_the_third_view_shows_both_rows_of_a_pair(reviews: Path, open_page: Any) -> None:
@@ -326,10 +346,10 @@ def test_a_page_without_issues_has_two_views_and_one_with_none_says_so(reviews: 
     from dataclasses import replace
 
     found = audit(reviews, encoder="none", text="text")
-    tab = open_page(page(found), "issues")
+    tab = open_page(page_of(found), "issues")
     assert tab.locator("nav a").all_inner_texts() == ["Overview", "Review"]
     assert tab.locator("#view-overview").is_visible()
-    tab = open_page(page(replace(found, found_issues=found.issues[:0])), "issues")
+    tab = open_page(page_of(replace(found, found_issues=found.issues[:0])), "issues")
     assert "Nothing else stands out" in tab.locator("#view-issues").inner_text()
 
 

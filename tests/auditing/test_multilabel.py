@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 from compensate.auditing.audit import audit
 from compensate.auditing.corrections import Correction, apply_corrections, read_corrections, write_corrections
-from compensate.auditing.multilabel import labels_in, of_labels, predict_labels
+from compensate.auditing.multilabel import label_sets, labels_in, predict_labels
+from compensate.auditing.page import fill
 from compensate.auditing.result import Audit
 from compensate.auditing.source import read
 from compensate.cli import app
@@ -136,7 +137,7 @@ def test_arrays_and_lists_of_names_are_audited() -> None:
     found = audit(TEXTS, GIVEN.astype(int), encoder="none")
     assert found.flagged["row"].tolist()
     assert set(found.flagged["label"]) <= {"label 0", "label 1", "label 2"}
-    names = of_labels([["b", "a"], ["a"]])
+    names = label_sets([["b", "a"], ["a"]])
     assert names is not None
     assert names.names == ("a", "b")
     assert names.given.tolist() == [[1, 1], [1, 0]]
@@ -181,10 +182,15 @@ def test_the_command_audits_and_applies(tmp_path: Path) -> None:
     done = run.invoke(app, ["audit", str(path), "--encoder", "none", "--out", str(tmp_path / "run")])
     assert done.exit_code == 0, done.output
     assert "3 labels" in done.output
+    assert "label: given → suggested" in done.output
     suspects = pd.read_csv(tmp_path / "run" / "suspects.csv")
     assert list(suspects.columns[:5]) == ["index", "row", "label", "given", "suggested"]
     page = (tmp_path / "run" / "report.html").read_text()
     assert '"chips"' in page
+    shown = fill.page_of(Audit.load(tmp_path / "run" / "audit"))
+    flags = suspects[suspects["flagged"]].groupby("label").size()
+    assert {c.label: c.flagged for c in shown.per_class if c.flagged} == flags.to_dict()
+    assert [c.rows for c in shown.per_class] == [ROWS] * 3
     fixed = tmp_path / "fixed.csv"
     done = run.invoke(app, ["apply", str(path), str(tmp_path / "run"), "--accept", "0.6", "-o", str(fixed)])
     assert done.exit_code == 0, done.output

@@ -10,7 +10,7 @@ import scipy.sparse as sp
 from review_pages import planted_audit, planted_regression
 
 from compensate.auditing.page.examples import BESIDE, CERTAIN, beside
-from compensate.auditing.page.fill import page
+from compensate.auditing.page.fill import page_of
 from compensate.auditing.result import Audit
 
 
@@ -77,10 +77,10 @@ def test_sparse_and_dense_vectors_give_the_same_examples() -> None:
 
 def test_where_nothing_is_certain_the_page_has_the_probabilities_to_say_so() -> None:
     audit, _ = planted_audit(2)
-    unsure = page(replace(audit, p_error=np.maximum(audit.p_error, 0.05)))
+    unsure = page_of(replace(audit, p_error=np.maximum(audit.p_error, 0.05)))
     assert unsure.examples
     assert all(0.05 <= example.p_error < 0.1 for example in unsure.examples)
-    assert not page(replace(audit, p_error=np.maximum(audit.p_error, 0.15))).examples
+    assert not page_of(replace(audit, p_error=np.maximum(audit.p_error, 0.15))).examples
 
 
 def test_values_are_compared_with_certain_rows_of_such_values() -> None:

@@ -15,13 +15,13 @@ import pytest
 from PIL import Image
 
 from compensate.auditing.page import (
+    ClassPair,
     Content,
     Estimate,
     Example,
     Histogram,
     Item,
     Page,
-    Pair,
     render_page,
     thumbnail,
     write_page,
@@ -158,8 +158,8 @@ def test_the_page_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
 
 def test_pairs_are_counted_unless_given() -> None:
     items = tuple(Item(i, "x" if i < 3 else "y", "z", 1.0, 0.5, i != 0) for i in range(5))
-    assert page(items=items).pairs == (Pair("x", "z", 2), Pair("y", "z", 2))
-    assert page(items=items, confusion=(Pair("a", "b", 1), Pair("b", "a", 4))).pairs[0].count == 4
+    assert page(items=items).pairs == (ClassPair("x", "z", 2), ClassPair("y", "z", 2))
+    assert page(items=items, confusion=(ClassPair("a", "b", 1), ClassPair("b", "a", 4))).pairs[0].count == 4
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,14 @@ from review_pages import planted_audit, planted_regression
 
 from compensate.auditing.audit import audit as run_audit
 from compensate.auditing.page import fill
-from compensate.auditing.page.fill import content, page, predictable
+from compensate.auditing.page.fill import content, page_of, predictable
 from compensate.data import Data
 
 
 def test_labels_that_have_nothing_to_do_with_the_samples_cannot_be_predicted() -> None:
     for seed in range(10):
         audit, _ = planted_audit(4, rows=400, spread=0.0, rate=0.3, seed=seed)
-        assert not page(audit).predictable
+        assert not page_of(audit).predictable
 
 
 def test_what_the_audit_found_about_chance_holds() -> None:
@@ -57,28 +57,29 @@ def test_values_are_predictable_if_predictions_beat_the_median() -> None:
 
 def test_the_likeliest_other_classes_of_an_item_are_those_of_its_probabilities() -> None:
     audit, _ = planted_audit(20)
-    found = page(audit)
+    found = page_of(audit)
     for item in found.items[:20]:
         p = dict(zip(audit.classes, audit.probabilities[item.index], strict=True))
         others = sorted((name for name in p if name not in (item.given, item.suggested)), key=lambda name: -p[name])
         assert list(item.likely) == others[:9]
-    assert all(item.likely == () for item in page(replace(audit, probabilities=None)).items)
-    assert all(item.likely == () for item in page(planted_audit(2)[0]).items)
+    assert all(item.likely == () for item in page_of(replace(audit, probabilities=None)).items)
+    assert all(item.likely == () for item in page_of(planted_audit(2)[0]).items)
 
 
 def test_the_usual_error_of_a_value_is_that_of_its_place_or_of_all() -> None:
     audit, _ = planted_regression()
     expected = 1.4826 * np.median(np.abs(audit.given - audit.suggested))
-    assert all(item.usual_error == expected for item in page(audit).items)
+    assert all(item.usual_error == expected for item in page_of(audit).items)
     scale = np.linspace(1, 2, len(audit))
     assert all(
-        item.usual_error == scale[item.index] for item in page(replace(audit, evidence={"usual residual": scale})).items
+        item.usual_error == scale[item.index]
+        for item in page_of(replace(audit, evidence={"usual residual": scale})).items
     )
 
 
 def test_a_suggested_value_has_no_more_digits_than_its_usual_error_allows() -> None:
     audit, _ = planted_regression()
-    for item in page(audit).items:
+    for item in page_of(audit).items:
         assert item.usual_error is not None
         assert abs(float(item.suggested) - audit.suggested[item.index]) <= item.usual_error / 10
         assert len(item.suggested) <= 6
@@ -87,7 +88,7 @@ def test_a_suggested_value_has_no_more_digits_than_its_usual_error_allows() -> N
 def test_all_flags_are_counted_though_few_are_shown(monkeypatch) -> None:
     audit, _ = planted_audit(2, rate=0.2)
     monkeypatch.setattr(fill, "MOST_ITEMS", 10)
-    found = page(audit)
+    found = page_of(audit)
     assert (found.flagged, found.all_flagged) == (10, audit.mask.sum())
     assert "the 10 most suspect are here" in found.notes[-1]
 
@@ -95,7 +96,7 @@ def test_all_flags_are_counted_though_few_are_shown(monkeypatch) -> None:
 def test_the_picture_of_values_has_all_flags_and_a_sample_of_the_rest(monkeypatch) -> None:
     audit, _ = planted_regression()
     monkeypatch.setattr(fill, "DOTS", 200)
-    values = page(audit).values
+    values = page_of(audit).values
     assert values is not None
     assert sum(values.flagged) == audit.mask.sum()
     assert 150 < len(values.flagged) - sum(values.flagged) <= 200

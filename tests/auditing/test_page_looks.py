@@ -11,6 +11,7 @@ from review_pages import png, texts_page
 
 from compensate.auditing.page import (
     ClassCount,
+    ClassPair,
     Content,
     Curve,
     Estimate,
@@ -19,7 +20,6 @@ from compensate.auditing.page import (
     Item,
     Kind,
     Page,
-    Pair,
 )
 
 pytestmark = pytest.mark.slow
@@ -94,7 +94,7 @@ def test_a_phone_needs_no_sideways_scrolling(open_page: Callable[..., Any], kind
 @pytest.mark.parametrize("size", [10, 15, 100, 300])
 def test_many_classes_fit_on_a_phone(open_page: Callable[..., Any], size: int) -> None:
     names = tuple(f"a class of birds {i}" for i in range(size))
-    pairs = tuple(Pair(names[i], names[(i + step) % size], 9 - step) for i in range(size) for step in range(1, 4))
+    pairs = tuple(ClassPair(names[i], names[(i + step) % size], 9 - step) for i in range(size) for step in range(1, 4))
     page = replace(full_page("table", names, 40), confusion=pairs)
     items = tuple(replace(item, likely=names[1:10]) for item in page.items)
     tab = open_page(replace(page, items=items), "overview", width=390, height=844, has_touch=True, is_mobile=True)
@@ -256,7 +256,7 @@ def test_one_pair_only(open_page: Callable[..., Any]) -> None:
 
 def test_five_hundred_classes_show_the_twenty_largest_pairs(open_page: Callable[..., Any]) -> None:
     names = tuple(f"class {i:03}" for i in range(500))
-    pairs = tuple(Pair(names[i], names[(i + 1) % 500], 500 - i) for i in range(500))
+    pairs = tuple(ClassPair(names[i], names[(i + 1) % 500], 500 - i) for i in range(500))
     page = replace(
         texts_page(list(names[:30]), classes=names),
         confusion=pairs,

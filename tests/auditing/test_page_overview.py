@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from review_pages import planted_audit, planted_regression, texts_page
 
-from compensate.auditing.page import ClassCount, Curve, Estimate, Evidence, Histogram, Page, Pair
-from compensate.auditing.page.fill import page as fill
+from compensate.auditing.page import ClassCount, ClassPair, Curve, Estimate, Histogram, Page, Provenance
+from compensate.auditing.page.fill import page_of as fill
 
 CLASSES = ("bird", "cat", "dog")
 SHARP, OPEN = Estimate(0.05, 0.04, 0.06), Estimate(0.05, 0.01, 0.25)
@@ -55,7 +55,7 @@ def test_a_class_is_called_unreliable_only_if_it_is(open_page, per_class, noise,
     ],
 )  # fmt: skip
 def test_pairs_are_compared_only_where_they_differ(open_page, pairs, expected) -> None:
-    tab = open_page(small(confusion=tuple(Pair(*pair) for pair in pairs)), "overview")
+    tab = open_page(small(confusion=tuple(ClassPair(*pair) for pair in pairs)), "overview")
     assert said(tab, "Which labels").startswith(expected)
 
 
@@ -96,7 +96,7 @@ def test_an_open_interval_is_explained_and_a_narrow_one_is_not(open_page: Callab
 
 
 def test_the_page_says_which_models_judged_and_what_may_be_done_with_the_encoder(open_page: Callable[..., Any]) -> None:
-    evidence = Evidence(
+    evidence = Provenance(
         views=(
             ("words: logcomp", 0.3),
             ("MiniLM: logcomp", 0.4),

@@ -70,6 +70,18 @@ def test_the_judged_chip_switches_its_label(open_page: Callable[..., Any], tmp_p
     assert [c.decision for c in read_corrections(exported(tab, tmp_path))] == ["accept"]
 
 
+def test_either_choice_names_the_label_that_is_meant(open_page: Callable[..., Any]) -> None:
+    tab = open_page(labels_page())
+    assert [box.split()[-1] for box in tab.locator("button.choice").all_inner_texts()] == ["law", "law"]
+
+
+def test_votes_stand_above_the_item(open_page: Callable[..., Any]) -> None:
+    votes = (("ann", "x"), ("bob", "y"))
+    item = Item(4, "x", "y", 1.0, 0.9, True, Content(text="a text", votes=votes))
+    tab = open_page(Page("a.csv", "text", ("x", "y"), 9, (item,), Estimate(0.1, 0.0, 0.2)))
+    assert tab.locator(".set-chips li").all_inner_texts() == ["ann\nx", "bob\ny"]
+
+
 @pytest.mark.parametrize("width", [390, 1280])
 def test_the_judged_words_are_marked_and_a_tag_is_chosen(
     open_page: Callable[..., Any], tmp_path: Path, width: int

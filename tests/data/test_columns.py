@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compensate.data.columns import Column, analyze, describe, numbers
+from compensate.data.columns import Column, analyze, describe_columns, numbers
 
 N = 300
 RNG = np.random.default_rng(0)
@@ -67,7 +67,7 @@ def test_a_copy_of_the_label_is_no_feature():
     frame.loc[3, "like"] = 1 - frame.loc[3, "like"]
     roles = {c.name: c.role for c in analyze(frame, label="label")}
     assert roles == {"code": "label", "like": "number", "label": "label"}
-    assert "code (repeats the label" in describe(analyze(frame, label="label"))
+    assert "code (repeats the label" in describe_columns(analyze(frame, label="label"))
 
 
 def test_what_is_said_of_the_columns():
@@ -75,7 +75,7 @@ def test_what_is_said_of_the_columns():
         {"id": range(N), "age": RNG.integers(0, 90, N), "url": ["x"] * N, "mail": ["y"] * N, "y": [0] * N}
     )
     found = analyze(frame, label="y", ignore=["mail"])
-    assert describe(found) == (
+    assert describe_columns(found) == (
         "used: age (number); not used: id (named like an identifier, with 300 values in 300 rows), url (has one value "
         "only), mail (left out by choice)"
     )

@@ -14,7 +14,7 @@ from skorch.helper import predefined_split
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from compensate import Compensated, InputError, methods
-from compensate.integrations.skorch import CompensatedNet, rows_of
+from compensate.integrations.skorch import CompensatedNet, source_rows
 from compensate.terms import Sample
 
 N, C = 30, 3
@@ -37,7 +37,7 @@ def test_the_index_is_the_row_of_x_whatever_is_held_out():
     held_out = Dataset(X[:6], Y[:6])
     made = net(train_split=predefined_split(held_out)).fit(X, Y)
     assert made.criterion_.record.visits.tolist() == [2.0] * N
-    np.testing.assert_array_equal(rows_of(Subset(Subset(range(9), [8, 4, 2]), [1])), [4])
+    np.testing.assert_array_equal(source_rows(Subset(Subset(range(9), [8, 4, 2]), [1])), [4])
 
 
 def test_sizes_come_from_the_data_and_each_fit_begins_anew():

@@ -26,7 +26,7 @@ def test_any_store_comes_back(store, tmp_path):
     whole, first = made(), made()
     expected = steps(whole.criterion, batches)
     steps(first.criterion, batches[:3])
-    checkpoint.save(tmp_path, 3, first.state_dict())  # as the trainer of Hugging Face is given it
+    checkpoint.save_checkpoint(tmp_path, 3, first.state_dict())  # as the trainer of Hugging Face is given it
     torch.save(first.state_dict(), tmp_path / "state.pt")  # as Lightning and accelerate write it
     for state in (checkpoint.latest(tmp_path), torch.load(tmp_path / "state.pt", weights_only=True)):
         again = made()

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from compensate import InputError
-from compensate.direction import measured, summary
+from compensate.direction import measured, overall_sign
 from compensate.methods import (
     adversarial_feature,
     classwise_universal_at,
@@ -60,7 +60,7 @@ def test_adversarial_feature_is_projected_gradient(norm, sign, bounds, net):
     expected = naive_pgd(net, x, y, 0.2, norm, 5, sign, 0.06, bounds=bounds)
     assert torch.allclose(s.dx, expected, atol=1e-9)
     assert torch.allclose(s.loss, F.cross_entropy(net(x + expected), y))
-    assert summary(measured(s)) == s.criterion.taxonomy.direction == ("negative" if sign > 0 else "positive")
+    assert overall_sign(measured(s)) == s.criterion.taxonomy.direction == ("negative" if sign > 0 else "positive")
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from compensate import InputError
-from compensate.direction import measured, summary
+from compensate.direction import measured, overall_sign
 from compensate.methods import center_feature
 
 
@@ -68,7 +68,7 @@ def test_direction_is_mixed_and_wrong_samples_are_calmed():
     for _ in range(2):
         s = criterion.evaluate(model, x, y)
     assert s.compensated[0] < 0.2 * s.plain_losses[0]
-    assert summary(measured(s)) == "mixed"
+    assert overall_sign(measured(s)) == "mixed"
 
 
 def test_another_shape_is_refused():

@@ -13,7 +13,7 @@ from rich.console import Console
 import compensate
 from compensate import METHODS, compose
 from compensate.composition import cells, why_not
-from compensate.grid import SIZES, grid_cells, print_grid, write_grid_page
+from compensate.grid import TRIAL_SIZES, grid_cells, print_grid, write_grid_page
 from compensate.taxonomy import Taxonomy
 
 ROOT = Path(compensate.__file__).parents[2]
@@ -52,7 +52,7 @@ def test_the_page_holds_every_cell_once_in_every_direction(content):
 
 
 def test_lines_build_the_criterion_that_is_shown(content):
-    known = {"compose": compose, "counts": SIZES["class_counts"]}
+    known = {"compose": compose, "counts": TRIAL_SIZES["class_counts"]}
     for cell in content["cells"][::5]:
         for way, what in cell["ways"].items():
             if what["reason"] is None:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from compensate import METHODS, InputError
-from compensate.direction import measured, summary
+from compensate.direction import measured, overall_sign
 from compensate.methods import bootstrap_hard, bootstrap_soft, mix_bootstrap, online_label_smoothing, proselflc
 
 
@@ -48,7 +48,7 @@ def test_beta_one_is_cross_entropy_and_predictions_pull_both_ways(make):
     u, y = logits(40)
     agree(make(beta=1.0)(u, y), F.cross_entropy(u, y), u)
     s = make(beta=0.5).evaluate(nn.Identity(), u, y)
-    assert summary(measured(s)) == METHODS[make.__name__].taxonomy.direction == s.criterion.taxonomy.direction
+    assert overall_sign(measured(s)) == METHODS[make.__name__].taxonomy.direction == s.criterion.taxonomy.direction
 
 
 @pytest.mark.parametrize("make", [bootstrap_soft, bootstrap_hard])

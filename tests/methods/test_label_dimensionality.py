@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from compensate import METHODS, InputError
-from compensate.direction import measured, summary
+from compensate.direction import measured, overall_sign
 from compensate.methods import d2l
 from compensate.methods.bootstrapping import Dimensionality, local_dimensionality
 
@@ -94,7 +94,7 @@ def test_loss_before_and_after_the_turn(tiny, batch, guess):
     for a, b in zip(torch.autograd.grad(s.loss, list(tiny.parameters())), theirs, strict=True):
         assert torch.allclose(a, b, atol=1e-6)
     if guess == "hard":
-        assert summary(measured(s)) == "positive" == METHODS["d2l"].taxonomy.direction
+        assert overall_sign(measured(s)) == "positive" == METHODS["d2l"].taxonomy.direction
     else:
         assert criterion.taxonomy.direction == "mixed"
 

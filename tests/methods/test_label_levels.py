@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from compensate import METHODS, InputError, meta_step
-from compensate.direction import measured, summary
+from compensate.direction import measured, overall_sign
 from compensate.inference.meta import meta_gradient
 from compensate.methods import bootstrap_soft, label_smoothing, meta_label, mix_level_label
 from compensate.proximal import project_simplex
@@ -33,7 +33,7 @@ def test_both_levels_are_added():
     new = s.y + s.dy
     assert (new >= 0).all()
     assert torch.allclose(new.sum(-1), torch.ones(30).double(), atol=1e-6)
-    assert summary(measured(s)) == "mixed" == METHODS["mix_level_label"].taxonomy.direction
+    assert overall_sign(measured(s)) == "mixed" == METHODS["mix_level_label"].taxonomy.direction
 
 
 def test_limits_are_its_two_parts():
@@ -116,7 +116,7 @@ def test_wrong_labels_move_to_the_right_class_and_help():
     corrected = (s.y + s.dy).argmax(-1)
     assert (corrected == true).sum() > (y == true).sum()
     assert (next(criterion.tables()).weight.abs() <= 1).all()
-    assert summary(measured(s)) in ("positive", "mixed")
+    assert overall_sign(measured(s)) in ("positive", "mixed")
 
 
 def test_without_meta_steps_it_is_cross_entropy():

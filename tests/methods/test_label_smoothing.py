@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from compensate import METHODS, InputError
-from compensate.direction import measured, summary
+from compensate.direction import measured, overall_sign
 from compensate.methods import adversarial_label_smoothing, label_smoothing, online_label_smoothing
 
 
@@ -36,7 +36,7 @@ def test_adversarial_smoothing_is_the_worst_vertex_of_the_simplex():
     onehot = F.one_hot(y, 4).double()
     vertices = torch.stack([-((0.7 * onehot + 0.3 * v) * u.log_softmax(-1)).sum(-1) for v in torch.eye(4).double()])
     assert torch.allclose(s.losses, vertices.amax(0))
-    assert summary(measured(s)) == "negative" == METHODS["adversarial_label_smoothing"].taxonomy.direction
+    assert overall_sign(measured(s)) == "negative" == METHODS["adversarial_label_smoothing"].taxonomy.direction
     inside = torch.distributions.Dirichlet(torch.ones(4).double()).sample((200, 30))
     assert (-((0.7 * onehot + 0.3 * inside) * u.log_softmax(-1)).sum(-1) <= s.losses + 1e-12).all()
 
@@ -73,7 +73,7 @@ def test_boltzmann_and_second_best_follow_their_definitions(kind, detach):
     expected = -((0.8 * F.one_hot(y, 4) + 0.2 * q) * u.log_softmax(-1)).sum(-1).mean()
     assert torch.allclose(s.loss, expected)
     assert torch.allclose(torch.autograd.grad(s.loss, u)[0], torch.autograd.grad(expected, u)[0])
-    assert summary(measured(s)) == "mixed" == s.criterion.taxonomy.direction
+    assert overall_sign(measured(s)) == "mixed" == s.criterion.taxonomy.direction
 
 
 def test_gradient_by_finite_differences():
@@ -112,7 +112,7 @@ def test_online_smoothing_learns_from_the_previous_epoch(conf):
 @pytest.mark.parametrize("make", [label_smoothing, lambda: online_label_smoothing(num_classes=4)])
 def test_smoothing_goes_in_both_directions(make):
     u, y = logits(60)
-    assert summary(measured(make().evaluate(nn.Identity(), u, y))) == "mixed"
+    assert overall_sign(measured(make().evaluate(nn.Identity(), u, y))) == "mixed"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from compensate import METHODS, InputError, meta_step
-from compensate.direction import measured, summary
+from compensate.direction import measured, overall_sign
 from compensate.methods import bootstrap_soft, distillation, guess_label
 
 
@@ -82,9 +82,11 @@ def test_directions():
     u, z = (2 * torch.randn(60, 4, dtype=torch.float64) for _ in range(2))
     y, i = torch.randint(4, (60,)), torch.randperm(60)
     for name, made in (("guess_label", guess_label(guess=z.softmax(-1))), ("distillation", distillation(teacher=z))):
-        assert summary(measured(made.evaluate(nn.Identity(), u, y, i))) == "mixed" == METHODS[name].taxonomy.direction
+        assert (
+            overall_sign(measured(made.evaluate(nn.Identity(), u, y, i))) == "mixed" == METHODS[name].taxonomy.direction
+        )
     classic = distillation(teacher=z, form="classic")
-    assert summary(measured(classic.evaluate(nn.Identity(), u, y, i))) == "negative" == classic.taxonomy.direction
+    assert overall_sign(measured(classic.evaluate(nn.Identity(), u, y, i))) == "negative" == classic.taxonomy.direction
 
 
 def test_ignored_samples_add_nothing(case):

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from compensate import InputError, meta_step
-from compensate.direction import measured, summary
+from compensate.direction import measured, overall_sign
 from compensate.inference.meta import meta_gradient
 from compensate.methods import isda, metasaug
 from compensate.methods.semantic import spread
@@ -52,7 +52,7 @@ def test_isda_raises_every_loss(kind, tiny):
     criterion = isda(num_classes=3, feature_dim=6, lam=0.5, covariance=kind).double()
     s = criterion.evaluate(tiny, torch.randn(30, 4).double(), torch.arange(30) % 3)
     assert (measured(s) > 0).all()
-    assert summary(measured(s)) == "negative"
+    assert overall_sign(measured(s)) == "negative"
     assert (s.du >= 0).all()
 
 
@@ -201,7 +201,7 @@ def test_an_offset_serves_one_step_unless_kept(keep, tiny):
     assert offset.abs().max() > 0
     s = criterion.evaluate(tiny, x, y)
     assert (s.loss != first).item(), "the training step after it uses the offset"
-    assert summary(measured(s)) == "negative"
+    assert overall_sign(measured(s)) == "negative"
     assert bool(offset.abs().max() > 0) == keep
 
 

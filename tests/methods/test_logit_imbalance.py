@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compensate import InputError, meta_step
-from compensate.direction import measured, summary
+from compensate.direction import measured, overall_sign
 from compensate.inference.classes import effective_weights
 from compensate.inference.meta import meta_gradient
 from compensate.methods import ldam, logit_adjustment, meta_logit_adjustment, posthoc_logit_adjustment
@@ -71,9 +71,9 @@ def test_evaluation_mode_is_plain():
 def test_logit_adjustment_lowers_the_head_and_raises_the_tail():
     u, y = 3 * torch.randn(300, 3), torch.arange(300) % 3
     signs = measured(logit_adjustment(class_counts=COUNTS).evaluate(IDENTITY, u, y))
-    assert summary(signs[y == 0]) == "positive"
-    assert summary(signs[y == 2]) == "negative"
-    assert summary(signs) == "mixed"
+    assert overall_sign(signs[y == 0]) == "positive"
+    assert overall_sign(signs[y == 2]) == "negative"
+    assert overall_sign(signs) == "mixed"
 
 
 def test_posthoc_form_undoes_what_training_puts_in():
@@ -182,7 +182,7 @@ def test_ldam_without_deferral_needs_no_start_and_gradcheck_holds():
 
 def test_ldam_raises_every_loss():
     u, y = torch.randn(60, 3), torch.arange(60) % 3
-    assert summary(measured(ldam(class_counts=COUNTS, defer=None).evaluate(IDENTITY, u, y))) == "negative"
+    assert overall_sign(measured(ldam(class_counts=COUNTS, defer=None).evaluate(IDENTITY, u, y))) == "negative"
 
 
 def test_weights_of_the_second_stage_survive_a_checkpoint():

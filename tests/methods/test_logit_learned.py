@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from scipy.optimize import minimize
 
 from compensate import InputError, meta_step
-from compensate.direction import measured, summary
+from compensate.direction import measured, overall_sign
 from compensate.inference.meta import meta_gradient
 from compensate.methods import adversarial_logit, category_logit, meta_logit, self_paced_logit, self_paced_weights
 from compensate.plots import plot_self_paced
@@ -56,7 +56,7 @@ def test_category_logit_finds_the_optimum_of_equation_17():
     best = minimize(objective, np.zeros(3), tol=1e-12)
     assert np.allclose(next(criterion.tables()).weight[0].numpy(), best.x, atol=1e-4)
     assert s.loss.item() == pytest.approx(best.fun, abs=1e-6)
-    assert summary(measured(s)) == "positive"
+    assert overall_sign(measured(s)) == "positive"
 
 
 def test_category_logit_with_a_large_penalty_is_cross_entropy():
@@ -111,7 +111,7 @@ def test_meta_logit_takes_the_side_of_the_clean_data(tiny):
     change = (s.compensated - s.plain_losses).detach()
     assert (change[:3] < 0).all(), "wrong labels are explained away"
     assert change[:3].mean() < change[3:].mean()
-    assert summary(measured(s)) == "mixed"
+    assert overall_sign(measured(s)) == "mixed"
 
 
 # --- inner loop on logits -------------------------------------------------------------------------------------
@@ -122,8 +122,8 @@ def test_adversarial_logit_in_the_linf_ball_is_the_closed_form(sign):
     u, y = torch.randn(10, 4).double(), torch.randint(4, (10,))
     s = adversarial_logit(eps=0.7, sign=sign).evaluate(IDENTITY, u, y)
     assert torch.allclose(s.du, sign * 0.7 * (1 - 2 * F.one_hot(y, 4)).double())
-    assert summary(measured(s)) == ("negative" if sign > 0 else "positive")
-    assert s.criterion.taxonomy.direction == summary(measured(s))
+    assert overall_sign(measured(s)) == ("negative" if sign > 0 else "positive")
+    assert s.criterion.taxonomy.direction == overall_sign(measured(s))
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -164,7 +164,7 @@ def test_self_paced_logit_leaves_out_what_is_harder_than_the_threshold():
     assert (s.losses[hard] / plain[hard]).max() < 1e-3
     s.loss.backward()
     assert u.grad[hard].abs().max() < 1e-3 * u.grad[~hard].abs().max()
-    assert summary(measured(s)) == "positive"
+    assert overall_sign(measured(s)) == "positive"
 
 
 def test_the_threshold_grows_with_the_epochs():

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from compensate import InputError, meta_step
-from compensate.direction import measured, summary
+from compensate.direction import measured, overall_sign
 from compensate.inference.margins import CosineHead
 from compensate.inference.meta import meta_gradient
 from compensate.methods import arcface, balanced_arcface
@@ -76,7 +76,7 @@ def test_without_the_guard_the_most_wrong_are_rewarded_and_with_it_never():
 def test_margin_zero_is_cross_entropy_and_no_margin_lowers_a_loss():
     u, y = 10 * (torch.rand(40, 3) * 2 - 1), torch.randint(3, (40,))
     assert torch.allclose(arcface(margin=0.0, scale=10.0)(u, y), F.cross_entropy(u, y), atol=1e-5)
-    assert summary(measured(arcface(margin=0.5, scale=10.0).evaluate(nn.Identity(), u, y))) == "negative"
+    assert overall_sign(measured(arcface(margin=0.5, scale=10.0).evaluate(nn.Identity(), u, y))) == "negative"
 
 
 def test_gradients_run_through_the_margin():

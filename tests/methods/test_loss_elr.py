@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from compensate import METHODS, InputError
-from compensate.direction import measured, summary
+from compensate.direction import measured, overall_sign
 from compensate.methods import elr
 from compensate.methods.loss import TemporalEnsemble
 
@@ -44,7 +44,7 @@ def test_without_weight_it_is_cross_entropy_and_otherwise_lowers_every_loss():
     u, y, i = 2 * torch.randn(20, 3), torch.randint(3, (20,)), torch.arange(20)
     assert torch.allclose(elr(num_samples=20, num_classes=3, lam=0.0)(u, y, i), F.cross_entropy(u, y))
     s = elr(num_samples=20, num_classes=3).evaluate(nn.Identity(), u, y, i)
-    assert summary(measured(s)) == "positive" == METHODS["elr"].taxonomy.direction
+    assert overall_sign(measured(s)) == "positive" == METHODS["elr"].taxonomy.direction
 
 
 def test_certain_predictions_stay_finite():

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from compensate import InputError
-from compensate.direction import measured, summary
+from compensate.direction import measured, overall_sign
 from compensate.methods import loss_bound
 from compensate.methods.loss_floor import noise_entropy
 
@@ -41,8 +41,8 @@ def test_above_the_bound_it_is_cross_entropy_and_below_it_there_is_no_gradient()
 
 def test_losses_are_raised_and_never_lowered():
     u, y = 4 * F.one_hot(torch.arange(6) % 3, 3).double(), torch.arange(6) % 3
-    assert summary(measured(loss_bound(num_classes=3).evaluate(torch.nn.Identity(), u, y))) == "negative"
-    assert summary(measured(loss_bound(num_classes=3).evaluate(torch.nn.Identity(), -u, y))) == "none"
+    assert overall_sign(measured(loss_bound(num_classes=3).evaluate(torch.nn.Identity(), u, y))) == "negative"
+    assert overall_sign(measured(loss_bound(num_classes=3).evaluate(torch.nn.Identity(), -u, y))) == "none"
 
 
 def test_flooding_climbs_below_the_bound():

@@ -15,7 +15,7 @@ from compensate.terms import Adversarial, Evidence, Ramp, Top
 
 def test_positive_part_is_the_formula():
     u, y = torch.randn(10, 4), torch.randint(4, (10,))
-    s = mixcomp(eta=2.0, pro=30).evaluate(torch.nn.Identity(), u, y)
+    s = mixcomp(eta=2.0, pro=30, floor=0).evaluate(torch.nn.Identity(), u, y)
     plain = F.cross_entropy(u, y, reduction="none")
     hard = plain >= plain.sort(descending=True).values[2]
     v = 2.0 * (F.one_hot(y, 4) - u.softmax(-1)) * hard[:, None]
@@ -30,6 +30,19 @@ def test_losses_below_tau_are_untouched_and_those_above_are_lowered():
     assert torch.equal(s.losses[plain < 1], plain[plain < 1])
     assert (s.losses[plain >= 1] < plain[plain >= 1]).all()
     assert 0 < (plain >= 1).sum() < 50
+
+
+def test_labels_that_the_model_finds_likelier_than_not_are_left_alone_unless_the_floor_is_zero():
+    u, y = 4 * torch.randn(60, 4), torch.randint(4, (60,))
+    plain = F.cross_entropy(u, y, reduction="none")
+    ours, paper = (mixcomp(pro=90, preset=preset).evaluate(torch.nn.Identity(), u, y) for preset in (None, "paper"))
+    worst = plain >= plain.sort(descending=True).values[53]
+    likely = u.softmax(-1).gather(1, y[:, None])[:, 0] > 0.5
+    assert (worst & likely).any()
+    assert torch.equal(ours.du.any(1), worst & ~likely)
+    assert torch.equal(paper.du.any(1), worst)
+    with pytest.raises(InputError, match="floor is -1"):
+        mixcomp(floor=-1)
 
 
 def test_a_bound_with_a_warmup_starts_as_cross_entropy_and_ends_as_mixcomp():
@@ -54,7 +67,7 @@ def test_tau_above_every_loss_is_adversarial_training(tiny, batch):
 
 def test_both_parts_work_on_their_own_samples(tiny, batch):
     x, y, _ = batch
-    s = mixcomp(pro=40, eta=2.0, eps2=0.3).evaluate(tiny, x, y)
+    s = mixcomp(pro=40, eta=2.0, floor=0, eps2=0.3).evaluate(tiny, x, y)
     above = s.du.abs().sum(1) > 0
     assert above.sum() == 2
     assert ((s.dx.abs().sum(1) > 0) == ~above).all()

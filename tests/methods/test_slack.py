@@ -12,7 +12,7 @@ from sklearn.svm import SVC
 from torch import nn
 
 from compensate import InputError, meta_step
-from compensate.direction import measured, summary
+from compensate.direction import measured, overall_sign
 from compensate.inference.meta import meta_gradient
 from compensate.methods import meta_loss, slack_hinge
 from compensate.methods.slack import hinge
@@ -75,7 +75,7 @@ def test_direction_and_gradient():
     criterion = slack_hinge(num_samples=30, lam=0.2, lr=0.5)
     for _ in range(8):
         s = criterion.evaluate(IDENTITY, u, y, i)
-    assert summary(measured(s)) == "positive"
+    assert overall_sign(measured(s)) == "positive"
     (grad,) = torch.autograd.grad(s.loss, u)
     covered = s.l.detach() <= next(criterion.tables()).weight + 1.0
     silent = grad.abs().sum(1) == 0
@@ -119,7 +119,7 @@ def test_meta_loss_is_its_formula_and_lowers_every_loss():
     s = criterion.evaluate(IDENTITY, u, y, i)
     expected = soft_slack(F.cross_entropy(u, y, reduction="none").numpy(), 0.3, 0.4)
     assert np.allclose(s.losses.detach().numpy(), expected, atol=1e-6)
-    assert summary(measured(s)) == "positive"
+    assert overall_sign(measured(s)) == "positive"
     u = u.requires_grad_()
     assert torch.autograd.gradcheck(lambda v: criterion(v, y, i), u)
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from compensate import Compensated, InputError
-from compensate.direction import measured, summary
+from compensate.direction import measured, overall_sign
 from compensate.inference.view_terms import ExtremeView, OtherView, RandomMix
 from compensate.methods import augmix, view_consistency, worst_of_k
 from compensate.terms import L1, Adversarial, Sample
@@ -53,7 +53,7 @@ def test_random_mixtures_are_convex_and_differ_by_sample():
     assert s.dv.sum(-1).mean().item() == pytest.approx(0.5, abs=0.1)
     mixed = x + sum(s.dv[:, k, None] * (view(x) - x) for k, view in enumerate(DEFAULT))
     torch.testing.assert_close(s.u, model(mixed))
-    assert summary(measured(s)) == "mixed"
+    assert overall_sign(measured(s)) == "mixed"
 
 
 def test_the_worst_view_has_the_largest_loss_of_all():
@@ -63,8 +63,8 @@ def test_the_worst_view_has_the_largest_loss_of_all():
     torch.testing.assert_close(s.losses, torch.stack(losses).amax(0))
     best = Compensated(view=ExtremeView(-1), views=Views(*DEFAULT)).evaluate(model, x, y)
     torch.testing.assert_close(best.losses, torch.stack(losses).amin(0))
-    assert summary(measured(s)) == "negative"
-    assert summary(measured(best)) == "positive"
+    assert overall_sign(measured(s)) == "negative"
+    assert overall_sign(measured(best)) == "positive"
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.4, 1.0])

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from compensate import METHODS, InputError, meta_step
-from compensate.direction import measured, summary
+from compensate.direction import measured, overall_sign
 from compensate.inference.meta import meta_gradient
 from compensate.methods import focal, gce, meta_weight, reweight
 
@@ -122,7 +122,7 @@ def test_reweight_counts_samples_as_their_gradient_agrees_with_clean_data():
     theirs = torch.autograd.grad(expected, list(model.parameters()))
     assert all(torch.allclose(a, b) for a, b in zip(ours, theirs, strict=True))
     assert 0 < (agrees > 0).sum() < 6
-    assert summary(measured(s)) == "mixed" == METHODS["reweight"].taxonomy.direction
+    assert overall_sign(measured(s)) == "mixed" == METHODS["reweight"].taxonomy.direction
     assert torch.allclose(criterion(model(x), y, i), F.cross_entropy(model(x), y)), "weights serve once"
 
 
@@ -178,7 +178,7 @@ def test_meta_weight_is_moved_by_meta_steps_alone():
     assert all(p.grad is None for p in criterion.parameters())
     weights = s.compensated / s.l
     assert ((weights > 0) & (weights < 1)).all()
-    assert summary(measured(s)) == "positive" == METHODS["meta_weight"].taxonomy.direction
+    assert overall_sign(measured(s)) == "positive" == METHODS["meta_weight"].taxonomy.direction
     optimizer = torch.optim.Adam(criterion.parameters(), 1e-2)
     before = [p.clone() for p in criterion.parameters()]
     losses = [float(meta_step(criterion, model, batch, clean, lr=0.5, optimizer=optimizer)) for _ in range(40)]
@@ -200,7 +200,7 @@ def test_they_say_that_they_are_not_compensation(name):
 def test_they_lower_losses(name):
     u, y = logits(30)
     row = METHODS[name]
-    assert summary(measured(row.make().evaluate(nn.Identity(), u, y))) == "positive" == row.taxonomy.direction
+    assert overall_sign(measured(row.make().evaluate(nn.Identity(), u, y))) == "positive" == row.taxonomy.direction
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def test_an_optimizer_comes_back_and_steps_alike(tmp_path):
 
     model, optimizer = made()
     step(model, optimizer)
-    checkpoint.save(tmp_path, 1, {"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+    checkpoint.save_checkpoint(tmp_path, 1, {"model": model.state_dict(), "optimizer": optimizer.state_dict()})
     found = checkpoint.latest(tmp_path)
     other, other_optimizer = made()
     other.load_state_dict(found["model"])
@@ -68,13 +68,13 @@ def test_an_optimizer_comes_back_and_steps_alike(tmp_path):
 def test_tied_weights_and_special_numbers_are_stored(tmp_path):
     shared = torch.arange(3.0)
     tree = {"a": shared, "b": shared, "view": shared[1:], "inf": math.inf, "flag": torch.tensor(True)}
-    checkpoint.save(tmp_path, 3, tree)
+    checkpoint.save_checkpoint(tmp_path, 3, tree)
     found = checkpoint.latest(tmp_path)
     assert same(found, tree)
 
 
 def test_the_one_before_stays_until_the_new_one_is_whole(tmp_path, monkeypatch):
-    checkpoint.save(tmp_path, 1, {"x": torch.tensor(1.0)})
+    checkpoint.save_checkpoint(tmp_path, 1, {"x": torch.tensor(1.0)})
     write = checkpoint.write_atomically
 
     def dies_before_the_json(path, content):
@@ -84,11 +84,11 @@ def test_the_one_before_stays_until_the_new_one_is_whole(tmp_path, monkeypatch):
 
     monkeypatch.setattr(checkpoint, "write_atomically", dies_before_the_json)
     with pytest.raises(KeyboardInterrupt):
-        checkpoint.save(tmp_path, 2, {"x": torch.tensor(2.0)})
+        checkpoint.save_checkpoint(tmp_path, 2, {"x": torch.tensor(2.0)})
     assert checkpoint.latest(tmp_path)["x"] == 1
     monkeypatch.undo()
-    checkpoint.save(tmp_path, 2, {"x": torch.tensor(2.0)})
-    checkpoint.save(tmp_path, 3, {"x": torch.tensor(3.0)})
+    checkpoint.save_checkpoint(tmp_path, 2, {"x": torch.tensor(2.0)})
+    checkpoint.save_checkpoint(tmp_path, 3, {"x": torch.tensor(3.0)})
     kept = ["step-2.json", "step-2.safetensors", "step-3.json", "step-3.safetensors"]
     assert sorted(p.name for p in tmp_path.iterdir()) == kept  # one to fall back on, and no more
     assert checkpoint.latest(tmp_path)["x"] == 3
@@ -97,8 +97,8 @@ def test_the_one_before_stays_until_the_new_one_is_whole(tmp_path, monkeypatch):
 @pytest.mark.parametrize("suffix", ["json", "safetensors"])
 @pytest.mark.parametrize("harm", ["cut", "flip", "gone"])
 def test_a_damaged_checkpoint_is_passed_over_and_if_it_is_the_only_one_refused(tmp_path, suffix, harm):
-    checkpoint.save(tmp_path / "a", 1, {"x": torch.arange(4.0), "n": 17})
-    checkpoint.save(tmp_path / "b", 2, {"x": torch.arange(4.0) + 1, "n": 18})
+    checkpoint.save_checkpoint(tmp_path / "a", 1, {"x": torch.arange(4.0), "n": 17})
+    checkpoint.save_checkpoint(tmp_path / "b", 2, {"x": torch.arange(4.0) + 1, "n": 18})
     for file in (tmp_path / "b").iterdir():
         file.rename(tmp_path / "a" / file.name)
     victim = tmp_path / "a" / f"step-2.{suffix}"
@@ -118,7 +118,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_if_it_is_the_only_one_refused(t
 
 @pytest.mark.parametrize("head", [b"[]", b"7", b"{}", b"[" * 100_000, b'{"check": [], "sha256": 1}'])
 def test_a_head_that_is_json_and_no_checkpoint_is_passed_over(tmp_path, head):
-    checkpoint.save(tmp_path, 1, {"n": 17})
+    checkpoint.save_checkpoint(tmp_path, 1, {"n": 17})
     (tmp_path / "step-2.json").write_bytes(head)
     (tmp_path / "step-2.safetensors").write_bytes((tmp_path / "step-1.safetensors").read_bytes())
     assert checkpoint.latest(tmp_path) == {"n": 17}
@@ -126,7 +126,7 @@ def test_a_head_that_is_json_and_no_checkpoint_is_passed_over(tmp_path, head):
 
 def test_what_is_no_value_is_refused_by_its_place(tmp_path):
     with pytest.raises(InputError, match="cannot hold a set"):
-        checkpoint.save(tmp_path, 1, {"a": [{1, 2}]})
+        checkpoint.save_checkpoint(tmp_path, 1, {"a": [{1, 2}]})
 
 
 def test_weights_alone(tmp_path):

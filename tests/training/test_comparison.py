@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from compensate.training import Config, comparison, prepare
+from compensate.training import Config, comparison, prepare_run
 
 
 def run(method: str, seed: int, last: float, best: float = 0.9) -> dict:
@@ -34,7 +34,7 @@ def test_the_interval_is_that_of_the_paired_t_test():
 def test_means_deviations_and_differences_pair_the_seeds():
     a, b = [0.80, 0.90, 0.70], [0.85, 0.93, 0.78]
     runs = [run("base", s, v) for s, v in enumerate(a)] + [run("logcomp", s, v) for s, v in enumerate(b)][::-1]
-    base, ours = comparison.table(runs, ["base", "logcomp"], "base")
+    base, ours = comparison.comparison_table(runs, ["base", "logcomp"], "base")
     assert base.difference is None
     assert ours.last == pytest.approx((np.mean(b), np.std(b, ddof=1)))
     assert ours.difference[0] == pytest.approx(np.mean(np.subtract(b, a)))
@@ -42,7 +42,7 @@ def test_means_deviations_and_differences_pair_the_seeds():
 
 
 def test_one_seed_has_no_interval_and_no_deviation(tmp_path):
-    rows = comparison.table([run("base", 0, 0.8), run("gce", 0, 0.7)], ["base", "gce"], "base")
+    rows = comparison.comparison_table([run("base", 0, 0.8), run("gce", 0, 0.7)], ["base", "gce"], "base")
     assert math.isnan(rows[0].last[1])
     assert math.isnan(rows[1].difference[1])
     stored = comparison.store(tmp_path, Config(), [run("base", 0, 0.8)], rows, "base")
@@ -52,7 +52,7 @@ def test_one_seed_has_no_interval_and_no_deviation(tmp_path):
 def test_all_methods_train_on_the_same_samples_even_if_one_needs_clean_ones():
     configs = comparison.plan(Config(noise="pair:0.3", limit=400), {"base": {}, "meta_weight": {}}, 2)
     assert [(c.method, c.seed) for c in configs] == [("base", 0), ("meta_weight", 0), ("base", 1), ("meta_weight", 1)]
-    base, meta = prepare(configs[0]), prepare(configs[1])
+    base, meta = prepare_run(configs[0]), prepare_run(configs[1])
     assert np.array_equal(base.train.index, meta.train.index)
     assert np.array_equal(base.train.target, meta.train.target)
     assert len(base.clean) == len(meta.clean) > 0

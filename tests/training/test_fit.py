@@ -18,7 +18,7 @@ from rich.console import Console
 from compensate import METHODS, InputError
 from compensate.data import Data, Splits, batches, digits, noise
 from compensate.methods import logcomp
-from compensate.training import Config, evaluate, fit, load_config, load_model, make_model, predict, prepare
+from compensate.training import Config, evaluate, fit, load_config, load_model, make_model, predict, prepare_run
 from compensate.training.optimization import rate
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -41,7 +41,7 @@ def small(**changes) -> Config:
 def test_fit_is_the_plain_loop():
     config = small(method="logcomp", noise="pair:0.3", optimizer="adam", lr=0.01, schedule="cosine")
     result = fit(config)
-    parts = prepare(config)
+    parts = prepare_run(config)
     model = make_model(parts)
     criterion = logcomp(num_samples=parts.train.rows, num_classes=10)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -72,7 +72,7 @@ def test_one_seed_gives_one_result_and_leaves_other_random_numbers_alone():
 
 
 def test_methods_share_split_noise_and_first_weights():
-    a, b = (prepare(small(method=m, noise="random:0.5", clean=0.1)) for m in ("base", "meta_weight"))
+    a, b = (prepare_run(small(method=m, noise="random:0.5", clean=0.1)) for m in ("base", "meta_weight"))
     assert np.array_equal(a.train.target, b.train.target)
     assert np.array_equal(a.train.index, b.train.index)
     assert all(map(torch.equal, make_model(a).parameters(), make_model(b).parameters()))
@@ -80,7 +80,7 @@ def test_methods_share_split_noise_and_first_weights():
 
 def test_parts_are_disjoint_and_noise_hits_training_and_validation_alone():
     data = digits()
-    parts = prepare(small(limit=None, noise="symmetric:0.4", clean=0.1), Splits(data))
+    parts = prepare_run(small(limit=None, noise="symmetric:0.4", clean=0.1), Splits(data))
     names = ("train", "clean", "validation", "test")
     rows = np.concatenate([getattr(parts, name).index for name in names])
     assert len(set(rows.tolist())) == len(rows) == len(data)
@@ -93,7 +93,7 @@ def test_parts_are_disjoint_and_noise_hits_training_and_validation_alone():
 
 def test_a_part_of_its_own_for_validation_gets_noise_of_its_own():
     train, validation, test = digits().split((0.5, 0.3, 0.2))
-    parts = prepare(small(limit=None, noise="pair:1.0"), Splits(train, test, validation))
+    parts = prepare_run(small(limit=None, noise="pair:1.0"), Splits(train, test, validation))
     assert len(parts.train) == len(train)
     assert np.array_equal(parts.validation.target, noise.pair(validation.target, 10, 1.0).labels)
     assert np.array_equal(parts.test.target, test.target)
@@ -103,12 +103,12 @@ def test_rows_without_a_label_and_imbalance():
     data = digits()
     target = data.target.copy()
     target[:100] = -1
-    parts = prepare(small(limit=None, validation=0.0), Splits(data.relabel(target), data))
+    parts = prepare_run(small(limit=None, validation=0.0), Splits(data.relabel(target), data))
     assert len(parts.train) == len(data) - 100
-    thin = prepare(small(limit=None, validation=0.0, imbalance="step:10"), Splits(data, data)).train.class_counts
+    thin = prepare_run(small(limit=None, validation=0.0, imbalance="step:10"), Splits(data, data)).train.class_counts
     assert thin[0] == 10 * thin[9] or thin[0] // 10 == thin[9]
     with pytest.raises(InputError, match="exponential:100"):
-        prepare(small(imbalance="step"))
+        prepare_run(small(imbalance="step"))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -138,7 +138,7 @@ def test_accumulated_batches_are_one_large_batch():
 
 
 def test_clipping_bounds_the_step():
-    start = list(make_model(prepare(small())).parameters())
+    start = list(make_model(prepare_run(small())).parameters())
     done = fit(small(optimizer="sgd", lr=1.0, momentum=0.0, weight_decay=0.0, clip=0.01, epochs=1, batch_size=10**6))
     moved = torch.cat([(a - b).flatten() for a, b in zip(start, done.model.parameters(), strict=True)])
     assert float(moved.norm().detach()) == pytest.approx(0.01, rel=1e-3)
@@ -174,7 +174,7 @@ def test_best_epoch_is_chosen_on_validation_and_its_weights_are_stored(tmp_path)
 
 def test_evaluation_meets_a_naive_loop():
     data = digits().subset(np.arange(300))
-    model = make_model(prepare(small()))
+    model = make_model(prepare_run(small()))
     x, y = torch.from_numpy(data.x).float(), torch.from_numpy(data.target)
     model.eval()
     with torch.no_grad():
@@ -304,7 +304,10 @@ def test_trackers_are_told_of_every_epoch():
 
 def test_the_bar_shows_loss_accuracy_and_share():
     drawn = io.StringIO()
-    fit(small(method="mixcomp", hyper={"warmup": 0.0}, epochs=3), console=Console(file=drawn, force_terminal=True, width=150))
+    fit(
+        small(method="mixcomp", hyper={"warmup": 0.0}, epochs=3),
+        console=Console(file=drawn, force_terminal=True, width=150),
+    )
     assert re.search(r"epoch [123]/3 · loss \d\.\d+ · accuracy 0\.\d+ · compensated 3\d\.\d%", drawn.getvalue())
 
 
@@ -312,7 +315,7 @@ def test_a_file_that_changed_is_read_again(tmp_path):
     file = tmp_path / "own.csv"
     for rows in (40, 60):
         file.write_text("a,label\n" + "".join(f"{i % 7},{'xy'[i % 2]}\n" for i in range(rows)))
-        parts = prepare(Config(data=str(file), model="mlp"))
+        parts = prepare_run(Config(data=str(file), model="mlp"))
         assert len(parts.train) + len(parts.validation) + len(parts.test) == rows
 
 

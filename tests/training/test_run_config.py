@@ -33,6 +33,14 @@ def test_every_part_of_a_run_is_in_its_id(change):
     assert config.id != config.but(**change).id
 
 
+def test_a_new_default_gives_a_run_a_new_id_and_the_old_form_keeps_its_own():
+    old = Config(method="mixcomp", hyper={"pro": 45.0, "warmup": 0.0, "floor": 0.0})
+    assert old.id == Config(method="mixcomp", hyper={"pro": 45.0, "warmup": 0.0, "floor": 0}).id
+    ids = {old.id, old.but(hyper={"pro": 45.0}).id, old.but(hyper={"pro": 45.0, "warmup": 0.0}).id}
+    assert len(ids) == 3
+    assert Config(method="logcomp").id != Config(method="logcomp", hyper={"lam": 0.05}).id
+
+
 def test_two_ways_to_write_one_run_have_one_id():
     assert Config(method="label-smoothing", noise="first_positive:0.1", clip=1).id == (
         Config(method="label_smoothing", noise="first-positive:0.1", clip=1.0).id

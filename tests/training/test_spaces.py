@@ -9,7 +9,7 @@ import pytest
 from compensate import METHODS, InputError
 from compensate.methods.search import Choice, Real
 from compensate.training import Config
-from compensate.training.tuning import kind_of, open_study, search
+from compensate.training.tuning import open_study, paper_data_of, search_space
 
 SPACES = [(m, "default", row.search) for m, row in METHODS.items() if row.search is not None]
 SPACES += [(m, k, s) for m, row in METHODS.items() for k, s in row.paper_search.items()]
@@ -66,7 +66,7 @@ CONFIG = Config(method="logcomp", noise="pair:0.3", limit=120, epochs=1, model="
 
 
 def test_a_search_goes_on_and_takes_up_what_was_abandoned(tmp_path):
-    first = search(CONFIG, tmp_path, trials=2, workers=1)
+    first = search_space(CONFIG, tmp_path, trials=2, workers=1)
     assert len(first["trials"]) == 2
     study = open_study(tmp_path, f"logcomp-default-{CONFIG.id[:8]}-1", 0)
     lost = study.ask()
@@ -75,7 +75,7 @@ def test_a_search_goes_on_and_takes_up_what_was_abandoned(tmp_path):
         "lr": lost.suggest_float("lr", 0.02, 5.0, log=True),
     }
     done = []
-    second = search(CONFIG, tmp_path, trials=4, workers=1, done=done.append)
+    second = search_space(CONFIG, tmp_path, trials=4, workers=1, done=done.append)
     assert done == [3, 4]
     hypers = [trial["hyper"] for trial in second["trials"]]
     assert setting in hypers
@@ -86,7 +86,7 @@ def test_a_search_goes_on_and_takes_up_what_was_abandoned(tmp_path):
 
 def test_a_search_without_validation_is_refused(tmp_path):
     with pytest.raises(InputError, match="validation"):
-        search(CONFIG.but(validation=0.0), tmp_path, trials=1)
+        search_space(CONFIG.but(validation=0.0), tmp_path, trials=1)
 
 
 def test_kinds_of_data():
@@ -94,7 +94,7 @@ def test_kinds_of_data():
 
     from compensate.data import digits
 
-    assert kind_of(CONFIG, digits()) == "image"
+    assert paper_data_of(CONFIG, digits()) == "image"
     flat = type("Flat", (), {"x": np.zeros((3, 2))})
-    assert kind_of(Config(data="SST-2"), flat) == "sst2"
-    assert kind_of(Config(data="reviews.csv"), flat) == "imdb"
+    assert paper_data_of(Config(data="SST-2"), flat) == "sst2"
+    assert paper_data_of(Config(data="reviews.csv"), flat) == "imdb"

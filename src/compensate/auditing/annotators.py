@@ -15,8 +15,9 @@ Reference: Dawid and Skene, 1979, for the tables; Goh, Tkachenko and Mueller, CR
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -25,6 +26,11 @@ from scipy.special import logsumexp
 from scipy.stats import beta
 
 from compensate.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from compensate.auditing.result import Audit
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -60,6 +66,7 @@ class Votes:
         items: how many items there are.
         annotators: names.
         classes: names.
+        keys: what the items are called; by default their numbers.
     """
 
     item: Ints
@@ -68,6 +75,7 @@ class Votes:
     items: int
     annotators: tuple[str, ...]
     classes: tuple[str, ...]
+    keys: tuple[Any, ...] = ()
 
     @property
     def counts(self) -> Floats:
@@ -80,6 +88,18 @@ class Votes:
         """(N,) the class with most votes; of several, the one that is more frequent in all votes."""
         counts = self.counts
         return np.asarray((counts + counts.sum(0) / (10 * counts.sum() + 1)).argmax(1))
+
+    @cached_property
+    def by_item(self) -> list[tuple[tuple[str, str], ...]]:
+        """For each item, who voted and for which class."""
+        said: list[list[tuple[str, str]]] = [[] for _ in range(self.items)]
+        for i, a, c in zip(self.item.tolist(), self.annotator.tolist(), self.label.tolist(), strict=True):
+            said[i].append((self.annotators[a], self.classes[c]))
+        return [tuple(votes) for votes in said]
+
+    def named(self, items: Ints) -> list[Any]:
+        """What these items are called."""
+        return [self.keys[i] for i in items] if self.keys else items.tolist()
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,12 +133,10 @@ class Consensus:
         names = np.array(self.votes.classes, dtype=object)
         total = counts.sum(1)
         agree = counts[np.arange(len(counts)), self.label] / np.maximum(total, 1)
-        said: list[list[str]] = [[] for _ in range(self.votes.items)]
-        for i, a, c in zip(self.votes.item, self.votes.annotator, self.votes.label, strict=True):
-            said[i].append(f"{self.votes.annotators[a]}: {names[c]}")
+        said = ["; ".join(f"{who}: {what}" for who, what in votes) for votes in self.votes.by_item]
         columns = {
-            "item": np.arange(len(counts)), "consensus": names[self.label], "probability": 1 - self.p_error(),
-            "majority": np.where(total > 0, names[self.votes.majority()], ""), "agreement": agree, "votes": ["; ".join(v) for v in said],
+            "item": self.votes.named(np.arange(len(counts))), "consensus": names[self.label], "probability": 1 - self.p_error(),
+            "majority": np.where(total > 0, names[self.votes.majority()], ""), "agreement": agree, "votes": said,
         }  # fmt: skip
         return pd.DataFrame(columns)
 
@@ -130,7 +148,8 @@ class Consensus:
         best = np.argsort(-self.quality["accuracy"].to_numpy(), kind="stable").tolist()
         by = [next((self.votes.annotators[a] for a in best if (int(i), a) not in voted), "") for i in order]
         names = [self.votes.classes[c] for c in self.label[order]]
-        return pd.DataFrame({"item": order, "consensus": names, "p_error": doubt[order], "ask": by})
+        columns = {"item": self.votes.named(order), "consensus": names, "p_error": doubt[order], "ask": by}
+        return pd.DataFrame(columns)
 
 
 def find_consensus(votes: Votes, log_q: Floats | None = None) -> Consensus:
@@ -249,7 +268,8 @@ def long_votes(frame: pd.DataFrame, item: str, annotator: str, label: str) -> tu
         )
     who, names = pd.factorize(frame[annotator].astype("string"))
     items = frame.drop_duplicates(item).drop(columns=[annotator, label]).reset_index(drop=True)
-    return items, _votes(place[said], who[said], cells[said], len(keys), [str(name) for name in names])
+    votes = _votes(place[said], who[said], cells[said], len(keys), [str(name) for name in names])
+    return items, replace(votes, keys=tuple(np.asarray(keys).tolist()))
 
 
 def _said(cells: NDArray[Any]) -> NDArray[np.bool_]:
@@ -295,7 +315,8 @@ def audit_votes(
 ) -> tuple[Any, Consensus]:
     """An `Audit` of the majority's labels, and the consensus of annotators and models.
 
-    Models learn the consensus of the votes, out of fold; their predictions join the votes, and models learn the better consensus again.
+    Models learn the consensus of the votes, out of fold; their predictions join the votes, and models learn the better consensus again. Of
+    items without a vote they alone decide.
 
     Args:
         items: samples in any form that `compensate.audit` takes: a data frame, texts, images, embeddings.
@@ -303,8 +324,6 @@ def audit_votes(
         encoder, device, seed, progress, options: as of `compensate.audit`.
         rounds: how often models are fitted.
     """
-    from dataclasses import replace
-
     from compensate.auditing.audit import audit
 
     named = np.array(votes.classes, dtype=object)
@@ -322,12 +341,24 @@ def audit_votes(
         order = np.array([votes.classes.index(c) for c in found.classes])
         assert found.probabilities is not None
         log_q[np.ix_(found.index, order)] = np.log(np.maximum(found.probabilities, 1e-12))
+        log_q[np.ix_(found.unlabeled.get("index", []), order)] = _predicted(found)
         consensus = find_consensus(votes, log_q)
     assert found is not None
-    return _as_audit(found, votes, consensus, replace), consensus
+    return _as_audit(found, votes, consensus), consensus
 
 
-def _as_audit(found: Any, votes: Votes, consensus: Consensus, replace: Any) -> Any:
+def _predicted(found: Audit) -> Floats:
+    """(M, C) log probabilities of the rows without a label, of which an audit keeps the likeliest class alone: the others share the rest."""
+    rest = len(found.classes) - 1
+    if not len(found.unlabeled):
+        return np.zeros((0, rest + 1))
+    p = np.asarray(found.unlabeled["probability"], np.float64)
+    q = np.repeat(((1 - p) / rest)[:, None], rest + 1, 1)
+    q[np.arange(len(p)), found.unlabeled["suggested"]] = p
+    return np.log(np.maximum(q, 1e-12))
+
+
+def _as_audit(found: Audit, votes: Votes, consensus: Consensus) -> Audit:
     """The audit with the majority's labels as given, and the consensus as what is known of them."""
     to = np.array([found.classes.index(c) for c in votes.classes])
     given = votes.majority()[found.index]
@@ -340,7 +371,35 @@ def _as_audit(found: Any, votes: Votes, consensus: Consensus, replace: Any) -> A
         found.noise_rate, value=doubted, low=float(wrong[wrong > 0.9].sum() / len(wrong)), high=min(1.0, 2 * doubted)
     )
     back = np.argsort(to)
+    data = found.data if found.data is None else replace(found.data, info={**found.data.info, "votes": votes})
     return replace(
-        found, given=to[given], suggested=to[others.argmax(1)], p_error=wrong, log_odds=np.log(wrong / (1 - wrong)),
+        found, data=data, given=to[given], suggested=to[others.argmax(1)], p_error=wrong, log_odds=np.log(wrong / (1 - wrong)),
         probabilities=p[:, back].astype(np.float32), noise_rate=share,
     )  # fmt: skip
+
+
+def as_label_table(found: Audit, votes: Votes, items: pd.DataFrame, path: Path, title: str) -> tuple[Audit, bytes]:
+    """The audit as one of a table of the items with the majority's labels, so that decisions can be applied to it; and that table as CSV.
+
+    Args:
+        found: by `audit_votes`.
+        votes, items: as given to it.
+        path: where the caller writes the table.
+        title: of the page.
+    """
+    import io
+
+    from compensate.auditing.digests import digest_frame, digest_text, short_digest
+
+    column = "label" if "label" not in items.columns else LABEL
+    names = np.array(votes.classes, dtype=object)
+    frame = items.assign(**{column: np.where(votes.counts.sum(1) > 0, names[votes.majority()], "")})
+    written = frame.to_csv(index=False).encode("utf-8", "surrogatepass")
+    read = pd.read_csv(io.BytesIO(written), dtype=str, keep_default_na=False, encoding_errors="surrogatepass")
+    assert found.data is not None
+    info = {**found.data.info, "label": column}
+    return replace(
+        found, title=title, config={**found.config, "source": str(path), "label": column, "label_given": True},
+        data=replace(found.data, raw=frame.iloc[found.data.index], info=info),
+        source_digest=digest_text(short_digest(written)), row_digests=digest_frame(read, column)[found.index],
+    ), written  # fmt: skip

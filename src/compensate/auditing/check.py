@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from compensate.auditing.corrections import Correction
 from compensate.auditing.csv_edit import Dialect, find_cells
-from compensate.auditing.digests import as_text, digest_frame
+from compensate.auditing.digests import digest_frame, digest_text
 from compensate.auditing.result import Audit
 from compensate.auditing.scorer import Scorer
 from compensate.data.dataset import UNLABELED, Data
@@ -198,7 +198,7 @@ def _audited_places(audit: Audit, found: _Rows, decisions: Iterable[Correction])
         elif digest in audited:
             name = cell.strip()
             same = any(given[place].strip() == name for place in audited[digest])
-            places[row] = _KNOWN if same or (as_text(digest), name) in decided else audited[digest][0]
+            places[row] = _KNOWN if same or (digest_text(digest), name) in decided else audited[digest][0]
     return places if audit.probabilities is not None else np.where(places >= 0, _NEW, places)
 
 
@@ -289,25 +289,27 @@ def _where(
     path: Path, audit: Audit, found: _Rows, rows: NDArray[np.int64], options: Mapping[str, Any]
 ) -> dict[int, tuple[str, int, int | None, int | None]]:
     """File, row, line and column of some rows' labels."""
-    from compensate.data.tables import LINES, is_table, kind_of
+    from compensate.data.tables import LINES, is_table, table_format
 
     index = found.data.index
     if path.is_dir() and found.data.ids is not None:
         folder = Path(str(found.data.info.get("folder", path)))
         return {row: (str(folder / str(found.data.ids[row])), int(index[row]), None, None) for row in rows.tolist()}
-    if kind_of(path) in LINES and path.is_file():
+    if table_format(path) in LINES and path.is_file():
         content = read_bytes(path, lines=True).splitlines()
         lines = [number for number, line in enumerate(content, 1) if line.strip()]
         if len(lines) == len(found.data):
             return {row: (str(path), int(index[row]), lines[row], None) for row in rows.tolist()}
-    if not is_table(path) or kind_of(path) not in (".csv", ".tsv"):
+    if not is_table(path) or table_format(path) not in (".csv", ".tsv"):
         return {row: (str(path), int(index[row]), None, None) for row in rows.tolist()}
     asked = audit.config.get("asked")
     kept = asked.get("options", {}) if isinstance(asked, dict) else {}
     encoding = options.get("encoding") or kept.get("encoding") or "utf-8"
     delimiter = options.get("delimiter") or kept.get("delimiter")
     text = decode(read_bytes(path, lines=True), path, str(encoding))
-    places = label_places(text, kind_of(path), list(found.data.raw.columns).index(audit.config["label"]), delimiter)
+    places = label_places(
+        text, table_format(path), list(found.data.raw.columns).index(audit.config["label"]), delimiter
+    )
     if len(places) != len(found.data):  # the reader saw other rows: better no line than a wrong one
         return {row: (str(path), int(index[row]), None, None) for row in rows.tolist()}
     return {row: (str(path), int(index[row]), *places[row]) for row in rows.tolist()}

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from compensate.auditing.csv_edit import csv_bytes
 from compensate.auditing.csv_escape import guard, unguard
-from compensate.auditing.digests import as_text, digest_source
-from compensate.auditing.rewrite import check_target, fixed_name, open_labels, same_label
+from compensate.auditing.digests import digest_source, digest_text
+from compensate.auditing.rewrite import check_output, fixed_name, open_labels, same_label
 from compensate.errors import InputError, nearest
 from compensate.files import write_atomically
 
@@ -197,7 +197,7 @@ def rematch_rows(
     wanted = {c.row for c in corrections}
     places: dict[str, list[int]] = {}
     for place, digest in enumerate(digests.tolist()):
-        if (text := as_text(digest)) in wanted:
+        if (text := digest_text(digest)) in wanted:
             places.setdefault(text, []).append(place)
     groups: dict[tuple[str, str], list[Correction]] = {}
     for c in sorted(corrections, key=lambda c: c.index):
@@ -262,7 +262,7 @@ def apply_corrections(
             data, decided, out, label=label, encoding=encoding, delimiter=delimiter, force=force, rematch=rematch
         )
     out = fixed_name(data) if out is None else out
-    check_target(data, out, force)
+    check_output(data, out, force)
     source = open_labels(data, label, encoding, delimiter)
     matched = None
     checked = not rematch and check_source(decided, digest_source(data), str(data))

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compensate.auditing.corrections import Correction, read_corrections
-from compensate.auditing.digests import as_text
+from compensate.auditing.digests import digest_text
 from compensate.auditing.journal import run_decisions
 from compensate.data.dataset import UNLABELED, Data
 from compensate.errors import InputError, nearest
@@ -93,7 +93,7 @@ class _Places:
         digests = data.info.get("row_digests")
         if digests is not None:
             for row, digest in enumerate(digests[data.index].tolist()):
-                self.by_digest.setdefault(as_text(digest), []).append(row)
+                self.by_digest.setdefault(digest_text(digest), []).append(row)
 
     def find(self, decision: Correction) -> int | None:
         if not decision.source or not self.source or decision.source == self.source:

@@ -17,7 +17,7 @@ from compensate.encoders import Encoder
 from compensate.errors import InputError
 from compensate.methods.registry import find
 from compensate.models.registry import MODELS, build
-from compensate.training.evidence import Recorded, train_and_record
+from compensate.training.evidence import TrainingRecord, train_and_record
 from compensate.training.samples import Samples
 
 RECIPE = {"epochs": 20, "batch_size": 64, "lr": 1e-3}
@@ -109,7 +109,7 @@ def _train(
     settings = {**recipe, **{name: value for name, value in chosen.items() if value is not None}}
     parts = [None] if folds is None else sorted(set(folds.tolist()))
     found = np.full((len(labels), classes), np.log(1 / classes), np.float32)
-    runs: list[Recorded] = []
+    runs: list[TrainingRecord] = []
     for k, part in enumerate(parts):
         rows = np.flatnonzero((labels >= 0) & ((folds != part) if folds is not None else True))
 

@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compensate.files import checksum
+
 if TYPE_CHECKING:
     import pandas as pd
 
     from compensate.data.dataset import Data
 
-CHUNK = 1 << 20
 
-
-def as_text(digest: int) -> str:
+def digest_text(digest: int) -> str:
     """A digest as it is written: with a prefix, so that a spreadsheet does not take it for a number.
 
-    >>> as_text(255)
+    >>> digest_text(255)
     'sha256:00000000000000ff'
     """
     return f"sha256:{digest:016x}"
@@ -40,11 +40,7 @@ def digest_file(path: str | Path) -> str:
     >>> digest_file(empty)
     'sha256:e3b0c44298fc1c14'
     """
-    found = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(CHUNK):
-            found.update(chunk)
-    return as_text(_first(found.digest()))
+    return digest_text(_first(bytes.fromhex(checksum(path))))
 
 
 def digest_source(path: str | Path) -> str:
@@ -52,7 +48,7 @@ def digest_source(path: str | Path) -> str:
     path = Path(path)
     files = list_files(path)
     if files:
-        return as_text(_short(repr([(file.name, digest_file(file)) for file in files]).encode()))
+        return digest_text(short_digest(repr([(file.name, digest_file(file)) for file in files]).encode()))
     if not path.is_dir():
         return digest_file(path)
     folder, names, labels = list_images(path)
@@ -61,7 +57,7 @@ def digest_source(path: str | Path) -> str:
 
 def _digest_folder(names: list[str], rows: NDArray[np.uint64], labels: Path | None) -> str:
     parts = list(zip(names, rows.tolist(), strict=True))
-    return as_text(_short(repr((parts, "" if labels is None else digest_file(labels))).encode()))
+    return digest_text(short_digest(repr((parts, "" if labels is None else digest_file(labels))).encode()))
 
 
 def digest_frame(frame: pd.DataFrame, label: str) -> NDArray[np.uint64]:
@@ -76,12 +72,12 @@ def digest_frame(frame: pd.DataFrame, label: str) -> NDArray[np.uint64]:
     columns = [map(str, frame.iloc[:, j].tolist()) for j, name in enumerate(frame.columns) if str(name) != label]
     rows: Iterable[tuple[str, ...]] = zip(*columns, strict=True) if columns else [()] * len(frame)
     texts = ("\x1f".join(row).encode("utf-8", "surrogatepass") for row in rows)
-    return np.fromiter(map(_short, texts), np.uint64, len(frame))
+    return np.fromiter(map(short_digest, texts), np.uint64, len(frame))
 
 
 def digest_images(folder: Path, names: Iterable[str]) -> NDArray[np.uint64]:
     """(N,) a digest of the bytes of each image."""
-    return np.array([_short((folder / name).read_bytes()) for name in names], dtype=np.uint64)
+    return np.array([short_digest((folder / name).read_bytes()) for name in names], dtype=np.uint64)
 
 
 def list_files(path: Path) -> list[Path]:
@@ -117,12 +113,13 @@ def digests_of(data: Data, path: Path) -> dict[str, Any]:
         if data.ids is not None and len(names) == data.rows and [names[i] for i in data.index] == list(data.ids):
             rows[data.index] = images[data.index]
         return {"source_digest": _digest_folder(names, images, labels), "row_digests": rows}
-    if hasattr(data.raw, "iloc"):
-        rows[data.index] = digest_frame(data.raw, str(data.info.get("label")))
+    if data.table is not None:
+        rows[data.index] = digest_frame(data.table, str(data.info.get("label")))
     return {"source_digest": digest_source(path), "row_digests": rows}
 
 
-def _short(content: bytes) -> int:
+def short_digest(content: bytes) -> int:
+    """The first 64 bits of the SHA-256 sum."""
     return _first(hashlib.sha256(content).digest())
 
 

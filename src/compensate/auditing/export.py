@@ -224,7 +224,7 @@ def _shown(audit: Audit, i: int, images: str | None) -> str:
         return "\n".join(f"{name}: {value}" for name, value in found.fields)
     if audit.data is None:
         raise InputError(
-            f"the data of this audit ({audit.title}) is not at hand; audit it again, or load the audit with its data: "
+            f"the data of this audit ({audit.title}) is not loaded; run `audit` again, or load the audit with its data: "
             "compensate.auditing.reopen.reopen(folder)."
         )
     return f"row {int(audit.index[i])}"

@@ -17,7 +17,7 @@ from compensate.data.dataset import Data
 from compensate.data.ragged import Ragged
 from compensate.encoders import Encoder, find_encoder, hint, sample_kind
 from compensate.encoders.encoding import image_files
-from compensate.encoders.image import ImageEncoder, ImageNetwork, pixels, resized, unit
+from compensate.encoders.image import ImageEncoder, ImageNetwork, image_array, resized, unit
 from compensate.encoders.text import SECTION, TextEncoder, stacked
 from compensate.errors import InputError
 from compensate.training.samples import Rows, Samples
@@ -171,11 +171,11 @@ class _Images:
     side: int
 
     def __call__(self, rows: Rows, epoch: int | None) -> Tensor:
-        images = [torch.from_numpy(np.ascontiguousarray(pixels(self.items[row], self.side))) for row in rows]
+        images = [torch.from_numpy(np.ascontiguousarray(image_array(self.items[row], self.side))) for row in rows]
         if len({(image.shape, image.dtype) for image in images}) > 1:
             images = [resized(unit(image)[None], self.side)[0].expand(3, -1, -1) for image in images]
         return unit(torch.stack(images))
 
 
 def _side(items: Any, network: ImageNetwork) -> int:
-    return max(network.side(pixels(items[row], network.fixed).shape) for row in range(min(LOOKED_AT, len(items))))
+    return max(network.side(image_array(items[row], network.fixed).shape) for row in range(min(LOOKED_AT, len(items))))

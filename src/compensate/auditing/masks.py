@@ -80,7 +80,7 @@ class Masks:
         place[classes] = np.arange(len(classes))
         return np.concatenate([_majority(place[mask], side, len(classes)).ravel() for mask in self.masks])
 
-    def judged(self, seed: int = 0) -> Judged:
+    def judged(self, seed: int = 0) -> JudgedCells:
         """The verdict on each cell."""
         classes = self._classes()
         side = SMALLEST
@@ -97,7 +97,7 @@ class Masks:
         # Cells at the edge of an object look like errors in one direction: directions must earn their numbers (Bayesian information criterion).
         directions = len(classes) * (len(classes) - 1) - 1
         verdict = judge(log_q[kept], given[kept], simpler=0.5 * directions * float(np.log(kept.sum())))
-        return Judged(
+        return JudgedCells(
             side, tuple(map(str, classes)), tuple(grids), given, kept, verdict,
             {f"cells: {name}": weight for name, weight in shares(weights).items()},
         )  # fmt: skip
@@ -141,7 +141,7 @@ class Masks:
             sample=np.array([r.image for r in regions], np.int64),
         )  # fmt: skip
 
-    def _regions(self, found: Judged) -> list[Region]:
+    def _regions(self, found: JudgedCells) -> list[Region]:
         from scipy.ndimage import label
 
         changed, p, odds, suggested = (np.full(len(found.given), value, float) for value in (-1, 0, -99, 0))
@@ -186,7 +186,7 @@ class Masks:
 
 
 @dataclass(frozen=True, eq=False)
-class Judged:
+class JudgedCells:
     """What is known of each cell: its side, the classes, rows and columns of each image, the given classes, which are judged, and how."""
 
     side: int
@@ -295,7 +295,7 @@ def mask_folders(data: Any, labels: Any) -> tuple[Path, Path] | None:
 
 def read_masks(images: str | Path, masks: str | Path) -> Data:
     """Images and masks of two folders; a mask has the name of its image."""
-    from compensate.auditing.digests import as_text, digest_file
+    from compensate.auditing.digests import digest_file, digest_text
     from compensate.data.folder import is_image
 
     images, masks = Path(images), Path(masks)
@@ -322,7 +322,7 @@ def read_masks(images: str | Path, masks: str | Path) -> Data:
         raise InputError(
             f"{masks} holds {len(names)} masks; an audit needs {FOLDS} or more, for it judges each by the others."
         )
-    digest = as_text(int(_digest([digest_file(path) for path in found])[:16], 16))
+    digest = digest_text(int(_digest([digest_file(path) for path in found])[:16], 16))
     parts = Masks(tuple(pictures), tuple(numbers), tuple(names))
     rows = np.array(names, dtype=object)
     info = {
@@ -373,7 +373,7 @@ def read_mask(path: Path) -> NDArray[np.uint8]:
 def apply_regions(data: Path, decided: Sequence[Correction], out: Path | None, *, force: bool) -> Applied:
     """Writes a folder of masks with the decided regions changed; masks without a change are copied byte for byte."""
     from compensate.auditing.corrections import Applied, check_source
-    from compensate.auditing.digests import as_text, digest_file
+    from compensate.auditing.digests import digest_file, digest_text
     from compensate.files import replaced_folder
 
     found = mask_folders(data, None)
@@ -386,7 +386,7 @@ def apply_regions(data: Path, decided: Sequence[Correction], out: Path | None, *
         raise InputError(f"{out} is there already; name another folder, or overwrite it with force=True (--force).")
     if out.absolute() in (top.absolute(), *top.absolute().parents):
         raise InputError(f"{out} holds the masks themselves; name another folder.")
-    digest = as_text(int(_digest([digest_file(path) for path in files])[:16], 16))
+    digest = digest_text(int(_digest([digest_file(path) for path in files])[:16], 16))
     checked = check_source(decided, digest, str(top))
     changed: dict[str, NDArray[np.uint8]] = {}
     before = {path.relative_to(top).as_posix(): path for path in files}

@@ -244,7 +244,7 @@ def read_label_sets(
         labels_columns: the columns of 0 and 1, a list or a text with commas; without them ``label`` holds joined labels or lists.
         label, text, ignore, columns, encoding, delimiter: as for `compensate.data.tables.read_table`.
     """
-    from compensate.data.tables import _names, from_frame, read_frame
+    from compensate.data.tables import column_names, from_frame, read_frame
 
     path = isinstance(data, (str, Path))
     where = str(data) if path else "the data frame"
@@ -252,12 +252,12 @@ def read_label_sets(
     frame = frame.reset_index(drop=True)
     frame.columns = [str(name) for name in frame.columns]
     if labels_columns is not None:
-        sets = _of_columns(frame, _names(labels_columns), where)
+        sets = _of_columns(frame, column_names(labels_columns), where)
     else:
         assert label is not None
         sets = _of_cells(frame, label, where)
     column = sets.columns[0]
-    ignored = [*_names(ignore), *sets.columns[1:]] if ignore else list(sets.columns[1:])
+    ignored = [*column_names(ignore), *sets.columns[1:]] if ignore else list(sets.columns[1:])
     found = from_frame(
         frame.assign(**{column: sets.patterns}), where, label=column, text=text, task="classification", ignore=ignored,
         columns=columns,
@@ -281,7 +281,7 @@ def find_columns(frame: pd.DataFrame) -> tuple[str, ...]:
     )
 
 
-def of_labels(labels: Any) -> LabelSets | None:
+def label_sets(labels: Any) -> LabelSets | None:
     """Label sets from an array (N, L) of 0 and 1, or a list of lists of names; None if it is neither."""
     if isinstance(labels, (list, tuple)) and labels and all(isinstance(row, (list, tuple, set)) for row in labels):
         if not any(isinstance(item, str) for row in labels for item in row):
@@ -455,7 +455,7 @@ def _columns_changed(frame: pd.DataFrame, decided: Sequence[Correction], data: P
 
 
 def _plain(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") else value
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _write_columns(
@@ -469,21 +469,21 @@ def _write_columns(
     from compensate.auditing.csv_edit import Dialect, find_cells
     from compensate.auditing.rewrite import exact_text
     from compensate.data.jsonl import objects
-    from compensate.data.tables import LINES, TEXTS, kind_of
+    from compensate.data.tables import LINES, TEXTS, table_format
 
-    if kind_of(data) not in (*TEXTS, *LINES):
+    if table_format(data) not in (*TEXTS, *LINES):
         raise InputError(
             f"corrections of columns of 0 and 1 are written into CSV, TSV and JSONL files, and not into {data}."
         )
     mark, text = exact_text(data, encoding)
     edits: list[tuple[int, int, str]] = []
-    if kind_of(data) in LINES:
+    if table_format(data) in LINES:
         rows = [{key: span for key, _, span in found} for found in objects(text, data)]
         for name, new in wanted.items():
             quoted = any(isinstance(cell, str) for cell in frame[name])
             edits += [(*rows[row][name], json.dumps(value) if quoted else value) for row, value in new.items()]
     else:
-        dialect = Dialect.of(text, kind_of(data), delimiter)
+        dialect = Dialect.of(text, table_format(data), delimiter)
         for name, new in wanted.items():
             spans = find_cells(text, list(frame.columns).index(name), dialect)
             found = ["" if span is None else dialect.value(text[slice(*span)]) for span in spans]
@@ -500,9 +500,9 @@ def _write_lists(data: Path, column: str, new: Mapping[int, list[Any]], out: Pat
     """A JSONL file with some lists changed; labels that stay are written as they were."""
     from compensate.auditing.rewrite import exact_text
     from compensate.data.jsonl import objects
-    from compensate.data.tables import LINES, kind_of
+    from compensate.data.tables import LINES, table_format
 
-    if kind_of(data) not in LINES:
+    if table_format(data) not in LINES:
         raise InputError(f"corrections of lists are written into JSONL files, and not into {data}.")
     mark, text = exact_text(data, encoding)
     spans = [next((span for key, _, span in reversed(found) if key == column), None) for found in objects(text, data)]
@@ -542,10 +542,10 @@ def list_pieces(text: str) -> list[tuple[int, int]]:
 
 def write_edits(out: Path, mark: bytes, text: str, edits: Iterable[tuple[int, int, str]], encoding: str) -> None:
     """Writes a text with some spans replaced, and not one byte beside them."""
-    from compensate.auditing.rewrite import write_packed
+    from compensate.auditing.rewrite import write_compressed
 
     parts, last = [], 0
     for start, end, new in sorted(edits):
         parts += [text[last:start], new]
         last = end
-    write_packed(out, mark + "".join((*parts, text[last:])).encode(encoding))
+    write_compressed(out, mark + "".join((*parts, text[last:])).encode(encoding))

@@ -5,7 +5,7 @@ the sample, and every part is named by a short text, which an audit, its page an
 
 - ``label ROW NAME``: whether the row has this label, in a cell of joined labels or a list;
 - ``column ROW NAME``: the same, in a column of 0 and 1;
-- ``tokens FIRST COUNT``: the tags of so many tokens, counted through the file;
+- ``tokens FIRST COUNT``: the tags of COUNT tokens from number FIRST of the file on;
 - ``region START+LENGTH,... FILE``: pixels of a mask, as runs of its pixels row by row.
 """
 
@@ -103,10 +103,10 @@ def apply_parts(
         from compensate.auditing.masks import apply_regions
 
         return apply_regions(data, decided, out, force=force)
-    from compensate.auditing.rewrite import check_target, fixed_name
+    from compensate.auditing.rewrite import check_output, fixed_name
 
     out = fixed_name(data) if out is None else out
-    check_target(data, out, force)
+    check_output(data, out, force)
     checked = check_source(decided, digest_source(data), str(data))
     if form == "tokens":
         from compensate.auditing.tokens import apply_tags

@@ -55,14 +55,14 @@ def open_labels(data: Path, label: str | None, encoding: str = "utf-8", delimite
     from compensate.data.hub import is_saved
     from compensate.data.parquet import SUFFIXES as PARQUET
     from compensate.data.parquet import parquet_files
-    from compensate.data.tables import LINES, TEXTS, choose_label, choose_text, kind_of, read_frame
+    from compensate.data.tables import LINES, TEXTS, choose_label, choose_text, read_frame, table_format
 
     files = parquet_files(data)
     if is_saved(data):
         return _saved(data, label)
     if data.is_dir() and not files:
         return _folder(data, label)
-    kind = kind_of(data)
+    kind = table_format(data)
     if not files and kind not in (*TEXTS, *LINES, *EXCEL, *PARQUET):
         raise InputError(
             f"{data} is neither a CSV, TSV, JSONL, Excel or Parquet file nor a folder of images or of a saved data set; nothing is "
@@ -95,7 +95,7 @@ def same_label(cell: Any, given: str) -> bool:
         return given.strip() == "" and is_missing(cell)
     if isinstance(cell, bytes):
         cell = cell.decode("utf-8", "replace")
-    if hasattr(cell, "item"):
+    if isinstance(cell, np.generic):
         cell = cell.item()
     if isinstance(cell, float) and cell.is_integer():
         cell = int(cell)
@@ -134,7 +134,7 @@ def writes_folder(data: Path) -> bool:
     return is_pattern(data) or is_saved(data) or bool(data.is_dir() and parquet_files(data))
 
 
-def check_target(data: Path, out: Path, force: bool) -> None:
+def check_output(data: Path, out: Path, force: bool) -> None:
     """Refuses a place that cannot be written to, or that holds something which is not to be overwritten."""
     if writes_folder(data):
         if out.exists() and not out.is_dir():
@@ -151,12 +151,12 @@ def check_target(data: Path, out: Path, force: bool) -> None:
 
 def _file(changed: Callable[[Changes], bytes]) -> Callable[[Path, Changes], None]:
     def write(out: Path, new: Changes) -> None:
-        write_packed(out, changed(new))
+        write_compressed(out, changed(new))
 
     return write
 
 
-def write_packed(out: Path, content: bytes) -> None:
+def write_compressed(out: Path, content: bytes) -> None:
     """Writes a file, compressed if its name says so."""
     pack = _PACKED.get(out.suffix.lower())
     write_atomically(out, pack(content) if pack else content)
@@ -183,22 +183,22 @@ def _changed(
 ) -> bytes:
     """The bytes of a table with some labels changed."""
     from compensate.data.excel import SUFFIXES as EXCEL
-    from compensate.data.tables import LINES, kind_of
+    from compensate.data.tables import LINES, table_format
 
-    if kind_of(path) in EXCEL:
+    if table_format(path) in EXCEL:
         from compensate.auditing.excel_edit import edited
 
         return edited(path.read_bytes(), path, name, cells, new)
     mark, text = exact_text(path, encoding)
-    edit = _edited_lines if kind_of(path) in LINES else partial(_edited_cells, delimiter=delimiter)
+    edit = _edited_lines if table_format(path) in LINES else partial(_edited_cells, delimiter=delimiter)
     return mark + edit(path, text, name, cells, new).encode(encoding)
 
 
 def _edited_cells(path: Path, text: str, name: str, cells: list[Any], new: Changes, delimiter: str | None) -> str:
     """A CSV or TSV with some cells of a column changed."""
-    from compensate.data.tables import kind_of, read_frame
+    from compensate.data.tables import read_frame, table_format
 
-    dialect = Dialect.of(text, kind_of(path), delimiter)
+    dialect = Dialect.of(text, table_format(path), delimiter)
     column = [str(c) for c in read_frame(path, delimiter=delimiter).columns].index(name)
     spans = find_cells(text, column, dialect)
     # The reader and this search must see the same rows, or a correction would land on another one.

@@ -12,7 +12,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,24 +30,29 @@ if TYPE_CHECKING:
     from compensate.auditing.result import Audit
 
 FORMAT = 2
-"""Of the files that `save` writes."""
+"""Of the files that `save_audit` writes."""
 
 FILES = frozenset(
     {
+        "annotators.csv",
         "audit",
         "config.json",
+        "consensus.csv",
         "corrections.csv",
         "decisions.jsonl",
         "issues.csv",
+        "label_again.csv",
+        "labels.csv",
         "metrics.jsonl",
         "model.safetensors",
         "predictions.csv",
         "report.html",
         "review.lock",
+        "suspects",
         "suspects.csv",
     }
 )
-"""What an audit writes. A folder that holds anything else is not replaced."""
+"""What an audit or a consensus writes. A folder that holds anything else is not replaced."""
 
 
 def run_name(title: str, asked: Mapping[str, Any]) -> str:
@@ -82,13 +87,16 @@ def check_run_folder(folder: Path, source_digest: str | None = None) -> None:
         )
 
 
-def write_run(found: Audit, folder: Path, decisions: Iterable[Correction] = ()) -> Path:
+def write_run(
+    found: Audit, folder: Path, decisions: Iterable[Correction] = (), more: Callable[[Path], None] | None = None
+) -> Path:
     """Writes the whole folder of a run: its configuration, curves, lists, page, model and the audit itself.
 
     Args:
         found: the audit.
         folder: where to write it; decisions about the same data that are there are kept.
         decisions: made before, about the labels of the same data.
+        more: writes what else belongs into the folder.
     """
     check_run_folder(folder, found.source_digest)
     with replaced_folder(folder) as new:
@@ -113,6 +121,8 @@ def write_run(found: Audit, folder: Path, decisions: Iterable[Correction] = ()) 
 
             save_weights(new / "model.safetensors", found.model.state_dict())
         found.report(new / "report.html")
+        if more is not None:
+            more(new)
     return folder
 
 
@@ -131,7 +141,7 @@ def _source_digest(folder: Path) -> str | None:
 # --- the audit itself -----------------------------------------------------------------------------------------
 
 
-def save(found: Audit, folder: Path) -> None:
+def save_audit(found: Audit, folder: Path) -> None:
     """Writes ``audit.json`` and ``audit.npz``; the first holds the checksum of the second, so that they belong together."""
     make_folder(folder)
     arrays: dict[str, Any] = {
@@ -171,7 +181,7 @@ def save(found: Audit, folder: Path) -> None:
         found.scorer.save(folder)
 
 
-def load(folder: Path) -> dict[str, Any]:
+def load_audit(folder: Path) -> dict[str, Any]:
     """The fields of the audit in a folder, once everything in it is known to fit."""
     try:
         texts = json.loads((folder / "audit.json").read_bytes().decode("utf-8", "surrogatepass"))

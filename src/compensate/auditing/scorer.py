@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from compensate.auditing.fitted import LEARNERS, Learner
+from compensate.auditing.fitted import LEARNERS, StoredLearner
 from compensate.auditing.learners import View
 from compensate.auditing.noise_model import NoiseModel, pooled
 from compensate.auditing.packed import read_packed, write_packed
@@ -39,7 +39,7 @@ class Scorer:
     """
 
     makers: tuple[Maker, ...]
-    learners: tuple[Mapping[str, Learner], ...]
+    learners: tuple[Mapping[str, StoredLearner], ...]
     weights: tuple[Mapping[str, float], ...]
     noise: NoiseModel
     by_chance: bool = False
@@ -62,9 +62,9 @@ class Scorer:
             view: View = maker.view(data, device, told)
             for name, learner in learners.items():
                 if weight[name] > 0:
-                    found.append(learner.log_p(view.x, view.trees).astype(np.float64))
+                    found.append(learner.log_p(view.x, view.trees))
                     weights.append(weight[name])
-        return pooled(np.array(weights), np.stack(found))
+        return pooled(np.array(weights), found)
 
     def score(
         self, log_q: NDArray[np.float64], labels: NDArray[np.int64]

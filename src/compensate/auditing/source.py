@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from compensate.auditing.digests import digests_of
 from compensate.auditing.masks import mask_folders, read_masks
-from compensate.auditing.multilabel import COLUMNS, find_columns, of_labels, read_label_sets
+from compensate.auditing.multilabel import COLUMNS, find_columns, label_sets, read_label_sets
 from compensate.auditing.tokens import is_tokens, of_lists, read_tokens
 from compensate.auditing.views import kind_of
 from compensate.data.arrays import from_arrays, not_finite, read_npz
@@ -107,7 +107,7 @@ def _read(data: Any, labels: Any, options: Mapping[str, Any]) -> Data:
         if labels is None:
             raise InputError("sentences have no tags of their own; pass them too: audit(words, tags).")
         return of_lists(data, labels)
-    sets = of_labels(labels)
+    sets = label_sets(labels)
     if sets is not None:
         found = _read(data, sets.patterns, options)
         return replace(found, info={**found.info, "parts": sets})

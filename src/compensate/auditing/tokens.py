@@ -132,7 +132,7 @@ class TokenTags:
         """(N,) the sentence of each token."""
         return np.repeat(np.arange(len(self.sentences)), [len(s) for s in self.sentences])
 
-    def judged(self, seed: int = 0) -> Judged:
+    def judged(self, seed: int = 0) -> JudgedTags:
         """The verdict on the type of each token."""
         kept, classes, given, notes = self._checked()
         view = View("words around", hashed(self.sentences))
@@ -143,7 +143,7 @@ class TokenTags:
         log_q, weights = pool(found.log_p, labels)
         # The learned transitions are of a tenth of all labels wrong, more than there are entities in most texts: no direction is taken from them.
         verdict = judge(log_q[kept], given[kept])
-        return Judged(
+        return JudgedTags(
             kept,
             classes,
             given,
@@ -204,7 +204,7 @@ class TokenTags:
 
 
 @dataclass(frozen=True, eq=False)
-class Judged:
+class JudgedTags:
     """What is known of each tag.
 
     Attributes:
@@ -302,13 +302,13 @@ def shape(word: str) -> str:
 
 def is_tokens(path: Path) -> bool:
     """Whether a file holds tagged tokens: by its name, or by the lists in its first line."""
-    from compensate.data.tables import LINES, kind_of
+    from compensate.data.tables import LINES, table_format
 
     if not path.is_file():
         return False
-    if kind_of(path) in SUFFIXES:
+    if table_format(path) in SUFFIXES:
         return True
-    return kind_of(path) in LINES and _keys(_first_row(path)) is not None
+    return table_format(path) in LINES and _keys(_first_row(path)) is not None
 
 
 def _first_row(path: Path) -> Any:
@@ -334,12 +334,12 @@ def _keys(row: Any) -> tuple[str, str] | None:
 
 def read_tokens(path: str | Path, *, encoding: str = "utf-8") -> Data:
     """Tagged sentences of a CoNLL or JSONL file."""
-    from compensate.data.tables import LINES, kind_of
+    from compensate.data.tables import LINES, table_format
     from compensate.files import decode, read_bytes
 
     path = Path(path)
     text = decode(read_bytes(path, lines=True), path, encoding)
-    found = _jsonl(text, path) if kind_of(path) in LINES else _conll(text, path)
+    found = _jsonl(text, path) if table_format(path) in LINES else _conll(text, path)
     return of_sentences(found, str(path))
 
 
@@ -430,10 +430,10 @@ def _jsonl(text: str, where: Path) -> list[list[Token]]:
 def apply_tags(data: Path, decided: Sequence[Correction], out: Path, encoding: str) -> tuple[int, int]:
     """Writes the file with the decided tags changed; the number of tokens, and of decisions that changed some."""
     from compensate.auditing.rewrite import exact_text
-    from compensate.data.tables import LINES, kind_of
+    from compensate.data.tables import LINES, table_format
 
     mark, text = exact_text(data, encoding)
-    lines = kind_of(data) in LINES
+    lines = table_format(data) in LINES
     sentences = _jsonl(text, data) if lines else _conll(text, data)
     tokens = [token for sentence in sentences for token in sentence]
     types = [type_of(token.tag) for token in tokens]

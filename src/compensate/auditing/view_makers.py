@@ -32,14 +32,14 @@ COUNTED: dict[str, Any] = {"sublinear_tf": True, "ngram_range": (1, 2), "token_p
 """How words are counted."""
 
 PIXELS = 1024
-"""Larger images are brought to about so many pixels where no encoder looks at them."""
+"""Pixels, about, that larger images are reduced to where no encoder looks at them."""
 
 FAR, LARGE, LOOKED_AT = 10, 1e3, 1_000
 """Values farther from the median than this many times the nearer of the 5 % and 95 % quantiles are cut; columns that reach
 beyond 1e3, or nowhere beyond 1e-3, are scaled; and the rows in which quantiles are looked up."""
 
 FEW_COLUMNS = 200
-"""Features of at most so many columns are looked at by trees too: they may be a table."""
+"""The number of columns up to which features go to the trees too: they may be a table."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +150,7 @@ class Pixels:
         """The view of some images."""
         if tuple(np.shape(data.x)[1:]) != self.shape:
             raise InputError(f"images of the shape {np.shape(data.x)[1:]}; the audit was made of {self.shape}.")
-        found = pixels(data.x)
+        found = pixel_rows(data.x)
         return View("pixels", found, found if self.few else None)
 
     def state(self) -> dict[str, Any]:
@@ -163,7 +163,7 @@ class Pixels:
         return Pixels(tuple(state["shape"]), bool(state["few"]))
 
 
-def pixels(images: NDArray[Any]) -> NDArray[np.float32]:
+def pixel_rows(images: NDArray[Any]) -> NDArray[np.float32]:
     """(N, D) values between 0 and 1; large images are averaged over squares."""
     x = np.asarray(images)
     side = max(1, int(np.ceil(np.sqrt(x.shape[2] * x.shape[3] / PIXELS))))
@@ -225,7 +225,7 @@ class Features:
 
     def view(self, data: Data, device: Any = None, told: Told | None = None) -> View:
         """The view of some rows."""
-        values = rows_of(data.x)
+        values = flat_rows(data.x)
         if values.shape[1] != len(self.least):
             raise InputError(f"the samples have {values.shape[1]} features; the audit was made of {len(self.least)}.")
         values = self.bounded(values)
@@ -241,7 +241,7 @@ class Features:
         return Features(*(np.asarray(state[name]) for name in ("least", "most", "shift", "scale")))
 
 
-def rows_of(x: Any) -> NDArray[np.float32]:
+def flat_rows(x: Any) -> NDArray[np.float32]:
     """(N, D) samples as rows of numbers."""
     values = np.asarray(x)
     return values.reshape(len(values), -1).astype(np.float32, copy=False)

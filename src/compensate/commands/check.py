@@ -20,9 +20,7 @@ def check(
     data: Annotated[
         list[Path], typer.Argument(help="Files or folders of the kind that was audited.", show_default=False)
     ],
-    against: Annotated[
-        Path | None, typer.Option(help="Run folder of the audit, or the folder audit in it.", show_default=False)
-    ] = None,
+    against: Annotated[Path | None, typer.Option(help="Run folder of the audit.", show_default=False)] = None,
     max_wrong: Annotated[
         str,
         typer.Option(help="Labels that may look wrong: a number, or a share of the judged rows such as 0.02 or 2%."),
@@ -31,7 +29,7 @@ def check(
         float | None,
         typer.Option(help="Error probability from which on a label looks wrong [default: 2/3].", show_default=False),
     ] = None,
-    format: Annotated[str, typer.Option(help=f"Output: {', '.join(FORMATS)}.")] = "text",
+    format: Annotated[str, typer.Option(help=f"Output format: {', '.join(FORMATS[:-1])} or {FORMATS[-1]}.")] = "text",
     features: Annotated[
         Path | None,
         typer.Option(help="Embeddings of the samples, for an audit made with --features.", show_default=False),
@@ -47,8 +45,8 @@ def check(
 
     **Example:** `compensate check reviews.csv --against runs/reviews-3f2a`
 
-    Rows of the audit are found by their content and not judged again. Ends with 1 if more labels look wrong than --max-wrong
-    allows, so that it can stand in a commit hook or a workflow.
+    Rows of the audit are found by their content and not judged again. The exit status is 1 if more labels look wrong than --max-wrong
+    allows, for commit hooks and workflows.
     """
     if format not in FORMATS:
         raise InputError(f'--format is "{format}"; {nearest(format, FORMATS)}')

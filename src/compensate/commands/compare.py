@@ -71,8 +71,8 @@ def compare(
         console.print(f"[red]{done.method}, seed {done.seed}:[/red] {message}")
     if not any(r["config"]["method"] == first for r in runs):
         raise InputError(f"no run of the baseline {first} came to its end, so there is nothing to compare with.")
-    rows = comparison.table(runs, list(wanted), first)
-    console.print(shown(rows, first))
+    rows = comparison.comparison_table(runs, list(wanted), first)
+    console.print(console_table(rows, first))
     table = comparison.store(folder, common, runs, rows, first)
     title = f"{Path(common.data).name}, noise {common.noise}, {count} seed{'s' * (count > 1)}"
     console.print(f"all runs:  {table}", soft_wrap=True)
@@ -85,7 +85,7 @@ def compare(
         raise typer.Exit(1)
 
 
-def shown(rows: Sequence[Row], baseline: str) -> Table:
+def console_table(rows: Sequence[Row], baseline: str) -> Table:
     """The table for people: test accuracy in percent."""
     table = Table(
         "method",

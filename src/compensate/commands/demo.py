@@ -39,7 +39,7 @@ def demo(
 
 def _demo(out: Path, seeds: int, epochs: int) -> None:
     """Runs the demonstration, prints its table and writes `results.json`, `suspects.png` and `report.html` into `out`."""
-    from compensate.demo import Setting, jobs, picture, review, summary
+    from compensate.demo import Setting, audit_digits, figures_by_method, jobs, picture
     from compensate.files import make_folder, write_atomically
 
     setting = Setting(epochs=epochs)
@@ -48,7 +48,7 @@ def _demo(out: Path, seeds: int, epochs: int) -> None:
         f"{setting.rate:.0%} of their labels are now wrong"
     )
     outcomes = _followed("training", jobs(seeds), setting)
-    table = summary(outcomes)
+    table = figures_by_method(outcomes)
     console.print(_table(table, seeds))
     best = max(
         (o for o in outcomes if o.job.method != "base"), key=lambda o: (-o.job.seed, o.figures["average_precision"])
@@ -71,7 +71,7 @@ def _demo(out: Path, seeds: int, epochs: int) -> None:
     console.print(f"figures:  {out / 'results.json'}")
     console.print("in your own loop:  criterion = compensate.methods.mixcomp(num_samples=len(train))", soft_wrap=True)
     with console.status("auditing the first run's labels"):
-        audited = review(out / "report.html", setting)
+        audited = audit_digits(out / "report.html", setting)
     console.print(
         f"\nthe same labels audited: about {audited.noise_rate.value:.0%} look wrong, {int(audited.mask.sum())} are flagged. "
         "Open the page to review them:",

@@ -18,7 +18,8 @@ def export(
     to: Annotated[str, typer.Option(help="Tool: label-studio, argilla, fiftyone or cleanlab.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="File to write: .json, for cleanlab .csv.")],
     everything: Annotated[
-        bool, typer.Option("--all", help="All rows, not the flagged ones alone; always so for fiftyone and cleanlab.")
+        bool,
+        typer.Option("--all", help="Export all rows, not only the flagged ones (always for fiftyone and cleanlab)."),
     ] = False,
     images: Annotated[
         str | None,
@@ -28,7 +29,7 @@ def export(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing output file.")] = False,
 ) -> None:
-    """Hand the suspects to an annotation tool; their decisions come back with `compensate apply`.
+    """Export the suspects to an annotation tool; `compensate apply` reads the decisions made there.
 
     **Example:** `compensate export runs/reviews-3f2a --to label-studio -o tasks.json`
 

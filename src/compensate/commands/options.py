@@ -233,10 +233,10 @@ def _over(config: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def again(given: Mapping[str, Any], **more: Any) -> str:
+def training_command(given: Mapping[str, Any], **more: Any) -> str:
     """The line that trains with these options: `given` as `TrainingOptions.merged` has them, with other values for some.
 
-    >>> again({"data": "my file.csv", "noise": "pair:0.2", "lr": None, "weight_decay": 0.1, "hyper": {"lam": 0.5}})
+    >>> training_command({"data": "my file.csv", "noise": "pair:0.2", "lr": None, "weight_decay": 0.1, "hyper": {"lam": 0.5}})
     "compensate train 'my file.csv' --noise pair:0.2 --set weight_decay=0.1 --hyper lam=0.5"
     """
     from compensate.commands.train import train

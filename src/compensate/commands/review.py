@@ -21,7 +21,7 @@ def review(
     port: Annotated[
         int | None, typer.Option(help="Port to listen on [default: any that is free].", show_default=False)
     ] = None,
-    idle: Annotated[str, typer.Option(help="End after so long without a decision, e.g. 30m; 0 for never.")] = "30m",
+    idle: Annotated[str, typer.Option(help="Idle time after which the server ends, e.g. 30m; 0 for never.")] = "30m",
     no_open: Annotated[bool, typer.Option("--no-open", help="Print the address, and open no browser.")] = False,
 ) -> None:
     """Open the review page, and save decisions as they are made.
@@ -40,7 +40,7 @@ def review(
     from compensate.auditing.review import Review, ReviewServer
 
     with reviewing(run):
-        server = ReviewServer(Review(run), port=port, idle=seconds, again=again)
+        server = ReviewServer(Review(run), port=port, idle=seconds, again=audit_in_process)
         console.print(f"reviewing {run}: {server.address}", markup=False, soft_wrap=True)
         console.print("decisions are saved as they are made; Ctrl-C ends", style="dim")
         if not no_open:
@@ -67,7 +67,7 @@ def review(
                 )
 
 
-def again(run: Path, told: Callable[[str], None]) -> Path:
+def audit_in_process(run: Path, told: Callable[[str], None]) -> Path:
     """Audits a run again with its decisions, in a process of its own: the server goes on answering, and keeps no memory of it."""
     import multiprocessing
 

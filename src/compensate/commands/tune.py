@@ -41,12 +41,12 @@ def tune(
     if asked.method == "base":
         raise InputError("base has nothing to tune; name a method: --method logcomp.")
     from compensate.files import write_atomically
-    from compensate.training.tuning import search
+    from compensate.training.tuning import search_space
 
     folder = out if out is not None else Path("runs") / f"tune-{asked.name}"
     with bar_of("searching", "trials") as bar:
         task = bar.add_task("", total=trials)
-        found = search(
+        found = search_space(
             asked, folder, preset=cast("Preset", preset), trials=trials, seeds=seeds, workers=workers, data_dir=shared.data_dir,
             done=lambda n: bar.update(task, completed=n),
         )  # fmt: skip
@@ -62,7 +62,7 @@ def tune(
     console.print(f"{len(found['trials'])} trials, the best first; accuracy is on held-out noisy labels")
     console.print(table)
     hyper_best = {**asked.hyper, **found["best"]["hyper"]}
-    line = o.again(
+    line = o.training_command(
         merged,
         method=asked.method.replace("_", "-"),
         hyper=hyper_best,

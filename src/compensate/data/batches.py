@@ -26,7 +26,7 @@ Augment = Callable[["Tensor", NDArray[np.float64]], "Tensor"]
 """Takes the batch (B, C, H, W) and draws (B, 3), uniform in [0, 1), that belong to its samples."""
 
 POOL = 50
-"""So many batches are sorted by length together: enough to save padding, few enough to keep the order random."""
+"""The number of batches that are sorted by length together: enough to save padding, few enough to keep the order random."""
 
 
 def order(

@@ -122,10 +122,10 @@ def is_nested(column: pd.Series) -> bool:
     return any(isinstance(v, (list, tuple, set, dict, np.ndarray)) for v in column)
 
 
-def describe(columns: Sequence[Column]) -> str:
+def describe_columns(columns: Sequence[Column]) -> str:
     """One line: which columns are used, and which are not and why.
 
-    >>> describe([Column("age", "number", ""), Column("id", "identifier", "numbers the rows")])
+    >>> describe_columns([Column("age", "number", ""), Column("id", "identifier", "numbers the rows")])
     'used: age (number); not used: id (numbers the rows)'
     """
     used = [f"{c.name} ({c.role})" for c in columns if c.used]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from compensate.data.seeding import generator
 from compensate.errors import InputError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 UNLABELED = -1
 """The target of a row whose label is missing."""
@@ -111,8 +114,17 @@ class Data:
             target=self.target[rows],
             index=self.index[rows],
             ids=None if self.ids is None else self.ids[rows],
-            raw=None if self.raw is None else self.raw.iloc[rows] if hasattr(self.raw, "iloc") else self.raw[rows],
+            raw=self.table.iloc[rows] if self.table is not None else None if self.raw is None else self.raw[rows],
         )
+
+    @property
+    def table(self) -> pd.DataFrame | None:
+        """The rows as they were read, if they are those of a table."""
+        if self.raw is None:
+            return None
+        import pandas as pd
+
+        return self.raw if isinstance(self.raw, pd.DataFrame) else None
 
     def relabel(self, target: ArrayLike) -> Data:
         """The same samples with other labels, one each."""

@@ -11,10 +11,9 @@ from typing import Any
 
 import pandas as pd
 
-from compensate.data.width import check_size, check_width
 from compensate.errors import InputError
 from compensate.extras import require
-from compensate.files import limit, too_large
+from compensate.files import check_size, check_width, limit, too_large
 
 SUFFIXES = (".xlsx", ".xlsm")
 ROWS = 1 << 20

@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 from compensate.data.seeding import generator
 from compensate.errors import InputError
 
-Edges = NDArray[np.int64]
+EdgeList = NDArray[np.int64]
 
 
-def neighbor_graph(x: NDArray[np.floating], k: int = 5) -> Edges:
+def neighbor_graph(x: NDArray[np.floating], k: int = 5) -> EdgeList:
     """(2, E) the undirected graph in which each sample is joined to its `k` nearest by Euclidean distance, each edge once.
 
     >>> neighbor_graph(np.array([[0.0], [1.0], [5.0]]), 1).tolist()
@@ -28,8 +28,8 @@ def neighbor_graph(x: NDArray[np.floating], k: int = 5) -> Edges:
 
 
 def with_wrong_edges(
-    edges: Edges, labels: NDArray[np.integer], rate: float, seed: int = 0
-) -> tuple[Edges, NDArray[np.bool_]]:
+    edges: EdgeList, labels: NDArray[np.integer], rate: float, seed: int = 0
+) -> tuple[EdgeList, NDArray[np.bool_]]:
     """The graph with edges added between samples of different classes, and which edges those are, (E,).
 
     Args:

@@ -11,15 +11,14 @@ from typing import Any
 
 import pandas as pd
 
-from compensate.data.width import check_size, check_width
 from compensate.errors import InputError
-from compensate.files import decode, read_bytes
+from compensate.files import check_size, check_width, decode, read_bytes
 
 _BLANK = re.compile(r"[ \t\r\n]*")
 _LONE = re.compile("[\ud800-\udfff]")  # halves of a character, which JSON can write and no file can hold
 _DECODER = json.JSONDecoder()
 
-Span = tuple[int, int]
+ByteRange = tuple[int, int]
 
 
 def read_jsonl(path: str | Path, encoding: str = "utf-8") -> pd.DataFrame:
@@ -57,7 +56,7 @@ def read_jsonl(path: str | Path, encoding: str = "utf-8") -> pd.DataFrame:
     return pd.DataFrame({name: _column([cells.get(row) for row in range(rows)]) for name, cells in columns.items()})
 
 
-def objects(text: str, where: str | Path) -> Iterator[list[tuple[str, Any, Span]]]:
+def objects(text: str, where: str | Path) -> Iterator[list[tuple[str, Any, ByteRange]]]:
     r"""The objects of a text, one a line: key, value and the place of the value, in the order they are written.
 
     >>> [[(key, value) for key, value, _ in found] for found in objects('{"a": 1}\n\n{"a": [2]}', "t.jsonl")]
@@ -89,7 +88,7 @@ def _reading(where: str | Path, number: int) -> Iterator[None]:
         ) from error
 
 
-def _members(text: str, at: int, end: int) -> Iterator[tuple[str, Any, Span]]:
+def _members(text: str, at: int, end: int) -> Iterator[tuple[str, Any, ByteRange]]:
     at = _expect(text, _skip(text, at), "{")
     if text[at : at + 1] == "}":
         at = _skip(text, at + 1)

@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from compensate.data.arrays import read_npz
-from compensate.data.arrow import frame_of, is_arrow
 from compensate.data.dataset import Data, Splits
 from compensate.data.folder import is_image, read_folder
 from compensate.data.hub import from_disk, from_hub, is_hub, is_saved
@@ -19,7 +20,8 @@ from compensate.data.named.text_sets import read_imdb, read_sst2
 from compensate.data.parquet import is_pattern, parquet_files
 from compensate.data.tables import from_frame, is_table, read_table
 from compensate.errors import InputError, nearest
-from compensate.files import is_archive
+from compensate.extras import require
+from compensate.files import check_width, is_archive
 
 ALIASES = {"cifar-10": "cifar10", "cifar-100": "cifar100", "fashionmnist": "fashion-mnist", "sst-2": "sst2"}
 
@@ -77,6 +79,37 @@ def load(
     if labels is None:
         return splits
     return replace(splits, train=override_labels(splits.train, labels, labels_key))
+
+
+def is_arrow(data: Any) -> bool:
+    """Whether this is a table (polars, duckdb, pyarrow, ...) that hands out its rows as Arrow does (``__arrow_c_stream__``).
+
+    >>> is_arrow(pd.DataFrame({"a": [1]})), is_arrow([1])
+    (True, False)
+    """
+    return hasattr(data, "__arrow_c_stream__")
+
+
+def frame_of(data: Any) -> pd.DataFrame:
+    """The data frame of such a table.
+
+    >>> import pytest
+    >>> pyarrow = pytest.importorskip("pyarrow")      # or: import pyarrow
+    >>> frame_of(pyarrow.table({"size": [1, 2], "label": ["a", "b"]})).shape
+    (2, 2)
+    """
+    if isinstance(data, pd.DataFrame):
+        return data
+    pyarrow = require("pyarrow", "reading tables of other libraries", "parquet")
+    where = f"the table ({type(data).__module__.partition('.')[0]})"
+    try:
+        table = pyarrow.table(data)
+        check_width(table.num_columns, where)
+        return table.to_pandas()
+    except InputError:
+        raise
+    except Exception as error:  # of Arrow, or of the library that is asked for its rows
+        raise InputError(f"{where} cannot be read ({error}). Give its columns as a pandas data frame.") from error
 
 
 def _hint(data: Any) -> str:

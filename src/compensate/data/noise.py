@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 from compensate.data.seeding import generator
 from compensate.errors import InputError, nearest
 
-Labels = NDArray[np.int64]
+ClassNumbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +35,7 @@ class Flipped:
         changed: (N,) true where ``labels`` differs from what was given.
     """
 
-    labels: Labels
+    labels: ClassNumbers
     changed: NDArray[np.bool_]
 
     @property
@@ -276,7 +276,7 @@ def parse(text: str) -> Noise:
         ) from None
 
 
-def _labels(labels: ArrayLike, num_classes: int) -> Labels:
+def _labels(labels: ArrayLike, num_classes: int) -> ClassNumbers:
     y = np.asarray(labels)
     if num_classes < 2:
         raise InputError(f"num_classes is {num_classes}; label noise needs at least 2 classes.")
@@ -312,6 +312,6 @@ def _hit(n: int, rate: float, exact: bool, rng: np.random.Generator) -> NDArray[
     return hit
 
 
-def _flipped(given: Labels, noisy: NDArray[np.integer]) -> Flipped:
+def _flipped(given: ClassNumbers, noisy: NDArray[np.integer]) -> Flipped:
     labels = noisy.astype(np.int64)
     return Flipped(labels, labels != given)

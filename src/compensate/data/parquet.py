@@ -8,10 +8,9 @@ from typing import Any
 
 import pandas as pd
 
-from compensate.data.width import CELL, check_width
 from compensate.errors import InputError
 from compensate.extras import require
-from compensate.files import limit, too_large
+from compensate.files import CELL, check_width, limit, too_large
 
 SUFFIXES = (".parquet", ".pq")
 

@@ -24,9 +24,8 @@ from compensate.data.label_column import choose_label as choose_label
 from compensate.data.labels import encode_labels, is_missing
 from compensate.data.parquet import SUFFIXES as PARQUET
 from compensate.data.parquet import read_parquet
-from compensate.data.width import check_width
 from compensate.errors import InputError, nearest
-from compensate.files import decode, read_bytes
+from compensate.files import check_width, decode, read_bytes
 
 PARTS = {
     "train": "train",
@@ -49,10 +48,10 @@ SUFFIXES = (*TEXTS, *LINES, *EXCEL, *PARQUET)
 
 def is_table(path: Path) -> bool:
     """Whether a file's name says that it is a table, compressed or not."""
-    return kind_of(path) in SUFFIXES
+    return table_format(path) in SUFFIXES
 
 
-def kind_of(path: Path) -> str:
+def table_format(path: Path) -> str:
     suffixes = [s.lower() for s in path.suffixes]
     if suffixes and suffixes[-1] in (".gz", ".xz", ".bz2"):
         suffixes.pop()
@@ -73,7 +72,7 @@ def read_frame(path: str | Path, *, encoding: str = "utf-8", delimiter: str | No
     '007'
     """
     path = Path(path)
-    kind = kind_of(path)
+    kind = table_format(path)
     if delimiter is not None and len(delimiter) != 1:
         raise InputError(f'delimiter is "{delimiter}"; expected one character, such as ";".')
     if kind in PARQUET or path.is_dir():
@@ -175,7 +174,7 @@ def from_frame(
         raise InputError(f"{where} has no rows.")
     frame = _named(frame, where)
     label, text = (None if name is None else str(name) for name in (label, text))
-    ignored, wanted = _names(ignore), None if columns is None else _names(columns)
+    ignored, wanted = column_names(ignore), None if columns is None else column_names(columns)
     nested = [name for name in frame.columns if name not in ignored and is_nested(frame[name])]
     plain = any(name.strip().lower() in LABELS for name in frame.columns if name not in ignored)
     sets = LABELS if plain else (*LABELS, *LABEL_SETS)
@@ -252,10 +251,10 @@ def _encoder(frame: pd.DataFrame, info: dict[str, Any], where: str) -> TableEnco
     return encoder
 
 
-def _names(given: str | Sequence[str]) -> list[str]:
+def column_names(given: str | Sequence[str]) -> list[str]:
     """Column names from a list, or from a text with commas.
 
-    >>> _names("id, url"), _names(["a,b"])
+    >>> column_names("id, url"), column_names(["a,b"])
     (['id', 'url'], ['a,b'])
     """
     return [name.strip() for name in given.split(",")] if isinstance(given, str) else list(given)

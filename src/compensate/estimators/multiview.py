@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from compensate.estimators import plotting
 from compensate.estimators.checks import count, one_of, positive, share
-from compensate.estimators.kmeans import RobustKMeans, compensation, nearest
+from compensate.estimators.kmeans import RobustKMeans, compensation, nearest_center
 from compensate.estimators.scale import weighted_quantile
 from compensate.proximal import project_ball, row_norm
 
@@ -138,7 +138,7 @@ class MultiViewRobustClustering(ClusterMixin, BaseEstimator):  # type: ignore[mi
             self.n_clusters, contamination=self.contamination, n_init=self.n_init, random_state=self.random_state
         ).fit(self.embedding_)
         self.cluster_centers_ = clusters.cluster_centers_
-        self.labels_ = nearest(self.embedding_, self.cluster_centers_)[0].astype(np.int32)
+        self.labels_ = nearest_center(self.embedding_, self.cluster_centers_)[0].astype(np.int32)
         return self
 
     def _check_parameters(self) -> None:
@@ -262,13 +262,13 @@ class MultiViewRobustClustering(ClusterMixin, BaseEstimator):  # type: ignore[mi
 
     def predict(self, X: Any) -> np.ndarray:
         """The cluster of each sample."""
-        return nearest(self.transform(X), self.cluster_centers_)[0].astype(np.int32)
+        return nearest_center(self.transform(X), self.cluster_centers_)[0].astype(np.int32)
 
     def plot(self, X: Any, ax: Any = None) -> Any:
         """The shared representation, colored by cluster; crosses mark samples with a compensated view."""
         check_is_fitted(self)
         H, shift = self._embed(self._scale(self._check_views(X, reset=False)))
-        labels, out = nearest(H, self.cluster_centers_)[0], shift.any(axis=1)
+        labels, out = nearest_center(H, self.cluster_centers_)[0], shift.any(axis=1)
         flat, centers = plotting.flat(H, self.cluster_centers_)
         views = self._lengths(shift).astype(bool).mean()
         ax = plotting.axes(ax, f"Shared representation: {views:.1%} of the rows of all views compensated")

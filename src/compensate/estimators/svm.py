@@ -165,7 +165,7 @@ class SlackSVC(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     gamma, degree, coef0
         Numbers of the kernel, as in `sklearn.svm.SVC`.
     random_features : int or None, default=None
-        So many random Fourier features instead of the exact rbf kernel, which costs :math:`O(n^3)`.
+        Number of random Fourier features instead of the exact rbf kernel, which costs :math:`O(n^3)`.
     class_weight : dict, "balanced" or None, default=None
     max_iter : int, default=200
         Most steps of the interior-point method.

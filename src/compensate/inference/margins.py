@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from compensate.checks import checked_classes, require
+from compensate.checks import checked_classes, require_true
 from compensate.errors import InputError
 from compensate.granularity import Group
 from compensate.state import State, Value, at
@@ -133,7 +133,7 @@ class AngularMargin(nn.Module):
         """(B, C) the logit compensation."""
         given = s.labels[:, None]
         cos = s.u.gather(1, given)[:, 0] / self.scale
-        require(
+        require_true(
             (cos.detach().abs() <= 1 + 1e-3).all(),
             f"a logit is larger than the scale {self.scale:g}, so the logits are no scaled cosines. Give the model a cosine "
             f"head: model.head = CosineHead(feature_dim, num_classes, scale={self.scale:g}).",

@@ -36,7 +36,7 @@ from compensate.touched import Touched
 if TYPE_CHECKING:
     from compensate.equation import Compensated
 
-Batch = Sequence[Any]
+BatchParts = Sequence[Any]
 Found = tuple[Tensor, State, list[Tensor]]
 
 _WITHOUT_DIRECTIONS: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -44,7 +44,7 @@ _WITHOUT_DIRECTIONS: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 def meta_gradient(
-    criterion: Compensated, model: nn.Module, batch: Batch, clean: Batch, *, lr: float
+    criterion: Compensated, model: nn.Module, batch: BatchParts, clean: BatchParts, *, lr: float
 ) -> tuple[Tensor, State, list[Tensor], list[Tensor]]:
     """The outer loss and its gradient, first for each touched table in `state.touched`, then for other parameters.
 
@@ -63,8 +63,8 @@ def meta_gradient(
 def meta_step(
     criterion: Compensated,
     model: nn.Module,
-    batch: Batch,
-    clean: Batch,
+    batch: BatchParts,
+    clean: BatchParts,
     *,
     lr: float,
     optimizer: torch.optim.Optimizer | None = None,
@@ -142,8 +142,8 @@ def through_graph(
     model: nn.Module,
     theta: dict[str, Tensor],
     others: list[nn.Parameter],
-    batch: Batch,
-    clean: Batch,
+    batch: BatchParts,
+    clean: BatchParts,
     lr: float,
 ) -> Found:
     """Outer loss, state and gradients for rows and other parameters, by a second derivative: for every criterion and model."""
@@ -160,8 +160,8 @@ def along_direction(
     model: nn.Module,
     theta: dict[str, Tensor],
     others: list[nn.Parameter],
-    batch: Batch,
-    clean: Batch,
+    batch: BatchParts,
+    clean: BatchParts,
     lr: float,
 ) -> Found | None:
     """The same by a pass with directions; None if the criterion needs more than logits, or a layer has no such pass."""
@@ -220,7 +220,7 @@ def _replayed(random: Tensor) -> Iterator[None]:
         yield
 
 
-def _parts(batch: Batch) -> tuple[Any, Tensor, tuple[Tensor | None, Tensor | None]]:
+def _parts(batch: BatchParts) -> tuple[Any, Tensor, tuple[Tensor | None, Tensor | None]]:
     return batch[0], batch[1], (*batch[2:], None, None)[:2]
 
 
@@ -238,7 +238,7 @@ def _wanted(s: State, others: list[nn.Parameter]) -> list[Tensor]:
     return wanted
 
 
-def plain_loss(criterion: Compensated, model: nn.Module, clean: Batch) -> Tensor:
+def plain_loss(criterion: Compensated, model: nn.Module, clean: BatchParts) -> Tensor:
     """The outer loss: the plain mean over clean data, without compensation and without class weights.
 
     Weights stand for what a skewed training set lacks; clean data are what they are to be learned from.

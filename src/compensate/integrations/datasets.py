@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,8 @@ def add_index(dataset: Any, column: str = INDEX, places: str | None = None) -> A
         raise InputError(
             f"add_index was given a {type(dataset).__name__}; expected a datasets.Dataset, or a dictionary of them."
         )
-    if not hasattr(dataset, "__len__"):
+    stream = not isinstance(dataset, Sized)
+    if stream:
         raise InputError(
             "the data set is a stream, whose samples have no lasting number. Load it with streaming=False, or put a whole number "
             f'for each sample into the column "{column}" where it is written.'

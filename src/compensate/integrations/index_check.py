@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from compensate.checks import require
+from compensate.checks import require_true
 from compensate.errors import InputError
 from compensate.inference.statistics import Statistic
 from compensate.integrations.padding import Padding
@@ -123,7 +123,7 @@ class IndexCheck(Statistic):
                 f"index {int(index[first])} came with label {int(kept[first])} before and comes with label "
                 f"{int(now[first])} now: {_RENAMED}"
             )
-        require(same.all(), f"an index came with two different labels: {_RENAMED}", s.check)
+        require_true(same.all(), f"an index came with two different labels: {_RENAMED}", s.check)
 
     def _compare_processes(self, index: Tensor) -> None:
         """Once: with `together` the index is the same in every process."""

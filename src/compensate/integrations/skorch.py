@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from typing import Any
 
 import numpy as np
@@ -115,7 +115,7 @@ class CompensatedNet(NeuralNetClassifier):
     def _measure(self, X: Any, y: Any) -> None:
         self.check_data(X, y)
         if isinstance(X, Dataset):
-            rows_of(X)  # says what is wrong with a stream
+            source_rows(X)  # says what is wrong with a stream
         self._sizes: dict[str, Any] = {"num_samples": get_len(X)}
         if hasattr(self, "classes_inferred_") or self.classes is not None:
             self._sizes["num_classes"] = len(self.classes_)
@@ -131,7 +131,7 @@ class CompensatedNet(NeuralNetClassifier):
         """Batches; those of the training leave their index behind as they pass."""
         if not training:
             return super().get_iterator(dataset, training)
-        loader = super().get_iterator(_Numbered(dataset, rows_of(dataset)), training)
+        loader = super().get_iterator(_Numbered(dataset, source_rows(dataset)), training)
         ahead, self._ahead = getattr(self, "_ahead", None), None
         if ahead is not None:
             self._begin(loader, ahead)
@@ -239,15 +239,15 @@ class _Inferring:
         return self.net.infer(x, **self.fit_params)
 
 
-def rows_of(dataset: Any) -> NDArray[np.int64]:
+def source_rows(dataset: Any) -> NDArray[np.int64]:
     """(n,) the row of each item in the data set that a subset was taken of.
 
-    >>> rows_of(Subset(Subset(range(9), [3, 5, 8]), [2, 0]))
+    >>> source_rows(Subset(Subset(range(9), [3, 5, 8]), [2, 0]))
     array([8, 3])
     """
     if isinstance(dataset, Subset):
-        return rows_of(dataset.dataset)[np.asarray(dataset.indices, dtype=np.int64)]
-    if not hasattr(dataset, "__len__"):
+        return source_rows(dataset.dataset)[np.asarray(dataset.indices, dtype=np.int64)]
+    if not isinstance(dataset, Sized):
         raise InputError(
             f"the data set is a {type(dataset).__name__} with no length: its samples have no rows to name them by. Read it into "
             "arrays or a map-style data set first."

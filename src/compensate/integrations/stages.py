@@ -28,7 +28,7 @@ class HubModel(nn.Module):
     def forward(self, inputs: Mapping[str, Any]) -> Tensor:
         """(B, C) logits."""
         self.outputs = self.model(**inputs)
-        return logits_of(self.outputs)
+        return find_logits(self.outputs)
 
 
 @final
@@ -78,7 +78,7 @@ class StagedHubModel(nn.Module):
         finally:
             handle.remove()
         assert self._z is not None
-        if logits_of(self.outputs).ndim == 3:
+        if find_logits(self.outputs).ndim == 3:
             self._z = classes_second(self._z)
         return self._z
 
@@ -101,15 +101,15 @@ class _Head:
 
     def __call__(self, z: Tensor) -> Tensor:
         if z is self._stages._z:
-            return logits_of(self._stages.outputs)
+            return find_logits(self._stages.outputs)
         layer = self._stages._layer[0]
-        return layer(z.movedim(1, -1)).movedim(-1, 1) if logits_of(self._stages.outputs).ndim == 3 else layer(z)
+        return layer(z.movedim(1, -1)).movedim(-1, 1) if find_logits(self._stages.outputs).ndim == 3 else layer(z)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stages._layer[0], name)
 
 
-def logits_of(outputs: Any) -> Tensor:
+def find_logits(outputs: Any) -> Tensor:
     """(B, C) the logits among what a model returned; of tokens (B, C, T), classes second, as torch's losses have them."""
     logits = getattr(outputs, "logits", None)
     if logits is None:

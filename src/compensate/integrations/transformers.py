@@ -15,7 +15,7 @@ from compensate.errors import InputError
 from compensate.extras import stand_in
 from compensate.integrations.common import CriterionHooks
 from compensate.integrations.datasets import INDEX
-from compensate.integrations.stages import HubModel, StagedHubModel, last_layer, logits_of
+from compensate.integrations.stages import HubModel, StagedHubModel, find_logits, last_layer
 from compensate.training import checkpoint
 from compensate.training.distribution import together
 
@@ -166,7 +166,7 @@ class CompensationMixin:
         self.hooks.index_check.evaluating = not model.training
         if not model.training:
             outputs = model(**inputs)
-            loss = criterion(logits_of(outputs), target)
+            loss = criterion(find_logits(outputs), target)
         elif self.args.world_size > 1:
             loss, outputs = self._loss_of_all(model, inputs, target, self._index(index), real)
         else:
@@ -210,7 +210,7 @@ class CompensationMixin:
                 "processes. Train in one process, or with compensate.training.fit."
             )
         outputs = model(**inputs)
-        given = [logits_of(outputs), target] + ([] if index is None else [index])
+        given = [find_logits(outputs), target] + ([] if index is None else [index])
         if given[0].ndim == 3:  # sentences of each process may be of another length
             level = self.accelerator.pad_across_processes
             ignored = self.criterion.ignore_index
@@ -229,7 +229,7 @@ class CompensationMixin:
         super().save_model(output_dir, _internal_call)  # type: ignore[misc]
         if self.args.should_save:
             folder = Path(output_dir or self.args.output_dir) / FOLDER
-            checkpoint.save(folder, int(self.criterion.step), self.hooks.state_dict())
+            checkpoint.save_checkpoint(folder, int(self.criterion.step), self.hooks.state_dict())
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Trains; a checkpoint to resume from must hold the state of the criterion."""

@@ -15,7 +15,7 @@ from compensate.inference.adversarial import Adversarial
 from compensate.inference.statistics import Statistic
 from compensate.inference.tuning import Top
 from compensate.methods.registry import method
-from compensate.methods.search import Choice, Kind, Real, Space, each
+from compensate.methods.search import Choice, PaperData, Real, Space, each
 from compensate.proximal import Norm
 from compensate.state import State, Value, at, rowwise
 
@@ -23,7 +23,7 @@ __all__ = ["adversarial_feature", "center_feature", "pgd_at"]
 
 
 _TEXT = Space({"eps": Choice((0.005, 0.01, 0.015))})
-_PAPER_SEARCH: dict[Kind, Space] = {
+_PAPER_SEARCH: dict[PaperData, Space] = {
     "image": Space({"eps": Choice((8 / 255, 10 / 255, 12 / 255))}),
     "imdb": _TEXT,
     "sst2": _TEXT,

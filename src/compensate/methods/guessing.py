@@ -190,7 +190,8 @@ def choose_prototypes(z: Tensor, count: int = 8, rank: float = 0.4, limit: float
     similar = unit @ unit.T
     entries = similar.flatten()
     critical = entries.kthvalue(min(int(rank * len(entries)) + 1, len(entries))).values
-    density = torch.sign(similar - critical).sum(1)
+    apart = similar - critical
+    density = torch.sign(apart.masked_fill(apart.abs() < 1e-6, 0.0)).sum(1)  # rounding decides nothing
     denser = density[None, :] > density[:, None]
     nearest = similar.masked_fill(~denser, -torch.inf).amax(1)
     nearest = torch.where(density == density.max(), similar.amin(1), nearest)

@@ -16,7 +16,7 @@ from compensate.inference.regularized import L1, L2
 from compensate.inference.statistics import Evidence
 from compensate.inference.tuning import Warmup
 from compensate.methods.registry import method
-from compensate.methods.search import Choice, Kind, Real, Space, each
+from compensate.methods.search import Choice, PaperData, Real, Space, each
 from compensate.proximal import Norm
 from compensate.state import State, Value
 from compensate.stores import Store
@@ -27,13 +27,18 @@ __all__ = ["adversarial_logit", "category_logit", "gated_category", "logcomp", "
 PAPER_LAMBDA, PAPER_RATE = 0.25, 3.0
 """From the sets that the paper's Appendix B searches: {0.25, 0.35} and {1.5, 3, 4.5, 6}."""
 
+DEFAULT_LAMBDA = 0.25
+"""Of 0.05, 0.1 and 0.25 the one that was on none of five data sets behind cross entropy, with and without wrong labels (`experiments/defaults.py`).
+
+With 0.05 clean digits lost a point; under many wrong labels it gains more."""
+
 
 MANY = 1_000_000
 """Samples beyond which a record is lean unless it is told otherwise."""
 
 
 _SUBGRADIENT = {"update": "subgradient"}
-_PAPER_SEARCH: dict[Kind, Space] = {
+_PAPER_SEARCH: dict[PaperData, Space] = {
     "image": Space({"lam": Choice((0.25, 0.35)), "lr": Choice((1.5, 3, 4.5, 6))}, _SUBGRADIENT, ("lr",)),
     "imdb": Space({"lam": Choice((0.75, 1)), "lr": Choice((0.6, 0.7, 0.8, 0.9, 1))}, _SUBGRADIENT, ("lr",)),
     "sst2": Space({"lam": Choice((0.75, 1)), "lr": Choice((0.02, 0.025, 0.03, 0.035, 0.04))}, _SUBGRADIENT, ("lr",)),
@@ -81,7 +86,8 @@ def logcomp(
     Args:
         num_samples: the size of the training set.
         num_classes: the number of classes.
-        lam: the weight :math:`\lambda` of the penalty, in [0, 1) to have an effect; 0.05 if not given.
+        lam: the weight :math:`\lambda` of the penalty, in [0, 1) to have an effect; 0.25 if not given. A smaller one compensates more samples: it
+            gains more where many labels are wrong, and costs accuracy where a small network fits clean labels.
         lr: the step of a row per sample and visit; 1 if not given.
         update: "prox", with exact zeros (if not given), or "subgradient", as written in the paper.
         preset: the paper's numbers for what is not given: "paper" reads its learning rate as acting on the mean over a batch (divided by
@@ -100,7 +106,7 @@ def logcomp(
     >>> loss = criterion(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]), torch.tensor([7]))
     """
     presets: dict[str | None, tuple[float, float, Literal["prox", "subgradient"]]] = {
-        None: (0.05, 1.0, "prox"),
+        None: (DEFAULT_LAMBDA, 1.0, "prox"),
         "paper": (PAPER_LAMBDA, PAPER_RATE / batch_size, "subgradient"),
         "paper-per-sample": (PAPER_LAMBDA, PAPER_RATE, "subgradient"),
     }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal, final
 
+import torch
 from torch import Tensor, nn
 
 from compensate.equation import BinaryBase, Compensated, Weights
@@ -14,20 +16,22 @@ from compensate.inference.prior import Toward, uniform
 from compensate.inference.statistics import labels_of, recorded
 from compensate.inference.tuning import Ramp, Top, Warmup
 from compensate.methods.registry import method
-from compensate.methods.search import Choice, Kind, Real, Space, each
+from compensate.methods.search import Choice, PaperData, Real, Space, each
 from compensate.proximal import Norm
 from compensate.state import State, Value, at
 
 __all__ = ["mixcomp", "mixcomp_adaptive", "semantics_preserving_at"]
 
 
-_AT_ONCE = {"warmup": 0.0}
+_AT_ONCE = {"warmup": 0.0, "floor": 0.0}
+"""The form of the paper."""
+
 _PRO = Choice((0, 5, 7.5, 15, 25, 35, 45, 50))
 _TEXT = Space(
     {"eta": Choice((0, 0.075, 0.15, 0.25, 0.5, 0.75, 1)), "eps2": Choice((0, 0.005, 0.01, 0.015)), "pro": _PRO},
     _AT_ONCE,
 )
-_PAPER_SEARCH: dict[Kind, Space] = {
+_PAPER_SEARCH: dict[PaperData, Space] = {
     "image": Space(
         {"eta": Choice((0.5, 1.5, 2, 3, 4, 5)), "eps2": Choice((0, 8 / 255, 10 / 255, 12 / 255)), "pro": _PRO}, _AT_ONCE
     ),
@@ -58,6 +62,32 @@ def _warmed(eta: Value, warmup: float | tuple[float, float], num_samples: int | 
     return Ramp(0.0, float(eta), begin=begin, finish=finish)
 
 
+EVEN = math.log(2)
+"""The loss of a label that the model finds as likely as not."""
+
+
+@final
+class FlooredThreshold(nn.Module):
+    r"""A threshold that is never below a floor.
+
+    .. math:: \max(\tau, \text{floor})
+    """
+
+    binary = True
+
+    def __init__(self, tau: Value, floor: float) -> None:
+        super().__init__()
+        self.tau, self.floor = tau, floor
+
+    def forward(self, s: State) -> Tensor:
+        """The threshold now, a scalar tensor."""
+        return torch.as_tensor(at(self.tau, s)).clamp(min=self.floor)
+
+    def extra_repr(self) -> str:
+        """The floor."""
+        return f"at least {self.floor:g}"
+
+
 @method(
     "logit", "positive", "adversarial", "sample",
     equation="44, 45, 47",
@@ -66,7 +96,7 @@ def _warmed(eta: Value, warmup: float | tuple[float, float], num_samples: int | 
     limits="A threshold above every loss leaves adversarial training; eps2 = 0 leaves the positive part, which is drop-in.",
     search=Space({"eta": Real(0.5, 10.0, log=True), "pro": Real(0.0, 60.0)}),
     paper_search=_PAPER_SEARCH,
-    candidates=each(eta=(5.0, 5.0, 5.0, 10.0, 2.0), pro=(35.0, 25.0, 45.0, 35.0, 35.0), warmup=(0.0,) * 5) | {"text": _TEXT_CANDIDATES},
+    candidates=each(eta=(5.0, 5.0, 5.0, 10.0, 2.0), pro=(35.0, 25.0, 45.0, 35.0, 35.0), warmup=(0.0,) * 5, floor=(0.0,) * 5) | {"text": _TEXT_CANDIDATES},
 )  # fmt: skip
 def mixcomp(
     *,
@@ -75,6 +105,7 @@ def mixcomp(
     eta: Value = 5.0,
     pro: Value = 35.0,
     tau: Value | None = None,
+    floor: float = EVEN,
     over: Literal["batch", "epoch"] = "batch",
     warmup: float | tuple[float, float] = 2.0,
     preset: Literal["paper"] | None = None,
@@ -105,11 +136,13 @@ def mixcomp(
         eta: the bound :math:`\eta = \epsilon_1` of the logit compensation.
         pro: percent of samples above the threshold, if `tau` is not given.
         tau: the threshold :math:`\tau` itself.
+        floor: the smallest threshold that `pro` may give. log 2, if not given, leaves labels alone that the model finds likelier than not; 0 takes `pro`
+            percent of every batch, as in the paper, right labels too once a model fits most of them.
         over: the losses that `pro` counts: those of the "batch", or of the last "epoch" (needs `num_samples`).
         warmup: epochs over which `eta`, a number, rises from 0 to its value, if `num_samples` tells how long an epoch is; or the shares
             of the training between which it does; 0 for at once, as in the paper. A model that is compensated before it knows
             anything takes long to learn, and may explain a whole class away.
-        preset: "paper" compensates from the first step on, `warmup=0`.
+        preset: "paper" compensates from the first step on and `pro` percent of every batch: `warmup=0, floor=0`.
         eps2: the radius :math:`\epsilon_2` of the feature compensation.
         norm, steps, step_size, bounds: of its inner loop, as in :func:`pgd_at`.
         random_start: start the inner loop at a random point of the ball; false starts it at the sample itself.
@@ -128,9 +161,13 @@ def mixcomp(
         )
     labels = labels_of(base, num_samples, num_classes)
     rows = None if num_samples is None else num_samples * labels
-    threshold = Top(pro, over, rows) if tau is None else tau
     if preset not in (None, "paper"):
         raise InputError(f'preset is "{preset}"; expected "paper".')
+    if not floor >= 0:
+        raise InputError(f"floor is {floor}; expected a loss, at least 0.")
+    threshold = Top(pro, over, rows) if tau is None else tau
+    if tau is None and floor > 0 and preset is None:
+        threshold = FlooredThreshold(threshold, floor)
     eta = eta if preset == "paper" else _warmed(eta, warmup, num_samples)
     harder = Where(above(threshold), Pull(eta))
     easier = None

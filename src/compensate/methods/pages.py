@@ -42,10 +42,10 @@ def page(row: Method) -> str:
     return "\n".join(lines)
 
 
-def summary(row: Method) -> str:
+def first_sentence(row: Method) -> str:
     """What the method does, in one sentence: the first of its docstring.
 
-    >>> summary(METHODS["base"])
+    >>> first_sentence(METHODS["base"])
     'Cross entropy without compensation.'
     """
     return _plain((inspect.getdoc(row.build) or "").split("\n\n")[0]).replace("\n", " ")
@@ -69,7 +69,7 @@ def write_pages(path: Path) -> None:
         "| method | what it does | target · direction · inference · granularity |",
         "|---|---|---|",
     ]
-    rows = [f"| [{row.name}](#{row.name}) | {summary(row)} | {row.taxonomy} |" for row in METHODS.values()]
+    rows = [f"| [{row.name}](#{row.name}) | {first_sentence(row)} | {row.taxonomy} |" for row in METHODS.values()]
     pages = [_markdown(row) for row in METHODS.values()]
     write_atomically(path, ("\n".join([*head, *rows, *pages]) + "\n").encode())
 

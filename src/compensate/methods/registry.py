@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar, cast
 
 from compensate.equation import Compensated
 from compensate.errors import InputError, nearest
-from compensate.methods.search import PRESETS, Kind, Preset, Settings, Space
+from compensate.methods.search import PRESETS, PaperData, Preset, Settings, Space
 from compensate.taxonomy import Taxonomy
 
 Need = Literal["index", "model", "features", "clean", "epochs", "steps", "group", "teacher"]
@@ -41,7 +41,7 @@ class Method:
     """From the sizes, the arguments beyond them that a generic caller must give."""
     search: Space | None = None
     """The hyper-parameters worth searching, wide enough to hold good values for small and large data sets."""
-    paper_search: Mapping[Kind, Space] = field(default_factory=dict)
+    paper_search: Mapping[PaperData, Space] = field(default_factory=dict)
     """The paper's search spaces, by kind of data: Yao and Wu, Compensation Learning, 2021, Appendices B and C."""
     candidates: Mapping[str, Settings] = field(default_factory=dict)
     """A few settings to choose among, by "image" and "text", the first the usual one; the same number for every method."""
@@ -89,7 +89,7 @@ class Method:
             if name not in known:
                 raise InputError(f'{self.name} has no hyper-parameter "{name}"; {nearest(name, known)}')
 
-    def space(self, preset: Preset, kind: Kind) -> Space:
+    def space(self, preset: Preset, kind: PaperData) -> Space:
         """What is searched under a preset, for a kind of data."""
         if preset not in PRESETS:
             raise InputError(f'preset is "{preset}"; choose default, paper or paper-per-sample.')

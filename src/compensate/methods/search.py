@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 Preset = Literal["default", "paper", "paper-per-sample"]
 PRESETS: tuple[Preset, ...] = ("default", "paper", "paper-per-sample")
-Kind = Literal["image", "imdb", "sst2"]
+PaperData = Literal["image", "imdb", "sst2"]
 """The kinds of data for which the paper has search spaces: Appendices B (images) and C (texts)."""
 
 Settings = Sequence[Mapping[str, Any]]

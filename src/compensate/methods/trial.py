@@ -56,7 +56,7 @@ def _data() -> tuple[Tensor, Tensor]:
     return torch.from_numpy(data.x).flatten(1), y
 
 
-def sizes() -> dict[str, Any]:
+def trial_sizes() -> dict[str, Any]:
     """The sizes of the trial, for any method."""
     _, y = _data()
     return {
@@ -80,7 +80,7 @@ def tried(row: Method) -> State:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model: nn.Module = MLP(64, 10 + row.extra_outputs, hidden=(32,))
-        criterion = row.make(**sizes()).start(EPOCHS)
+        criterion = row.make(**trial_sizes()).start(EPOCHS)
         optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
         own = [p for p in criterion.parameters() if p.requires_grad]
         tables = {id(p) for t in criterion.tables() for p in t.parameters(False)}

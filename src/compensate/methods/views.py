@@ -17,7 +17,7 @@ from compensate.views import DEFAULT, Views
 
 __all__ = ["augmix", "view_consistency", "worst_of_k"]
 
-View = Callable[[Tensor], Tensor]
+Transformation = Callable[[Tensor], Tensor]
 
 
 @method(
@@ -31,7 +31,7 @@ View = Callable[[Tensor], Tensor]
 def augmix(
     *,
     num_samples: int | None = None,
-    views: Sequence[View] = DEFAULT,
+    views: Sequence[Transformation] = DEFAULT,
     alpha: float = 1.0,
     weight: Weights | None = None,
 ) -> Compensated:
@@ -66,7 +66,7 @@ def augmix(
     limits="Costs a forward pass for each view. Turns to hard views, and a wrong label is the harder for it.",
 )  # fmt: skip
 def worst_of_k(
-    *, num_samples: int | None = None, views: Sequence[View] = DEFAULT, weight: Weights | None = None
+    *, num_samples: int | None = None, views: Sequence[Transformation] = DEFAULT, weight: Weights | None = None
 ) -> Compensated:
     r"""Worst-of-k: each input is trained on as the view with the largest loss.
 
@@ -97,7 +97,7 @@ def worst_of_k(
 def view_consistency(
     *,
     num_samples: int | None = None,
-    views: Sequence[View] = DEFAULT,
+    views: Sequence[Transformation] = DEFAULT,
     lam: Value = 0.5,
     weight: Weights | None = None,
 ) -> Compensated:

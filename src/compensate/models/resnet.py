@@ -56,7 +56,7 @@ class ResNet(nn.Module):
         first = _conv(channels, width) if stride == 1 else _patches(channels, width, stride)
         self.stem = nn.Sequential(first, nn.BatchNorm2d(width), nn.ReLU(inplace=True))
         widths = [width] * blocks + [2 * width] * blocks + [4 * width] * blocks
-        self.blocks = nn.Sequential(*(Block(a, b) for a, b in zip([width, *widths], widths, strict=False)))
+        self.blocks = nn.Sequential(*(ResidualBlock(a, b) for a, b in zip([width, *widths], widths, strict=False)))
         self.head = nn.Linear(4 * width, num_classes)
         for module in self.modules():
             if isinstance(module, (nn.Conv2d, nn.Linear)):
@@ -72,7 +72,7 @@ class ResNet(nn.Module):
         return self.head(self.features(self.embed(x)))
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """Two convolutions and a shortcut: ``relu(x + f(x))``; halves the image where the number of channels grows."""
 
     def __init__(self, before: int, after: int) -> None:

@@ -14,33 +14,33 @@ from compensate.errors import InputError
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.integer[Any]]
-Kind = Literal["float32", "float16", "bfloat16"]
+NumberType = Literal["float32", "float16", "bfloat16"]
 
 LARGEST = {"float16": np.float32(65504.0), "bfloat16": np.float32(3.3895314e38)}
 """Larger values are cut off: a row that became infinite would never come back."""
 
 
-def kind_of(dtype: Any) -> Kind:
+def number_type(dtype: Any) -> NumberType:
     """The name of a type of numbers.
 
-    >>> kind_of(torch.float16), kind_of("bfloat16"), kind_of(None)
+    >>> number_type(torch.float16), number_type("bfloat16"), number_type(None)
     ('float16', 'bfloat16', 'float32')
     """
     name = "float32" if dtype is None else str(dtype).removeprefix("torch.")
-    if name not in get_args(Kind):
-        raise InputError(f"dtype is {dtype}; a table keeps {', '.join(get_args(Kind))}.")
+    if name not in get_args(NumberType):
+        raise InputError(f"dtype is {dtype}; a table keeps {', '.join(get_args(NumberType))}.")
     return name  # type: ignore[return-value]
 
 
-def stored_as(kind: Kind) -> np.dtype[Any]:
+def stored_as(kind: NumberType) -> np.dtype[Any]:
     """The numpy type that holds it; numpy has no bfloat16, so its bits are kept."""
     return np.dtype({"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}[kind])
 
 
-def encode(rows: Floats, kind: Kind) -> NDArray[Any]:
+def pack_numbers(rows: Floats, kind: NumberType) -> NDArray[Any]:
     """Values as they are kept, rounded to the nearest.
 
-    >>> decode(encode(np.array([1.0, 1e-9, 1e9], np.float32), "float16"), "float16").tolist()
+    >>> unpack_numbers(pack_numbers(np.array([1.0, 1e-9, 1e9], np.float32), "float16"), "float16").tolist()
     [1.0, 0.0, 65504.0]
     """
     if kind == "float32":
@@ -52,7 +52,7 @@ def encode(rows: Floats, kind: Kind) -> NDArray[Any]:
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
-def decode(kept: NDArray[Any], kind: Kind) -> Floats:
+def unpack_numbers(kept: NDArray[Any], kind: NumberType) -> Floats:
     """Kept values as numbers to compute with."""
     if kind == "bfloat16":
         return (kept.astype(np.uint32) << 16).view(np.float32)
@@ -121,7 +121,7 @@ class Packed:
 class RowStore(ABC):
     """A table of `num_rows` x `width` numbers, of which some rows are read and written at a time."""
 
-    kind: Kind
+    kind: NumberType
     num_rows: int
     width: int
     _changed: NDArray[np.bool_] | None = None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from compensate.errors import InputError, nearest
-from compensate.stores.base import Kind, RowStore, stored_as
+from compensate.stores.base import NumberType, RowStore, stored_as
 from compensate.stores.mapped import Mapped
 from compensate.stores.sparse import Sparse
 
@@ -34,7 +34,7 @@ class Spec:
     """What a `Store` says: the way, the type of the numbers, and the file of a mapped table."""
 
     way: Way
-    dtype: Kind = "float32"
+    dtype: NumberType = "float32"
     path: Path | None = None
 
     @classmethod
@@ -50,9 +50,9 @@ class Spec:
         compensate.errors.InputError: "spare" is no way to keep a table (a file has a suffix, such as "rows.tab"); did you mean "sparse"?
         """
         name, _, dtype = str(store).rpartition(":")
-        kind = next((kind for kind in get_args(Kind) if kind == dtype), None)
+        kind = next((kind for kind in get_args(NumberType) if kind == dtype), None)
         if kind is None and name in WORDS:
-            raise InputError(f'"{dtype}" is not a type that a table keeps; {nearest(dtype, get_args(Kind))}')
+            raise InputError(f'"{dtype}" is not a type that a table keeps; {nearest(dtype, get_args(NumberType))}')
         name = str(store) if kind is None else name  # a colon may be part of a file's name
         if name in WORDS:
             return cls(next(word for word in WORDS if word == name), kind or "float32")

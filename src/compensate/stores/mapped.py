@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compensate.errors import InputError
-from compensate.stores.base import Floats, Ints, Packed, RowStore, decode, encode, kind_of, stored_as
+from compensate.stores.base import Floats, Ints, Packed, RowStore, number_type, pack_numbers, stored_as, unpack_numbers
 
 PAGE = 4096
 MAGIC = "compensate rows 1"
@@ -49,7 +49,7 @@ class Mapped(RowStore):
 
     def __init__(self, num_rows: int, width: int, path: str | Path, dtype: Any = None) -> None:
         self.num_rows, self.width = num_rows, width
-        self.kind = kind_of(dtype)
+        self.kind = number_type(dtype)
         self.path = _own(Path(path).expanduser())
         self._open()
 
@@ -121,13 +121,13 @@ class Mapped(RowStore):
         out = np.empty((len(keys), self.width), np.float32) if out is None else out
         out.fill(0)
         here = np.flatnonzero(self._filled[keys])  # pages of other rows need not be looked at
-        out[here] = decode(self._rows[keys[here]], self.kind)
+        out[here] = unpack_numbers(self._rows[keys[here]], self.kind)
         return out
 
     def write(self, keys: Ints, rows: Floats) -> None:
         """Replaces distinct rows."""
-        kept = encode(rows, self.kind)
-        filled = (decode(kept, self.kind) != 0).any(1)
+        kept = pack_numbers(rows, self.kind)
+        filled = (unpack_numbers(kept, self.kind) != 0).any(1)
         here = np.flatnonzero(filled | self._filled[keys])  # pages of zeros need not be touched
         self._rows[keys[here]] = kept[here]
         self._filled[keys[here]] = filled[here]

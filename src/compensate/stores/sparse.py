@@ -7,7 +7,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from compensate.stores.base import Floats, Ints, Packed, RowStore, decode, encode, kind_of, stored_as
+from compensate.stores.base import Floats, Ints, Packed, RowStore, number_type, pack_numbers, stored_as, unpack_numbers
 
 LEAST = 16_384
 """Bytes that a slab makes room for at once."""
@@ -109,7 +109,7 @@ class Sparse(RowStore):
 
     def __init__(self, num_rows: int, width: int, dtype: Any = None) -> None:
         self.num_rows, self.width = num_rows, width
-        self.kind = kind_of(dtype)
+        self.kind = number_type(dtype)
         values = stored_as(self.kind)
         columns = np.dtype(np.uint8 if width <= 2**8 else np.uint16 if width <= 2**16 else np.uint32)
         small = num_rows < 2**26
@@ -130,7 +130,7 @@ class Sparse(RowStore):
         pointer = self._pointer[keys]
         here = np.flatnonzero(pointer)
         for slab, which, slots in self._by_class(pointer[here]):
-            at, values = here[which], decode(slab.values[slots], self.kind)
+            at, values = here[which], unpack_numbers(slab.values[slots], self.kind)
             if slab.columns is None:
                 out[at] = values
             else:
@@ -139,8 +139,8 @@ class Sparse(RowStore):
 
     def write(self, keys: Ints, rows: Floats) -> None:
         """Replaces distinct rows."""
-        kept = encode(rows, self.kind)
-        filled = (rows if self.kind == "float32" else decode(kept, self.kind)) != 0
+        kept = pack_numbers(rows, self.kind)
+        filled = (rows if self.kind == "float32" else unpack_numbers(kept, self.kind)) != 0
         counts = np.count_nonzero(filled, axis=1)
         pointer = self._pointer[keys]
         here = np.flatnonzero((counts > 0) | (pointer > 0))
@@ -213,7 +213,7 @@ class Sparse(RowStore):
         here = np.flatnonzero(pointer)
         parts: list[tuple[Any, Any, Any]] = []
         for slab, which, slots in self._by_class(pointer[here]):
-            values = decode(slab.values[slots], self.kind)
+            values = unpack_numbers(slab.values[slots], self.kind)
             if slab.columns is None:
                 at, columns = np.nonzero(values)
                 parts.append((here[which[at]], columns, values[at, columns]))

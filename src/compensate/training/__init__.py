@@ -10,7 +10,7 @@ from compensate.training.evidence import train_and_record
 from compensate.training.fitting import fit
 from compensate.training.hardware import Hardware
 from compensate.training.optimization import OPTIMIZERS, SCHEDULES
-from compensate.training.preparation import Prepared, make_criterion, make_model, prepare
+from compensate.training.preparation import Prepared, make_criterion, make_model, prepare_run
 from compensate.training.run import Result, Run, load_config, load_model
 from compensate.training.samples import Samples
 from compensate.training.step import Batch, Learner
@@ -41,7 +41,7 @@ __all__ = [
     "make_criterion",
     "make_model",
     "predict",
-    "prepare",
+    "prepare_run",
     "read_toml",
     "settled",
     "together",

@@ -64,7 +64,7 @@ def unpack(packed: Any, tensors: Mapping[str, Tensor]) -> Any:
     return {key: unpack(value, tensors) for key, value in packed.items()}
 
 
-def save(folder: str | Path, step: int, tree: Mapping[str, Any]) -> None:
+def save_checkpoint(folder: str | Path, step: int, tree: Mapping[str, Any]) -> None:
     """Writes a checkpoint of this step; once it is complete, it and the one before it are all that stays."""
     folder = Path(folder)
     make_folder(folder)

@@ -107,7 +107,7 @@ def paired(differences: Sequence[float], level: float = LEVEL) -> tuple[float, f
     return mean, mean - half, mean + half
 
 
-def table(runs: Sequence[Mapping[str, Any]], methods: Sequence[str], baseline: str) -> Comparison:
+def comparison_table(runs: Sequence[Mapping[str, Any]], methods: Sequence[str], baseline: str) -> Comparison:
     """The rows of the table, from the stored outcomes of all runs."""
     values = {m: {r["config"]["seed"]: r["result"] for r in runs if r["config"]["method"] == m} for m in methods}
     rows = Comparison()

@@ -149,11 +149,14 @@ class Config:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def _first_hyper(self) -> dict[str, Any]:
-        """Hyper-parameters as the first runs would have them: MixComp had no warm-up then."""
+        """Hyper-parameters as the first runs would have them: MixComp had neither warm-up nor floor then, LogComp another lambda."""
         hyper = dict(self.hyper)
         if self.method == "mixcomp" and not hyper.get("preset"):
-            warmup = hyper.pop("warmup", "by default")
+            warmup, floor = hyper.pop("warmup", "by default"), hyper.pop("floor", "by default")
             hyper |= {"grows": warmup} if warmup else {}
+            hyper |= {"floor": floor} if floor else {}
+        if self.method == "logcomp" and not hyper.get("preset"):
+            hyper.setdefault("lam", "by default")
         return hyper
 
     @property

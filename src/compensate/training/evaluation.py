@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from compensate.data import Data
+from compensate.forwards import full_precision
 from compensate.training.distribution import Processes
 from compensate.training.hardware import move
 from compensate.training.samples import Rows, Samples
@@ -48,7 +49,7 @@ def outputs(
     with resting(model):
         for rows in samples.portions(batch_size)[processes.rank :: processes.size]:
             u = model(move(samples.batch(rows, None), device))[:, : samples.num_classes]
-            yield rows, u.to(torch.promote_types(u.dtype, torch.float32))
+            yield rows, full_precision(u)
 
 
 def sums(
@@ -78,7 +79,7 @@ def answered(u: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return ((u > 0) == (y > 0)).all(-1), losses.mean(-1)
 
 
-def shares(total: Tensor) -> dict[str, float]:
+def means_of(total: Tensor) -> dict[str, float]:
     """The means that belong to the sums."""
     right, loss, count = total.tolist()
     return {"accuracy": right / (count or 1), "loss": loss / (count or 1)}
@@ -92,7 +93,7 @@ def evaluate(model: nn.Module, data: Data, *, device: torch.device | str = "cpu"
     >>> sorted(evaluate(CNN(10), digits().subset(np.arange(100))))
     ['accuracy', 'loss']
     """
-    return shares(sums(model, Samples.of(data.subset(data.labeled)), device))
+    return means_of(sums(model, Samples.of(data.subset(data.labeled)), device))
 
 
 def agreement(model: nn.Module, data: Data, which: NDArray[np.bool_], *, device: torch.device | str = "cpu") -> float:

@@ -43,7 +43,7 @@ LOOKED_AT = 16
 
 
 @dataclass(frozen=True, eq=False)
-class Recorded:
+class TrainingRecord:
     """What a training says about each of N rows.
 
     Attributes:
@@ -94,7 +94,7 @@ def train_and_record(
     every: int | None = None,
     progress: Progress | None = None,
     rows: Sequence[int] | NDArray[Any] | None = None,
-) -> Recorded:
+) -> TrainingRecord:
     """Trains a model on some rows with any method, and keeps what it said of each of them.
 
     In several processes, started by `torchrun`, all of them call it alike and get the same answer.
@@ -236,7 +236,7 @@ def _digest(*arrays: Any) -> str:
     return digest.hexdigest()
 
 
-def _recorded(trainer: Trainer, samples: Samples, chosen: Rows, batch_size: int) -> Recorded:
+def _recorded(trainer: Trainer, samples: Samples, chosen: Rows, batch_size: int) -> TrainingRecord:
     learner = trainer.learner
     record = learner.criterion.record
     assert record is not None
@@ -249,7 +249,7 @@ def _recorded(trainer: Trainer, samples: Samples, chosen: Rows, batch_size: int)
         batch_size=batch_size,
     )
     means = {name: record.mean(name).double().cpu().numpy() for name in ("margin", "loss", "size", "agreement")}
-    return Recorded(
+    return TrainingRecord(
         **means,
         probabilities=record.mean_predictions().cpu().numpy(),
         held_out=held_out,

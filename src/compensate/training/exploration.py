@@ -21,9 +21,9 @@ from compensate.methods.registry import Method, find
 from compensate.taxonomy import DIRECTIONS, GRANULARITIES, INFERENCES, TARGETS, Taxonomy
 from compensate.training import comparison
 from compensate.training.config import Config
-from compensate.training.preparation import prepare
+from compensate.training.preparation import prepare_run
 from compensate.training.run import Run
-from compensate.training.tuning import open_study, score, search, take_up_abandoned
+from compensate.training.tuning import open_study, search_space, take_up_abandoned, trial_score
 from compensate.training.workers import side_by_side
 
 PEERS = ("base", "gce", "elr", "sop")
@@ -33,7 +33,7 @@ CLEAN = 0.02
 """The share of clean samples where cells that learn from them are searched."""
 
 FRESH = 1000
-"""The seeds of the comparison are so much larger than that of the search: other splits, other noise, other weights."""
+"""Added to the seed of the search for the seeds of the comparison: other splits, other noise, other weights."""
 
 
 class Pruned(Exception):
@@ -113,7 +113,7 @@ def explore(
     """
     part, budget = part or Part(), budget or Budget()
     config = config.but(method="base", hyper={}, clean=_clean_share(config, part))
-    prepared = prepare(config, data_dir=data_dir)
+    prepared = prepare_run(config, data_dir=data_dir)
     if prepared.validation is None or not len(prepared.validation):
         raise InputError("a search needs a validation part; hold out a share of the noisy data: --set validation=0.1.")
     make_folder(folder / "runs")
@@ -129,7 +129,7 @@ def explore(
     methods = {**peers, **{row["cell"]: row["hyper"] for row in best}}
     configs = comparison.plan(config.but(seed=config.seed + FRESH), methods, budget.seeds)
     runs, failed = _compared(configs, folder, workers, data_dir, done)
-    tables = {peer: comparison.table(runs, list(methods), peer) for peer in PEERS if _has(runs, peer)}
+    tables = {peer: comparison.comparison_table(runs, list(methods), peer) for peer in PEERS if _has(runs, peer)}
     found = {
         "version": __version__,
         "common": {k: v for k, v in prepared.config.json.items() if k not in ("method", "hyper", "seed")},
@@ -201,7 +201,7 @@ def _trial(
             raise Pruned
 
     try:
-        study.tell(trial, score(config.but(method=row.name, hyper=hyper), folder, data_dir, 1, watch))
+        study.tell(trial, trial_score(config.but(method=row.name, hyper=hyper), folder, data_dir, 1, watch))
     except Pruned:
         study.tell(trial, state=TrialState.PRUNED)
     except NotFinite:
@@ -300,7 +300,7 @@ def _tuned_peers(
         def told(number: int, peer: str = peer) -> None:
             done(f"tuning {peer}", number, budget.peer_trials)
 
-        found = search(
+        found = search_space(
             config.but(method=peer), folder, trials=budget.peer_trials, workers=workers, data_dir=data_dir, done=told
         )
         tuned[peer] = found["best"]["hyper"]

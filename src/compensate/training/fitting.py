@@ -21,8 +21,8 @@ from compensate.training.config import Config
 from compensate.training.evaluation import agreement
 from compensate.training.hardware import Hardware, Trackers
 from compensate.training.optimization import make_optimizer, rate
-from compensate.training.preparation import Prepared, clean_batch, make_criterion, make_model, prepare
-from compensate.training.run import Result, Run, describe
+from compensate.training.preparation import Prepared, clean_batch, make_criterion, make_model, prepare_run
+from compensate.training.run import Result, Run, description
 from compensate.training.samples import Samples
 from compensate.training.step import Learner
 from compensate.training.trainer import EarlyStopping, Metrics, Trainer, by_accuracy
@@ -71,14 +71,14 @@ def fit(
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         hardware = Hardware.found(precision=config.precision)
         processes = hardware.processes
-        prepared = prepare(config, data, data_dir)
+        prepared = prepare_run(config, data, data_dir)
         model = make_model(prepared) if model is None else model
         criterion = make_criterion(prepared, model, data_dir) if criterion is None else criterion
         run = Run(folder)
         tracked = Trackers(trackers if processes.main else (), folder)
         with run.alone() if processes.main else nullcontext():
             # Each process reads the checkpoint; the main one makes the folder first.
-            asked = describe(config) | {"effective": prepared.config.json}
+            asked = description(config) | {"effective": prepared.config.json}
             found = run.begin(asked, resume=resume) if processes.main else None
             processes.wait()
             if not processes.main and run.path is not None and resume:

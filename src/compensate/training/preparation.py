@@ -51,7 +51,7 @@ class Prepared:
         wrong: (N,) which labels of `train` the noise made wrong.
         vocabulary, vectors: of texts.
 
-    >>> prepared = prepare(Config(data="digits", noise="pair:0.2"))
+    >>> prepared = prepare_run(Config(data="digits", noise="pair:0.2"))
     >>> len(prepared.train) == len(prepared.wrong), round(float(prepared.wrong.mean()), 1)
     (True, 0.2)
     """
@@ -96,13 +96,13 @@ def _changed(*names: str | None) -> tuple[int, ...]:
     return tuple(path.stat().st_mtime_ns for path in paths if path.exists())
 
 
-def prepare(config: Config, data: Splits | Data | None = None, data_dir: str | Path | None = None) -> Prepared:
+def prepare_run(config: Config, data: Splits | Data | None = None, data_dir: str | Path | None = None) -> Prepared:
     """Loads, splits, thins out and corrupts the data of a run, in this order, and settles its configuration.
 
     The test part and the clean part are taken before the noise; the validation part gets noise of its own, because people
     whose training labels are wrong have no other validation labels either.
 
-    >>> parts = prepare(Config(data="digits"))
+    >>> parts = prepare_run(Config(data="digits"))
     >>> len(parts.train), len(parts.validation), len(parts.test)
     (1132, 126, 539)
     """
@@ -199,7 +199,7 @@ def _encoded(splits: Splits, vectors: Path | None, max_length: int | None) -> tu
 def make_model(prepared: Prepared) -> nn.Module:
     """The model of the run, with first weights that depend on the seed and on nothing else.
 
-    >>> type(make_model(prepare(Config(data="digits")))).__name__
+    >>> type(make_model(prepare_run(Config(data="digits")))).__name__
     'CNN'
     """
     config, data, method = prepared.config, prepared.train, prepared.method
@@ -262,7 +262,7 @@ def sizes(prepared: Prepared, model: nn.Module) -> dict[str, Any]:
 def make_criterion(prepared: Prepared, model: nn.Module, data_dir: str | Path | None = None) -> Compensated:
     """The criterion of the run.
 
-    >>> prepared = prepare(Config(data="digits", method="logcomp"))
+    >>> prepared = prepare_run(Config(data="digits", method="logcomp"))
     >>> print(make_criterion(prepared, make_model(prepared)).taxonomy)
     logit · positive · regularized · sample
     """

@@ -22,7 +22,7 @@ from compensate.files import make_folder, write_atomically, writing
 from compensate.training import checkpoint
 from compensate.training.config import PROTOCOL, Config
 from compensate.training.evaluation import predict
-from compensate.training.preparation import Prepared, make_model, prepare
+from compensate.training.preparation import Prepared, make_model, prepare_run
 
 
 class Run:
@@ -94,7 +94,7 @@ class Run:
         return json.loads((self / "result.json").read_text(encoding="utf-8"))
 
 
-def describe(config: Config) -> dict[str, Any]:
+def description(config: Config) -> dict[str, Any]:
     """A run and what it was made with; only the run itself is part of its id."""
     return {"id": config.id, "protocol": PROTOCOL, "config": config.json, "versions": versions()}
 
@@ -176,7 +176,7 @@ def load_model(folder: str | Path, prepared: Prepared, *, best: bool = False) ->
 
 def predict_rows(folder: str | Path, prepared: Prepared, data_dir: str | Path | None) -> Tensor:
     """(rows, C) logits of that run's model for the training samples of another run on the same data, zeros elsewhere."""
-    theirs = prepare(load_config(folder), data_dir=data_dir)
+    theirs = prepare_run(load_config(folder), data_dir=data_dir)
     if theirs.train.rows != prepared.train.rows or theirs.train.classes != prepared.train.classes:
         raise InputError(f"the run in {folder} is not on the same data; a teacher must know the same samples.")
     with torch.random.fork_rng():

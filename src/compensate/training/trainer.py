@@ -17,7 +17,7 @@ from torch import Tensor
 from compensate.errors import InputError
 from compensate.state import State
 from compensate.training import checkpoint
-from compensate.training.evaluation import shares, sums
+from compensate.training.evaluation import means_of, sums
 from compensate.training.hardware import move
 from compensate.training.run import Run
 from compensate.training.samples import Rows, Samples
@@ -260,7 +260,7 @@ class Trainer:
 
     @torch.no_grad()
     def _count(self, s: State, rows: Rows) -> None:
-        losses, moved = s.losses, compensated(s)
+        losses, moved = s.losses, is_compensated(s)
         if s.places.binary:  # of several labels, all must be right
             right = s.places.of_sample((s.u[:, 0] > 0) == (s.labels > 0)).all(1)
             losses, moved = s.places.of_sample(losses).mean(1), s.places.of_sample(moved).any(1)
@@ -287,7 +287,7 @@ class Trainer:
         # Running means of batch normalization are each process's own; those of the main one count.
         self.processes.share(learner.model.buffers())
         for name, samples in self.held_out.items():
-            found = shares(self.processes.sum(sums(learner.model, samples, self.device, self.processes)))
+            found = means_of(self.processes.sum(sums(learner.model, samples, self.device, self.processes)))
             row |= {f"{name}_{k}": v for k, v in found.items()}
         learner.check.row(row)
         at.history.append(row)
@@ -314,7 +314,7 @@ class Trainer:
                 "totals": self.totals,
                 "at": vars(self.at),
             }
-            checkpoint.save(self.run_folder / "checkpoint", self.at.step, tree)
+            checkpoint.save_checkpoint(self.run_folder / "checkpoint", self.at.step, tree)
             self.learner.check.saved = self.at.step
 
     def restore(self, tree: dict[str, Any]) -> None:
@@ -329,7 +329,7 @@ class Trainer:
         checkpoint.set_random_state(tree["random"])
 
 
-def compensated(s: State) -> Tensor:
+def is_compensated(s: State) -> Tensor:
     """(B,) true for samples that some compensation is given to."""
     found = torch.zeros(len(s.target), dtype=torch.bool, device=s.target.device)
     for delta in (s.dx, s.du, s.dp, s.dy, s.dl, s.dg, s.dv):

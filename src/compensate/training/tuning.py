@@ -13,9 +13,9 @@ from compensate.errors import InputError, NotFinite
 from compensate.extras import require
 from compensate.files import make_folder
 from compensate.methods.registry import find
-from compensate.methods.search import Choice, Kind, Preset, Space
+from compensate.methods.search import Choice, PaperData, Preset, Space
 from compensate.training.config import Config
-from compensate.training.preparation import prepare
+from compensate.training.preparation import prepare_run
 from compensate.training.workers import LOST, side_by_side, trained
 
 LAST = 5
@@ -41,14 +41,14 @@ def open_study(folder: Path, name: str, seed: int, pruner: Any = None) -> Any:
     )
 
 
-def kind_of(config: Config, data: Any) -> Kind:
+def paper_data_of(config: Config, data: Any) -> PaperData:
     """Which of the paper's settings a data set falls under: texts that are not SST-2 count as IMDB does."""
     if getattr(data.x, "ndim", 0) == 4:
         return "image"
     return "sst2" if "sst" in Path(config.data).name.lower() else "imdb"
 
 
-def score(
+def trial_score(
     config: Config,
     folder: Path,
     data_dir: Path | None,
@@ -65,7 +65,7 @@ def score(
     return float(np.mean(values))
 
 
-def search(
+def search_space(
     config: Config,
     folder: Path,
     *,
@@ -81,10 +81,10 @@ def search(
     A study that was interrupted goes on: finished trials stay, and the setting of a trial that was under way comes first,
     whose training goes on from its checkpoint.
     """
-    prepared = prepare(config, data_dir=data_dir)
+    prepared = prepare_run(config, data_dir=data_dir)
     if prepared.validation is None or not len(prepared.validation):
         raise InputError("tuning needs a validation part; hold out a share of the noisy data: validation=0.1.")
-    space = find(config.method).space(preset, kind_of(config, prepared.train))
+    space = find(config.method).space(preset, paper_data_of(config, prepared.train))
     batch_size = prepared.config.batch_size or 1
     name = f"{config.method}-{preset}-{config.but(hyper={}).id[:8]}-{seeds}"
     study = open_study(folder, name, config.seed)
@@ -126,7 +126,7 @@ def _trial(
             values[key] = trial.suggest_float(key, span.low, span.high, log=span.log)
     hyper = {**config.hyper, **space.hyper(values, preset, batch_size)}
     try:
-        study.tell(trial, score(config.but(hyper=hyper), folder, data_dir, seeds))
+        study.tell(trial, trial_score(config.but(hyper=hyper), folder, data_dir, seeds))
     except NotFinite:
         # A setting under which training diverges is a bad setting, not the end of the search.
         study.tell(trial, 0.0)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from compensate.auditing.issues.columns import column_issues, rare_classes
+from compensate.auditing.issues.columns import column_issues, empty_rows, rare_classes
 from compensate.auditing.issues.duplicates import find_pairs, groups, shared_with
 from compensate.auditing.issues.samples import empty_texts, odd_images, other_languages, outliers
 from compensate.errors import InputError
@@ -27,7 +27,7 @@ COLUMNS = ("issue", "index", "other", "column", "score", "given", "detail")
 
 
 @dataclass(frozen=True)
-class Kind:
+class IssueKind:
     """A kind of issue: what to call one and several of them, what the score is, and what to do."""
 
     one: str
@@ -36,45 +36,46 @@ class Kind:
     advice: str
 
 
-KINDS: dict[str, Kind] = {
-    "conflicting_duplicate": Kind(
+KINDS: dict[str, IssueKind] = {
+    "conflicting_duplicate": IssueKind(
         "duplicate with another label", "duplicates with different labels", "similarity to the other row, 1 if equal",
         "The same content has different labels: at least one of them is wrong, or the content does not decide the label.",
     ),
-    "test_duplicate": Kind(
+    "test_duplicate": IssueKind(
         "row that is in the test set too", "rows that are in the test set too", "similarity to the row of the test set, 1 if equal",
         "A model has seen these rows of the test set in training, so that its test result is too good. Remove them from one of the two.",
     ),
-    "duplicate": Kind(
+    "duplicate": IssueKind(
         "duplicate", "duplicates", "similarity to the other row, 1 if equal",
         "Keep one of each group, or be sure that a split never parts a group.",
     ),
-    "leaking_column": Kind(
+    "leaking_column": IssueKind(
         "column that tells the label", "columns that tell the label", "share of the labels beyond chance that the column predicts alone",
         "If the column is not known when a prediction is to be made, leave it out: --ignore.",
     ),
-    "identifier_column": Kind(
+    "identifier_column": IssueKind(
         "identifier column", "identifier columns", "share of its values that are distinct",
         "It names rows and says nothing about them, so it is not used.",
     ),
-    "missing_values": Kind(
+    "missing_values": IssueKind(
         "column with missing values", "columns with missing values", "share of its cells that are empty",
         "Look whether cells are missing for a reason that has to do with the label.",
     ),
-    "rare_class": Kind(
+    "rare_class": IssueKind(
         "rare class", "rare classes", "rows of the class over what an equal share would be",
         "Few rows of a class make its labels hard to judge, and hard to learn.",
     ),
-    "empty_text": Kind("empty text", "empty texts", "1", "A row without content says nothing about its label: remove it."),
-    "other_language": Kind(
+    "empty_text": IssueKind("empty text", "empty texts", "1", "A row without content says nothing about its label: remove it."),
+    "empty_row": IssueKind("empty row", "empty rows", "1", "A row without content says nothing about its label: remove it."),
+    "other_language": IssueKind(
         "text in another language", "texts in another language", "share of its words or letters that say so",
         "Look whether they belong here; an encoder of one language judges them badly.",
     ),
-    "dark_image": Kind("dark image", "dark images", "how far below the limit, from 0 to 1", "Look whether anything can be seen."),
-    "bright_image": Kind("bright image", "bright images", "how far above the limit, from 0 to 1", "Look whether anything can be seen."),
-    "blank_image": Kind("blank image", "blank images", "how far below the limit, from 0 to 1", "They show nothing: remove them."),
-    "outlier": Kind(
-        "outlier", "outliers", "distance to the nearest rows over the usual one",
+    "dark_image": IssueKind("dark image", "dark images", "how far below the limit, from 0 to 1", "Look whether anything can be seen."),
+    "bright_image": IssueKind("bright image", "bright images", "how far above the limit, from 0 to 1", "Look whether anything can be seen."),
+    "blank_image": IssueKind("blank image", "blank images", "how far below the limit, from 0 to 1", "They show nothing: remove them."),
+    "outlier": IssueKind(
+        "outlier", "outliers", "standard deviations beyond the usual distance to the nearest rows",
         "They are unlike all other rows: damaged, of another source, or merely rare.",
     ),
 }  # fmt: skip
@@ -90,7 +91,9 @@ def find_issues(audit: Audit, test: Data | None = None) -> pd.DataFrame:
     """
     data = audit.data
     if data is None:
-        raise InputError("the data of this audit is not at hand; audit it again.")
+        raise InputError(
+            "this audit was loaded without its data, which the search for issues needs; run `audit` again."
+        )
     kind = audit.config.get("shown", audit.kind) if audit.regression else audit.kind
     labels = audit.names(audit.given)
     found: list[dict[str, Any]] = []
@@ -146,6 +149,8 @@ def find_issues(audit: Audit, test: Data | None = None) -> pd.DataFrame:
     for row, score, detail in outliers(audit.vectors):
         add("outlier", score, detail, row)
     if isinstance(data.raw, pd.DataFrame) and data.info.get("columns"):
+        for row, score, detail in empty_rows(data.raw, data.info["columns"]) if kind == "table" else ():
+            add("empty_row", score, detail, row)
         for name, column, score, detail in column_issues(
             data.raw, data.info["columns"], np.asarray(audit.given), len(audit.classes)
         ):

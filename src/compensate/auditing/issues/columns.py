@@ -24,13 +24,13 @@ RARE = 0.1
 LOOKED_AT = 5_000
 """Rows on which a column is tried."""
 
-Finding = tuple[str, str, float, str]
+ColumnFinding = tuple[str, str, float, str]
 """A kind of issue, the column or class, the score and what to say of it."""
 
 
 def column_issues(
     frame: pd.DataFrame, columns: tuple[Column, ...], given: NDArray[np.int64], classes: int
-) -> Iterator[Finding]:
+) -> Iterator[ColumnFinding]:
     """Issues of the columns of a table whose labels are classes."""
     for column in columns:
         if column.role == "identifier":
@@ -48,7 +48,16 @@ def column_issues(
                 yield "missing_values", column.name, lost, f"{lost:.1%} of the cells are empty"
 
 
-def rare_classes(given: NDArray[np.int64], names: tuple[str, ...]) -> Iterator[Finding]:
+def empty_rows(frame: pd.DataFrame, columns: tuple[Column, ...]) -> Iterator[tuple[int, float, str]]:
+    """Rows of a table without a value in any column that is used, as single rows are told."""
+    used = [column.name for column in columns if column.used]
+    if used:
+        lost = np.logical_and.reduce([_lost(frame[name]) for name in used])
+        for i in np.flatnonzero(lost).tolist():
+            yield i, 1.0, f"no value in any of {len(used)} columns"
+
+
+def rare_classes(given: NDArray[np.int64], names: tuple[str, ...]) -> Iterator[ColumnFinding]:
     """Classes with few rows; the score is their share of the rows over an equal share."""
     counts = np.bincount(given, minlength=len(names))
     equal = len(given) / max(len(names), 1)
@@ -90,6 +99,11 @@ def _by_value(
 
 
 def _missing(column: pd.Series) -> float:
+    return float(_lost(column).mean())
+
+
+def _lost(column: pd.Series) -> NDArray[np.bool_]:
+    """(N,) which cells are empty."""
     codes, values = pd.factorize(column)
     lost = np.array([*(is_missing(v) for v in np.asarray(values, dtype=object)), True])
-    return float(lost[codes].mean())
+    return np.asarray(lost[codes], dtype=bool)

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
 
 from compensate.auditing.folds import COPIES, content_keys
 from compensate.auditing.issues.image_copies import grey, image_pairs
-from compensate.auditing.issues.neighbors import nearest
+from compensate.auditing.issues.neighbors import nearest_rows
 from compensate.auditing.issues.text_copies import text_pairs
 from compensate.data.dataset import Data
 
@@ -83,11 +84,11 @@ def groups(pairs: Iterable[Pair], n: int) -> tuple[NDArray[np.int64], dict[int, 
 def _content(data: Data, kind: str) -> Any:
     if kind == "text":
         return [str(text) for text in data.x]
-    if kind == "table" and hasattr(data.raw, "columns"):
+    if kind == "table" and (table := data.table) is not None:
         used = [c.name for c in data.info.get("columns", ()) if c.used] or [
-            c for c in data.raw.columns if c != data.info.get("label")
+            c for c in table.columns if c != data.info.get("label")
         ]
-        return ["\x1f".join(cells) for cells in zip(*(map(str, data.raw[name]) for name in used), strict=True)]
+        return ["\x1f".join(cells) for cells in zip(*(map(str, table[name]) for name in used), strict=True)]
     return np.asarray(data.x)
 
 
@@ -112,7 +113,7 @@ def _grouped(keys: NDArray[np.int64]) -> Iterator[Pair]:
 def _nearly(data: Data, kind: str, vectors: Any) -> Iterator[Pair]:
     if kind == "text":
         return text_pairs([str(text) for text in data.x], SIMILAR_TEXTS)
-    dense = None if vectors is None or hasattr(vectors, "tocsr") else np.asarray(vectors, dtype=np.float32)
+    dense = None if vectors is None or sparse.issparse(vectors) else np.asarray(vectors, dtype=np.float32)
     if kind == "image" and np.ndim(data.x) == 4:
         small = grey(data.x)
         return image_pairs(small, small.reshape(len(small), -1) if dense is None else dense, SIMILAR_IMAGES)
@@ -120,7 +121,7 @@ def _nearly(data: Data, kind: str, vectors: Any) -> Iterator[Pair]:
 
 
 def _close(vectors: NDArray[np.float32]) -> Iterator[Pair]:
-    who, far = nearest(vectors, 1)
+    who, far = nearest_rows(vectors, 1)
     if not far.size:
         return
     usual = float(np.median(far))

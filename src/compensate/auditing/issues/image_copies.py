@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compensate.auditing.issues.neighbors import nearest
+from compensate.auditing.issues.neighbors import nearest_rows
 
 SIDE, COARSE = 32, 16
 """Pixels of a side at which two images are compared, after they were laid over one another at the second."""
@@ -90,7 +90,7 @@ def _candidates(small: Floats, vectors: Floats) -> tuple[Ints, Ints]:
     pairs = []
     for look in looks:
         flat = _standardized(np.ascontiguousarray(look, dtype=np.float32))
-        who, _ = nearest(flat, NEIGHBORS)
+        who, _ = nearest_rows(flat, NEIGHBORS)
         pairs.append(np.stack([np.repeat(np.arange(n), who.shape[1]), who[:n].ravel() % n]))
     both = np.unique(np.sort(np.concatenate(pairs, axis=1), axis=0), axis=1)
     both = both[:, both[0] != both[1]]  # many an image is its own mirror image

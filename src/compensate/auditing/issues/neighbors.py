@@ -11,7 +11,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 EXACT = 20_000
-"""Up to so many rows each is compared with every other; of more, with those in the cells around it."""
+"""The number of rows up to which each is compared with every other; beyond, with those in the cells around it."""
 
 PROBED = 4
 """Cells in which neighbors are looked for: its own and the nearest others. A copy lies next to its original, mostly in one cell."""
@@ -20,10 +20,10 @@ BLOCK = 1 << 24
 """Distances that are held at once."""
 
 
-def nearest(x: Floats, k: int, *, seed: int = 0) -> tuple[Ints, Floats]:
+def nearest_rows(x: Floats, k: int, *, seed: int = 0) -> tuple[Ints, Floats]:
     """(N, k) the nearest other rows, nearest first, and (N, k) their Euclidean distances.
 
-    >>> who, far = nearest(np.array([[0.0], [1.0], [5.0]], np.float32), 1)
+    >>> who, far = nearest_rows(np.array([[0.0], [1.0], [5.0]], np.float32), 1)
     >>> who.ravel().tolist(), far.ravel().tolist()
     ([1, 0, 1], [1.0, 1.0, 4.0])
     """

@@ -24,7 +24,7 @@ LIKELY = 0.1
 """A pair is computed exactly if its estimated similarity is at most this much below the threshold: two standard errors at 0.5."""
 
 CROWD = 20
-"""In one signature a text is compared with so many of those that share it, so that the number of pairs stays in proportion to the rows."""
+"""The number of texts with the same signature that a text is compared with: the number of pairs stays in proportion to the rows."""
 
 LONGEST = 20_000
 """Characters of a text that are looked at."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from compensate.auditing.page.model import (
     ClassCount,
+    ClassPair,
     Content,
     Curve,
     Estimate,
-    Evidence,
     Example,
     Histogram,
     IssueGroup,
@@ -21,7 +21,7 @@ from compensate.auditing.page.model import (
     Item,
     Kind,
     Page,
-    Pair,
+    Provenance,
     Since,
     Values,
 )
@@ -30,10 +30,10 @@ from compensate.auditing.page.write import render_page, write_page
 
 __all__ = [
     "ClassCount",
+    "ClassPair",
     "Content",
     "Curve",
     "Estimate",
-    "Evidence",
     "Example",
     "Histogram",
     "IssueGroup",
@@ -41,7 +41,7 @@ __all__ = [
     "Item",
     "Kind",
     "Page",
-    "Pair",
+    "Provenance",
     "Since",
     "Values",
     "render_page",

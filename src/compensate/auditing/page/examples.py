@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
 
 from compensate.auditing.result import Audit
 
@@ -103,7 +104,7 @@ def _margins(audit: Audit) -> Floats | None:
 
 def _pool(audit: Audit, rows: Ints) -> Pool:
     vectors = audit.vectors[rows]
-    if hasattr(vectors, "tocsr"):
+    if _is_sparse(vectors):
         return Pool(rows, vectors, np.asarray(vectors.multiply(vectors).sum(1), dtype=np.float64).ravel())
     vectors = np.asarray(vectors, dtype=np.float32)
     return Pool(rows, vectors, (vectors**2).sum(1, dtype=np.float64))
@@ -125,7 +126,7 @@ def _nearest(audit: Audit, row: int, pool: Pool) -> tuple[int, ...]:
 
 def _distances(pool: Pool, vector: Any) -> Floats:
     """From each row of the pool to a vector (1, D)."""
-    if hasattr(vector, "tocsr"):
+    if _is_sparse(vector):
         products = np.asarray((pool.vectors @ vector.T).todense(), dtype=np.float64).ravel()
         square = float(vector.multiply(vector).sum())
     else:
@@ -136,4 +137,8 @@ def _distances(pool: Pool, vector: Any) -> Floats:
 
 def _same(pool: Pool, i: int, j: int) -> bool:
     a, b = pool.vectors[[i]], pool.vectors[[j]]
-    return bool((a != b).nnz == 0) if hasattr(a, "tocsr") else bool((a == b).all())
+    return bool((a != b).nnz == 0) if _is_sparse(a) else bool((a == b).all())
+
+
+def _is_sparse(values: Any) -> bool:
+    return bool(sparse.issparse(values))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,9 +15,9 @@ from compensate.auditing.page.examples import beside
 from compensate.auditing.page.model import (
     KINDS,
     ClassCount,
+    ClassPair,
     Content,
     Curve,
-    Evidence,
     Example,
     Histogram,
     IssueGroup,
@@ -24,7 +25,7 @@ from compensate.auditing.page.model import (
     Item,
     Kind,
     Page,
-    Pair,
+    Provenance,
     Since,
     Values,
 )
@@ -52,7 +53,7 @@ SURE = 2.0
 """Standard errors by which predictions are better than chance, or it is said that they are not."""
 
 
-def page(audit: Audit) -> Page:
+def page_of(audit: Audit) -> Page:
     """The page of an audit."""
     kind: Kind = next((k for k in KINDS if k == audit.kind), "embedding")
     order = np.argsort(-audit.log_odds, kind="stable")
@@ -130,11 +131,30 @@ def page(audit: Audit) -> Page:
     )
 
 
+def page_of_listed(whole: Audit, listed: Audit) -> Page:
+    """The page of an audit in pieces: items from the rows that are listed, counts from all rows."""
+    flagged = np.flatnonzero(whole.mask)
+    notes = list(whole.notes)
+    if len(flagged) > MOST_ITEMS:
+        notes.append(
+            f"{len(flagged):,} labels are flagged; the {MOST_ITEMS:,} most suspect are here, all rows are in suspects/*.parquet."
+        )
+    return replace(
+        page_of(listed),
+        rows=len(whole),
+        expected_precision=whole.expected_precision if len(flagged) else None,
+        confusion=_pairs(whole, flagged),
+        per_class=_per_class(whole),
+        scores=_histogram(whole.p_error, whole.mask, whole.threshold, (0.0, 1.0)),
+        notes=tuple(notes),
+        all_flagged=len(flagged),
+        predictable=predictable(whole),
+    )
+
+
 def _as_written(audit: Audit, names: list[str]) -> list[str]:
-    raw, label = (None, None) if audit.data is None else (audit.data.raw, audit.config.get("label"))
-    if raw is None or label is None or not hasattr(raw, "columns"):
-        return names
-    return [str(cell) for cell in raw[label]]
+    table, label = (None, None) if audit.data is None else (audit.data.table, audit.config.get("label"))
+    return names if table is None or label is None else [str(cell) for cell in table[label]]
 
 
 def command(audit: Audit) -> str:
@@ -147,24 +167,28 @@ def command(audit: Audit) -> str:
     return f"compensate apply {shlex.quote(str(source))} corrections.csv -o {shlex.quote(fixed)}{label}"
 
 
-def _pairs(audit: Audit, flagged: NDArray[np.int64]) -> tuple[Pair, ...]:
+def _pairs(audit: Audit, flagged: NDArray[np.int64]) -> tuple[ClassPair, ...]:
     if audit.regression or not len(flagged):
         return ()
     found, counts = np.unique(np.stack([audit.given[flagged], audit.suggested[flagged]]), axis=1, return_counts=True)
     return tuple(
-        Pair(audit.classes[g], audit.classes[s], int(n)) for g, s, n in zip(found[0], found[1], counts, strict=True)
+        ClassPair(audit.classes[g], audit.classes[s], int(n))
+        for g, s, n in zip(found[0], found[1], counts, strict=True)
     )
 
 
 def _per_class(audit: Audit) -> tuple[ClassCount, ...]:
     if audit.regression:
         return ()
+    names, of = audit.classes, audit.given
+    if audit.config.get("labels"):  # of label sets, the label counts and not whether it is given
+        names = tuple(audit.config["labels"])
+        of = audit.index % len(names)
     rows, flagged, wrong = (
-        np.bincount(audit.given, weights, minlength=len(audit.classes)) for weights in (None, audit.mask, audit.p_error)
+        np.bincount(of, weights, minlength=len(names)) for weights in (None, audit.mask, audit.p_error)
     )
     return tuple(
-        ClassCount(name, int(n), int(f), float(w))
-        for name, n, f, w in zip(audit.classes, rows, flagged, wrong, strict=True)
+        ClassCount(name, int(n), int(f), float(w)) for name, n, f, w in zip(names, rows, flagged, wrong, strict=True)
     )
 
 
@@ -192,10 +216,10 @@ def _curves(audit: Audit) -> tuple[Curve, ...]:
     return tuple(found)
 
 
-def _evidence(audit: Audit) -> Evidence:
+def _evidence(audit: Audit) -> Provenance:
     config = audit.config
     agreement = config.get("agreement")
-    return Evidence(
+    return Provenance(
         views=tuple((str(name), float(weight)) for name, weight in (config.get("views") or {}).items()),
         agreement=None if agreement is None else float(agreement),
         encoder=str(config.get("encoder") or "") + (", fine-tuned on these labels" if config.get("finetuned") else ""),
@@ -341,8 +365,10 @@ def _once(issues: Any, *, pairs: bool) -> list[dict[str, Any]]:
 def _content(audit: Audit, row: int) -> Content:
     """What is shown of an audited label: its sample, and where in it the label stands if the sample has several."""
     shown = content(audit.data, int(audit.position(row)))
-    parts = None if audit.data is None else audit.data.info.get("parts")
-    return shown if parts is None else cast(Content, parts.shown(shown, audit, row))
+    info = {} if audit.data is None else audit.data.info
+    if "votes" in info:
+        shown = replace(shown, votes=info["votes"].by_item[int(audit.index[row])])
+    return cast(Content, info["parts"].shown(shown, audit, row)) if "parts" in info else shown
 
 
 def content(data: Data | None, row: int) -> Content:
@@ -356,8 +382,8 @@ def content(data: Data | None, row: int) -> Content:
         return Content(image=_picture(images[row]))
     if raw is None:
         return Content(text=str(data.x[row])) if kind == "text" else Content(missing="An embedding has no picture.")
-    if hasattr(raw, "iloc"):
-        cells = raw.iloc[row]
+    if data.table is not None:
+        cells = data.table.iloc[row]
         text, label = data.info.get("text"), data.info.get("label")
         fields = tuple((str(name), str(value)) for name, value in cells.items() if name not in (text, label))
         return Content(text=str(cells[text]), fields=fields) if text else Content(fields=fields)
@@ -368,7 +394,7 @@ SHOWN, LONGEST = 100, 200
 """Columns of the data in a list of suspects, and signs of a cell; the file itself has the rest."""
 
 
-def cells(audit: Audit, rows: NDArray[np.int64], taken: Collection[str]) -> dict[str, list[str]]:
+def sample_cells(audit: Audit, rows: NDArray[np.int64], taken: Collection[str]) -> dict[str, list[str]]:
     """What the samples in these rows say, as columns for a list: the text, or the cells of a table.
 
     Long texts are cut. A name in `taken` gets an addition. Images and embeddings have nothing that fits in a cell.
@@ -389,14 +415,14 @@ def cells(audit: Audit, rows: NDArray[np.int64], taken: Collection[str]) -> dict
 
 def _columns(data: Data, rows: NDArray[np.int64]) -> list[tuple[str, Any]]:
     """What `content` shows of these rows, but column by column: a row at a time takes minutes where many are flagged."""
-    raw = data.raw
-    if not hasattr(raw, "iloc"):
-        return [(str(data.info.get("text") or "text"), [raw[row] for row in rows.tolist()])]
+    table = data.table
+    if table is None:
+        return [(str(data.info.get("text") or "text"), [data.raw[row] for row in rows.tolist()])]
     text, label = data.info.get("text"), data.info.get("label")
-    places = [j for j, name in enumerate(raw.columns) if name not in (text, label)]
+    places = [j for j, name in enumerate(table.columns) if name not in (text, label)]
     if text:
-        places.insert(0, list(raw.columns).index(text))
-    return [(str(raw.columns[j]), raw.iloc[:, j].iloc[rows].tolist()) for j in places]
+        places.insert(0, list(table.columns).index(text))
+    return [(str(table.columns[j]), table.iloc[:, j].iloc[rows].tolist()) for j in places]
 
 
 def _in_a_cell(value: str) -> str:

@@ -27,6 +27,7 @@ class Content:
         fields: name and value of each cell of a table row, in the order of the columns.
         chips: the labels of a sample that has several, and whether each is given.
         tokens: the words of a sentence, each with its tag; the text is not shown then.
+        votes: annotators and the label that each gave, of a sample that several people labeled.
         marked: which of the chips is judged; or the first of the judged words and the one after the last.
         missing: why there is nothing to show, for example ``"the file cats/7.png cannot be read"``.
     """
@@ -38,6 +39,7 @@ class Content:
     chips: tuple[tuple[str, bool], ...] = ()
     marked: int | tuple[int, int] | None = None
     tokens: tuple[tuple[str, str], ...] = ()
+    votes: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Pair:
+class ClassPair:
     """How many flagged samples labeled ``given`` look like ``suggested``."""
 
     given: str
@@ -171,7 +173,7 @@ class Values:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class Provenance:
     """Where the probabilities come from.
 
     Attributes:
@@ -272,7 +274,7 @@ class Page:
     >>> item = Item(7, "cat", "dog", 3.2, 0.97, True, Content(text="woof"))
     >>> page = Page("pets.csv", "text", ("cat", "dog"), 100, (item,), Estimate(0.01, 0.0, 0.03))
     >>> page.flagged, page.pairs
-    (1, (Pair(given='cat', suggested='dog', count=1),))
+    (1, (ClassPair(given='cat', suggested='dog', count=1),))
     """
 
     title: str
@@ -284,7 +286,7 @@ class Page:
     expected_precision: float | None = None
     threshold: float | None = None
     examples: tuple[Example, ...] = ()
-    confusion: tuple[Pair, ...] = ()
+    confusion: tuple[ClassPair, ...] = ()
     per_class: tuple[ClassCount, ...] = ()
     scores: Histogram | None = None
     compensations: Histogram | None = None
@@ -294,7 +296,7 @@ class Page:
     source_digest: str = ""
     all_flagged: int | None = None
     predictable: bool = True
-    evidence: Evidence = Evidence()
+    evidence: Provenance = Provenance()
     values: Values | None = None
     since: Since | None = None
     issues: tuple[IssueGroup, ...] | None = None
@@ -318,12 +320,12 @@ class Page:
         return sum(item.flagged for item in self.items)
 
     @property
-    def pairs(self) -> tuple[Pair, ...]:
+    def pairs(self) -> tuple[ClassPair, ...]:
         """The confusion, largest first; counted from the flagged items unless it was given."""
         found = self.confusion
         if not found:
             counted = Counter((item.given, item.suggested) for item in self.items if item.flagged)
-            found = tuple(Pair(given, suggested, count) for (given, suggested), count in counted.items())
+            found = tuple(ClassPair(given, suggested, count) for (given, suggested), count in counted.items())
         return tuple(sorted(found, key=lambda pair: -pair.count))
 
 

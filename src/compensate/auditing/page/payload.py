@@ -18,14 +18,14 @@ from typing import Any
 
 from compensate.auditing.page.claims import lopsided, unreliable
 from compensate.auditing.page.model import (
+    ClassPair,
     Content,
-    Evidence,
     Example,
     Histogram,
     IssueGroup,
     Item,
     Page,
-    Pair,
+    Provenance,
     Since,
     Values,
 )
@@ -35,7 +35,7 @@ TEXT_BUDGET = 32_000_000
 """About how many characters of sample text a page may hold in all."""
 
 TEXT_LIMITS = (2_000, 200_000)
-"""However many samples there are, so many characters of each text are kept at least, and at most."""
+"""The fewest and the most characters of each text that are kept, whatever the number of samples."""
 
 EXAMPLE_LIMIT = 1_000
 """Characters kept of the text of an example, which is shown small."""
@@ -221,6 +221,8 @@ def _content(content: Content, names: _Table, limit: int) -> dict[str, Any]:
         found["chips"] = [[names(name), int(given)] for name, given in content.chips]
     if content.tokens:
         found["tokens"] = [[word, names(tag)] for word, tag in content.tokens]
+    if content.votes:
+        found["votes"] = [[names(who), names(said)] for who, said in content.votes]
     if content.marked is not None:
         found["marked"] = content.marked
     if content.missing:
@@ -233,7 +235,7 @@ def _cut(text: str, limit: int) -> list[Any]:
     return [text] if len(text) <= limit else [text[:limit], len(text)]
 
 
-def _one_way(pairs: tuple[Pair, ...]) -> bool:
+def _one_way(pairs: tuple[ClassPair, ...]) -> bool:
     """Whether the most frequent pair is more frequent than the same pair the other way round."""
     if not pairs:
         return False
@@ -241,7 +243,7 @@ def _one_way(pairs: tuple[Pair, ...]) -> bool:
     return lopsided(pairs[0].count, next((p.count for p in pairs if (p.given, p.suggested) == back), 0))
 
 
-def _evidence(evidence: Evidence) -> dict[str, Any]:
+def _evidence(evidence: Provenance) -> dict[str, Any]:
     return {
         "views": [[name, _number(weight)] for name, weight in evidence.views],
         "agreement": _number(evidence.agreement),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import http.client
 import os
 import shutil
@@ -10,11 +9,14 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from compensate.errors import InputError
+from compensate.files import checksum as file_checksum
 from compensate.files import make_folder
 
 Progress = Callable[[int, int | None], None]
@@ -70,7 +72,7 @@ def fetch(
                     if error.code in (401, 403, 404, 410):
                         break
                 continue
-            found = digest(part, checksum)
+            found = _checksum_like(part, checksum)
             if found == checksum:
                 os.replace(part, path)
                 return path
@@ -99,26 +101,14 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-def digest(path: str | Path, like: str | None) -> str | None:
-    """The checksum of a file, in the form of the one given (``"sha256:..."``); nothing for nothing.
-
-    >>> import tempfile
-    >>> empty = Path(tempfile.mkdtemp()) / "empty"
-    >>> empty.touch()
-    >>> digest(empty, "md5:?")
-    'md5:d41d8cd98f00b204e9800998ecf8427e'
-    """
-    if like is None:
+def _checksum_like(path: Path, expected: str | None) -> str | None:
+    """The checksum of a file, of the kind and in the form of the expected one; nothing for nothing."""
+    if expected is None:
         return None
-    kind = like.partition(":")[0]
+    kind = expected.partition(":")[0]
     if kind not in ("sha256", "md5"):
-        raise InputError(f'the checksum "{like}" must start with sha256: or md5:.')
-    # MD5 is what some publishers give; it shows damage, and is not used for security.
-    value = hashlib.new(kind, usedforsecurity=False)
-    with open(path, "rb") as file:
-        while chunk := file.read(CHUNK):
-            value.update(chunk)
-    return f"{kind}:{value.hexdigest()}"
+        raise InputError(f'the checksum "{expected}" must start with sha256: or md5:.')
+    return f"{kind}:{file_checksum(path, kind)}"
 
 
 @contextmanager
@@ -170,18 +160,13 @@ def _transfer(url: str, part: Path, progress: Progress | None, timeout: float) -
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """One process at a time, where the system can lock files; the lock ends with the process whatever happens."""
-    try:
-        import fcntl
-    except ImportError:  # pragma: no cover - Windows
-        yield
-        return
+    """One process at a time; the lock ends with the process whatever happens."""
     lock = path.with_name(f".{path.name}.lock")
-    with open(lock, "wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with FileLock(lock):
         try:
             yield
         finally:
             # Only when the file is there: whoever still waits for this lock then finds nothing left to do.
             if path.exists():
-                lock.unlink(missing_ok=True)
+                with suppress(OSError):  # Windows does not delete an open file
+                    lock.unlink(missing_ok=True)

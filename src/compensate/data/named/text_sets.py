@@ -89,15 +89,15 @@ def read_imdb(path: str | Path) -> Splits:
         parts = [_renamed(part, named) for part in (splits.train, splits.test, splits.validation)]
     else:
         parts = [*_folders(path), None]
-    train, test, validation = (None if part is None else shuffled(part) for part in parts)
+    train, test, validation = (None if part is None else in_fixed_order(part) for part in parts)
     assert train is not None
     return Splits(train, test, validation)
 
 
-def shuffled(data: Data) -> Data:
+def in_fixed_order(data: Data) -> Data:
     """The data in the order that sorted corpora get: random, fixed for good, a function of their size alone.
 
-    >>> shuffled(Data(np.arange(6), np.zeros(6, int), ("a",))).index
+    >>> in_fixed_order(Data(np.arange(6), np.zeros(6, int), ("a",))).index
     array([4, 0, 2, 3, 5, 1])
     """
     # Raw bits and a sort: numpy promises that these stay the same from version to version, unlike `permutation`.

@@ -74,6 +74,19 @@ function chipList(content) {
   return el("ul", { class: "set-chips", "aria-label": "Labels of this row" }, chips);
 }
 
+// What each annotator said; votes for the suggested label stand out as those for the given one do.
+
+function voteList(content) {
+  const i = current();
+  const [given, suggested] = i === null ? ["", ""] : [givenOf(i), suggestedOf(i)];
+  const votes = content.votes.map(([who, said]) => {
+    const vote = data.names[said];
+    const look = "set-chip" + (vote === given ? " on" : "") + (vote === suggested ? " judged" : "");
+    return el("li", { class: look }, label(data.names[who], 40), el("strong", null, label(vote, 40)));
+  });
+  return el("ul", { class: "set-chips", "aria-label": "Votes" }, votes);
+}
+
 const OUTSIDE = "O";
 
 function tokenText(content) {
@@ -91,6 +104,7 @@ function tokenText(content) {
 function large(content, name) {
   const parts = [];
   if (content.chips) parts.push(chipList(content));
+  if (content.votes) parts.push(voteList(content));
   if (content.tokens) parts.push(tokenText(content));
   if (content.image) parts.push(picture(content, name, false));
   if (content.text) parts.push(el("div", { class: content.text[0].length <= 180 ? "text short" : "text" }, content.text[0] === "" ? nothing("The text is empty.") : folded(content.text, FOLD)));

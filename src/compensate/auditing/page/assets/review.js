@@ -38,7 +38,8 @@ function choice(kind, letter, act) {
   const names = { keep: ["given", "Keep"], accept: ["suggested", "Accept"] }[kind];
   const text = el("span", { class: "choice-label" });
   const note = el("span", { class: "choice-note" });
-  const node = el("button", { type: "button", class: "choice " + kind, onclick: act, "aria-keyshortcuts": letter }, el("span", { class: "choice-role" }, el("span", null, el("b", null, names[1]), " ", names[0]), el("span", { class: "chosen", hidden: true }, "✓ chosen"), key(letter)), text, regression && note);
+  const noted = regression || (size > 0 && setLabel(0) !== "");
+  const node = el("button", { type: "button", class: "choice " + kind, onclick: act, "aria-keyshortcuts": letter }, el("span", { class: "choice-role" }, el("span", null, el("b", null, names[1]), " ", names[0]), el("span", { class: "chosen", hidden: true }, "✓ chosen"), key(letter)), text, noted && note);
   node.set = (value, chosen, about) => {
     fill(text, label(value, 90));
     fill(note, about);
@@ -236,8 +237,8 @@ function showItem(said = "") {
   showVerdict(i);
   fill(r.stage, large(items.content[i], "The item, " + name));
   r.stage.scrollTop = 0;
-  r.keep.set(givenOf(i), made !== null && made.decision === "reject", distance(i));
-  r.accept.set(suggestedOf(i), made !== null && made.decision === "accept", usualError(i));
+  r.keep.set(givenOf(i), made !== null && made.decision === "reject", distance(i) || setLabel(i));
+  r.accept.set(suggestedOf(i), made !== null && made.decision === "accept", usualError(i) || setLabel(i));
   showLike(r.givenLike, items.likeGiven[i], givenOf(i));
   showLike(r.suggestedLike, items.likeSuggested[i], suggestedOf(i));
   showOthers(i, made);
@@ -274,6 +275,13 @@ function distance(i) {
   if (!(usual > 0) || !Number.isFinite(off)) return "";
   const times = off / usual;
   return `off by ${number(off)}, ${times < 9.95 ? times.toFixed(1) : count(Math.round(times))} × the usual error`;
+}
+
+// Of a sample with a set of labels: the label that is present or absent.
+
+function setLabel(i) {
+  const [form, , ...rest] = items.part[i].split(" ");
+  return form === "label" || form === "column" ? plainText(rest.join(" "), 80) : "";
 }
 
 const CERTAIN = 0.02; // an example with a greater probability of error is likely, not certain
