@@ -8,22 +8,26 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import cycle
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from benchmarks.measure import Ratio, options, report
 from benchmarks.measure import alternate as in_turns
 from benchmarks.steps import BATCH, plain_step
 from compensate import Compensated
-from compensate.methods import logcomp, mixcomp
+from compensate.methods import elr, logcomp, mixcomp, sop
 
 SAMPLES = 50_000
 BARS = {"off": 3.0, "on": 4.5, "compiled": 2.0}
+SMALL_BARS = {"on": 4.0, "compiled": 1.5}
+"""Of small batches, where calls cost more than numbers."""
 alternate = partial(in_turns, clock=time.process_time)
 ABOUT = """Seconds of the processor. Forward and backward of the drop-in call on given logits, the step of the rows included, beside forward and backward of
 torch's cross entropy. "With record" also keeps what suspects are found by. Compiled calls stand beside compiled cross entropy.
-The share of a step is the whole call with record and checks over a plain step of ResNet-20 with batches of 128."""
+Batches follow one another as in an epoch. The share of a step is the whole call with record and checks over a plain step of ResNet-20 with batches of 128."""
 
 
 def methods(classes: int) -> Iterator[tuple[str, Compensated]]:
@@ -36,8 +40,8 @@ def calls(batch: int, classes: int, *, repeats: int, compiled: bool = True) -> l
     """The ratios of both methods to cross entropy at one size."""
     torch.manual_seed(0)
     u = torch.randn(batch, classes, requires_grad=True)
-    y, i = torch.randint(classes, (batch,)), torch.randperm(SAMPLES)[:batch]
-    large = batch * classes > 10**6
+    y, index = torch.randint(classes, (batch,)), epoch(batch)
+    bars = BARS if batch * classes > 10**6 else SMALL_BARS
     ratios = []
     for name, criterion in methods(classes):
         full = criterion.record
@@ -50,32 +54,49 @@ def calls(batch: int, classes: int, *, repeats: int, compiled: bool = True) -> l
             if mode == "compiled" and not compiled:
                 continue
             criterion.record, criterion.check = full if record else None, check  # type: ignore[assignment]
-            ours, theirs = both_ways(criterion, u, y, i), both_ways(F.cross_entropy, u, y)
+            ours, theirs = _steps(criterion, u, y, index), both_ways(F.cross_entropy, u, y)
             if mode == "compiled":
                 torch.compiler.reset()
-                ours = both_ways(torch.compile(criterion, fullgraph=True), u, y, i)
+                ours = _steps(torch.compile(criterion, fullgraph=True), u, y, index)
                 theirs = both_ways(torch.compile(F.cross_entropy, fullgraph=True), u, y)
             times = alternate(ours, theirs, repeats=repeats)
             how = "compiled" if mode == "compiled" else f"checks {mode}"
             what = f"{name}, B={batch}, C={classes}, {how}{', with record' if record else ''}"
-            ratios.append(
-                Ratio(
-                    what, f"cross entropy{', compiled' * (mode == 'compiled')}", *times, BARS[mode] if large else None
-                )
-            )
+            ratios.append(Ratio(what, f"cross entropy{', compiled' * (mode == 'compiled')}", *times, bars.get(mode)))
     return ratios
 
 
-def both_ways(loss: Callable[..., torch.Tensor], *batch: torch.Tensor) -> Callable[[], None]:
+def epoch(batch: int) -> Iterator[Tensor]:
+    """The index of one batch after the other, over and over: as in a training, a sample comes back after all others."""
+    return cycle(torch.randperm(SAMPLES)[: SAMPLES // batch * batch].reshape(-1, batch).unbind())
+
+
+def _steps(loss: Callable[..., Tensor], u: Tensor, y: Tensor, index: Iterator[Tensor]) -> Callable[[], None]:
+    return lambda: loss(u, y, next(index)).backward()
+
+
+def rows_of_classes(*, repeats: int) -> list[Ratio]:
+    """ELR and SOP, which keep a row of all classes for each sample."""
+    torch.manual_seed(0)
+    u, y, index = torch.randn(1024, 1000, requires_grad=True), torch.randint(1000, (1024,)), epoch(1024)
+    made = {"elr": (elr, 3.5), "sop": (sop, 5.0)}
+    return [
+        Ratio(f"{name}, B=1024, C=1000, checks on, with record", "cross entropy", *alternate(
+            _steps(build(num_samples=SAMPLES, num_classes=1000), u, y, index), both_ways(F.cross_entropy, u, y), repeats=repeats), bar)
+        for name, (build, bar) in made.items()
+    ]  # fmt: skip
+
+
+def both_ways(loss: Callable[..., Tensor], *batch: Tensor) -> Callable[[], None]:
     return lambda: loss(*batch).backward()
 
 
 def shares(*, depth: int, repeats: int) -> list[Ratio]:
     """The call alone over a plain step."""
     step = plain_step(depth)
-    u, y, i = torch.randn(BATCH, 10, requires_grad=True), torch.randint(10, (BATCH,)), torch.randperm(SAMPLES)[:BATCH]
+    u, y, i = torch.randn(BATCH, 10, requires_grad=True), torch.randint(10, (BATCH,)), epoch(BATCH)
     return [
-        Ratio(f"{name}, the call, B={BATCH}, C=10", f"a plain step of ResNet-{depth}", *alternate(both_ways(c, u, y, i), step, repeats=repeats), 0.01)
+        Ratio(f"{name}, the call, B={BATCH}, C=10", f"a plain step of ResNet-{depth}", *alternate(_steps(c, u, y, i), step, repeats=repeats), 0.01)
         for name, c in methods(10)
     ]  # fmt: skip
 
@@ -89,6 +110,7 @@ def main() -> None:
         *calls(1024, 1000, repeats=repeats, compiled=not quick),
         *calls(128, 10, repeats=repeats, compiled=not quick),
     ]
+    ratios += rows_of_classes(repeats=repeats // 2)
     ratios += shares(depth=8 if quick else 20, repeats=3 if quick else 10)
     report("criterion", ratios, about=ABOUT, quick=quick)
 

@@ -21,7 +21,7 @@ RESULTS = Path(__file__).parent / "results"
 
 @dataclass(frozen=True)
 class Ratio:
-    """What ours and the reference took, pair by pair: seconds, or bytes where `quantity` says so."""
+    """What ours and the reference took, pair by pair: seconds, or bytes or operations where `quantity` says so."""
 
     what: str
     reference: str
@@ -29,7 +29,7 @@ class Ratio:
     theirs: list[float]
     bar: float | None = None
     """The ratio that is promised at most."""
-    quantity: Literal["time", "memory"] = "time"
+    quantity: Literal["time", "memory", "operations"] = "time"
 
     @property
     def pairs(self) -> list[float]:

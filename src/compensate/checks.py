@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 Check = Literal["auto", "sync", "async", "off"]
 """How a criterion looks at its batches."""
 
-Looks = Literal["sync", "async", "off"]
-"""How it looks at this one: "auto" is "sync" where values are at hand, else "async"."""
+Looks = Literal["sync", "async", "kernels", "off"]
+"""How it looks at this one: "auto" is "sync" where values are at hand, else "kernels": as "async", but that classes and rows out of range are
+left to the kernels that read them, which assert their range themselves. Looking twice would cost more than the loss."""
 
 _away: bool = False
 
@@ -54,7 +55,7 @@ def as_on_a_device() -> Iterator[None]:
 def resolved(check: Check, target: Tensor) -> Looks:
     """How to look at a batch with this target."""
     if check == "auto":
-        return "sync" if at_hand(target) else "async"
+        return "sync" if at_hand(target) else "kernels"
     return check
 
 
@@ -85,7 +86,7 @@ def require_true(condition: Tensor, message: str, check: Looks) -> None:
 
     "sync" waits for the value; "async" leaves it to the device, which neither stalls it nor breaks a compiled graph.
     """
-    if check == "async":
+    if check in ("async", "kernels"):
         torch._assert_async(condition, message)
     elif check == "sync" and not bool(condition):
         raise InputError(message)
@@ -142,7 +143,7 @@ def check_batch(s: State, u: Tensor) -> None:
     if check != "off" and not s.seen_by_loss and u.numel():
         # One pass and no temporary: what is not finite survives the sum. Large numbers overflow too, hence the second look.
         total = u.detach().sum()
-        if check == "async":
+        if check != "sync":
             require_true(total == total, _NAN, check)
         elif not math.isfinite(total.item()):
             _look_closer(s, u.detach())
@@ -160,10 +161,10 @@ def check_losses(s: State) -> None:
     """Raises if finite logits gave a loss that is not, or if a logit of minus infinity took out the class of a label."""
     if s.check == "off" or torch.compiler.is_compiling():
         return
-    total = (s.loss if s.loss.ndim == 0 else s.losses.sum()).detach()
-    if s.check == "async":
+    total = s.loss if s.loss.ndim == 0 else s.losses.sum()
+    if s.check != "sync":
         if s.seen_by_loss:
-            require_true(total == total, _NAN, "async")
+            require_true(total == total, _NAN, s.check)
         return
     if math.isfinite(total.item()):
         return
@@ -238,7 +239,7 @@ def _check_classes(s: State, u: Tensor, check: Looks) -> None:
             f"target is {target.dtype}; class numbers are torch.long. Write target.long(), or give distributions of shape "
             f"{tuple(u.shape)}."
         )
-    if check == "off" or not target.shape[0]:
+    if check in ("off", "kernels") or not target.shape[0]:
         return
     if at_hand(target) and within(target, classes):
         if not 0 <= s.criterion.ignore_index < classes:
@@ -322,7 +323,7 @@ def checked_keys(keys: Tensor, rows: int, reader: str, name: str, check: Looks) 
     """Keys as torch.long, if they lie in 0..rows-1."""
     if not isinstance(keys, Tensor):
         raise InputError(f"{name} is a {type(keys).__name__}; expected a tensor of whole numbers, one for each sample.")
-    if check != "off" and len(keys) and not (at_hand(keys) and within(keys, rows)):
+    if check not in ("off", "kernels") and len(keys) and not (at_hand(keys) and within(keys, rows)):
         message = (
             f"{name} lies outside 0..{rows - 1}: {reader} has {rows} rows. Pass the row of each sample in the whole "
             "training set, counted from 0, not its place in the batch, and give the table the size of that set."

@@ -346,10 +346,15 @@ class Compensated(nn.Module):
         """As :meth:`losses_of`, by one softmax for value, gradient and the step of rows; the slope stays in the state for them."""
         assert s.du is not None
         valid = None if s.complete else s.valid
-        if s.du.shape == s.u.shape:
-            losses, s.slope = cross_entropy_with_slope(s.u, s.labels, s.du, valid)
-        else:
-            losses, s.slope = cross_entropy_with_slope(s.u + s.du, s.labels, None, valid)
+        whole = s.du.shape == s.u.shape
+        losses, s.slope = cross_entropy_with_slope(
+            s.u if whole else s.u + s.du,
+            s.labels,
+            s.du if whole else None,
+            valid,
+            target=s.target,
+            ignore_index=self.ignore_index,
+        )
         return losses
 
     def _on_simplex(self, s: State) -> bool:
@@ -359,10 +364,9 @@ class Compensated(nn.Module):
     def _losses_of_probabilities(self, s: State) -> Tensor:
         """As :meth:`losses_of`: of a distribution, cross entropy looks at one entry. The others are there for terms that ask for them."""
         if s.dp is None:
-            losses = F.nll_loss(s.logp, s.labels, reduction="none")
-        else:
-            given = s.labels[:, None]
-            losses = -(s.p.gather(1, given) + s.dp.gather(1, given)).clamp(min=SMALLEST).log()[:, 0]
+            return F.nll_loss(s.logp, s.target, ignore_index=self.ignore_index, reduction="none")
+        given = s.labels[:, None]
+        losses = -(s.p.gather(1, given) + s.dp.gather(1, given)).clamp(min=SMALLEST).log()[:, 0]
         return losses if s.complete else torch.where(s.valid, losses, 0.0)
 
     @property

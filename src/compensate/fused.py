@@ -66,7 +66,13 @@ def sloped(u: Tensor, losses: Tensor, slope: Tensor, labels: Tensor) -> Tensor:
 
 
 def cross_entropy_with_slope(
-    u: Tensor, labels: Tensor, du: Tensor | None = None, valid: Tensor | None = None
+    u: Tensor,
+    labels: Tensor,
+    du: Tensor | None = None,
+    valid: Tensor | None = None,
+    *,
+    target: Tensor | None = None,
+    ignore_index: int = -100,
 ) -> tuple[Tensor, Tensor]:
     r"""Cross entropies (B,) and their derivatives (B, C) in the logits.
 
@@ -77,6 +83,8 @@ def cross_entropy_with_slope(
         labels: (B,) class numbers.
         du: (B, C) a constant that is added to the logits.
         valid: (B,) false for samples whose loss is 0.
+        target, ignore_index: (B,) class numbers of all samples, and the one that stands for none; if given, slopes of samples whose loss
+            is 0 are left as they come: torch's own derivative knows them, and their rows do not move.
 
     >>> losses, slope = cross_entropy_with_slope(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
     >>> losses, slope
@@ -85,7 +93,11 @@ def cross_entropy_with_slope(
     if torch.compiler.is_compiling():
         return _compiled(u, labels, du, valid)
     if u.numel() <= BLOCK:  # few numbers: torch's own derivative costs less than a call of ours
-        return slope_of((u if du is None else u + du).log_softmax(-1), labels, valid)
+        logp = (u if du is None else u + du).log_softmax(-1)
+        if valid is not None and target is not None:
+            losses = F.nll_loss(logp, target, ignore_index=ignore_index, reduction="none")
+            return losses, logp.detach().exp().scatter_(1, labels[:, None], -1.0, reduce="add")
+        return slope_of(logp, labels, valid)
     with torch.no_grad():
         losses, slope = slope_of((u if du is None else u + du).log_softmax(-1), labels, valid, over=True)
     return sloped(u, losses, slope, labels), slope

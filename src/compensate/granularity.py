@@ -189,7 +189,8 @@ class Table(nn.Module, ABC):
             grad = grad / touched.count.clamp(min=1).reshape((-1,) + (1,) * (grad.ndim - 1))
         # Not as they were read if another term of the batch, or another batch before this one's backward, may have moved them.
         alone = len(s.touched) == 1 or sum(other.table is self for other in s.touched) == 1
-        old = (touched.rows if alone and touched.slot not in THROUGH else self.gather(touched.keys)).detach()
+        old = touched.rows if alone and touched.slot not in THROUGH else self.gather(touched.keys)
+        old = old.detach() if old.requires_grad else old
         if touched.fixed:
             self._descend_together(touched, old, grad, s)
         else:
@@ -418,5 +419,5 @@ def finite(rows: Tensor) -> Tensor:
     >>> finite(torch.tensor([[1.0, 2.0], [1.0, torch.nan]]))[:, 0]
     tensor([ True, False])
     """
-    total = along(rows.flatten(1).sum(1) if rows.ndim > 1 else rows, rows)
-    return (total - total) == 0  # a difference that is none, unless it is of infinities
+    size = torch.linalg.vector_norm(rows, 1, tuple(range(1, rows.ndim)), keepdim=True) if rows.ndim > 1 else rows.abs()
+    return size < math.inf

@@ -39,6 +39,8 @@ def _by_row(s: State, slope: Tensor, touched: Touched) -> Tensor:
 
     Samples that do not count have no slope. Where there is a place for each sample, those that share a row meet later.
     """
+    if (touched.which is not None or touched.by_sample or touched.count is None) and not s.complete:
+        slope = torch.where(s.valid[:, None], slope, 0.0)  # else the rows of samples that do not count are not written
     slope = s.places.totals(slope) if touched.by_sample else slope
     if slope.dtype != touched.rows.dtype or slope.shape[1:] != touched.rows.shape[1:]:
         slope = slope.to(touched.rows.dtype).sum_to_size(len(slope), *touched.rows.shape[1:])

@@ -201,7 +201,7 @@ class State:
             return (self.y[:, 0] >= 0.5).long()
         if not self.hard:
             return self.target.argmax(-1)
-        return self.target if self.complete else self.target.masked_fill(~self.valid, 0)
+        return self.target if self.complete else self.target * self.valid
 
     @once
     def y(self) -> Tensor:
@@ -384,7 +384,7 @@ class State:
     @once
     def seen_by_loss(self) -> bool:
         """True if the loss tells whether logits are finite, so that one look serves both: in cross entropy of all samples it does."""
-        whole = self.ordinary and (self.complete or self.check == "async")
+        whole = self.ordinary and (self.complete or self.check != "sync")
         return whole and self.criterion.only_logits
 
     @once

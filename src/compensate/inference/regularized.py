@@ -40,6 +40,16 @@ class Penalty(Protocol):
         """A subgradient, zero at zero."""
 
 
+def row_sizes(v: Tensor) -> Tensor:
+    """(R,) the sum of the absolute values of each row (R, *shape): one operation on a device, and on the CPU two that take less time.
+
+    >>> row_sizes(torch.tensor([[1.0, -2.0]]))
+    tensor([3.])
+    """
+    v = v if v.ndim == 2 else v.flatten(1)
+    return v.abs().sum(1) if v.is_cpu else torch.linalg.vector_norm(v, 1, 1)
+
+
 def _checked(lam: Value) -> Value:
     if not callable(lam) and lam < 0:
         raise InputError(f"lambda is {lam}; a penalty needs lambda >= 0 (0 is no penalty, large is no compensation).")
@@ -64,8 +74,7 @@ class L1(nn.Module):
 
     def forward(self, v: Tensor, s: State) -> Tensor:
         """(R,) the penalty of each row."""
-        size = v.abs()
-        return at(self.lam, s) * (size if v.ndim == 1 else size.sum(1) if v.ndim == 2 else size.flatten(1).sum(1))
+        return at(self.lam, s) * (v.abs() if v.ndim == 1 else row_sizes(v))
 
     def prox(self, v: Tensor, step: float, s: State) -> Tensor:
         """Soft thresholding."""

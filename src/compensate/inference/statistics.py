@@ -106,8 +106,8 @@ class Statistic(nn.Module, ABC):
 SHOWN = 10
 """Rows of suspects that are printed."""
 
-WAITING = 2**15
-"""Logits of small batches that a record keeps before it adds them up: 25 batches of 128 samples and 10 classes. A few kilobytes,
+WAITING = 2**16
+"""Logits of small batches, and their compensation, that a record keeps before it adds them up: 25 batches of 128 samples and 10 classes. A few kilobytes,
 and what costs the same for one sample and for thousands, the calls, is paid once."""
 
 
@@ -127,7 +127,7 @@ class Visits(NamedTuple):
     """What a record is told of some samples."""
 
     rows: Tensor
-    """(n,) their numbers."""
+    """(n,) where they are in the record."""
     u: Tensor
     """(n, C) their logits."""
     labels: Tensor
@@ -306,10 +306,8 @@ class Evidence(Statistic):
 
     def _wait(self, s: State) -> None:
         """Keeps copies: what was given may be written over before it is added up."""
-        u, du = s.u.detach(), s.du
-        logits = (
-            u.clone()[None] if du is None else torch.stack((u, du.detach() if du.shape == u.shape else du.expand_as(u)))
-        )
+        u, du = s.u, s.du
+        logits = torch.stack((u,) if du is None else (u, du if du.shape == u.shape else du.expand_as(u)))
         form, waiting = (logits.shape[0], logits.shape[2], s.criterion.ignore_index), self._waiting
         if waiting.batches and waiting.form != form:
             self.settle()

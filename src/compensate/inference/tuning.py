@@ -186,11 +186,11 @@ class Top(Statistic):
             now = _kth_largest(pool, s.valid, pro)
             if self.over == "batch":
                 return now
-            seen = self.last.isfinite()
-            return torch.where(seen.any(), _kth_largest(self.last, seen, pro), now)
-        known = self.last.isfinite() if self.over == "epoch" else None
-        if known is not None and bool(known.any()):
-            pool = self.last[known]
+            known = self.last.isfinite()
+            return torch.where(known.any(), _kth_largest(self.last, known, pro), now)
+        past = self.last[self.last.isfinite()] if self.over == "epoch" else None
+        if past is not None and len(past):
+            pool = past
         elif not s.complete:
             pool = pool[s.valid]
         k = int(pro * len(pool) / 100)
