@@ -28,7 +28,7 @@ from compensate.auditing import learners
 from compensate.auditing.digests import digest_frame
 from compensate.auditing.execution import HERE, Execution
 from compensate.auditing.fitted import ByFold, StoredLearner
-from compensate.auditing.folds import FOLDS, assign_folds, draws
+from compensate.auditing.folds import FOLDS, assign_folds, num_divisions
 from compensate.auditing.learners import GROWN_ON, Learned, View, fit_view
 from compensate.auditing.linear import softmax
 from compensate.auditing.noise_model import (
@@ -61,7 +61,7 @@ Ints = NDArray[np.int64]
 ROOM = 1_000_000_000
 """Bytes of features that learners are fitted on, where nothing else is asked for."""
 
-SHARE = 0.15
+SHARE = 0.12
 """The part of the memory that may be used which these features take: fitting copies them, and holds the trees beside them."""
 
 FORESTS = 0.3
@@ -149,7 +149,7 @@ def audit_pieces(
         _encode(source, makers, stages, run, device, told)
         part = _part(len(source), source.sample, makers, room)
         keys, views = _scan(source, part, makers, stages, run, told)
-        times = draws(int((given != UNLABELED).sum()))
+        times = num_divisions(int((given != UNLABELED).sum()))
         folds = np.stack([assign_folds(given, keys, seed=seed, draw=k).astype(np.int8) for k in range(times)])
         del keys
         size = {"rows": len(source), "trees": trees_for(memory, len(part), len(source.classes), times)}
@@ -463,7 +463,8 @@ def _result(
     """The audit of all rows, without their samples."""
     rows = np.flatnonzero(given != UNLABELED)
     lost = np.flatnonzero(source.labels == UNLABELED)
-    kept = {name: judged[name][rows] for name in KEPT}
+    whole = slice(None) if len(rows) == len(given) else rows  # a copy of all rows would be hundreds of megabytes
+    kept = {name: judged[name][whole] for name in KEPT}
     chosen = {name: source.info[name] for name in ("source", "label", "text", "label_given") if source.info.get(name)}
     weights = {
         f"{name}: {learner}": weight
@@ -480,7 +481,7 @@ def _result(
         title=str(source.info.get("title", "the data")),
         classes=source.classes,
         index=rows,
-        given=given[rows],
+        given=given[whole],
         suggested=kept["suggested"],
         log_odds=kept["score"],
         p_error=kept["p_error"],
