@@ -66,7 +66,8 @@ def test_texts_with_compensated_words_and_loops_of_ones_own(name, two):
     expected, found = replicas.LOOPS[name](), load_file(two / f"{name}.safetensors")
     assert expected.keys() == found.keys()
     for key, value in expected.items():
-        assert torch.allclose(found[key].double(), value.double(), rtol=1e-5, atol=1e-5), key
+        near = 2e-3 if value.dtype == torch.float16 else 1e-5  # sums in 16 bits depend on what is added up together
+        assert torch.allclose(found[key].double(), value.double(), rtol=near, atol=near), key
 
 
 def test_slices_cover_the_batch_once():

@@ -131,7 +131,7 @@ class OverParameterized(Statistic):
         saturated, decided = mu.square() > 1, largest(s.p.detach())[1][:, None]
         if s.hard:
             e = noise  # in its place: nobody reads it any more
-            over = None if at_hand(e) and float(e.min()) > -1 else e <= -1
+            over = None if at_hand(e) and (not e.numel() or float(e.min()) > -1) else e <= -1
             e.scatter_add_(1, decided, torch.ones_like(mu))
             own = e.gather(1, given) - 1
             near = r.gather(1, given)
