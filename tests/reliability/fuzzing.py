@@ -31,6 +31,7 @@ import pandas as pd
 import torch
 from PIL import Image
 
+from compensate.auditing.annotators import find_consensus, long_votes, wide_votes
 from compensate.auditing.corrections import read_corrections
 from compensate.auditing.page.model import Estimate
 from compensate.auditing.result import Audit
@@ -39,6 +40,7 @@ from compensate.data import Splits, load, read_vectors
 from compensate.data.labels import read_labels
 from compensate.data.named.image_sets import read_cifar, read_mnist
 from compensate.data.named.text_sets import read_imdb, read_sst2
+from compensate.data.tables import read_frame
 from compensate.errors import InputError
 from compensate.training import Config, checkpoint, read_toml
 
@@ -230,6 +232,17 @@ def read_source(path: Path, **options: Any) -> Any:
     return read_audited(path, None, None, options).info["source_digest"]
 
 
+VOTES = b"text,ann,bob\ngood film,pos,pos\nbad film,neg,\ngreat,pos,neg\nawful,,neg\n"
+LONG_VOTES = b"id,who,said\n1,ann,pos\n1,bob,pos\n2,ann,neg\n2,eve,pos\n3,bob,neg\n"
+
+
+def read_votes(folder: Path, *, long: bool) -> Any:
+    """The consensus of a table of votes, of either form."""
+    frame = read_frame(folder / "a.csv")
+    _, votes = long_votes(frame, "id", "who", "said") if long else wide_votes(frame, ["ann", "bob"])
+    return find_consensus(votes).probabilities
+
+
 FORMATS: dict[str, tuple[Files, Callable[[Path], Any]]] = {
     "csv": ({"a.csv": table(",")}, lambda folder: load(folder / "a.csv")),
     "csv.gz": ({"a.csv.gz": gzip.compress(table(","), mtime=0)}, lambda folder: load(folder / "a.csv.gz")),
@@ -285,6 +298,8 @@ FORMATS: dict[str, tuple[Files, Callable[[Path], Any]]] = {
     "conll": ({"a.conll": TOKENS}, lambda folder: read_source(folder / "a.conll")),
     "token-lists": ({"a.jsonl": LISTS}, lambda folder: read_source(folder / "a.jsonl")),
     "masks": (MASKS, read_source),
+    "votes": ({"a.csv": VOTES}, lambda folder: read_votes(folder, long=False)),
+    "votes-long": ({"a.csv": LONG_VOTES}, lambda folder: read_votes(folder, long=True)),
     "toml": ({"run.toml": TOML}, lambda folder: Config.of(read_toml(folder / "run.toml"), "run.toml")),
 }
 
