@@ -20,7 +20,7 @@ test: $(VENV)/.test
 	OMP_NUM_THREADS=1 SCIPY_ARRAY_API=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup
 
 quick: $(VENV)/.test
-	OMP_NUM_THREADS=1 SCIPY_ARRAY_API=1 $(BIN)/python -m pytest -q -n $(WORKERS) -m "not slow" tests
+	OMP_NUM_THREADS=1 SCIPY_ARRAY_API=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup -m "not slow" tests
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff format --check .

@@ -66,7 +66,10 @@ class Comparison:
 
     @classmethod
     def of(cls, table: Published, cells: Sequence[Cell], archive: Archive) -> Comparison:
-        """Of the cells that are finished; a cell counts once its first seed is."""
+        """Of the cells that are finished: a cell counts once its first seed is, a column once plain training is, where a table has it.
+
+        Tables share runs, and a run of one would else begin a column of another.
+        """
         found: dict[tuple[str, int], list[Record]] = {}
         hyper: dict[str, Mapping[str, Any]] = {}
         for cell in cells:
@@ -77,6 +80,8 @@ class Comparison:
                 if cell.attacked and "adversarial" in record:
                     for radius in record["adversarial"]:
                         found.setdefault((f"mixcomp-adversarial at {radius}", cell.column), []).append(record)
+        if any(row == "base" for row, _ in found):
+            found = {(row, column): records for (row, column), records in found.items() if ("base", column) in found}
         of: dict[str, Callable[[Record], Any]] = {
             "ours": lambda r: r["last"]["test_accuracy"],
             "best": lambda r: r["best"]["test_accuracy"],

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from compensate.files import write_atomically
-from experiments import choices, defaults, graph, human_report
+from experiments import choices, defaults, explained, graph, human_report
 from experiments.archive import Archive
 from experiments.comparing import table_lines, words
 from experiments.report import sections, trained_tables
@@ -36,14 +36,19 @@ def percent(value: tuple[float, float] | list[float]) -> str:
 
 def results_page(results: Path) -> str:
     """The whole page as Markdown."""
+    tables = trained_tables(results / "reproduce")
     parts = [
         "# Results",
         "Made from the files in `results/` by `make docs`; every figure is stored there with its seeds and settings. Accuracy is "
         "on clean test data, in percent, mean ± deviation over seeds.",
         *summary(
-            trained_tables(results / "reproduce"),
+            tables,
             human_report.trained_on_people(results / "human"),
-            [*human_report.in_a_line(results / "human"), *defaults.in_a_line(results / "defaults")],
+            [
+                *human_report.in_a_line(results / "human"),
+                *defaults.in_a_line(results / "defaults"),
+                *explained.in_a_line(tables),
+            ],
             cost(results),
         ),
         *human_report.sections(results / "human"),

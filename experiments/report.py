@@ -11,7 +11,7 @@ from experiments.claims import CLAIMS
 from experiments.comparing import Comparison, Value, markdown, stored_choice, table_lines, words
 from experiments.explained import explained
 from experiments.protocols import PROTOCOLS, Scale, cells
-from experiments.tables import Published, every
+from experiments.tables import Published, every, published
 
 _SAID = {
     "cifar10": "5,000 training images averaged to 16 x 16 pixels, no augmentation, 4,000 test images, ResNet-8",
@@ -61,6 +61,7 @@ def sections(results: Path, scale: Scale = "small") -> list[str]:
         "## What the paper claims",
         _claims(tables),
         *explained(tables),
+        *_missing(tables, scale),
         *_choices(results, tables.values(), scale),
         *_cost(results),
     ]
@@ -105,6 +106,28 @@ def _claims(tables: dict[str, Comparison]) -> str:
         verdict = claim.judge(tables)
         rows.append([claim.where, claim.says, verdict.answer, verdict.figures])
     return table_lines(rows)
+
+
+def _missing(tables: Mapping[str, Comparison], scale: Scale) -> list[str]:
+    """The paper's cells that have no run or one seed, by table, so that nobody takes a gap for a result."""
+    rows = [["table", "columns without a run", "rows without a run in the other columns", "one or two seeds only"]]
+    for table in published().values():
+        found = tables.get(table.id)
+        if found is None:
+            said = "all: the images are not to be had here" if table.dataset == "cifar100" else "all"
+            rows.append([table.id, said, "", ""])
+            continue
+        every_row = dict.fromkeys(row for row in table.rows if not row.endswith("-adversarial"))
+        columns = [table.column_name(c) for c in range(len(table.columns)) if c not in found.columns]
+        absent = [r for r in every_row if not any((r, c) in found.ours for c in found.columns)]
+        few = [f"{r}, {table.column_name(c)}" for (r, c), v in found.ours.items() if r in every_row and len(v.each) < 3]
+        if columns or absent or few:
+            rows.append([table.id, ", ".join(columns), ", ".join(absent), "; ".join(few)])
+    said = (
+        "Two cores and a few hours did not do for these. `python -m experiments reproduce TABLE` goes on where it was, and `--columns` and `--only` name the "
+        "cells to train."
+    )
+    return ["### What was not run", said, table_lines(rows)] if len(rows) > 1 else []
 
 
 def _choices(results: Path, tables: Iterable[Comparison], scale: Scale) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 from typing import Any
 
 from compensate.errors import InputError
@@ -27,6 +28,20 @@ def require(module: str, what: str, extra: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise InputError(_advice(what, module.split(".")[0], extra)) from error
+
+
+def connect_ray(what: str, workers: int | None = None) -> Any:
+    """Ray, connected to a cluster: that of the environment variable RAY_ADDRESS, or one that is started on this machine.
+
+    Args:
+        what: the task that needs it, the subject of the message if it is missing.
+        workers: processors of a cluster that is started; all by default.
+    """
+    ray = require("ray", what, "cluster")
+    if not ray.is_initialized():
+        address = os.environ.get("RAY_ADDRESS")
+        ray.init(address=address, num_cpus=None if address else workers, include_dashboard=False, log_to_driver=False)
+    return ray
 
 
 def installed(library: str) -> bool:

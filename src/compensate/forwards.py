@@ -110,3 +110,12 @@ def under(model: nn.Module, parameters: dict[str, Tensor], run: Callable[[nn.Mod
         if id(p) in new
     }
     return functional_call(_Lent(model), lent, (run,), tie_weights=False)
+
+
+def full_precision(values: Tensor) -> Tensor:
+    """Numbers of 16 bits as float32, others as they are: exponentials, logarithms and distances need more than half precision.
+
+    >>> full_precision(torch.ones(1, dtype=torch.float16)).dtype, full_precision(torch.ones(1).double()).dtype
+    (torch.float32, torch.float64)
+    """
+    return values.to(torch.promote_types(values.dtype, torch.float32))

@@ -9,14 +9,17 @@ from typing import Any
 
 import pytest
 
-from compensate.auditing import learners
+from compensate.auditing import folds, learners
 from compensate.auditing.page import Page, write_page
 
 
-@pytest.fixture(autouse=True)
-def _small_forests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Enough trees for a few hundred rows; five times as many take five times as long."""
-    monkeypatch.setattr(learners, "TREES", 40)
+@pytest.fixture(autouse=True, scope="module")
+def _small_learners() -> Iterator[None]:
+    """Enough trees for a few hundred rows, and one division into folds; more take as many times as long."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(learners, "TREES", 40)
+        patch.setattr(folds, "REPEATS", 1)
+        yield
 
 
 @pytest.fixture(scope="session")

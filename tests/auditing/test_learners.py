@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse as sp
 
 from compensate.auditing.folds import COPIES, assign_folds, content_keys
-from compensate.auditing.learners import View, judge_view, transition_from
+from compensate.auditing.learners import View, judge_divisions, judge_view, transition_from
 
 
 def classified(size: int = 200, classes: int = 3, seed: int = 0, apart: float = 1.0):
@@ -83,6 +83,18 @@ def test_no_row_is_judged_by_its_own_label(sparse):
                 np.testing.assert_array_equal(after.log_p[name][row], before.log_p[name][row])
     assert abs(np.mean(shifts)) < 0.02
     assert set(before.log_p) == {"logcomp", "transitions", *(["naive Bayes"] if sparse else ["neighbors", "trees"])}
+
+
+def test_predictions_of_several_divisions_into_folds_are_averaged():
+    rng = np.random.default_rng(3)
+    labels = rng.integers(0, 2, 80)
+    view = View("features", (rng.normal(size=(80, 4)) + labels[:, None]).astype(np.float32))
+    divisions = [assign_folds(labels, draw=k) for k in range(2)]
+    assert (divisions[0] != divisions[1]).any()
+    each = [judge_view(view, labels, folds, 5, 2).log_p["logcomp"] for folds in divisions]
+    mean = np.exp(np.mean(each, 0))
+    found = judge_divisions(view, labels, divisions, 5, 2)
+    np.testing.assert_allclose(np.exp(found.log_p["logcomp"]), mean / mean.sum(1, keepdims=True), atol=1e-5)
 
 
 def test_labels_that_say_nothing_are_not_predicted():

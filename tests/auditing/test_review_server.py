@@ -302,7 +302,7 @@ def test_decisions_are_what_the_page_would_export(serve: Callable[..., ReviewSer
         client.decide(3, "skip"),
     ] == [200] * 4
     assert client.decide(4) == client.decide(4, "", time=2) == 200, "and undone"
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not (folder / CORRECTIONS).exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     server.merge()

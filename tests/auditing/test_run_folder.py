@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -29,6 +27,7 @@ from compensate.auditing.run_folder import check_run_folder, replaced_folder, ru
 from compensate.cli import main
 from compensate.errors import InputError
 from compensate.training.checkpoint import load_weights
+from processes import start
 
 
 def made(size: int = 30, seed: int = 0, **more: Any) -> Audit:
@@ -230,18 +229,12 @@ def test_a_failure_while_writing_leaves_the_former_run(tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["run"]
 
 
-KILLED = """
-import sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-from test_run_folder import made
-from compensate.auditing.run_folder import write_run
-runs = [made(seed=seed) for seed in range(2)]
-print("ready", flush=True)
-while True:
-    for run in runs:
-        write_run(run, Path(sys.argv[2]))
-"""
+def write_for_ever(folder: Path, ready: Path) -> None:
+    runs = [made(seed=seed) for seed in range(2)]
+    ready.touch()
+    while True:
+        for run in runs:
+            write_run(run, folder)
 
 
 @pytest.mark.slow
@@ -250,17 +243,14 @@ def test_a_killed_process_never_leaves_parts_of_two_runs(tmp_path):
     folder = tmp_path / "run"
     write_run(made(seed=0), folder)
     for wait in (0.05, 0.11, 0.17, 0.23):
-        process = subprocess.Popen(
-            [sys.executable, "-c", KILLED, str(Path(__file__).parent), str(folder)],
-            stdout=subprocess.PIPE,
-            env=os.environ,
-        )
-        assert process.stdout is not None
-        process.stdout.readline()
+        ready = tmp_path.parent / f"ready-{wait}"
+        process = start(write_for_ever, folder, ready)
+        while process.is_alive() and not ready.exists():
+            time.sleep(0.01)
         time.sleep(wait)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
+        process.kill()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
         if not folder.exists():  # killed between two renames: the former is beside it under a hidden name
             next(tmp_path.glob(".run.*.before")).rename(folder)
         found = Audit.load(folder / "audit")

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import signal
-import subprocess
 import sys
-import time
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from compensate.cli import app
+from compensate.cli import app, main
 from compensate.errors import InputError
+from compensate.training import Run
+from processes import start
 
 SMALL = ["--limit", "150", "--epochs", "2", "--model", "mlp", "--set", "model_options.hidden=[8]"]
 
@@ -40,28 +42,41 @@ def test_train_stores_a_run_and_resumes_it(tmp_path):
     assert "2 epochs" in run(*command, "--resume")
 
 
-@pytest.mark.slow
+def interrupted(arguments: list[str], output: Path) -> None:
+    """The command in a process of its own, which gets the signal of Ctrl-C when two epochs are logged."""
+    log = Run.log
+
+    def logged(self, history):
+        log(self, history)
+        if len(history) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    Run.log = logged
+    sys.argv = ["compensate/__main__.py", *arguments]
+    with open(output, "w") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+        sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
+        main()
+
+
 def test_ctrl_c_stores_a_checkpoint_and_prints_the_command_that_resumes_exactly(tmp_path):
-    options = ["--limit", "150", "--epochs", "60", "--batch-size", "16", "--model", "mlp", "--quiet"]
+    options = ["--limit", "150", "--epochs", "6", "--batch-size", "16", "--model", "mlp", "--quiet"]
     whole, broken = tmp_path / "whole", tmp_path / "my broken"
     run("train", "digits", *options, "--out", str(whole))
-    command = [sys.executable, "-m", "compensate", "train", "digits", *options, "--out", str(broken)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        deadline = time.monotonic() + 60
-        while not (broken / "metrics.jsonl").exists() and time.monotonic() < deadline:
-            time.sleep(0.005)
-        process.send_signal(signal.SIGINT)
-        said, _ = process.communicate(timeout=60)
-    assert process.returncode == 130, said
+    output = tmp_path / "output.txt"
+    process = start(interrupted, ["train", "digits", *options, "--out", str(broken)], output)
+    process.join()
+    said = output.read_text()
+    assert process.exitcode == 130, said
     first, resume = said.strip().splitlines()
     assert re.match(r"stopped after step \d+; the checkpoint is in .*my broken. Resume with:", first)
     assert "Traceback" not in said
     begun = len((broken / "metrics.jsonl").read_text().splitlines())
-    assert 1 <= begun < 60
-    python, *rest = shlex.split(resume)
-    assert python == "python"
-    done = subprocess.run([sys.executable, *rest], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    assert begun == 2
+    python, module, name, *rest = shlex.split(resume)
+    assert (python, module, name) == ("python", "-m", "compensate")
+    run(*rest)
     assert (broken / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
 
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +25,7 @@ from compensate.encoders import catalog, encode, encode_data
 from compensate.encoders.text import TextEncoder
 from compensate.errors import InputError
 from compensate.training import trainer
+from processes import run_pair
 
 pytest.importorskip("transformers")
 
@@ -192,16 +190,10 @@ def test_a_training_that_was_ended_goes_on_where_it_was(bert, tmp_path, monkeypa
     assert found.curves == whole.curves
 
 
-PAIR = """
-import sys
-sys.path.insert(0, {here!r})
-import numpy as np, torch, test_finetuning as t
-torch.set_num_threads(1)
-said, given, _ = t.texts(60)
-found = t.audit(said, given, encoder={encoder!r}, finetune=True, epochs=2, batch_size=8)
-np.save({out!r} + str(torch.distributed.get_rank()), found.probabilities)
-torch.distributed.destroy_process_group()
-"""
+def one_of_two(encoder: Path, out: Path) -> None:
+    said, given, _ = texts(60)
+    found = audit(said, given, encoder=encoder, finetune=True, epochs=2, batch_size=8)
+    np.save(out / f"rank{torch.distributed.get_rank()}", found.probabilities)
 
 
 @pytest.mark.slow
@@ -209,20 +201,7 @@ def test_two_processes_are_one(tmp_path):
     folder = tmp_path / "bert"
     folder.mkdir()
     save_bert(folder, dropout=0.0)  # masks of dropout differ from process to process
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    code = PAIR.format(here=str(Path(__file__).parent), encoder=str(folder), out=str(tmp_path / "rank"))
-    common = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", code], env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    said = [process.communicate(timeout=300)[0] for process in started]
-    assert [process.returncode for process in started] == [0, 0], "\n".join(said)
+    run_pair(tmp_path, one_of_two, folder, tmp_path)
     sentences, given, _ = texts(60)
     alone = audit(sentences, given, encoder=folder, finetune=True, epochs=2, batch_size=8)
     for rank in range(2):

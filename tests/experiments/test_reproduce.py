@@ -176,7 +176,7 @@ def test_the_ablation_takes_one_direction_away():
     chosen = {"mixcomp": {"eta": 5.0, "pro": 25.0, "eps2": 0.05, "steps": 3}}
     hyper = {c.row: c.config.hyper for c in cells(find_table("10"), "small", chosen, 1)}
     assert "eps2" not in hyper["mixcomp-positive"]
-    assert hyper["mixcomp-negative"] == {"eta": 0.0, "pro": 25.0, "eps2": 0.05, "steps": 3, "warmup": 0.0}
+    assert hyper["mixcomp-negative"] == {"eta": 0.0, "pro": 25.0, "eps2": 0.05, "steps": 3, "warmup": 0.0, "floor": 0.0}
     assert hyper["mixcomp"]["eta"] == 5.0
     radii = [c.config.hyper.get("eps2", 0) * 255 for c in cells(find_table("4"), "paper", {}, 1)]
     assert radii == pytest.approx([0, 2, 4, 6, 8])

@@ -6,7 +6,6 @@ python pair.py OUT; the tests start it twice and compare with a plain loop in on
 from __future__ import annotations
 
 import os
-import sys
 import warnings
 from pathlib import Path
 from typing import NamedTuple
@@ -186,10 +185,8 @@ def stored(library: str, method: str, case: Case, rank: int | str) -> str:
     return f"{library}-{method}-{'-'.join(map(str, case))}-{rank}.pt"
 
 
-if __name__ == "__main__":
-    out = Path(sys.argv[1])
-    torch.set_num_threads(1)
+def train_all(out: Path) -> None:
+    """Every run, as one of two processes; what it holds in the end goes to a file."""
     warnings.simplefilter("ignore")
-    rank = os.environ["RANK"]
     for library, method, case in runs():
-        torch.save(tensors(*RUNS[library](method, out, case)), out / stored(library, method, case, rank))
+        torch.save(tensors(*RUNS[library](method, out, case)), out / stored(library, method, case, os.environ["RANK"]))

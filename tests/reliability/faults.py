@@ -38,7 +38,7 @@ def who(number: int) -> tuple[int, int]:
     return number, os.getpid()
 
 
-def wait_until_gone(pid: int, seconds: float = 30.0) -> None:
+def wait_until_gone(pid: int, seconds: float = 120.0) -> None:
     """Returns once the process has ended; an ended one whose parent does not ask for it counts."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

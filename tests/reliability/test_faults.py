@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import multiprocessing
 import os
 import re
 import signal
@@ -24,6 +23,7 @@ from compensate.data.named.image_sets import digits
 from compensate.training import Config, Run, checkpoint, fit, run, workers
 from compensate.training.run import alone
 from compensate.training.workers import LOST
+from processes import start
 
 pytestmark = pytest.mark.slow
 
@@ -209,8 +209,7 @@ def test_a_search_takes_up_the_setting_of_a_lost_trial(tmp_path):
 
 def test_the_second_process_in_a_folder_is_refused_and_the_lock_of_a_dead_one_is_taken_over(tmp_path):
     folder, ready = tmp_path / "run", tmp_path / "ready"
-    process = multiprocessing.get_context("spawn").Process(target=faults.hold, args=(str(folder), str(ready), 60.0))
-    process.start()
+    process = start(faults.hold, str(folder), str(ready), 600.0)
     try:
         deadline = time.monotonic() + 120
         while not ready.exists() and time.monotonic() < deadline:

@@ -1,14 +1,11 @@
-"""Trains in as many processes as the environment says; the tests start it twice and compare with one process.
-
-python replicas.py OUT METHOD[,METHOD...]
-"""
+"""Trains in as many processes as the environment says; the tests run it in two and compare with one process."""
 
 from __future__ import annotations
 
 import hashlib
 import shutil
-import sys
 import warnings
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -218,16 +215,15 @@ def agree(found: dict[str, torch.Tensor]) -> None:
     assert set(digests) == {digest}
 
 
-if __name__ == "__main__":
+def train_all(out: Path, methods: Sequence[str]) -> None:
+    """Every loop and method, as one of two processes; the first writes what they agree on."""
     warnings.simplefilter("error")
-    torch.set_num_threads(1)
-    out = Path(sys.argv[1])
     for name, run in LOOPS.items():
         found = run()
         agree(found)
         if torch.distributed.get_rank() == 0:
             save_file(found, out / f"{name}.safetensors")
-    for name in sys.argv[2].split(","):
+    for name in methods:
         found = tensors(*train(name))
         agree(found)
         if torch.distributed.get_rank() == 0:
@@ -243,4 +239,3 @@ if __name__ == "__main__":
                 save_file(resumed, out / f"{name}.resumed.safetensors")
     dropped = tensors(*train("logcomp", model_options={"hidden": [16], "dropout": 0.5}))
     agree(dropped)  # masks differ from slice to slice, and yet tables and weights stay equal
-    torch.distributed.destroy_process_group()

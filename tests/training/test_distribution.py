@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import socket
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,53 +12,19 @@ from safetensors.torch import load_file
 
 from compensate import METHODS
 from compensate.training import Processes
+from processes import run_pair
 
-pytestmark = pytest.mark.xdist_group("distribution")  # one launch serves all; a second test worker would wait for it
+pytestmark = pytest.mark.xdist_group("distribution")  # one pair of processes serves all
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 import replicas  # noqa: E402
 
 
-def launch(out: Path, *arguments: str) -> None:
-    """Two processes of `replicas.py`, as torchrun would start them."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    started = [
-        subprocess.Popen(
-            [sys.executable, str(HERE / "replicas.py"), str(out), *arguments],
-            env={
-                **os.environ, "OMP_NUM_THREADS": "1", "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2",
-                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-            },
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    said = [process.communicate(timeout=300)[0] for process in started]
-    assert [process.returncode for process in started] == [0, 0], "\n".join(said)
-
-
 @pytest.fixture(scope="module")
 def two(tmp_path_factory) -> Path:
-    """What two processes found, for all methods, in files. Test workers side by side share one launch."""
-    base = tmp_path_factory.getbasetemp()
-    out = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "two"
-    try:
-        out.mkdir()
-    except FileExistsError:
-        for _ in range(3000):
-            if (out / "done").exists():
-                break
-            time.sleep(0.1)
-        assert (out / "done").read_text() == "well", "the launch failed; another worker says why"
-        return out
-    said = "badly"
-    try:
-        launch(out, ",".join(METHODS))
-        said = "well"
-    finally:
-        (out / "done").write_text(said)
+    """What two processes found, for all methods, in files."""
+    out = tmp_path_factory.mktemp("two")
+    run_pair(out, replicas.train_all, out, list(METHODS))
     return out
 
 
@@ -77,6 +39,7 @@ def test_two_processes_are_one(method, two):
         assert torch.allclose(found[name].double(), value.double(), rtol=1e-5, atol=1e-5), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", replicas.INTERRUPTED)
 def test_a_checkpoint_in_the_middle_of_an_epoch_changes_nothing(method, two):
     whole, resumed = (load_file(two / f"{method}{kind}.safetensors") for kind in ("", ".resumed"))
@@ -84,6 +47,7 @@ def test_a_checkpoint_in_the_middle_of_an_epoch_changes_nothing(method, two):
     assert [name for name in whole if name != "losses" and not torch.equal(whole[name], resumed[name])] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["logcomp", "isda"])
 def test_one_process_can_go_on_with_what_two_began(method, two, tmp_path):
     """The checkpoint of a run in two processes, in the middle of an epoch, is that of a run in one."""
@@ -96,6 +60,7 @@ def test_one_process_can_go_on_with_what_two_began(method, two, tmp_path):
         assert torch.allclose(found[name].double(), value.double(), rtol=1e-5, atol=1e-5), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", replicas.LOOPS)
 def test_texts_with_compensated_words_and_loops_of_ones_own(name, two):
     expected, found = replicas.LOOPS[name](), load_file(two / f"{name}.safetensors")

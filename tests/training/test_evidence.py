@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +17,7 @@ from compensate.methods import logcomp
 from compensate.training.evidence import train_and_record
 from compensate.training.optimization import rate
 from compensate.training.samples import even_batches
+from processes import run_pair
 
 N, C = 90, 3
 MEANS = ("margin", "loss", "size", "agreement", "probabilities", "predictions")
@@ -229,39 +226,19 @@ def test_what_cannot_be_recorded_says_why(changes, said):
         train_and_record(x, options.pop("labels", y), C, **options)
 
 
-PAIR = """
-import sys
-sys.path.insert(0, {here!r})
-import numpy as np, torch, test_evidence as t
-torch.set_num_threads(1)
-x, y = t.blobs()
-found = t.train_and_record(x, y, t.C, model=t.plain, rows=range(71), **t.OPTIONS)
-np.savez({out!r} + str(torch.distributed.get_rank()), **{{name: getattr(found, name) for name in t.MEANS}})
-torch.distributed.destroy_process_group()
-"""
-
-
 def plain() -> nn.Module:
     """Without dropout, whose masks differ from process to process."""
     return nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, C))
 
 
-@pytest.mark.slow
+def one_of_two(out: Path) -> None:
+    x, y = blobs()
+    found = train_and_record(x, y, C, model=plain, rows=range(71), **OPTIONS)
+    np.savez(out / f"rank{torch.distributed.get_rank()}", **{name: getattr(found, name) for name in MEANS})
+
+
 def test_two_processes_are_one(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    code = PAIR.format(here=str(Path(__file__).parent), out=str(tmp_path / "rank"))
-    common = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", code], env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    said = [process.communicate(timeout=300)[0] for process in started]
-    assert [process.returncode for process in started] == [0, 0], "\n".join(said)
+    run_pair(tmp_path, one_of_two, tmp_path)
     x, y = blobs()
     alone = train_and_record(x, y, C, model=plain, rows=range(71), **OPTIONS)
     for rank in range(2):

@@ -113,7 +113,7 @@ def test_a_trial_that_falls_behind_is_stopped(tmp_path, monkeypatch):
             on_epoch({"val_accuracy": value, "epoch": epoch})
         return value
 
-    monkeypatch.setattr(exploration, "score", pretended)
+    monkeypatch.setattr(exploration, "trial_score", pretended)
     for number in range(6):
         assert exploration._trial(config, tmp_path, "cells", part, 6, None, number)
     states = [t.state for t in open_study(tmp_path, "cells", 0).get_trials()]

@@ -6,7 +6,6 @@ COMPENSATE_KILLS=20 pytest tests/training/test_resume_after_kill.py     # more m
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import random
 import signal
@@ -20,17 +19,11 @@ from safetensors.torch import load_file
 sys.path.insert(0, str(Path(__file__).parent))
 import killed
 
+from processes import start
+
 pytestmark = pytest.mark.slow
 
 KILLS = int(os.environ.get("COMPENSATE_KILLS", "6"))
-
-
-@pytest.fixture(scope="module")
-def server():
-    """Processes forked off one that has imported everything: a start costs milliseconds, not seconds."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["compensate.training", "accelerate", "torch._dynamo", "sklearn.datasets"])
-    return context
 
 
 def final(folder: Path) -> dict[str, bytes]:
@@ -47,27 +40,21 @@ def saved(folder: Path) -> int:
     return max((int(p.stem[5:]) for p in (folder / "checkpoint").glob("step-*.json")), default=0)
 
 
-def start(server, method: str, folder: Path):
-    child = server.Process(target=killed.train, args=(method, KILLS, str(folder)))
-    child.start()
-    return child
-
-
-def finish(server, method: str, folder: Path) -> None:
-    child = start(server, method, folder)
+def finish(method: str, folder: Path) -> None:
+    child = start(killed.train, method, KILLS, str(folder))
     child.join()
     assert child.exitcode == 0
 
 
 @pytest.mark.parametrize("method", ["logcomp", "online_label_smoothing"])
-def test_a_killed_run_ends_as_if_nothing_had_happened(method, tmp_path, server):
+def test_a_killed_run_ends_as_if_nothing_had_happened(method, tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    finish(server, method, whole)
+    finish(method, whole)
     total = saved(whole)
     rng, places = random.Random(7), []
     for _ in range(KILLS):
         moment = saved(broken) + rng.randint(0, int(1.2 * total / KILLS))
-        child = start(server, method, broken)
+        child = start(killed.train, method, KILLS, str(broken))
         while child.is_alive() and saved(broken) < moment:
             time.sleep(0.001)
         time.sleep(rng.uniform(0, 0.03))  # so that it is hit while it steps, while it writes, or between
@@ -77,7 +64,7 @@ def test_a_killed_run_ends_as_if_nothing_had_happened(method, tmp_path, server):
             break
         assert child.exitcode == -signal.SIGKILL
         places.append(saved(broken))
-    finish(server, method, broken)
+    finish(method, broken)
     assert len(places) >= 3 * KILLS // 4, f"the run of {total} steps was over after kills at {places}"
     assert len(set(places)) >= KILLS // 2, f"too many kills at the same place: {places}"
     expected, found = final(whole), final(broken)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -13,8 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 from compensate.auditing.corrections import Correction
 from compensate.auditing.decisions import decided_labels
 from compensate.auditing.fitted import StoredLearner
-from compensate.auditing.folds import FOLDS, assign_folds
-from compensate.auditing.learners import judge_view
+from compensate.auditing.folds import FOLDS, assign_folds, num_divisions
+from compensate.auditing.learners import judge_divisions
 from compensate.auditing.noise_model import BY_CHANCE, Verdict, after_decisions, judge, pool, shares
 from compensate.auditing.result import Audit
 from compensate.auditing.scorer import Scorer
@@ -54,6 +55,8 @@ def audit(
     run_folder: str | Path | None = None,
     resume: bool = False,
     decisions: str | Path | Iterable[Correction] | None = None,
+    memory: int | str | None = None,
+    backend: str = "local",
     seed: int = 0,
     progress: Progress | None = None,
     **options: Any,
@@ -83,7 +86,10 @@ def audit(
         decisions: what people have decided about labels of an earlier audit: ``corrections.csv``, the run's folder, or `Correction`
             records. Those labels are taken as decided, learned from without compensation, and never flagged; what was decided also
             calibrates the probabilities of the others.
-        run_folder, resume: where the training keeps checkpoints, and whether to go on from them.
+        run_folder, resume: where the training keeps checkpoints, or an audit in pieces its finished stages, and whether to go on from them.
+        memory: what the process may take, such as ``"2GB"``: Parquet files and .npy files are then read in pieces; see
+            `compensate.auditing.large`.
+        backend: ``"local"``, or ``"ray"``: the pieces are encoded, fitted and judged on a Ray cluster.
         seed: of folds and everything random.
         progress: told about the stages.
         options: of the reader: ``label`` and ``text``, the columns of a table, ``task``, ``size`` of images, and so on.
@@ -119,6 +125,16 @@ def audit(
                 "finetune=True for texts and images."
             )
     _check_training(**training, device=device, deep=model is not None or finetune)
+    if memory is not None or backend != "local":
+        given = [
+            n
+            for n, v in {"model": model, "finetune": finetune, "decisions": decisions, "features": features}.items()
+            if v
+        ]
+        return _in_pieces(
+            data, labels, options, given, memory, backend,
+            encoder=encoder, device=device, seed=seed, folder=run_folder, resume=resume, progress=progress,
+        )  # fmt: skip
     source = read(data, labels, features, options)
     if "parts" in source.info:
         return _of_parts(source, encoder, device, seed, progress, model=model, finetune=finetune)
@@ -132,7 +148,7 @@ def audit(
             raise InputError("finetune learns classes, and these labels are quantities; leave it out.")
         return _quantities(known, encoder, device, seed, progress)
     decided = None if decisions is None else decided_labels(known, decisions)
-    given_labels, notes = _audited(known if decided is None else known.relabel(decided.labels))
+    given_labels, notes = audited_labels(known if decided is None else known.relabel(decided.labels))
     trusted = None if decided is None else decided.rows
     rows = np.flatnonzero(given_labels != UNLABELED)
     if len(rows) < FEWEST:
@@ -148,8 +164,9 @@ def audit(
     else:
         views = None
         notes = (*notes, *unused_encoder(encoder, "the samples of a model without crossfit"))
-    folds = assign_folds(given_labels, None if views is None else views.keys, seed=seed)
-    log_p, transition, fitted = _judged(views, given_labels, folds, known.num_classes, trusted, seed, progress)
+    keys = None if views is None else views.keys
+    divisions = [assign_folds(given_labels, keys, seed=seed, draw=k) for k in range(num_divisions(len(rows)))]
+    log_p, transition, fitted = _judged(views, given_labels, divisions, known.num_classes, trusted, seed, progress)
     config: dict[str, Any] = {"seed": seed, "folds": FOLDS, **({} if views is None else views.about)}
     trained = None
     if model is not None or tunable is not None:
@@ -158,7 +175,7 @@ def audit(
         training |= {
             "device": device, "seed": seed, "run_folder": run_folder, "resume": resume, "progress": progress,
         }  # fmt: skip
-        parts = folds if crossfit else None
+        parts = divisions[0] if crossfit else None
         if tunable is not None:
             trained = judge_by_finetuning(known, given_labels, tunable, parts, **training)
             log_p[f"{tunable.name}, fine-tuned"] = trained.log_p
@@ -181,6 +198,40 @@ def audit(
         notes = (*notes, BY_CHANCE.format("labels"))
     scorer = None if views is None or trained is not None else _scorer(views, fitted, weights, verdict)
     return _result(known, rows, given_labels, log_q, verdict, config, notes, views, trained, scorer)
+
+
+def _in_pieces(
+    data: Any,
+    labels: Any,
+    options: Mapping[str, Any],
+    given: list[str],
+    memory: int | str | None,
+    backend: str,
+    *,
+    folder: str | Path | None,
+    resume: bool,
+    **how: Any,
+) -> Audit:
+    """The audit of data that is larger than memory, or on a cluster: see `compensate.auditing.large`."""
+    from compensate.auditing.large import audit_pieces, bytes_of
+    from compensate.auditing.pieces import PiecedSource, open_pieces
+
+    if given:
+        raise InputError(
+            f"{given[0]} cannot be had where data are read in pieces; leave it out, or leave out memory and backend."
+        )
+    if backend not in ("local", "ray"):
+        raise InputError(f'backend is "{backend}"; expected local or ray.')
+    room = None if memory is None else bytes_of(memory)
+    if folder is not None and not resume:
+        shutil.rmtree(folder, ignore_errors=True)
+    source = data if isinstance(data, PiecedSource) else open_pieces(data, labels, options)
+    if backend == "ray":
+        from compensate.auditing.cluster import cluster
+
+        with cluster() as run:
+            return audit_pieces(source, memory=room, run=run, folder=folder, **how)
+    return audit_pieces(source, memory=room, folder=folder, **how)
 
 
 def _scorer(
@@ -219,7 +270,7 @@ def _check_training(
 def _judged(
     views: FeatureViews | None,
     labels: NDArray[np.int64],
-    folds: NDArray[np.int64],
+    divisions: list[NDArray[np.int64]],
     classes: int,
     trusted: NDArray[np.bool_] | None,
     seed: int,
@@ -234,7 +285,7 @@ def _judged(
     for k, view in enumerate(views.views):
         if progress is not None:
             progress("fitting", k, len(views.views))
-        found = judge_view(view, labels, folds, FOLDS, classes, trusted=trusted, seed=seed)
+        found = judge_divisions(view, labels, divisions, FOLDS, classes, trusted=trusted, seed=seed)
         models.append(found.models)
         log_p |= {f"{view.name}: {name}": values for name, values in found.log_p.items()}
         transitions.append(found.transition)
@@ -361,7 +412,7 @@ def _predicted(data: Data, given: NDArray[np.int64], log_q: NDArray[np.float64])
     return {"index": data.index[rows], "suggested": p.argmax(1), "probability": p.max(1)}
 
 
-def _audited(data: Data) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+def audited_labels(data: Data) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """(N,) the labels to audit; those of a class with a single sample are set aside, for nothing can contradict them."""
     given = data.target.astype(np.int64).copy()
     counts = data.class_counts

@@ -6,7 +6,7 @@ samples are in no fold.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,10 +33,12 @@ class Linear:
     Attributes:
         weights: (D, C).
         intercept: (C,).
+        absent: classes that no row had and that are hardly expected of another, if these are known; not stored.
     """
 
     weights: Floats
     intercept: Floats
+    absent: Ints | None = None
 
     def log_p(self, x: Any, trees: Floats | None) -> Floats:
         """(N, C) log probabilities."""
@@ -45,6 +47,8 @@ class Linear:
         for start in range(0, len(found), size):
             part = slice(start, start + size)
             found[part] = softmax(np.asarray(x[part] @ self.weights) + self.intercept)[1]
+        if self.absent is not None:
+            found[:, self.absent] = np.log(SMALLEST)
         return found
 
     def arrays(self) -> dict[str, NDArray[Any]]:
@@ -85,10 +89,15 @@ class Neighbors:
         found = np.empty((len(x), self.num_classes), np.float32)
         for start in range(0, len(x), size := max(1, BLOCK // len(self.rows))):
             z = unit_length((x[start : start + size] - self.center) @ self.axes)
-            found[start : start + size] = votes(
-                z, self.rows, self.labels, self.near, self.num_classes, lambda close: self.spread
-            )
+            cosines, who = nearest_by_cosine(z, self.rows, self.near)
+            found[start : start + size] = votes(cosines, self.labels[who], self.labels, self.spread, self.num_classes)
         return found
+
+    def usual_spread(self, x: Any) -> float:
+        """The deviation of the cosines of the neighbors of these rows; 1 if there are none."""
+        if not len(x):
+            return 1.0
+        return float(nearest_by_cosine(unit_length((x - self.center) @ self.axes), self.rows, self.near)[0].std())
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """What is stored; half precision is enough to tell who is near."""
@@ -116,14 +125,26 @@ def unit_length(z: Floats) -> Floats:
     return (z / np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-12)).astype(np.float32, copy=False)
 
 
-def votes(z: Floats, rows: Floats, labels: Ints, near: int, classes: int, spread: Callable[[Floats], float]) -> Floats:
-    """(B, C) log probabilities by votes of the nearest rows; `spread` is asked for the deviation of their cosines."""
+def nearest_by_cosine(z: Floats, rows: Floats, near: int) -> tuple[Floats, Ints]:
+    """(B, near) the cosines of the nearest rows, and which they are."""
     cosines = z @ rows.T
     who = np.argpartition(-cosines, near - 1, axis=1)[:, :near]
-    close = np.take_along_axis(cosines, who, 1)
-    vote = np.exp((close - close.max(1, keepdims=True)) / max(spread(close), 1e-9))
-    place = np.repeat(np.arange(len(z)), near) * classes + labels[who].ravel()
-    counts = np.bincount(place, vote.ravel(), len(z) * classes).reshape(len(z), classes)
+    return np.take_along_axis(cosines, who, 1), who
+
+
+def votes(cosines: Floats, given: Ints, labels: Ints, spread: float, classes: int) -> Floats:
+    """(B, C) log probabilities by votes of the nearest rows.
+
+    Args:
+        cosines, given: (B, near) how near they are, and their labels.
+        labels: (M,) of all rows among which they were found.
+        spread: by so much closer, and a vote counts 2.7 times.
+        classes: C.
+    """
+    size, near = cosines.shape
+    vote = np.exp((cosines - cosines.max(1, keepdims=True)) / max(spread, 1e-9))
+    place = np.repeat(np.arange(size), near) * classes + given.ravel()
+    counts = np.bincount(place, vote.ravel(), size * classes).reshape(size, classes)
     counts *= 0.5 * near / vote.sum(1, keepdims=True)
     prior = np.bincount(labels, minlength=classes) / len(labels)
     return np.log(np.maximum((counts + prior) / (0.5 * near + 1), SMALLEST)).astype(np.float32)
@@ -228,6 +249,31 @@ LEARNERS: dict[str, Callable[[Arrays, int], StoredLearner]] = {
     "Neighbors": Neighbors.of,
     "Forest": Forest.of,
 }
+
+
+@dataclass(frozen=True, eq=False)
+class ByFold:
+    """Learners of one kind, one for each fold: it judges the rows of that fold, which it did not learn from.
+
+    Attributes:
+        models: (K) by fold; each is asked for once in a call, so that models may be made when they are needed.
+    """
+
+    models: Sequence[Any]
+
+    def log_p(self, x: Any, trees: Floats | None, folds: Ints) -> Floats:
+        """(N, C) log probabilities of rows in these folds."""
+        found: Floats | None = None
+        size = max(1, BLOCK // x.shape[1]) if isinstance(x, np.ndarray) else BLOCK // 20
+        for fold in np.unique(folds).tolist():
+            model, held = self.models[fold], np.flatnonzero(folds == fold)
+            for start in range(0, len(held), size):  # a portion of rows is a copy of them
+                rows = held[start : start + size]
+                part = model.log_p(x[rows], None if trees is None else trees[rows])
+                found = np.empty((len(folds), part.shape[1]), np.float32) if found is None else found
+                found[rows] = part
+        assert found is not None
+        return found
 
 
 def _expect(fits: bool, what: str) -> None:

@@ -13,6 +13,10 @@ from compensate.data.seeding import generator
 FOLDS = 5
 """The usual number: each model learns from four fifths of the data."""
 
+REPEATS, FEW = 4, 2_000
+"""Up to so many rows are divided into folds so many times, and predictions are averaged: which rows a fold happens to hold moves those of a
+small table. Of 569 rows of breast cancer with 10 % flips, four draws of the errors, average precision is .952 once and .956 four times."""
+
 COPIES = 10
 """Rows with equal content are copies of one sample up to this number. In a table of few columns with few values, more rows than
 that agree by chance, and each is a sample of its own."""
@@ -34,12 +38,26 @@ def content_keys(samples: Any) -> NDArray[np.int64] | None:
     return None
 
 
+def num_divisions(rows: int) -> int:
+    """How often so many rows are divided into folds.
+
+    >>> num_divisions(569), num_divisions(60_000)
+    (4, 1)
+    """
+    return REPEATS if rows <= FEW else 1
+
+
 def _digest(content: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little", signed=True)
 
 
 def assign_folds(
-    labels: NDArray[np.int64], keys: NDArray[np.int64] | None = None, *, folds: int = FOLDS, seed: int = 0
+    labels: NDArray[np.int64],
+    keys: NDArray[np.int64] | None = None,
+    *,
+    folds: int = FOLDS,
+    seed: int = 0,
+    draw: int = 0,
 ) -> NDArray[np.int64]:
     """(N,) the fold in which each row is held out. Each class is spread evenly; rows with equal keys stay together.
 
@@ -48,7 +66,7 @@ def assign_folds(
         keys: (N,) rows with the same key are duplicates: a model that has seen one copy knows the label of the other. A key
             that more than `COPIES` rows share is not looked at.
         folds: their number.
-        seed: of the draw.
+        seed, draw: of the random numbers; each draw divides the rows anew.
 
     >>> assign_folds(np.array([0, 0, 0, 0, 1, 1, 1, 1]), np.array([1, 1, 2, 3, 4, 5, 6, 7]), folds=2).shape
     (8,)
@@ -58,8 +76,8 @@ def assign_folds(
         _, first, group, times = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
         rows = np.where(times[group] <= COPIES, first[group], rows)
     first, group = np.unique(rows, return_inverse=True)
-    draw = generator(seed, "folds").random(len(first))
-    order = np.lexsort((draw, labels[first]))
+    luck = generator(seed, "folds", *([draw] if draw else [])).random(len(first))
+    order = np.lexsort((luck, labels[first]))
     fold = np.empty(len(first), np.int64)
     fold[order] = np.arange(len(first)) % folds
     return fold[group]

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from compensate.auditing.execution import HERE, Execution
 from compensate.auditing.fitted import (
     ABSENT,
-    SMALLEST,
+    ByFold,
     Forest,
     Linear,
     Neighbors,
     StoredLearner,
     smoothed,
     unit_length,
-    votes,
 )
-from compensate.auditing.linear import BLOCK, LinearFolds, compensated, softmax, transferred
+from compensate.auditing.linear import LinearFolds, Terms, compensated, softmax, transferred
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -45,6 +45,9 @@ ROUNDS = 5
 NEIGHBORS, COMPONENTS, REFERENCE, COMPARED = 40, 128, 20_000, 2_000_000_000
 """Neighbors that vote, the principal components in which they are found, the rows among which they are looked for, and the
 comparisons that are made in all: of many rows each is compared with fewer."""
+
+SPREAD = 500
+"""Rows of a fold of which the usual deviation of their neighbors' cosines is taken."""
 
 TREES, GROWN_ON = 200, 50_000
 """Extra trees, and the rows that each is grown on; of many rows there are fewer trees."""
@@ -95,6 +98,7 @@ def judge_view(
     trusted: NDArray[np.bool_] | None = None,
     seed: int = 0,
     fitted: LinearFolds | None = None,
+    trees: int | None = None,
 ) -> Judged:
     """Out-of-fold predictions of all learners that suit the view.
 
@@ -104,44 +108,109 @@ def judge_view(
         folds: (N,) the fold in which each row is held out.
         trusted: (N,) labels that are known to be right: linear models learn from them without compensation.
         fitted: the linear models of this view, where many label sets are judged on it and every row has a label.
+        trees: their number where there are few rows; `TREES` by default.
     """
-    found = Judged()
+    learned = fit_view(
+        view, labels, folds, num_folds, num_classes, trusted=trusted, seed=seed, fitted=fitted, trees=trees
+    )
+    log_p = {name: one.log_p(view.x, view.trees, folds) for name, one in learned.by_fold.items()}
+    return Judged(log_p, learned.models, learned.transition, learned.decay)
+
+
+def judge_divisions(
+    view: View,
+    labels: Ints,
+    divisions: Sequence[Ints],
+    num_folds: int,
+    num_classes: int,
+    *,
+    trusted: NDArray[np.bool_] | None = None,
+    seed: int = 0,
+) -> Judged:
+    """As `judge_view`, for several divisions into folds: the mean of what each says. Trees are shared out among them.
+
+    What judges rows that are in no fold is of the first division.
+    """
+    trees = max(1, TREES // len(divisions))
+    found = [
+        judge_view(view, labels, folds, num_folds, num_classes, trusted=trusted, seed=seed + k, trees=trees)
+        for k, folds in enumerate(divisions)
+    ]
+    if len(found) == 1:
+        return found[0]
+    log_p = {name: softmax(np.mean([one.log_p[name] for one in found], 0))[1] for name in found[0].log_p}
+    return replace(found[0], log_p=log_p, transition=np.mean([one.transition for one in found], 0))
+
+
+@dataclass(eq=False)
+class Learned:
+    """The learners of a view once they are fitted.
+
+    Attributes:
+        by_fold: by learner, what judges the rows of each fold without having learned from them.
+        models: by learner, what judges rows that are in no fold.
+        transition: (C, C) how often true class t is written as j, under the assumed share of errors.
+        decay: the chosen strength.
+    """
+
+    by_fold: dict[str, ByFold] = field(default_factory=dict)
+    models: dict[str, StoredLearner] = field(default_factory=dict)
+    transition: NDArray[np.float64] = field(default_factory=lambda: np.eye(1))
+    decay: float = 0.0
+
+
+def fit_view(
+    view: View,
+    labels: Ints,
+    folds: Ints,
+    num_folds: int,
+    num_classes: int,
+    *,
+    trusted: NDArray[np.bool_] | None = None,
+    seed: int = 0,
+    fitted: LinearFolds | None = None,
+    trees: int | None = None,
+    run: Execution = HERE,
+) -> Learned:
+    """All learners that suit the view; arguments as for `judge_view`, and where to compute."""
+    found = Learned()
     if fitted is None:
-        fitted = LinearFolds(view.x, folds, num_folds, num_classes, labels >= 0)
+        fitted = LinearFolds(view.x, folds, num_folds, num_classes, labels >= 0, run)
     _logcomp(fitted, labels, trusted, found)
     _transitions(fitted, labels, trusted, found)
     if fitted.axes is None:
-        found.log_p["naive Bayes"] = _naive_bayes(view.x, labels, folds, num_folds, num_classes)
-        found.models["naive Bayes"] = _bayes_model(view.x, labels, num_classes)
+        without = (np.where(folds == fold, -1, labels) for fold in range(num_folds))
+        found.by_fold["naive Bayes"] = ByFold([_naive_bayes(view.x, rest, num_classes) for rest in without])
+        found.models["naive Bayes"] = _naive_bayes(view.x, labels, num_classes)
     else:
-        found.log_p["neighbors"], found.models["neighbors"] = _neighbors(fitted, labels, seed)
+        found.by_fold["neighbors"], found.models["neighbors"] = _neighbors(fitted, labels, seed)
     if view.trees is not None:
-        found.log_p["trees"] = _trees(view.trees, labels, folds, num_folds, num_classes, seed)
+        most = TREES if trees is None else trees
+        found.by_fold["trees"] = ByFold(Forests(view.trees, labels, folds, num_folds, num_classes, seed, most))
         found.models["trees"] = _tree_model(view.trees, labels, num_classes, seed)
     return found
 
 
-def log_loss(log_p: Floats, labels: Ints) -> float:
-    """The mean of -log p of the given labels, over rows that have one."""
-    rows = np.flatnonzero(labels >= 0)
-    return -float(log_p[rows, labels[rows]].mean(dtype=np.float64))
-
-
-def _logcomp(fitted: LinearFolds, labels: Ints, trusted: NDArray[np.bool_] | None, found: Judged) -> None:
+def _logcomp(fitted: LinearFolds, labels: Ints, trusted: NDArray[np.bool_] | None, found: Learned) -> None:
     best, chosen, w = np.inf, None, None
+    slope = compensated(labels, LAMBDA, trusted)
     for decay in STRENGTHS:
-        w = fitted.fit(compensated(labels, LAMBDA, trusted), decay, w)
-        loss = log_loss(fitted.held_out(w, fitted.fitted), labels[fitted.fitted])
+        w = fitted.fit(slope, decay, w)
+        loss = fitted.held_out_loss(w, labels)
         if loss < best:
             best, chosen, found.decay = loss, w, decay
         elif loss > RISE * best:
             break
     assert chosen is not None
-    found.log_p["logcomp"] = fitted.held_out(chosen)
-    found.models["logcomp"] = Linear(*fitted.mean(chosen))
+    _keep(fitted, "logcomp", chosen, found)
 
 
-def _transitions(fitted: LinearFolds, labels: Ints, trusted: NDArray[np.bool_] | None, found: Judged) -> None:
+def _keep(fitted: LinearFolds, name: str, w: Floats, found: Learned) -> None:
+    found.by_fold[name] = ByFold([Linear(*one) for one in fitted.each(w)])
+    found.models[name] = Linear(*fitted.mean(w))
+
+
+def _transitions(fitted: LinearFolds, labels: Ints, trusted: NDArray[np.bool_] | None, found: Learned) -> None:
     """Expectation and maximization: weights under the present transitions, then transitions under the posterior."""
     classes, others = fitted.num_classes, 1 - np.eye(fitted.num_classes)
     uniform = np.eye(classes) * (1 - ERRORS) + others * ERRORS / max(classes - 1, 1)
@@ -156,8 +225,7 @@ def _transitions(fitted: LinearFolds, labels: Ints, trusted: NDArray[np.bool_] |
         for k in range(fitted.num_folds):
             a[k] = transition_from(counts[k])
     assert w is not None
-    found.log_p["transitions"] = fitted.held_out(w)
-    found.models["transitions"] = Linear(*fitted.mean(w))
+    _keep(fitted, "transitions", w, found)
     found.transition = a.mean(0).astype(np.float64)
 
 
@@ -182,18 +250,28 @@ def _posterior_counts(
     fitted: LinearFolds, labels: Ints, trusted: NDArray[np.bool_] | None, a: Floats, w: Floats
 ) -> NDArray[np.float64]:
     """(K, C, C) shares of rows by true and given class, each fold over the rows it learned from."""
-    classes = fitted.num_classes
-    counts = np.zeros((classes, fitted.num_folds, classes))
-    columns = a.transpose(2, 0, 1)
-    for part in fitted.blocks(len(fitted.fitted)):
-        rows = fitted.fitted[part]
-        given = labels[rows]
-        r = softmax(fitted.logits(w, rows))[0] * columns[given]
-        if trusted is not None:
-            r = np.where(trusted[rows][:, None, None], np.eye(classes, dtype=np.float32)[given][:, None], r)
-        r *= (fitted.train[part] / np.maximum(r.sum(2), 1e-12))[..., None]
-        _add_by_class(counts, given, r)
+    (counts,) = fitted.add_up(_counted, labels, trusted, a.transpose(2, 0, 1), *fitted.weights(w))
     return counts.transpose(1, 2, 0)
+
+
+def _counted(
+    fitted: LinearFolds,
+    part: slice,
+    labels: Ints,
+    trusted: NDArray[np.bool_] | None,
+    columns: Floats,
+    weights: Floats,
+    intercept: Floats,
+) -> Terms:
+    rows = fitted.fitted[part]
+    given, classes = labels[rows], fitted.num_classes
+    r = softmax(fitted.logits(fitted.centered(rows), weights, intercept))[0] * columns[given]
+    if trusted is not None:
+        r = np.where(trusted[rows][:, None, None], np.eye(classes, dtype=np.float32)[given][:, None], r)
+    r *= (fitted.train[part] / np.maximum(r.sum(2), 1e-12))[..., None]
+    counts = np.zeros((classes, fitted.num_folds, classes))
+    _add_by_class(counts, given, r)
+    return (counts,)
 
 
 def _add_by_class(counts: NDArray[np.float64], given: Ints, r: Floats) -> None:
@@ -201,51 +279,43 @@ def _add_by_class(counts: NDArray[np.float64], given: Ints, r: Floats) -> None:
     counts += np.asarray(one @ r.reshape(len(r), -1)).reshape(counts.shape)
 
 
-def _neighbors(fitted: LinearFolds, labels: Ints, seed: int) -> tuple[Floats, Neighbors]:
+def _neighbors(fitted: LinearFolds, labels: Ints, seed: int) -> tuple[ByFold, Neighbors]:
     """Votes of the nearest rows of other folds, by cosine in the leading principal components; and of all rows, for new ones."""
     assert fitted.axes is not None
     axes = fitted.axes[:, ::-1][:, :COMPONENTS] / fitted.scale[:, None]
-    n, classes = fitted.x.shape[0], fitted.num_classes
-    z = np.empty((n, axes.shape[1]), np.float32)
-    for rows in fitted.blocks(n):
-        z[rows] = unit_length((fitted.x[rows] - fitted.center) @ axes)
     rng = np.random.default_rng(seed)
-    found = np.empty((n, classes), np.float32)
-    reference = min(REFERENCE, max(1000, COMPARED // n))
-    spreads: list[float] = []
+    reference = min(REFERENCE, max(1000, COMPARED // fitted.x.shape[0]))
 
-    def spread(close: Floats) -> float:
-        spreads.append(float(close.std()))
-        return spreads[-1]
+    def among(rows: Ints) -> Neighbors:
+        pool = _some(rows, reference, rng)
+        z = unit_length((fitted.x[pool] - fitted.center) @ axes)
+        return Neighbors(fitted.center, axes, z, labels[pool], min(NEIGHBORS, len(pool)), 1.0, fitted.num_classes)
 
+    by_fold = []
     for fold in range(fitted.num_folds):
-        pool = _some(np.flatnonzero((fitted.folds != fold) & (labels >= 0)), reference, rng)
+        model = among(np.flatnonzero((fitted.folds != fold) & (labels >= 0)))
         held = np.flatnonzero(fitted.folds == fold)
-        k = min(NEIGHBORS, len(pool))
-        for start in range(0, len(held), size := max(1, BLOCK // len(pool))):
-            here = held[start : start + size]
-            found[here] = votes(z[here], z[pool], labels[pool], k, classes, spread)
-    pool = _some(np.flatnonzero(labels >= 0), reference, rng)
-    k = min(NEIGHBORS, len(pool))
-    usual = float(np.median(spreads))
-    return found, Neighbors(fitted.center, axes, z[pool], labels[pool], k, usual, classes)
+        by_fold.append(replace(model, spread=model.usual_spread(fitted.x[held[:: max(1, len(held) // SPREAD)]])))
+    usual = float(np.median([model.spread for model in by_fold]))
+    return ByFold(by_fold), replace(among(np.flatnonzero(labels >= 0)), spread=usual)
 
 
 def _some(rows: Ints, most: int, rng: np.random.Generator) -> Ints:
     return rows if len(rows) <= most else np.sort(rng.choice(rows, most, replace=False))
 
 
-def forest_size(rows: int) -> dict[str, Any]:
-    """The options of a forest for this many rows.
+def forest_size(rows: int, most: int | None = None) -> dict[str, Any]:
+    """The options of a forest for this many rows, and of at most so many trees (`TREES`).
 
     >>> forest_size(1000)
     {'n_estimators': 200, 'min_samples_leaf': 3}
     >>> forest_size(1_000_000)["n_estimators"]
     30
     """
+    most = TREES if most is None else most
     if rows <= GROWN_ON:
-        return {"n_estimators": TREES, "min_samples_leaf": 3}
-    trees = max(30, TREES * GROWN_ON // rows)
+        return {"n_estimators": most, "min_samples_leaf": 3}
+    trees = max(30, most * GROWN_ON // rows)
     return {"n_estimators": trees, "min_samples_leaf": 3, "bootstrap": True, "max_samples": GROWN_ON}
 
 
@@ -256,21 +326,8 @@ def _quietly(fit: Callable[..., Any], x: Any, labels: Ints) -> Any:
         return fit(x, labels)
 
 
-def _naive_bayes(x: Any, labels: Ints, folds: Ints, num_folds: int, num_classes: int) -> Floats:
-    """Complement naive Bayes: it learns from counts alone, and few wrong labels change them little."""
-    from sklearn.naive_bayes import ComplementNB
-
-    found = np.full((len(labels), num_classes), np.log(SMALLEST), np.float32)
-    for fold in range(num_folds):
-        held, rest = np.flatnonzero(folds == fold), np.flatnonzero((folds != fold) & (labels >= 0))
-        if len(held):
-            bayes = _quietly(ComplementNB().fit, x[rest], labels[rest])
-            found[np.ix_(held, bayes.classes_)] = bayes.predict_log_proba(x[held])
-    return found
-
-
-def _bayes_model(x: Any, labels: Ints, num_classes: int) -> Linear:
-    """Complement naive Bayes of all rows, as the linear model that it is."""
+def _naive_bayes(x: Any, labels: Ints, num_classes: int) -> Linear:
+    """Complement naive Bayes, as the linear model that it is: it learns from counts alone, and few wrong labels change them little."""
     from sklearn.naive_bayes import ComplementNB
 
     rows = np.flatnonzero(labels >= 0)
@@ -279,7 +336,7 @@ def _bayes_model(x: Any, labels: Ints, num_classes: int) -> Linear:
     intercept = np.full(num_classes, ABSENT, np.float32)
     weights[:, bayes.classes_] = bayes.feature_log_prob_.T
     intercept[bayes.classes_] = 0
-    return Linear(weights, intercept)
+    return Linear(weights, intercept, np.setdiff1d(np.arange(num_classes), bayes.classes_))
 
 
 def _tree_model(x: Floats, labels: Ints, num_classes: int, seed: int) -> Forest:
@@ -293,18 +350,45 @@ def _tree_model(x: Floats, labels: Ints, num_classes: int, seed: int) -> Forest:
     return Forest.fitted(forest, num_classes)
 
 
-def _trees(x: Floats, labels: Ints, folds: Ints, num_folds: int, num_classes: int, seed: int) -> Floats:
-    """Extra trees: an average over many is sturdy against wrong labels."""
-    from sklearn.ensemble import ExtraTreesClassifier
+@dataclass(frozen=True, eq=False)
+class Forests(Sequence[Any]):
+    """Extra trees, a forest for each fold, grown when it is asked for: five large ones at once would take gigabytes.
 
-    found = np.empty((len(labels), num_classes), np.float32)
-    for fold in range(num_folds):
-        held, rest = folds == fold, (folds != fold) & (labels >= 0)
-        if not held.any():
-            continue
-        forest = ExtraTreesClassifier(**forest_size(int(rest.sum())), random_state=seed)
-        _quietly(forest.fit, x[rest], labels[rest])
-        p = np.full((int(held.sum()), num_classes), 0.0)
-        p[:, forest.classes_] = forest.predict_proba(x[held])
-        found[held] = smoothed(p)
-    return found
+    Attributes:
+        x: (N, D') features.
+        labels, folds: (N,) as for `judge_view`.
+        trees: of a forest of few rows.
+    """
+
+    x: Floats
+    labels: Ints
+    folds: Ints
+    num_folds: int
+    num_classes: int
+    seed: int
+    trees: int
+
+    def __len__(self) -> int:
+        return self.num_folds
+
+    def __getitem__(self, fold: Any) -> Any:
+        from sklearn.ensemble import ExtraTreesClassifier
+
+        rest = (self.folds != fold) & (self.labels >= 0)
+        forest = ExtraTreesClassifier(**forest_size(int(rest.sum()), self.trees), random_state=self.seed)
+        return Grown(_quietly(forest.fit, self.x[rest], self.labels[rest]), self.num_classes)
+
+
+@dataclass(frozen=True, eq=False)
+class Grown:
+    """Extra trees of scikit-learn: an average over many is sturdy against wrong labels."""
+
+    forest: Any
+    num_classes: int
+
+    def log_p(self, x: Any, trees: Floats | None) -> Floats:
+        """(N, C) log probabilities."""
+        assert trees is not None
+        p = np.zeros((len(trees), self.num_classes))
+        p[:, self.forest.classes_] = self.forest.predict_proba(trees)
+        return smoothed(p)

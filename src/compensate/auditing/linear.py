@@ -24,13 +24,16 @@ Label Noise: A Loss Correction Approach, 2017, for transitions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 from typing import Any, final
 
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 from scipy.optimize import minimize
+
+from compensate.auditing.execution import HERE, Execution
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -49,6 +52,9 @@ BIAS_DECAY = 1e-6
 PRECISION, STEPS = 1e-5, 100
 """Relative decrease of the loss at which a fit ends, and its longest duration in steps."""
 
+Terms = tuple[Any, ...]
+"""Numbers and arrays that are added up over portions of the rows."""
+
 SPARSE_FLOOR = 0.1
 """Curvature along a word, as a part of its mean square, for the scaling of steps."""
 
@@ -62,11 +68,19 @@ class LinearFolds:
         folds: (N,) the fold in which each row is held out.
         num_folds, num_classes: K and C.
         learn: (N,) False for rows without a label, which no model learns from.
+        run: where sums over the rows are computed.
     """
 
     def __init__(
-        self, x: Any, folds: Ints, num_folds: int, num_classes: int, learn: NDArray[np.bool_] | None = None
+        self,
+        x: Any,
+        folds: Ints,
+        num_folds: int,
+        num_classes: int,
+        learn: NDArray[np.bool_] | None = None,
+        run: Execution = HERE,
     ) -> None:
+        self.run = run
         self.x: Any = x.tocsr().astype(np.float32) if is_sparse(x) else np.asarray(x)
         self.folds, self.num_folds, self.num_classes = folds, num_folds, num_classes
         n = self.x.shape[0]
@@ -81,6 +95,20 @@ class LinearFolds:
         self.center, self.scale, self.axes, self.spread = _coordinates(self.x)
         self.shape = (len(self.spread) + 1, num_folds * num_classes)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy elsewhere adds up its portion there."""
+        return {**self.__dict__, "run": HERE}
+
+    def add_up(self, term: Callable[..., Terms], *args: Any) -> Terms:
+        """The sum of ``term(self, part, *args)`` over all portions of the rows that are fitted on, in 64 bits.
+
+        Portions are the same however many workers there are, so that their number changes no more than the last digits.
+        """
+        parts = list(self.blocks(len(self.fitted)))
+        cuts = np.linspace(0, len(parts), min(self.run.workers, len(parts)) + 1).astype(int)
+        shares = [parts[a:b] for a, b in pairwise(cuts)]
+        return _total(self.run.map(_added, shares, self, term, *args))
+
     def blocks(self, number: int) -> Iterator[slice]:
         """So many rows in portions that bound memory."""
         width = 0 if self.axes is None else self.x.shape[1]  # a portion of dense rows is a copy of them
@@ -88,19 +116,18 @@ class LinearFolds:
         for start in range(0, number, size):
             yield slice(start, min(start + size, number))
 
-    def _raw(self, w: Floats) -> tuple[Floats, Floats]:
-        """Weights (D, K C) and intercepts (K C,) for the data as it is."""
+    def weights(self, w: Floats) -> tuple[Floats, Floats]:
+        """Weights (D, K C) and intercepts (K C,) for `centered` rows."""
         inner = w[:-1] if self.axes is None else self.axes @ w[:-1]
-        inner = inner / self.scale[:, None]
-        return inner, w[-1] - self.center @ inner
+        return inner / self.scale[:, None], w[-1]
 
-    def logits(self, w: Floats, rows: Ints) -> Floats:
-        """(B, K, C) of some rows under all folds."""
-        return self._logits(*self._raw(w), rows)
+    def centered(self, rows: Any) -> Any:
+        """Some rows less the mean of all; sparse ones as they are. Where a mean is large, sums over rows would lose their last digits."""
+        return self.x[rows] if self.axes is None else self.x[rows] - self.center
 
-    def _logits(self, inner: Floats, intercept: Floats, rows: Ints) -> Floats:
-        u = np.asarray(self.x[rows] @ inner) + intercept
-        return u.reshape(-1, self.num_folds, self.num_classes)
+    def logits(self, x: Any, weights: Floats, intercept: Floats) -> Floats:
+        """(B, K, C) of some `centered` rows under the weights of all folds."""
+        return (np.asarray(x @ weights) + intercept).reshape(-1, self.num_folds, self.num_classes)
 
     def fit(self, slope: Slope, decay: float, start: Floats | None = None) -> Floats:
         """The weights (D' + 1, K C) that minimize a loss plus weight decay.
@@ -115,23 +142,12 @@ class LinearFolds:
 
         def value(z: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
             w = z.reshape(self.shape).astype(np.float32) * step
-            inner, intercept = self._raw(w)
-            total = 0.0
-            gradient: Any = np.zeros_like(inner)
-            shift: Any = np.zeros_like(intercept)
-            for part in self.blocks(len(self.fitted)):
-                rows = self.fitted[part]
-                p, log_p = softmax(self._logits(inner, intercept, rows))
-                loss, r = slope(p, log_p, rows)
-                total += float((loss * self.train[part]).sum())
-                r = (r * self.train[part][:, :, None]).reshape(len(r), -1)
-                gradient += np.asarray(self.x[rows].T @ r)
-                shift += r.sum(0)
-            gradient = (gradient - self.center[:, None] * shift) / self.scale[:, None]
+            total, gradient, shift = self.add_up(_slopes, slope, *self.weights(w))
+            gradient = gradient / self.scale[:, None]
             if self.axes is not None:
                 gradient = self.axes.T @ gradient
             full = (np.concatenate([gradient, shift[None]]) + ridge * w) * step
-            return total + 0.5 * float((ridge * w * w).sum()), full.ravel().astype(np.float64)
+            return float(total) + 0.5 * float((ridge * w * w).sum()), full.ravel().astype(np.float64)
 
         z = np.zeros(self.shape) if start is None else start / step
         found = minimize(
@@ -140,21 +156,60 @@ class LinearFolds:
         )  # fmt: skip
         return found.x.reshape(self.shape).astype(np.float32) * step
 
-    def held_out(self, w: Floats, rows: Ints | None = None) -> Floats:
-        """(N, C) log probabilities by the model that did not learn from the row; of all rows if none are named."""
-        rows = np.arange(self.x.shape[0]) if rows is None else rows
-        found = np.empty((len(rows), self.num_classes), np.float32)
-        raw = self._raw(w)
-        for part in self.blocks(len(rows)):
-            u = self._logits(*raw, rows[part])
-            found[part] = softmax(u[np.arange(len(u)), self.folds[rows[part]]])[1]
+    def held_out(self, w: Floats) -> Floats:
+        """(N, C) log probabilities by the model that did not learn from the row."""
+        found = np.empty((self.x.shape[0], self.num_classes), np.float32)
+        weights = self.weights(w)
+        for part in self.blocks(len(found)):
+            u = self.logits(self.centered(part), *weights)
+            found[part] = softmax(u[np.arange(len(u)), self.folds[part]])[1]
         return found
+
+    def held_out_loss(self, w: Floats, labels: Ints) -> float:
+        """The mean of -log p of the given labels, each by the model that did not learn from it."""
+        return float(self.add_up(_held_out_loss, labels, *self.weights(w))[0]) / len(self.fitted)
+
+    def each(self, w: Floats) -> list[tuple[Floats, Floats]]:
+        """Weights (D, C) and intercepts (C,) of the model of each fold, for rows as they are."""
+        weights, intercept = self.weights(w)
+        intercept = intercept - self.center @ weights
+        shape = (-1, self.num_folds, self.num_classes)
+        weights, intercept = weights.reshape(shape), intercept.reshape(shape)[0]
+        return [(np.ascontiguousarray(weights[:, k]), intercept[k]) for k in range(self.num_folds)]
 
     def mean(self, w: Floats) -> tuple[Floats, Floats]:
         """Weights (D, C) and intercepts (C,) of the mean of the models of all folds, for rows that are in none."""
-        weights, intercept = self._raw(w)
-        shape = (-1, self.num_folds, self.num_classes)
-        return weights.reshape(shape).mean(1), intercept.reshape(shape).mean(1)[0]
+        weights, intercepts = zip(*self.each(w), strict=True)
+        return np.mean(weights, axis=0), np.mean(intercepts, axis=0)
+
+
+def _added(parts: list[slice], fitted: LinearFolds, term: Callable[..., Terms], *args: Any) -> Terms:
+    """What `LinearFolds.add_up` asks of one worker."""
+    return _total(term(fitted, part, *args) for part in parts)
+
+
+def _total(terms: Iterable[Terms]) -> Terms:
+    total: Any = None
+    for term in terms:
+        new = [np.asarray(value, np.float64) for value in term]
+        total = new if total is None else [a + b for a, b in zip(total, new, strict=True)]
+    return tuple(total)
+
+
+def _slopes(fitted: LinearFolds, part: slice, slope: Slope, weights: Floats, intercept: Floats) -> Terms:
+    """The loss of a portion, and its gradient in weights and intercepts."""
+    rows, share = fitted.fitted[part], fitted.train[part]
+    x = fitted.centered(rows)
+    loss, r = slope(*softmax(fitted.logits(x, weights, intercept)), rows)
+    r = (r * share[:, :, None]).reshape(len(r), -1)
+    return (loss * share).sum(dtype=np.float64), np.asarray(x.T @ r), r.sum(0)
+
+
+def _held_out_loss(fitted: LinearFolds, part: slice, labels: Ints, weights: Floats, intercept: Floats) -> Terms:
+    rows = fitted.fitted[part]
+    place = np.arange(len(rows))
+    u = fitted.logits(fitted.centered(rows), weights, intercept)[place, fitted.folds[rows]]
+    return (-softmax(u)[1][place, labels[rows]].sum(dtype=np.float64),)
 
 
 def is_sparse(x: Any) -> bool:

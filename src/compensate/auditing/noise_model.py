@@ -23,14 +23,17 @@ Reference: Northcutt, Jiang and Chuang, Confident Learning, 2021, for errors by 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq, minimize
 from scipy.special import expit, logit, logsumexp
 
+from compensate.auditing.execution import HERE, Execution
 from compensate.auditing.page.model import Estimate
 
 Floats = NDArray[np.float64]
@@ -63,6 +66,10 @@ ROUNDS = 3
 
 ROOM = 4_000_000
 """Entries of predictions from which share and sharpness are estimated; of more rows a part is drawn."""
+
+ALIKE = 1.0
+"""Log likelihood within which shares fit alike, and the largest of them is taken. Models of a few hundred rows are nowhere surer than one minus
+the share of errors: to the likelihood, hard samples everywhere and errors everywhere are the same."""
 
 SIMPLER = 0.5
 """Log likelihood by which errors in one direction have to fit better than errors in all directions alike."""
@@ -139,17 +146,21 @@ class Verdict:
     gain: float
 
     def evidence(self, labels: Ints) -> dict[str, Floats]:
-        """(N,) each: by how much the given class is ahead of the next likeliest, and the log loss."""
-        rows = np.arange(len(labels))
-        others = self.log_q.copy()
-        others[rows, labels] = -np.inf
-        own = self.log_q[rows, labels]
-        return {"margin": own - others.max(1), "loss": -own}
+        """As `evidence`, of these labels."""
+        return evidence(self.log_q, labels)
 
     @property
     def by_chance(self) -> bool:
         """Whether labels are predicted no better than by chance."""
         return self.gain < CHANCE
+
+
+def evidence(log_q: Floats, labels: Ints) -> dict[str, Floats]:
+    """(N,) each: by how much the given class is ahead of the next likeliest, and the log loss."""
+    rows = np.arange(len(labels))
+    own, others = log_q[rows, labels], log_q.copy()
+    others[rows, labels] = -np.inf
+    return {"margin": own - others.max(1), "loss": -own}
 
 
 def pool(log_p: Mapping[str, NDArray[np.floating]], labels: Ints) -> tuple[Floats, dict[str, float]]:
@@ -161,31 +172,42 @@ def pool(log_p: Mapping[str, NDArray[np.floating]], labels: Ints) -> tuple[Float
     >>> pool({"good": good, "bad": bad}, np.array([0, 1]))[1]["good"] > 0.5
     True
     """
-    stacked = np.stack([np.asarray(value, np.float64) for value in log_p.values()])
-    equal = 1 / len(stacked)
-    known = np.flatnonzero(labels >= 0)
-    if len(known) * stacked.shape[2] > ROOM:
-        known = known[:: int(np.ceil(len(known) * stacked.shape[2] / ROOM))]
-    part, given = stacked[:, known], labels[known]
-    own = part[:, np.arange(len(known)), given]
+    learned = list(log_p.values())
+    known = some_rows(np.flatnonzero(labels >= 0), learned[0].shape[1])
+    weights = pool_weights(np.stack([np.asarray(value[known], np.float64) for value in learned]), labels[known])
+    return pooled(weights, learned), dict(zip(log_p, weights.tolist(), strict=True))
+
+
+def some_rows(rows: Ints, classes: int) -> Ints:
+    """As many of these rows as there is room for, evenly: weights and the noise model are estimated from them.
+
+    >>> some_rows(np.arange(ROOM), 2)[:3]
+    array([0, 2, 4])
+    """
+    return rows[:: max(1, int(np.ceil(len(rows) * classes / ROOM)))]
+
+
+def pool_weights(part: Floats, given: Ints) -> Floats:
+    """(M,) the weights of learners, from their log probabilities (M, N, C) of some rows and the labels of these."""
+    equal = 1 / len(part)
+    own = part[:, np.arange(len(given)), given]
 
     def loss(w: Floats) -> tuple[float, Floats]:
         u = np.tensordot(w, part, 1)
         total = logsumexp(u, axis=1)
-        gradient = (np.einsum("nc,mnc->m", np.exp(u - total[:, None]), part) - own.sum(1)) / len(known)
+        gradient = (np.einsum("nc,mnc->m", np.exp(u - total[:, None]), part) - own.sum(1)) / len(given)
         value = float((total - w @ own).mean() + 0.5 * RIDGE * ((w - equal) ** 2).sum())
         return value, gradient + RIDGE * (w - equal)
 
-    start = np.full(len(stacked), equal)
-    found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=[(0, None)] * len(stacked)).x
-    if found.sum() <= 0:
-        found = start
-    return pooled(found, stacked), dict(zip(log_p, found.tolist(), strict=True))
+    start = np.full(len(part), equal)
+    found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=[(0, None)] * len(part)).x
+    return found if found.sum() > 0 else start
 
 
-def pooled(weights: Floats, log_p: Floats) -> Floats:
+def pooled(weights: Floats, log_p: Iterable[NDArray[np.floating]]) -> Floats:
     """(N, C) the pooled log probabilities of learners (M, N, C) with these weights (M,)."""
-    return _normalized(np.tensordot(weights, log_p, 1))
+    total: Any = sum(w * np.asarray(value, np.float64) for w, value in zip(weights, log_p, strict=True) if w > 0)
+    return _normalized(total)
 
 
 def shares(weights: Mapping[str, float]) -> dict[str, float]:
@@ -207,23 +229,54 @@ def judge(log_q: Floats, labels: Ints, transition: Floats | None = None, *, simp
         transition: (C, C) true to given classes; None if no direction is known.
         simpler: as `SIMPLER`.
     """
+    part = some_rows(np.arange(len(labels)), log_q.shape[1])
+    fitted = fit_noise(log_q[part], labels[part], transition, simpler=simpler)
+    odds, suggested = fitted.model.score(log_q, labels)
+    p = expit(odds)
+    return Verdict(odds, p, suggested, fitted.share(float(p.mean())), log_q, fitted.model, fitted.gain)
+
+
+@dataclass(frozen=True, eq=False)
+class FittedNoise:
+    """A noise model as it was estimated.
+
+    Attributes:
+        model: what gives each label its probability.
+        low, high: what the likelihood, and the doubt that is left, say of the share of errors.
+        gain: how far the log loss is below that of the frequencies of classes, as a part of it.
+    """
+
+    model: NoiseModel
+    low: float
+    high: float
+    gain: float
+
+    def share(self, mean: float) -> Estimate:
+        """The share of wrong labels with its interval, given the mean of their probabilities."""
+        return Estimate(mean, min(self.low, mean), min(max(self.high, mean), 1.0))
+
+
+def fit_noise(
+    log_q: Floats,
+    labels: Ints,
+    transition: Floats | None = None,
+    *,
+    simpler: float = SIMPLER,
+    run: Execution = HERE,
+) -> FittedNoise:
+    """The noise model of some rows; arguments as for `judge`, and where to compute."""
     classes = log_q.shape[1]
     a = np.eye(classes) if transition is None else np.asarray(transition, np.float64)
     ratios = np.log((a + EVEN) / (a.T + EVEN))
-    found, low, high = _contradictions(log_q, labels, a, ratios, simpler)
+    found, low, high = _contradictions(log_q, labels, a, ratios, simpler, run)
     seen = found.contradicting(log_q, labels)
     score, _ = _scores(found.sharpness * log_q, labels, ratios)
     doubt = max(float(expit(score).mean()) - float(seen.mean()), 0.0)
     found = replace(found, offset=offset_of_mean(score, LEARNED * doubt))
-    odds, suggested = found.score(log_q, labels)
-    p = expit(odds)
-    mean = float(p.mean())
-    low = min(max(LEAST_SEEN * low - MARGIN, 0.0), mean)
-    high = min(max(high + MOST_LEARNED * doubt, mean), 1.0)
     frequency = np.bincount(labels, minlength=classes) / len(labels)
     by_chance = -float(np.log(np.maximum(frequency[labels], SMALLEST)).mean())
     gain = 1 + float(log_q[np.arange(len(labels)), labels].mean()) / max(by_chance, SMALLEST)
-    return Verdict(odds, p, suggested, Estimate(mean, low, high), log_q, found, gain)
+    return FittedNoise(found, max(LEAST_SEEN * low - MARGIN, 0.0), high + MOST_LEARNED * doubt, gain)
 
 
 def after_decisions(verdict: Verdict, labels: Ints, given: Ints, decided: NDArray[np.bool_]) -> Verdict:
@@ -284,44 +337,54 @@ def offset_of_mean(score: Floats, mean: float) -> float:
 
 
 def _contradictions(
-    log_q: Floats, labels: Ints, transition: Floats, ratios: Floats, simpler: float
+    log_q: Floats, labels: Ints, transition: Floats, ratios: Floats, simpler: float, run: Execution
 ) -> tuple[NoiseModel, float, float]:
     """The noise model without learned errors, and the interval of its share by likelihood."""
-    part, given = log_q, labels
-    if log_q.size > ROOM:
-        rows = np.arange(0, len(labels), int(np.ceil(log_q.size / ROOM)))
-        part, given = log_q[rows], labels[rows]
     classes = log_q.shape[1]
     others = 1 - np.eye(classes)
     learned = transition * others + SMALLEST * others
     best = -np.inf
     assumed = others / (classes - 1)
     for _ in range(ROUNDS):  # which errors there would be if there were some
-        assumed = _directions(part, given, assumed, *ASSUMED)
+        assumed = _directions(log_q, labels, assumed, *ASSUMED)
     for start in (others / (classes - 1), learned * classes / learned.sum(), assumed):
         d = start
         for _ in range(ROUNDS + 1):
-            likelihood, sharpness = _profile(part, given, d)
+            likelihood, sharpness = _profile(log_q, labels, d, run)
             k = int(likelihood.argmax())
             if np.isinf(best) or likelihood[k] > best + simpler:  # of two that fit alike, the simpler one
-                best, profile = float(likelihood[k]), likelihood
-                found = NoiseModel(float(SHARES[k]), float(sharpness[k]), d, ratios, -np.inf)
+                best, profile, sharp, way = float(likelihood[k]), likelihood, sharpness, d
             if SHARES[k] < 0.005:
                 break
-            d = _directions(part, given, d, SHARES[k], sharpness[k])
-    likely = SHARES[profile > profile.max() - 1.92]
-    return found, float(likely.min()), float(likely.max())
+            d = _directions(log_q, labels, d, SHARES[k], sharpness[k])
+    k = int(np.flatnonzero(profile >= best - ALIKE).max())
+    likely = SHARES[profile > best - 1.92]
+    return NoiseModel(float(SHARES[k]), float(sharp[k]), way, ratios, -np.inf), float(likely.min()), float(likely.max())
 
 
-def _profile(log_q: Floats, labels: Ints, directions: Floats) -> tuple[Floats, Floats]:
+def _profile(log_q: Floats, labels: Ints, directions: Floats, run: Execution) -> tuple[Floats, Floats]:
     """The log likelihood of each share with its best sharpness, and that sharpness."""
-    rows = np.arange(len(labels))
-    table = np.empty((len(SHARPNESS), len(SHARES)))
-    for k, t in enumerate(SHARPNESS):
-        q = np.exp(_normalized(t * log_q))
-        own, other = q[rows, labels], (q * directions.T[labels]).sum(1)
-        table[k] = [float(np.log((1 - e) * own + e * other + SMALLEST).sum()) for e in SHARES]
+    cuts = np.linspace(0, len(labels), run.workers + 1).astype(int)
+    table: Floats = sum(run.map(_likelihoods, [slice(a, b) for a, b in pairwise(cuts)], log_q, labels, directions))
     return table.max(0), SHARPNESS[table.argmax(0)]
+
+
+def _likelihoods(rows: slice, log_q: Floats, labels: Ints, directions: Floats) -> Floats:
+    """The log likelihood of these rows by sharpness and share.
+
+    There are hundreds of passes over the rows: 32 bits for each of them, and 64 for their sum.
+    """
+    log_q, labels = log_q[rows], labels[rows]
+    below = (log_q - log_q.max(1, keepdims=True)).astype(np.float32)
+    toward = directions.T.astype(np.float32)[labels]
+    table = np.empty((len(SHARPNESS), len(SHARES)))
+    for k, t in enumerate(SHARPNESS.astype(np.float32)):
+        q = np.exp(t * below)
+        total = q.sum(1)
+        own, other = q[np.arange(len(labels)), labels] / total, np.einsum("nc,nc->n", q, toward) / total
+        likely = (np.log(own + e * (other - own) + np.float32(SMALLEST)) for e in SHARES.astype(np.float32))
+        table[k] = [float(one.sum(dtype=np.float64)) for one in likely]
+    return table
 
 
 def _directions(log_q: Floats, labels: Ints, directions: Floats, share: float, sharpness: float) -> Floats:
@@ -340,4 +403,5 @@ def _directions(log_q: Floats, labels: Ints, directions: Floats, share: float, s
 
 
 def _normalized(u: Floats) -> Floats:
-    return u - logsumexp(u, axis=1, keepdims=True)
+    u = u - u.max(1, keepdims=True)
+    return u - np.log(np.exp(u).sum(1, keepdims=True))

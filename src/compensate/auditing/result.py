@@ -76,6 +76,8 @@ class Audit:
         fitted: the fitted model, by which `score` judges new rows, or the folder that it is read from when it is needed; none for
             quantities, probabilities and models of the user's.
         found_issues: what else is wrong with the data, if it was looked for; see `issues`.
+        listed: of data that was read in pieces, the audit of the most suspect rows and of some certain ones, with their samples. It is
+            what is shown and saved.
     """
 
     kind: str
@@ -103,6 +105,7 @@ class Audit:
     row_digests: NDArray[np.uint64] | None = None
     fitted: Scorer | Path | None = None
     found_issues: pd.DataFrame | None = None
+    listed: Audit | None = None
 
     def __post_init__(self) -> None:
         info = {} if self.data is None else self.data.info
@@ -236,9 +239,12 @@ class Audit:
     def report(self, path: str | Path, *, data: Data | None = None) -> Path:
         """Writes the review page; `data` shows the samples of an audit that was loaded from disk."""
         from compensate.auditing.page import write_page
-        from compensate.auditing.page.fill import page_of
+        from compensate.auditing.page.fill import page_of, page_of_listed
 
-        write_page(page_of(self if data is None else replace(self, data=data)), path)
+        if self.listed is not None:
+            write_page(page_of_listed(self, self.listed), path)
+        else:
+            write_page(page_of(self if data is None else replace(self, data=data)), path)
         return Path(path)
 
     def accepted(self, at_least: float = LIKELY) -> tuple[Correction, ...]:
@@ -371,6 +377,8 @@ class Audit:
         """
         from compensate.auditing.page.fill import sample_cells
 
+        if self.listed is not None:
+            return self.listed.write_suspects(path)
         frame = self.suspects
         flagged = np.argsort(-self.log_odds, kind="stable")[: int(self.mask.sum())]
         said = sample_cells(self, flagged, set(frame.columns))
@@ -393,7 +401,7 @@ class Audit:
 
     def save(self, path: str | Path) -> Path:
         """Writes the audit and its fitted model to a folder, nothing pickled. `load` reads it."""
-        run_folder.save_audit(self, Path(path))
+        run_folder.save_audit(self if self.listed is None else self.listed, Path(path))
         return Path(path)
 
     @classmethod

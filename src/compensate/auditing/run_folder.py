@@ -48,6 +48,7 @@ FILES = frozenset(
         "predictions.csv",
         "report.html",
         "review.lock",
+        "suspects",
         "suspects.csv",
     }
 )

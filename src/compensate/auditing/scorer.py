@@ -62,9 +62,9 @@ class Scorer:
             view: View = maker.view(data, device, told)
             for name, learner in learners.items():
                 if weight[name] > 0:
-                    found.append(learner.log_p(view.x, view.trees).astype(np.float64))
+                    found.append(learner.log_p(view.x, view.trees))
                     weights.append(weight[name])
-        return pooled(np.array(weights), np.stack(found))
+        return pooled(np.array(weights), found)
 
     def score(
         self, log_q: NDArray[np.float64], labels: NDArray[np.int64]

@@ -76,6 +76,68 @@ def make_views(
     return replace(_of_features(data.x), notes=unused_encoder(encoder, "embeddings and other features"))
 
 
+@dataclass(frozen=True, eq=False)
+class Makers:
+    """What makes the views of samples that are read piece by piece.
+
+    Attributes:
+        makers: one for each view.
+        about, notes: as for `FeatureViews`.
+    """
+
+    makers: tuple[Maker, ...]
+    about: dict[str, str]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def encoder(self) -> Embeddings | None:
+        """The maker that runs a pretrained encoder, if there is one."""
+        return next((maker for maker in self.makers if isinstance(maker, Embeddings)), None)
+
+    def views(self, data: Data, embedded: NDArray[np.float32] | None = None) -> tuple[View, ...]:
+        """The views of some samples, and with them their embeddings, if there is an encoder."""
+        return tuple(
+            View(maker.name, embedded) if isinstance(maker, Embeddings) and embedded is not None else maker.view(data)
+            for maker in self.makers
+        )
+
+
+def fit_makers(data: Data, encoder: str | Path = "auto", *, device: Any = None) -> Makers:
+    """What `make_views` would learn from these samples; nothing but the first of them is encoded.
+
+    Args:
+        data: some of the samples.
+        encoder, device: as for `make_views`.
+    """
+    kind = str(data.info.get("kind") or kind_of(data.x))
+    if _own_features(data) or kind not in ("text", "images"):
+        found = make_views(data, encoder)
+        return Makers(found.makers, found.about, found.notes)
+    encoded, about = _encoded(data.subset([0]), encoder, "text" if kind == "text" else "image", device, None)
+    makers: list[Maker] = [] if encoded is None else [encoded[0]]
+    if kind == "text":
+        words = Words.fit([str(text) for text in data.x])
+        makers += [] if words is None else [words[0]]
+    elif encoded is None or _is_gray(data.x):
+        makers.append(_pixels_maker(data.x, encoded is not None))
+    if not makers:
+        raise InputError("the texts have no word in common; an audit compares samples. Check which column is the text.")
+    return Makers(tuple(makers), about)
+
+
+def keys_of(data: Data, views: tuple[View, ...]) -> NDArray[np.int64] | None:
+    """(N,) equal for rows with equal content, as `make_views` has them."""
+    kind = str(data.info.get("kind") or kind_of(data.x))
+    if not _own_features(data):
+        if kind == "text":
+            return content_keys([str(text) for text in data.x])
+        if kind == "images":
+            return content_keys(np.asarray(data.x))
+        if kind == "table" and views[0].trees is not None:
+            return content_keys(views[0].trees)
+    return content_keys(flat_rows(data.x))
+
+
 def unused_encoder(encoder: str | Path, what: str) -> tuple[str, ...]:
     """A note if an encoder was asked for and is not used; an unknown one is refused all the same.
 
@@ -141,11 +203,15 @@ def _of_images(data: Data, encoder: str | Path, device: Any, progress: Progress 
     encoded, about = _encoded(data, encoder, "image", device, progress)
     found: list[tuple[Maker, View]] = [] if encoded is None else [encoded]
     if encoded is None or _is_gray(data.x):  # of drawings and digits the pixels themselves say much
-        values = pixel_rows(data.x)
-        few = encoded is not None or values.shape[1] <= PIXELS
-        found.append((Pixels(tuple(np.shape(data.x)[1:]), few), View("pixels", values, values if few else None)))
+        maker = _pixels_maker(data.x, encoded is not None)
+        found.append((maker, maker.view(data)))
     makers, views = zip(*found, strict=True)
     return FeatureViews(views, makers, keys, views[0].x, about)
+
+
+def _pixels_maker(images: NDArray[Any], encoded: bool) -> Pixels:
+    few = encoded or pixel_rows(images[:1]).shape[1] <= PIXELS
+    return Pixels(tuple(np.shape(images)[1:]), few)
 
 
 def _is_gray(images: NDArray[Any]) -> bool:

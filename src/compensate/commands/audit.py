@@ -109,6 +109,11 @@ def audit(
             "Run folder whose decisions to use: audit its data again, with decided labels taken as right.", "--with"
         ),
     ] = None,
+    memory: Annotated[
+        str | None,
+        o.option("Memory that the audit may take, e.g. 2GB: Parquet and .npy files are then read in pieces."),
+    ] = None,
+    backend: Annotated[str | None, o.option("Where to compute: local, or ray, for a cluster [default: local].")] = None,
     out: Annotated[Path | None, o.option("Run folder [default: runs/NAME-DIGEST].")] = None,
 ) -> None:
     """Find the labels that look wrong, and write a page to review them on.
@@ -137,7 +142,7 @@ def audit(
     options = {name: value for name, value in chosen.items() if value is not None}
     asked = _Asked(
         data, labels, features, probs, data_dir, options, encoder, model, finetune, crossfit, epochs, batch_size, lr,
-        precision or "no", seed or 0, only, test,
+        precision or "no", seed or 0, only, test, memory, backend or "local",
     )  # fmt: skip
     console.quiet = not _main()
     before = None
@@ -187,6 +192,8 @@ class _Asked:
     seed: int
     only: str | None = None
     test: str | None = None
+    memory: str | None = None
+    backend: str = "local"
 
     def over(self, kept: Mapping[str, Any], *, seed_given: bool) -> _Asked:
         """This, and where it says nothing what was asked for before."""
@@ -205,12 +212,19 @@ class _Asked:
             seed=self.seed if seed_given else kept["seed"],
             only=self.only or kept.get("only"),
             test=self.test or kept.get("test"),
+            memory=self.memory or kept.get("memory"),
+            backend=self.backend if self.backend != "local" else kept.get("backend", "local"),
         )
 
     @property
     def how(self) -> dict[str, Any]:
         """How labels are judged."""
-        return {name: getattr(self, name) for name in ("encoder", *TRAINING, "precision", "seed")}
+        return {name: getattr(self, name) for name in ("encoder", *TRAINING, "precision", "seed", "memory", "backend")}
+
+    @property
+    def in_pieces(self) -> bool:
+        """Whether the data are read in pieces."""
+        return self.memory is not None or self.backend != "local"
 
     @property
     def deep(self) -> bool:
@@ -252,15 +266,17 @@ def _run(asked: _Asked, before: Before | None, out: Path | None, judged: Callabl
         source = _source(asked)
         folder = out or runs / _name(source, asked, decided)
         check_run_folder(folder, "" if source is None else source.info.get("source_digest", ""))
-        # Checkpoints of a model's training lie beside the run's folder until the run is written.
+        # Checkpoints of a model's training, and finished stages, lie beside the run's folder until the run is written.
         training = folder.with_name(f".{folder.name}.training")
         if asked.probs is not None:
             found = _of_probabilities(source, asked.probs, asked.labels, asked.options.get("labels_key"))
             found = replace(found, notes=(*found.notes, *unused_encoder(asked.encoder, "probabilities")))
         else:
             assert source is not None
-            found = judged(source, run_folder=training if asked.deep else None, **asked.how, **decided)
-            if asked.only is None and _main() and not found.parts:  # neighbors are of samples, not of their parts
+            keeps = asked.deep or asked.in_pieces
+            found = judged(source, run_folder=training if keeps else None, **asked.how, **decided)
+            # Neighbors are of samples, not of their parts, and all samples have to be there.
+            if asked.only is None and _main() and not found.parts and found.listed is None:
                 found = _with_issues(found, asked)
     if not _main():
         return found, folder
@@ -268,11 +284,15 @@ def _run(asked: _Asked, before: Before | None, out: Path | None, judged: Callabl
     notes = list(dict.fromkeys([*found.notes, *notes]))
     found = replace(found, notes=tuple(notes), config={**found.config, "asked": asked.kept})
     if before is None:
-        write_run(found, folder)
+
+        def partitions(new: Path) -> None:
+            shutil.move(training / "suspects", new / "suspects")
+
+        write_run(found, folder, more=partitions if asked.in_pieces else None)
     else:
         found = changed_since(found, before.audit, before.folder)
         write_run(found, folder, [d for d in before.decisions if d.source == found.source_digest])
-    if asked.deep:
+    if asked.deep or asked.in_pieces:
         shutil.rmtree(training, ignore_errors=True)
     return found, folder
 
@@ -285,8 +305,8 @@ def _before(run: Path) -> Before:
     return read_before(run)
 
 
-def _source(asked: _Asked) -> Data | None:
-    """The data to audit; nothing if there are probabilities and labels alone."""
+def _source(asked: _Asked) -> Any:
+    """The data to audit, whole or in pieces; nothing if there are probabilities and labels alone."""
     from compensate.auditing.source import read
     from compensate.data import UnclearLabel, load
 
@@ -295,6 +315,8 @@ def _source(asked: _Asked) -> Data | None:
         if labels is None and data is None:
             raise InputError("--probs needs the labels too: compensate audit --probs p.npy --labels y.npy.")
         return None if labels is not None else read(data, None, None, options)
+    if asked.in_pieces:
+        return _pieces(asked)
     if asked.data_dir is not None and not Path(str(data)).exists():
         source = load(data, asked.data_dir, **options).train
         chosen = {name: options[name] for name in ("labels_key",) if name in options}
@@ -310,6 +332,18 @@ def _source(asked: _Asked) -> Data | None:
     return source
 
 
+def _pieces(asked: _Asked) -> Any:
+    """The data to audit, in pieces."""
+    from compensate.auditing.pieces import open_pieces
+
+    odd = [f"--{name}" for name in ("test", "features") if getattr(asked, name) is not None]
+    if odd:
+        raise InputError(
+            f"{odd[0]} cannot be had with --memory and --backend, by which data are read in pieces; leave it out."
+        )
+    return open_pieces(asked.data, asked.labels, asked.options)
+
+
 def _with_issues(found: Audit, asked: _Asked) -> Audit:
     """The audit with what else is wrong with the data."""
     from compensate.auditing.issues import find_issues
@@ -319,7 +353,7 @@ def _with_issues(found: Audit, asked: _Asked) -> Audit:
     return replace(found, found_issues=find_issues(found, test))
 
 
-def _name(source: Data | None, asked: _Asked, decided: dict[str, Any]) -> str:
+def _name(source: Any, asked: _Asked, decided: dict[str, Any]) -> str:
     """The name of the run's folder: other data, features, options or decisions give another one."""
     from compensate.auditing.digests import digest_file
     from compensate.auditing.run_folder import run_name
@@ -337,11 +371,11 @@ def _name(source: Data | None, asked: _Asked, decided: dict[str, Any]) -> str:
     return run_name(str(title), {**asked.options, **asked.how, "data_dir": folder, **decided, **given})
 
 
-def _judged(source: Data, started: float, **chosen: Any) -> Audit:
+def _judged(source: Any, started: float, **chosen: Any) -> Audit:
     """The audit, with a line for each stage."""
     from compensate.auditing.audit import audit as run
 
-    console.print(_opening(source), markup=False)
+    console.print(_opening(source if hasattr(source, "target") else source.outline), markup=False)
     bars = Progress(
         TextColumn("{task.description:<9}"), BarColumn(bar_width=20), TextColumn("{task.fields[said]}"),
         console=console, transient=True,
@@ -431,10 +465,10 @@ def _opening(source: Data) -> str:
 
 def _summary(found: Audit, folder: Path) -> None:
     rate = found.noise_rate
-    flagged = found.flagged
+    flagged = int(found.mask.sum())
     what = "values" if found.regression else "labels"
-    precision = f" — {len(flagged):,} flagged, at {found.expected_precision:.2f} expected precision"
-    if not len(flagged):
+    precision = f" — {flagged:,} flagged, at {found.expected_precision:.2f} expected precision"
+    if not flagged:
         precision = f" — none of the {what} stands out; the least certain are on the page"
     if found.config.get("by_chance"):
         console.print(f"the {what} cannot be judged: see the note above", markup=False)
@@ -447,7 +481,7 @@ def _summary(found: Audit, folder: Path) -> None:
             "the interval is wide: these features cannot tell errors that a model learns from samples that are hard",
             style="dim",
         )
-    if len(flagged):
+    if flagged:
         console.print(_worst(found) if found.regression else _pairs(found))
     if "since" in found.config:
         console.print(_since(found.config["since"]), markup=False)
@@ -458,6 +492,8 @@ def _summary(found: Audit, folder: Path) -> None:
     )
     from compensate.auditing.page.fill import command
 
+    if found.listed is not None:
+        console.print(f"all rows:     {folder / 'suspects'}/*.parquet", markup=False, soft_wrap=True)
     if len(found.predicted):
         console.print(f"predicted:    {folder / 'predictions.csv'}", markup=False, soft_wrap=True)
     if found.found_issues is not None and len(found.found_issues):
@@ -479,7 +515,8 @@ def _since(since: dict[str, Any]) -> str:
 
 
 def _pairs(found: Audit) -> Table:
-    flagged = found.flagged
+    shown = found if found.listed is None else found.listed
+    flagged = shown.flagged
     # Of label sets, it counts which label is missing or too much.
     sets = "label" in flagged.columns
     table = Table(
@@ -490,10 +527,15 @@ def _pairs(found: Audit) -> Table:
         f"{label}{_short(given)} → {_short(suggested)}"
         for label, given, suggested in zip(labels, flagged["given"], flagged["suggested"], strict=True)
     ]
-    groups = Counter(keys).most_common()
+    counted = keys
+    if found.listed is not None:
+        rows = found.mask.nonzero()[0]
+        pairs = zip(found.names(found.given[rows]), found.names(found.suggested[rows]), strict=True)
+        counted = [f"{_short(given)} → {_short(suggested)}" for given, suggested in pairs]
+    groups = Counter(counted).most_common()
     for key, count in groups[:PAIRS]:
-        first = int(flagged["index"].iloc[keys.index(key)])
-        table.add_row(Text(key), f"{count:,}", Text(_sample(found, first), style="dim"))
+        sample = _sample(shown, int(flagged["index"].iloc[keys.index(key)])) if key in keys else ""
+        table.add_row(Text(key), f"{count:,}", Text(sample, style="dim"))
     if len(groups) > PAIRS:
         table.add_row(
             Text(f"and {len(groups) - PAIRS} more pairs", style="dim"),

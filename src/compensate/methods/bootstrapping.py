@@ -9,6 +9,7 @@ from torch import Tensor
 
 from compensate.equation import BinaryBase, Compensated, Weights
 from compensate.errors import InputError
+from compensate.forwards import full_precision
 from compensate.inference.guesses import Blend, Decision, ProgressiveTrust, decided, live_prediction
 from compensate.inference.prior import Toward, prediction
 from compensate.inference.statistics import ClassMean, Statistic, labels_of, recorded
@@ -258,7 +259,7 @@ def local_dimensionality(z: Tensor, k: int = 20) -> Tensor:
     k = min(k, len(z) - 1)
     if k < 2:
         return z.new_full((len(z),), torch.nan)
-    z = z.to(torch.promote_types(z.dtype, torch.float32))  # distances are not defined for half precision
+    z = full_precision(z)  # distances are not defined for half precision
     distances = torch.cdist(z, z, compute_mode="donot_use_mm_for_euclid_dist")
     r = distances.topk(k + 1, largest=False).values[:, 1:]  # the nearest row is the row itself
     return -k / torch.log(r / r[:, -1:] + SMALL).sum(-1)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from compensate.equation import BinaryBase, Compensated, Weights
 from compensate.errors import InputError
+from compensate.forwards import full_precision
 from compensate.inference.classes import Counts, label_shares, proportions
 from compensate.inference.statistics import labels_of, recorded
 from compensate.methods.registry import method
@@ -88,7 +89,7 @@ class ClassPerturbation(nn.Module):
     @torch.no_grad()
     def forward(self, s: State) -> Tensor:
         """(B, C) the shift of each sample's class, a constant."""
-        u = s.u.detach().to(torch.promote_types(s.u.dtype, torch.float32))
+        u = full_precision(s.u.detach())
         binary = s.places.binary
         labels = 2 * s.places.classes(s.target) + s.labels if binary else s.labels
         classes, which = labels.unique(return_inverse=True)

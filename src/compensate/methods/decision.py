@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from compensate.equation import Compensated, Weights
 from compensate.errors import InputError
+from compensate.forwards import full_precision
 from compensate.inference.statistics import recorded
 from compensate.methods.registry import method
 from compensate.methods.search import Real, Space, each
@@ -40,7 +41,7 @@ class TowardDecision(nn.Module):
 
     def forward(self, s: State) -> Tensor:
         """(B, C) the prediction compensation."""
-        p = s.u.to(torch.promote_types(s.u.dtype, torch.float32)).softmax(-1)
+        p = full_precision(s.u).softmax(-1)
         lifted = p.clamp(min=self.floor * (1 + self.m)) - p
         return lifted + self.m * F.one_hot(p.argmax(-1), p.shape[-1]).to(p.dtype)
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from compensate.equation import Compensated, Weights
 from compensate.errors import InputError
+from compensate.forwards import full_precision
 from compensate.inference.statistics import Evidence, Statistic
 from compensate.methods.registry import method
 from compensate.methods.search import Real, Space, each
@@ -143,7 +144,7 @@ def committed(s: State) -> tuple[Tensor, Tensor]:
 
     The former is a difference of two log-sum-exp: the probability itself rounds to 1, in half precision soon.
     """
-    u = s.u.to(torch.promote_types(s.u.dtype, torch.float32))
+    u = full_precision(s.u)
     decided = (u[:, :-1].logsumexp(-1) - u.logsumexp(-1)).clamp(max=0)
     logp = u[:, :-1].log_softmax(-1)
     if s.hard:

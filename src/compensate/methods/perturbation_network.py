@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from compensate.equation import Compensated, Weights
 from compensate.errors import InputError
+from compensate.forwards import full_precision
 from compensate.inference.statistics import recorded
 from compensate.methods.registry import method
 from compensate.methods.weighting import of_given
@@ -30,7 +31,7 @@ def dynamics(s: State) -> Tensor:
     Losses are shown as log(1 + l): a loss may be as large as a logit.
     """
     with torch.no_grad():
-        logp = s.u.detach().to(torch.promote_types(s.u.dtype, torch.float32)).log_softmax(-1)
+        logp = full_precision(s.u.detach()).log_softmax(-1)
         p = logp.exp()
         given = of_given(s, p)
         loss = torch.log1p(-of_given(s, logp))

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from compensate.equation import Compensated, Weights
 from compensate.errors import InputError
+from compensate.forwards import full_precision
 from compensate.inference.statistics import recorded
 from compensate.inference.tuning import Ramp
 from compensate.methods.registry import method
@@ -58,7 +59,7 @@ class Ambiguate(nn.Module):
     @torch.no_grad()
     def forward(self, s: State) -> Tensor:
         """(B, C) the label compensation."""
-        p = s.u.detach().to(torch.promote_types(s.u.dtype, torch.float32)).softmax(-1)
+        p = full_precision(s.u.detach()).softmax(-1)
         y = s.y.to(p.dtype)
         plausible = (p >= rowwise(at(self.beta, s), p)) | (y > 0)
         held = (p * plausible).sum(-1, keepdim=True)

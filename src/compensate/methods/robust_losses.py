@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from compensate.equation import Compensated, Weights
 from compensate.errors import InputError
+from compensate.forwards import full_precision
 from compensate.inference.statistics import recorded
 from compensate.methods.registry import method
 from compensate.methods.search import Real, Space, each
@@ -117,7 +118,7 @@ class ClipLogits(nn.Module):
 
     def forward(self, s: State) -> Tensor:
         """(B, C) the logit compensation."""
-        u = s.u.to(torch.promote_types(s.u.dtype, torch.float32))
+        u = full_precision(s.u)
         largest = u.detach().abs().amax(-1, keepdim=True).clamp(min=TINY)  # the square of 1e30 has no number
         length = largest * torch.linalg.vector_norm(u / largest, dim=-1, keepdim=True)
         share = torch.where(length > self.tau, self.tau / length.clamp(min=self.tau), 1.0)

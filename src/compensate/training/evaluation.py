@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from compensate.data import Data
+from compensate.forwards import full_precision
 from compensate.training.distribution import Processes
 from compensate.training.hardware import move
 from compensate.training.samples import Rows, Samples
@@ -48,7 +49,7 @@ def outputs(
     with resting(model):
         for rows in samples.portions(batch_size)[processes.rank :: processes.size]:
             u = model(move(samples.batch(rows, None), device))[:, : samples.num_classes]
-            yield rows, u.to(torch.promote_types(u.dtype, torch.float32))
+            yield rows, full_precision(u)
 
 
 def sums(

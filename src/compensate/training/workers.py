@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeVar, cast
 import torch
 
 from compensate.errors import InputError
-from compensate.extras import require
+from compensate.extras import connect_ray
 from compensate.training.config import Config
 from compensate.training.fitting import fit
 from compensate.training.run import Run
@@ -74,14 +74,23 @@ def side_by_side(
     yield from _here(work, jobs, count, lost)
 
 
+def _start_method() -> Any:
+    """Workers are forked off one process that has imported PyTorch and never used a GPU, where the system can fork."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, "sklearn.datasets"])
+    return context
+
+
 class _Worker:
     """A process that takes one job after another."""
 
     def __init__(self, work: Callable[..., Any]) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = _start_method()
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, work), daemon=True)
         with _environment(_ONE_THREAD):
+            self.process = context.Process(target=_serve, args=(theirs, work, dict(os.environ)), daemon=True)
             self.process.start()
         theirs.close()  # so that the pipe ends when the process does
         self.begun = False
@@ -151,8 +160,9 @@ class RemoteError(Exception):
     """Carries the stack trace of an error in a worker."""
 
 
-def _serve(pipe: Connection, work: Callable[..., Any]) -> None:
+def _serve(pipe: Connection, work: Callable[..., Any], environment: Mapping[str, str]) -> None:
     """In the worker: answers jobs until the pipe ends."""
+    os.environ.update(environment)  # the process that it was forked off may be older than some of it
     torch.set_num_threads(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
@@ -196,11 +206,7 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 def _on_cluster(
     work: Callable[..., Answer], jobs: list[tuple[Any, ...]], workers: int | None, lost: Callable[..., Answer]
 ) -> Iterator[Answer]:
-    ray = require("ray", 'workers="ray"', "cluster")
-    if not ray.is_initialized():
-        # An address in the environment names the cluster; without one a small one is started on this machine.
-        address = os.environ.get("RAY_ADDRESS")
-        ray.init(address=address, num_cpus=None if address else workers, include_dashboard=False, log_to_driver=False)
+    ray = connect_ray('workers="ray"', workers)
     task = ray.remote(num_cpus=1, num_gpus=1 if torch.cuda.is_available() else 0, max_retries=RETRIES)(_alone)
     waiting = list(jobs)
     running: dict[Any, tuple[Any, ...]] = {}

@@ -131,6 +131,27 @@ def page_of(audit: Audit) -> Page:
     )
 
 
+def page_of_listed(whole: Audit, listed: Audit) -> Page:
+    """The page of an audit in pieces: items from the rows that are listed, counts from all rows."""
+    flagged = np.flatnonzero(whole.mask)
+    notes = list(whole.notes)
+    if len(flagged) > MOST_ITEMS:
+        notes.append(
+            f"{len(flagged):,} labels are flagged; the {MOST_ITEMS:,} most suspect are here, all rows are in suspects/*.parquet."
+        )
+    return replace(
+        page_of(listed),
+        rows=len(whole),
+        expected_precision=whole.expected_precision if len(flagged) else None,
+        confusion=_pairs(whole, flagged),
+        per_class=_per_class(whole),
+        scores=_histogram(whole.p_error, whole.mask, whole.threshold, (0.0, 1.0)),
+        notes=tuple(notes),
+        all_flagged=len(flagged),
+        predictable=predictable(whole),
+    )
+
+
 def _as_written(audit: Audit, names: list[str]) -> list[str]:
     table, label = (None, None) if audit.data is None else (audit.data.table, audit.config.get("label"))
     return names if table is None or label is None else [str(cell) for cell in table[label]]

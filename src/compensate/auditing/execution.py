@@ -1,0 +1,40 @@
+"""Where the stages of an audit are computed: in this process, or on a cluster (`compensate.auditing.cluster`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+
+class Execution(Protocol):
+    """What every place to compute offers."""
+
+    workers: int
+    """How many calls run at the same time."""
+
+    def map(self, function: Callable[..., Any], items: Iterable[Any], *shared: Any) -> Iterator[Any]:
+        """``function(item, *shared)`` of each item, in their order. A call that is lost with its worker is made again."""
+
+    def map_on_devices(self, function: Callable[..., Any], items: Sequence[Any], *shared: Any) -> Iterator[Any]:
+        """As `map`, one call at a time on each device; the results may come in any order."""
+
+
+class Here:
+    """This process: one call after the other.
+
+    >>> list(HERE.map(pow, [2, 3], 2))
+    [4, 9]
+    """
+
+    workers = 1
+
+    def map(self, function: Callable[..., Any], items: Iterable[Any], *shared: Any) -> Iterator[Any]:
+        """As `Execution.map`."""
+        return (function(item, *shared) for item in items)
+
+    def map_on_devices(self, function: Callable[..., Any], items: Sequence[Any], *shared: Any) -> Iterator[Any]:
+        """As `Execution.map_on_devices`."""
+        return self.map(function, items, *shared)
+
+
+HERE = Here()

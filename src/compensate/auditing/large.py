@@ -1,0 +1,471 @@
+"""The audit of data in pieces: larger than memory, or spread over the workers of a cluster.
+
+The stages are those of every audit. Views are learned from some rows, learners are fitted on an even part of the rows that fits into
+memory, weights and the noise model are estimated from rows of that part; then each piece is read, and every row of it is judged by models
+that did not learn from it. Where the part is the whole, the result is that of `audit`, up to rounding.
+
+What stays in memory for each row are its label, its fold and five numbers. Each finished stage is kept in a folder, so that an audit that
+was interrupted goes on from there.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import scipy.sparse as sp
+from numpy.typing import NDArray
+from scipy.special import expit
+
+from compensate.auditing.digests import digest_frame
+from compensate.auditing.execution import HERE, Execution
+from compensate.auditing.fitted import ByFold, StoredLearner
+from compensate.auditing.folds import FOLDS, assign_folds
+from compensate.auditing.learners import Learned, View, fit_view
+from compensate.auditing.noise_model import (
+    BY_CHANCE,
+    CHANCE,
+    FittedNoise,
+    evidence,
+    fit_noise,
+    pool_weights,
+    pooled,
+    shares,
+    some_rows,
+)
+from compensate.auditing.page.examples import POOL
+from compensate.auditing.page.fill import MOST_ITEMS
+from compensate.auditing.pieces import Piece, PiecedSource
+from compensate.auditing.result import Audit
+from compensate.auditing.scorer import Scorer
+from compensate.auditing.source import KINDS
+from compensate.auditing.stages import FinishedStages
+from compensate.auditing.view_makers import Embeddings
+from compensate.auditing.views import Makers, fit_makers, keys_of
+from compensate.data.dataset import UNLABELED, Data
+from compensate.errors import InputError
+from compensate.files import make_folder
+
+Progress = Callable[[str, int, int], None]
+Ints = NDArray[np.int64]
+
+ROOM = 1_000_000_000
+"""Bytes of features that learners are fitted on, where nothing else is asked for."""
+
+SHARE = 0.15
+"""The part of the memory that may be used which these features take: fitting copies them, and holds the trees beside them."""
+
+PER_ROW, REST = 60, 800_000_000
+"""Bytes for each row of the source, and for libraries, trees and a piece: without them there is no audit."""
+
+LISTED = 2 * MOST_ITEMS
+"""Suspects that are listed with their samples; all rows are in the partitions."""
+
+
+def bytes_of(memory: int | str) -> int:
+    """A size in bytes.
+
+    >>> bytes_of("2GB"), bytes_of("500 MB"), bytes_of(10)
+    (2000000000, 500000000, 10)
+    """
+    found = re.fullmatch(r"\s*([\d.]+)\s*([kmgt]?)i?b?\s*", str(memory).lower())
+    try:
+        assert found is not None
+        size = float(found[1]) * 1000 ** " kmgt".index(found[2] or " ")
+    except (AssertionError, ValueError) as error:
+        raise InputError(f'memory is "{memory}"; expected a size such as 2GB or 500MB.') from error
+    return int(size)
+
+
+def room_for_part(memory: int | None, rows: int) -> int:
+    """Bytes of features to fit on if the whole audit may take so many.
+
+    >>> room_for_part(None, 10) == ROOM
+    True
+    """
+    if memory is None:
+        return ROOM
+    least = REST + PER_ROW * rows
+    if memory < least:
+        raise InputError(
+            f"memory is {memory / 1e9:.2f} GB; an audit of {rows:,} rows takes {least / 1e9:.2f} GB or more. Give as much, or "
+            "audit a part of the rows."
+        )
+    return int(SHARE * memory)
+
+
+def audit_pieces(
+    source: PiecedSource,
+    encoder: str | Path = "auto",
+    *,
+    device: str | None = None,
+    seed: int = 0,
+    memory: int | None = None,
+    run: Execution = HERE,
+    folder: str | Path | None = None,
+    progress: Progress | None = None,
+) -> Audit:
+    """The audit of data in pieces.
+
+    Args:
+        source: the pieces and the labels.
+        encoder, device, seed, progress: as for `audit`.
+        memory: bytes that this process may take.
+        run: where to compute.
+        folder: of finished stages; those that are there are not computed again.
+    """
+    from compensate.auditing.audit import audited_labels
+
+    room = room_for_part(memory, len(source))
+    told = progress or (lambda stage, done, total: None)
+    given, notes = audited_labels(source.outline)
+    makers = fit_makers(source.sample, encoder, device=device)
+    with _kept(folder) as stages:
+        _encode(source, makers, stages, run, device, told)
+        part = _part(len(source), source.sample, makers, room)
+        keys, views = _scan(source, part, makers, stages, run, told)
+        folds = assign_folds(given, keys, seed=seed).astype(np.int8)
+        del keys
+        judge = _fitted(views, given[part], folds[part].astype(np.int64), len(source.classes), seed, run, told)
+        del views
+        judged = _judge(source, given, folds, judge, makers, stages, run, told)
+        notes = (*notes, *makers.notes, _how(len(part), len(source)))
+        whole = _result(source, given, judge, judged, makers, notes, {"seed": seed, "fitted_rows": len(part)})
+        del judged
+        return replace(whole, listed=_listed(whole, source, folds, judge, makers, stages))
+
+
+def _how(part: int, rows: int) -> str:
+    fitted = (
+        f"Learners were fitted on {part:,} of {rows:,} rows, evenly drawn; every row was judged. "
+        if part < rows
+        else ""
+    )
+    return f"{fitted}The rows were read in pieces: duplicates and outliers were not looked for."
+
+
+@contextmanager
+def _kept(folder: str | Path | None) -> Iterator[FinishedStages]:
+    if folder is not None:
+        yield FinishedStages(make_folder(Path(folder)))
+        return
+    with tempfile.TemporaryDirectory(prefix="compensate-") as name:
+        yield FinishedStages(Path(name))
+
+
+# --- features -------------------------------------------------------------------------------------------------
+
+
+def _encode(
+    source: PiecedSource, makers: Makers, stages: FinishedStages, run: Execution, device: str | None, told: Progress
+) -> None:
+    """Embeddings of all pieces, in files."""
+    if makers.encoder is None:
+        return
+    todo = [(k, piece) for k, piece in enumerate(source.pieces) if not stages.embeddings(k).exists()]
+    total = len(source.pieces)
+    told("encoding", total - len(todo), total)
+    calls = run.map_on_devices(_encoded, todo, makers.encoder, stages, device)
+    for done, _ in enumerate(calls, total - len(todo) + 1):
+        told("encoding", done, total)
+
+
+def _encoded(item: tuple[int, Piece], encoder: Embeddings, stages: FinishedStages, device: str | None) -> int:
+    k, piece = item
+    stages.write_embedded(k, encoder.view(piece.read(), device).x)
+    return k
+
+
+def _part(rows: int, sample: Data, makers: Makers, room: int) -> Ints:
+    """The rows that learners are fitted on."""
+    few = sample.subset(np.arange(min(100, len(sample))))
+    width = makers.encoder.width if makers.encoder is not None else 0
+    embedded = np.zeros((len(few), width), np.float32)
+    size = sum(
+        _bytes(view.x) + (0 if view.trees is view.x else _bytes(view.trees)) for view in makers.views(few, embedded)
+    )
+    most = max(1000, int(room / max(size / len(few), 1)))
+    return np.arange(rows) if rows <= most else np.linspace(0, rows - 1, most).astype(np.int64)
+
+
+def _bytes(x: Any) -> int:
+    if x is None:
+        return 0
+    return int(x.nbytes if isinstance(x, np.ndarray) else x.data.nbytes + x.indices.nbytes)
+
+
+def _scan(
+    source: PiecedSource, part: Ints, makers: Makers, stages: FinishedStages, run: Execution, told: Progress
+) -> tuple[Ints | None, tuple[View, ...]]:
+    """(N,) the keys of all rows, and the views of the part."""
+    kept = stages.read_scan()
+    if kept is not None:
+        return kept
+    cuts = np.searchsorted(part, [*(piece.start for piece in source.pieces), len(source)])
+    items = [(k, piece, part[cuts[k] : cuts[k + 1]] - piece.start) for k, piece in enumerate(source.pieces)]
+    keys, views = [], []
+    for done, (key, found) in enumerate(run.map(_scanned, items, makers, stages), 1):
+        keys.append(key)
+        views.append(found)
+        told("reading", done, len(items))
+    whole = tuple(_joined(list(ones)) for ones in zip(*views, strict=True))
+    joined = None if keys[0] is None else np.concatenate(keys)
+    stages.write_scan(joined, whole)
+    return joined, whole
+
+
+def _scanned(
+    item: tuple[int, Piece, Ints], makers: Makers, stages: FinishedStages
+) -> tuple[Ints | None, tuple[View, ...]]:
+    k, piece, rows = item
+    data = piece.read()
+    views = makers.views(data, _embedded(makers, stages, k))
+    return keys_of(data, views), tuple(_some(view, rows) for view in views)
+
+
+def _some(view: View, rows: Ints) -> View:
+    x = view.x[rows]
+    return View(view.name, x, x if view.trees is view.x else None if view.trees is None else view.trees[rows])
+
+
+def _joined(views: list[View]) -> View:
+    x = _stacked([view.x for view in views])
+    first = views[0]
+    if first.trees is None or first.trees is first.x:
+        return View(first.name, x, None if first.trees is None else x)
+    return View(first.name, x, _stacked([view.trees for view in views]))
+
+
+def _stacked(parts: list[Any]) -> Any:
+    """The rows of all parts; each part is let go once it is copied."""
+    if sp.issparse(parts[0]):
+        return sp.vstack(parts, format="csr")
+    found = np.empty((sum(map(len, parts)), parts[0].shape[1]), parts[0].dtype)
+    start = 0
+    for k, part in enumerate(parts):
+        found[start : start + len(part)] = part
+        start += len(part)
+        parts[k] = None
+    return found
+
+
+def _embedded(makers: Makers, stages: FinishedStages, k: int) -> NDArray[np.float32] | None:
+    return None if makers.encoder is None else stages.embedded(k)
+
+
+# --- learners and the noise model -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Judge:
+    """What judges the rows of a piece.
+
+    Attributes:
+        names: of the views.
+        by_fold: for each view, its learners by name.
+        weights: for each view, of its learners.
+        noise: the noise model, and how it was estimated.
+        models: for each view, what judges rows that are not among these.
+    """
+
+    names: tuple[str, ...]
+    by_fold: tuple[dict[str, ByFold], ...]
+    weights: tuple[dict[str, float], ...]
+    noise: FittedNoise
+    models: tuple[dict[str, StoredLearner], ...] = ()
+
+    @property
+    def by_chance(self) -> bool:
+        """Whether labels are predicted no better than by chance."""
+        return self.noise.gain < CHANCE
+
+    def log_q(self, views: tuple[View, ...], folds: Ints) -> NDArray[np.float64]:
+        """(N, C) the pooled log probabilities by models that did not learn from the row."""
+        log_p, weights = [], []
+        for view, learners, weight in zip(views, self.by_fold, self.weights, strict=True):
+            for name, learner in learners.items():
+                if weight[name] > 0:
+                    log_p.append(learner.log_p(view.x, view.trees, folds))
+                    weights.append(weight[name])
+        return pooled(np.array(weights), log_p)
+
+
+def _fitted(
+    views: tuple[View, ...], labels: Ints, folds: Ints, classes: int, seed: int, run: Execution, told: Progress
+) -> Judge:
+    """Learners of all views, fitted on the part; weights and the noise model, from rows of it."""
+    learned: list[Learned] = []
+    known = some_rows(np.flatnonzero(labels >= 0), classes)
+    log_p: list[dict[str, NDArray[np.float32]]] = []
+    for k, view in enumerate(views):
+        told("fitting", k, len(views))
+        found = fit_view(view, labels, folds, FOLDS, classes, seed=seed, run=run)
+        forests = found.by_fold.get("trees")
+        if forests is not None:  # they are asked for again and again
+            found.by_fold["trees"] = ByFold(list(run.map(_model_of_fold, range(FOLDS), forests)))
+        parts = np.array_split(known, max(1, min(4 * run.workers, len(known) // 1000)))
+        said = list(run.map(_said, parts, view, found.by_fold, folds))
+        log_p.append({name: np.concatenate([one[name] for one in said]) for name in found.by_fold})
+        learned.append(found)
+    told("fitting", len(views), len(views))
+    stacked = np.stack([np.asarray(values, np.float64) for one in log_p for values in one.values()])
+    found_weights = pool_weights(stacked, labels[known])
+    transition = np.mean([one.transition for one in learned], axis=0)
+    noise = fit_noise(pooled(found_weights, stacked), labels[known], transition, run=run)
+    values = iter(found_weights.tolist())
+    weights = tuple({name: next(values) for name in one} for one in log_p)
+    names = tuple(view.name for view in views)
+    return Judge(names, tuple(one.by_fold for one in learned), weights, noise, tuple(one.models for one in learned))
+
+
+def _model_of_fold(fold: int, models: ByFold) -> Any:
+    return models.models[fold]
+
+
+def _said(rows: Ints, view: View, by_fold: dict[str, ByFold], folds: Ints) -> dict[str, NDArray[np.float32]]:
+    part = _some(view, rows)
+    return {name: one.log_p(part.x, part.trees, folds[rows]) for name, one in by_fold.items()}
+
+
+# --- judging --------------------------------------------------------------------------------------------------
+
+
+def _judge(
+    source: PiecedSource,
+    given: Ints,
+    folds: NDArray[np.int8],
+    judge: Judge,
+    makers: Makers,
+    stages: FinishedStages,
+    run: Execution,
+    told: Progress,
+) -> dict[str, NDArray[Any]]:
+    """(N,) each: score, p_error, suggested, margin and loss of all rows; each piece writes its own to a file first."""
+    ends = [slice(piece.start, piece.start + piece.rows) for piece in source.pieces]
+    todo = [
+        (k, piece, given[ends[k]], folds[ends[k]])
+        for k, piece in enumerate(source.pieces)
+        if not stages.judged(k).exists()
+    ]
+    total = len(source.pieces)
+    for done, _ in enumerate(
+        run.map(_judged, todo, replace(judge, models=()), makers, source.classes, stages), total - len(todo) + 1
+    ):
+        told("judging", done, total)
+    kept = KEPT if (source.labels != UNLABELED).all() else {**KEPT, "probability": np.float32}
+    found: dict[str, NDArray[Any]] = {name: np.empty(len(source), kind) for name, kind in kept.items()}
+    for k, rows in enumerate(ends):
+        for name, values in stages.read_judged(k, list(kept)).items():
+            found[name][rows] = values
+    return found
+
+
+KEPT = {"score": np.float32, "p_error": np.float32, "suggested": np.int32, "margin": np.float32, "loss": np.float32}
+"""What is known of each row, and how it is kept in memory."""
+
+
+def _judged(
+    item: tuple[int, Piece, Ints, NDArray[np.int8]],
+    judge: Judge,
+    makers: Makers,
+    classes: tuple[str, ...],
+    stages: FinishedStages,
+) -> int:
+    """Judges a piece and writes what was found; a row without a label has the probability of its suggestion in place of an error's."""
+    k, piece, given, folds = item
+    log_q = judge.log_q(makers.views(piece.read(), _embedded(makers, stages, k)), folds.astype(np.int64))
+    rows = np.flatnonzero(given != UNLABELED)
+    found = {
+        name: np.full(len(given), np.nan, kind if name != "suggested" else np.float32) for name, kind in KEPT.items()
+    }
+    found |= {"suggested": log_q.argmax(1), "probability": np.exp(log_q.max(1)).astype(np.float32)}
+    odds, found["suggested"][rows] = judge.noise.model.score(log_q[rows], given[rows])
+    p = expit(odds)
+    found["score"][rows], found["p_error"][rows] = odds, np.minimum(p, 0.5) if judge.by_chance else p
+    for name, values in evidence(log_q[rows], given[rows]).items():
+        found[name][rows] = values
+    found["probability"][rows] = np.nan
+    stages.write_judged(k, piece.start, given, found, classes)
+    return k
+
+
+# --- the result -----------------------------------------------------------------------------------------------
+
+
+def _result(
+    source: PiecedSource,
+    given: Ints,
+    judge: Judge,
+    judged: dict[str, NDArray[Any]],
+    makers: Makers,
+    notes: tuple[str, ...],
+    config: dict[str, Any],
+) -> Audit:
+    """The audit of all rows, without their samples."""
+    rows = np.flatnonzero(given != UNLABELED)
+    lost = np.flatnonzero(source.labels == UNLABELED)
+    kept = {name: judged[name][rows] for name in KEPT}
+    chosen = {name: source.info[name] for name in ("source", "label", "text", "label_given") if source.info.get(name)}
+    weights = {
+        f"{name}: {learner}": weight
+        for name, learners in zip(judge.names, judge.weights, strict=True)
+        for learner, weight in learners.items()
+    }
+    config = {
+        **chosen, **config, "folds": FOLDS, **makers.about, "views": shares(weights),
+        "agreement": float((kept["margin"] > 0).mean()), "by_chance": judge.by_chance,
+    }  # fmt: skip
+    unlabeled = {name: judged[name][lost] for name in ("suggested", "probability") if len(lost)}
+    return Audit(
+        kind=KINDS.get(str(source.info.get("kind")), "embedding"),
+        title=str(source.info.get("title", "the data")),
+        classes=source.classes,
+        index=rows,
+        given=given[rows],
+        suggested=kept["suggested"],
+        log_odds=kept["score"],
+        p_error=kept["p_error"],
+        evidence={"margin": kept["margin"], "loss": kept["loss"]},
+        noise_rate=judge.noise.share(float(kept["p_error"].mean(dtype=np.float64))),
+        unlabeled={"index": lost, **unlabeled} if len(lost) else {},
+        config=config,
+        notes=(*notes, BY_CHANCE.format("labels")) if judge.by_chance else notes,
+        source_digest=str(source.info.get("source_digest", "")),
+        fitted=Scorer(makers.makers, judge.models, judge.weights, judge.noise.model, judge.by_chance),
+    )
+
+
+def _listed(
+    whole: Audit, source: PiecedSource, folds: NDArray[np.int8], judge: Judge, makers: Makers, stages: FinishedStages
+) -> Audit:
+    """The most suspect rows, and for each class some that are certain, with their samples."""
+    order = np.argpartition(-whole.log_odds, min(LISTED, len(whole) - 1))[:LISTED]
+    certain = [
+        rows[np.argpartition(whole.p_error[rows], min(POOL, len(rows) - 1))[:POOL]]
+        for rows in (np.flatnonzero(whole.given == c) for c in range(len(whole.classes)))
+        if len(rows)
+    ]
+    chosen = np.unique(np.concatenate([order, *certain]))
+    index = whole.index[chosen]
+    data = source.rows(index)
+    embedded = None if makers.encoder is None else stages.embedded_rows(source.pieces, index)
+    views = makers.views(data, embedded)
+    frame = isinstance(data.raw, pd.DataFrame)
+    return replace(
+        whole,
+        index=index,
+        **{name: getattr(whole, name)[chosen] for name in ("given", "suggested", "log_odds", "p_error")},
+        evidence={name: values[chosen] for name, values in whole.evidence.items()},
+        probabilities=np.exp(judge.log_q(views, folds[index].astype(np.int64))).astype(np.float32),
+        data=data,
+        vectors=views[0].x,
+        row_digests=digest_frame(data.raw, str(source.info.get("label"))) if frame else None,
+        config={**whole.config, "rows": len(whole), "flagged": int(whole.mask.sum())},
+    )

@@ -1,0 +1,335 @@
+"""Data that is read piece by piece: row groups of Parquet files, ranges of an .npy file, or parts of what is in memory.
+
+Rows are numbered by their place: the row counts in the footers of the files add up to the number of the first row of each piece. A piece
+says how it is read and holds no rows, so that any process that sees the files can read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from compensate.auditing.digests import digest_source
+from compensate.auditing.source import read
+from compensate.data.arrays import not_finite
+from compensate.data.columns import is_nested
+from compensate.data.dataset import Data
+from compensate.data.labels import encode_labels, is_missing, read_labels
+from compensate.data.parquet import SUFFIXES, is_pattern, parquet_files
+from compensate.data.tables import from_frame
+from compensate.errors import InputError
+from compensate.extras import require
+from compensate.files import numpy_damage
+
+ROWS = 100_000
+"""Rows of a piece: small row groups are read together up to this number."""
+
+LOOKED_AT = 200_000
+"""Rows from which the columns of a table, its words and the scale of its numbers are learned; of more rows these are drawn evenly."""
+
+LOOKED_INTO = 20
+"""Pieces that these rows are drawn from."""
+
+
+class Piece(Protocol):
+    """Consecutive rows of the source."""
+
+    @property
+    def start(self) -> int:
+        """The number of the first row."""
+
+    @property
+    def rows(self) -> int:
+        """Their number."""
+
+    def read(self) -> Data:
+        """The samples, without their labels; ``index`` counts through the whole source."""
+
+
+@dataclass(frozen=True)
+class PiecedSource:
+    """Data in pieces.
+
+    Attributes:
+        pieces: in the order of their rows.
+        labels: (N,) class numbers; -1 where there is none.
+        classes: their names.
+        sample: some of the rows, evenly drawn; all of them if there are few.
+        info: as `Data.info`.
+    """
+
+    pieces: tuple[Piece, ...]
+    labels: NDArray[np.int64]
+    classes: tuple[str, ...]
+    sample: Data
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def outline(self) -> Data:
+        """The labels of all rows, without the samples."""
+        nothing = np.broadcast_to(np.float32(0), (len(self), 1))
+        return Data(nothing, self.labels, self.classes, rows=len(self), info=self.info)
+
+    def rows(self, index: NDArray[np.int64]) -> Data:
+        """The samples in these rows, in ascending order, with their labels."""
+        found = []
+        for piece in self.pieces:
+            here = index[np.searchsorted(index, piece.start) : np.searchsorted(index, piece.start + piece.rows)]
+            if len(here):
+                found.append(piece.read().subset(here - piece.start))
+        return replace(_joined(found), target=self.labels[index], classes=self.classes, rows=len(self))
+
+
+def open_pieces(data: Any, labels: Any, options: Mapping[str, Any]) -> PiecedSource:
+    """The data in pieces; what is neither Parquet nor an .npy file is read as a whole and cut."""
+    if isinstance(data, (str, Path)) and _is_parquet(Path(data)):
+        if labels is not None:
+            raise InputError(
+                "a Parquet table has its labels in a column; name it by label= (--label), and leave labels out."
+            )
+        return _of_parquet(Path(data).expanduser(), options)
+    if isinstance(data, (str, Path)) and Path(data).suffix.lower() == ".npy":
+        return _of_array(Path(data).expanduser(), labels, options)
+    return cut(read(data, labels, None, options))
+
+
+def cut(data: Data) -> PiecedSource:
+    """Data in memory, in pieces."""
+    _check_labels(data)
+    if data.info.get("kind") == "images" and np.ndim(data.x) != 4:
+        raise InputError("images of several sizes cannot be audited in pieces; leave memory and backend out.")
+    starts = range(0, len(data), ROWS)
+    pieces = tuple(_Cut(start, min(ROWS, len(data) - start), data) for start in starts)
+    sample = data.subset(_even(len(data), LOOKED_AT)) if len(data) > LOOKED_AT else data
+    return PiecedSource(pieces, data.target.astype(np.int64), data.classes, sample, data.info)
+
+
+def _check_labels(data: Data) -> None:
+    if data.regression:
+        raise InputError("quantities are not audited in pieces; leave memory and backend out.")
+    if "parts" in data.info:
+        raise InputError("rows with several labels are not audited in pieces; leave memory and backend out.")
+
+
+def _even(number: int, most: int) -> NDArray[np.int64]:
+    """At most so many of so many rows, evenly.
+
+    >>> _even(10, 4).tolist()
+    [0, 3, 6, 9]
+    """
+    return np.arange(number) if number <= most else np.linspace(0, number - 1, most).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class _Cut:
+    start: int
+    rows: int
+    data: Data
+
+    def read(self) -> Data:
+        return self.data.subset(np.arange(self.start, self.start + self.rows))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Another process gets the rows of this piece alone."""
+        mine = (
+            self.data.subset(np.arange(self.start, self.start + self.rows)) if self.rows < len(self.data) else self.data
+        )
+        return {"start": 0, "rows": self.rows, "data": mine}
+
+
+def _joined(parts: list[Data]) -> Data:
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    frames = isinstance(first.raw, pd.DataFrame)
+    raw = pd.concat([p.raw for p in parts], ignore_index=True) if frames else None
+    return replace(
+        first,
+        x=np.concatenate([p.x for p in parts]),
+        target=np.concatenate([p.target for p in parts]),
+        index=np.concatenate([p.index for p in parts]),
+        ids=None if first.ids is None else np.concatenate([p.ids for p in parts]),
+        raw=raw if frames or first.raw is None else np.concatenate([p.raw for p in parts]),
+    )
+
+
+# --- Parquet --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RowGroups:
+    """Consecutive row groups of a Parquet file."""
+
+    path: str
+    first: int
+    last: int
+    start: int
+    rows: int
+    text: str | None = None
+    info: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def frame(self, columns: list[str] | None = None) -> pd.DataFrame:
+        """The rows as a data frame."""
+        from pyarrow import parquet
+
+        with parquet.ParquetFile(self.path) as file:
+            return file.read_row_groups(range(self.first, self.last), columns=columns, use_threads=False).to_pandas()
+
+    def read(self) -> Data:
+        """As `Piece.read`."""
+        frame = self.frame().reset_index(drop=True)
+        frame.columns = pd.Index([str(name) for name in frame.columns])
+        x: NDArray[Any] = np.zeros((len(frame), 1), np.float32)
+        if self.text:
+            x = np.array(["" if is_missing(v) else str(v) for v in frame[self.text]], dtype=object)
+        return Data(
+            x, np.full(len(frame), -1), (), index=np.arange(self.start, self.start + len(frame)), raw=frame,
+            info=self.info,
+        )  # fmt: skip
+
+
+def _is_parquet(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES or is_pattern(path) or (path.is_dir() and bool(parquet_files(path)))
+
+
+def _row_groups(files: Iterable[Path]) -> Iterator[RowGroups]:
+    """Pieces of some files, numbered by the row counts in their footers."""
+    parquet = require("pyarrow.parquet", "reading Parquet", "parquet")
+    start, names = 0, None
+    for path in files:
+        try:
+            head = parquet.read_metadata(path)
+            columns = sorted(parquet.read_schema(path).names)
+        except Exception as error:  # of Arrow: what is there may be anything
+            raise InputError(f"{path} is damaged or not a Parquet file ({error}). Write or fetch it again.") from error
+        names = columns if names is None else names
+        if columns != names:
+            odd = sorted(set(columns) ^ set(names))
+            raise InputError(f"{path} has other columns than the files before it ({', '.join(odd[:5])}).")
+        sizes = [head.row_group(k).num_rows for k in range(head.num_row_groups)]
+        first = 0
+        for k, total in enumerate(accumulate(sizes)):
+            last = k + 1 == len(sizes)
+            taken = total - sum(sizes[:first])
+            if last or taken + sizes[k + 1] > ROWS:
+                if taken:
+                    yield RowGroups(str(path), first, k + 1, start, taken)
+                start, first = start + taken, k + 1
+
+
+def _of_parquet(path: Path, options: Mapping[str, Any]) -> PiecedSource:
+    files = [path] if path.is_file() else parquet_files(path)
+    if not files:
+        raise InputError(f"there is no file {path}; check the path.")
+    pieces = list(_row_groups(files))
+    rows = sum(piece.rows for piece in pieces)
+    if not rows:
+        raise InputError(f"{path} has no rows.")
+    odd = [name for name in options if name not in ("label", "text", "task", "ignore", "columns")]
+    if odd:
+        raise InputError(f"{odd[0]} is no option for Parquet files; leave it out.")
+    sample = from_frame(_looked_at(pieces, rows), str(path), **options)
+    if sample.test is not None or sample.validation is not None:
+        raise InputError(
+            f'{path} has a column "split", by which rows are not told apart here; write the training rows to files of their own.'
+        )
+    _check_labels(sample.train)
+    title = path.parent.name if is_pattern(path) else path.name
+    told = {"rows": rows, "source": str(path), "source_digest": digest_source(path), "title": title}
+    info = {**sample.train.info, **told}
+    label = str(info["label"])
+    labels, classes = _all_labels(pieces, label)
+    told = {name: info[name] for name in ("kind", "label", "text", "columns")}
+    pieces = [replace(piece, text=info["text"], info=told) for piece in pieces]
+    return PiecedSource(tuple(pieces), labels, classes, replace(sample.train, info=info), info)
+
+
+def _looked_at(pieces: list[RowGroups], rows: int) -> pd.DataFrame:
+    """Rows from which it is learned what the columns are."""
+    if rows <= LOOKED_AT:
+        parts = [piece.frame() for piece in pieces]
+    else:
+        chosen = [pieces[k] for k in _even(len(pieces), LOOKED_INTO)]
+        parts = [piece.frame().iloc[_even(piece.rows, LOOKED_AT // len(chosen))] for piece in chosen]
+    return pd.concat(parts, ignore_index=True)
+
+
+def _all_labels(pieces: list[RowGroups], label: str) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """(N,) class numbers, and the names of the classes; each distinct cell is looked at once."""
+    codes: list[Any] = []
+    values: list[Any] = []
+    for piece in pieces:
+        column = piece.frame([label])[label]
+        if is_nested(column):
+            raise InputError(f'the column "{label}" holds lists; expected one label a row.')
+        found, distinct = pd.factorize(column, use_na_sentinel=False)
+        codes.append(found + len(values))
+        values += list(distinct)
+    numbers, classes = encode_labels(values)
+    return numbers[np.concatenate(codes)], classes
+
+
+# --- .npy files -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ArrayRange:
+    """Consecutive rows of an .npy file."""
+
+    path: str
+    start: int
+    rows: int
+
+    def read(self) -> Data:
+        """As `Piece.read`."""
+        # Mapped for this moment alone: what stays mapped counts as memory of the process.
+        with numpy_damage(self.path):
+            x = np.load(self.path, mmap_mode="r", allow_pickle=False)[self.start : self.start + self.rows]
+        x = np.array(x, np.float32)
+        broken = not_finite(x)
+        if len(broken):
+            raise InputError(
+                f"{self.path} has a value that is not a finite number in row {self.start + broken[0]}. Fill or remove it."
+            )
+        index = np.arange(self.start, self.start + self.rows)
+        return Data(x, np.full(len(x), -1), (), index=index, info={"kind": "features"})
+
+
+def _of_array(path: Path, labels: Any, options: Mapping[str, Any]) -> PiecedSource:
+    if not path.is_file():
+        raise InputError(f"there is no file {path}; check the path.")
+    with numpy_damage(path):
+        shape = np.load(path, mmap_mode="r", allow_pickle=False).shape
+    if len(shape) != 2:
+        raise InputError(f"{path} has shape {shape}; expected (N, features) for an audit in pieces.")
+    if labels is None:
+        raise InputError("an .npy file has no labels of its own; name them by labels= (--labels).")
+    cells = (
+        read_labels(labels, options.get("labels_key")).cells if isinstance(labels, (str, Path)) else np.asarray(labels)
+    )
+    if cells.shape != shape[:1]:
+        raise InputError(f"{path} has {shape[0]} samples, and the labels have shape {cells.shape}.")
+    if cells.dtype.kind == "f" and (np.mod(cells[np.isfinite(cells)], 1) != 0).any():
+        raise InputError("quantities are not audited in pieces; leave memory and backend out.")
+    codes, values = pd.factorize(cells, use_na_sentinel=False)
+    numbers, classes = encode_labels(list(values))
+    pieces = tuple(ArrayRange(str(path), start, min(ROWS, shape[0] - start)) for start in range(0, shape[0], ROWS))
+    chosen = pieces if shape[0] <= LOOKED_AT else [pieces[k] for k in _even(len(pieces), LOOKED_INTO)]
+    each = LOOKED_AT // len(chosen)
+    sample = _joined(
+        [d.subset(_even(len(d), max(each, 1) if shape[0] > LOOKED_AT else len(d))) for d in (p.read() for p in chosen)]
+    )
+    info = {
+        "kind": "features", "source": str(path), "source_digest": digest_source(path), "title": path.name, "rows": shape[0],
+    }  # fmt: skip
+    return PiecedSource(pieces, numbers[codes], classes, replace(sample, info=info), info)

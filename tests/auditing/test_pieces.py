@@ -1,0 +1,217 @@
+"""Audits of data in pieces equal audits of the whole, in this process and on a cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import spearmanr
+from typer.testing import CliRunner
+
+from compensate import audit
+from compensate.auditing import large, pieces
+from compensate.auditing.result import Audit
+from compensate.cli import app
+from compensate.data.dataset import Data
+from compensate.errors import InputError
+
+SAME = 1e-5
+"""Log odds of both differ by rounding: sums over rows are added up in another order, and kept in 32 bits."""
+
+
+@pytest.fixture(autouse=True)
+def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "ROWS", 120)
+
+
+def made(rows: int = 400, columns: int = 5, seed: int = 0) -> tuple[Any, Any]:
+    rng = np.random.default_rng(seed)
+    true = rng.integers(3, size=rows)
+    x = (1.5 * rng.normal(size=(3, columns))[true] + rng.normal(size=(rows, columns))).astype(np.float32)
+    return x, np.where(rng.random(rows) < 0.1, (true + 1) % 3, true)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """Two files of several row groups, with a category, a missing label and two equal rows across files."""
+    x, y = made()
+    frame = pd.DataFrame(x, columns=[f"number {j}" for j in range(x.shape[1])])
+    frame["town"] = np.random.default_rng(1).choice(["rome", "oslo", "bern"], size=len(frame))
+    frame["label"] = np.array(["a", "b", "c"])[y]
+    frame.loc[7, "label"] = None
+    frame.loc[300, frame.columns[:-1]] = frame.loc[20, frame.columns[:-1]]
+    folder = tmp_path / "table"
+    folder.mkdir()
+    frame[:230].to_parquet(folder / "1.parquet", row_group_size=50)
+    frame[230:].to_parquet(folder / "2.parquet", row_group_size=90)
+    return folder
+
+
+def assert_same(found: Audit, whole: Audit) -> None:
+    np.testing.assert_array_equal(found.index, whole.index)
+    np.testing.assert_array_equal(found.given, whole.given)
+    np.testing.assert_array_equal(found.suggested, whole.suggested)
+    np.testing.assert_allclose(found.log_odds, whole.log_odds, atol=SAME)
+    np.testing.assert_allclose(found.p_error, whole.p_error, atol=SAME)
+    assert found.noise_rate.value == pytest.approx(whole.noise_rate.value, abs=SAME)
+    assert found.config["views"] == pytest.approx(whole.config["views"], abs=1e-4)
+    assert found.source_digest == whole.source_digest
+    np.testing.assert_array_equal(found.predicted["index"], whole.predicted["index"])
+    np.testing.assert_allclose(found.predicted["probability"], whole.predicted["probability"], atol=SAME)
+    listed = found.listed
+    assert listed is not None
+    place = np.searchsorted(whole.index, listed.index)
+    np.testing.assert_allclose(listed.probabilities, whole.probabilities[place], atol=SAME)
+    if whole.row_digests is not None and whole.row_digests.any():
+        np.testing.assert_array_equal(listed.row_digests, whole.row_digests[place])
+
+
+def test_rows_are_numbered_through_the_footers(table: Path) -> None:
+    source = pieces.open_pieces(table, None, {})
+    assert [(piece.start, piece.rows) for piece in source.pieces] == [
+        (0, 100),
+        (100, 100),
+        (200, 30),
+        (230, 90),
+        (320, 80),
+    ]
+    read = pd.concat([pd.read_parquet(file) for file in sorted(table.iterdir())], ignore_index=True)
+    rows = np.array([3, 99, 100, 229, 230, 399])
+    pd.testing.assert_frame_equal(source.rows(rows).raw, read.iloc[rows].reset_index(drop=True))
+
+
+def test_a_table_in_pieces_is_audited_as_the_whole_table(table: Path, tmp_path: Path) -> None:
+    whole = audit(str(table))
+    found = audit(str(table), memory="4GB")
+    assert_same(found, whole)
+    assert "in pieces" in found.notes[-1]
+    again = Audit.load(found.save(tmp_path / "saved"))
+    assert again.config["rows"] == len(whole)
+
+
+def test_texts_and_arrays_in_pieces_are_audited_as_the_whole(tmp_path: Path) -> None:
+    x, y = made()
+    np.save(tmp_path / "x.npy", x)
+    assert_same(audit(str(tmp_path / "x.npy"), labels=y, memory="4GB"), audit(str(tmp_path / "x.npy"), labels=y))
+    rng = np.random.default_rng(0)
+    texts = [" ".join(rng.choice([f"w{c}{k}" for k in range(8)] + [f"v{k}" for k in range(9)], size=6)) for c in y]
+    np.testing.assert_array_equal(y, made()[1])
+    whole = audit(texts, y, encoder="none")
+    assert_same(audit(texts, y, encoder="none", memory="4GB"), whole)
+
+
+def test_learners_fitted_on_a_part_rank_the_rows_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = made(3000)
+    np.save(tmp_path / "x.npy", x)
+    monkeypatch.setattr(large, "room_for_part", lambda memory, rows: 0)
+    found = audit(str(tmp_path / "x.npy"), labels=y, memory="4GB")
+    assert found.config["fitted_rows"] == 1000
+    assert "1,000 of 3,000 rows" in found.notes[-1]
+    assert spearmanr(found.log_odds, audit(x, y).log_odds)[0] > 0.95
+
+
+def test_an_interrupted_audit_goes_on_with_the_next_piece(table: Path, tmp_path: Path) -> None:
+    def stop(stage: str, done: int, total: int) -> None:
+        if stage == "judging" and done == 2:
+            raise KeyboardInterrupt
+
+    kept = tmp_path / "stages"
+    with pytest.raises(KeyboardInterrupt):
+        audit(str(table), memory="4GB", run_folder=kept, progress=stop)
+    parts = sorted((kept / "suspects").iterdir())
+    assert len(parts) == 2
+    before = {part: part.stat().st_mtime_ns for part in parts}
+    told: list[tuple[str, int, int]] = []
+    found = audit(str(table), memory="4GB", run_folder=kept, resume=True, progress=lambda *args: told.append(args))
+    assert {part: part.stat().st_mtime_ns for part in parts} == before
+    assert [done for stage, done, _ in told if stage == "judging"] == [3, 4, 5]
+    assert not [stage for stage, *_ in told if stage == "reading"]
+    assert_same(found, audit(str(table)))
+
+
+def test_the_command_writes_all_rows_as_partitions(table: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    asked = ["audit", str(table), "--memory", "4GB", "--out", str(out)]
+    said = CliRunner().invoke(app, asked, catch_exceptions=False).output
+    assert "suspects/*.parquet" in " ".join(said.split())
+    rows = pd.read_parquet(out / "suspects")
+    whole = audit(str(table))
+    assert rows["index"].tolist() == list(range(400))
+    np.testing.assert_allclose(rows["score"][whole.index], whole.log_odds, atol=SAME)
+    assert rows["given"][whole.index].tolist() == whole.names(whole.given)
+    assert int(rows["flagged"].sum()) == int(whole.mask.sum())
+    assert "rome" in (out / "report.html").read_text()
+    assert json.loads((out / "audit" / "audit.json").read_text())["config"]["rows"] == 399
+    assert not list(tmp_path.glob(".run*"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"memory": "much"}, "expected a size such as 2GB"),
+        ({"memory": "10MB"}, "takes 0.80 GB or more"),
+        ({"backend": "spark"}, "expected local or ray"),
+        ({"memory": "4GB", "model": "mlp"}, "model cannot be had"),
+        ({"memory": "4GB", "label": "number 0"}, "quantities are not audited in pieces"),
+    ],
+)
+def test_what_cannot_be_had_in_pieces_is_refused(table: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        audit(str(table), **options)
+
+
+@dataclass(frozen=True)
+class Fatal:
+    """A piece that kills the process that reads it, once."""
+
+    piece: Any
+    mark: Path
+
+    @property
+    def start(self) -> int:
+        return self.piece.start
+
+    @property
+    def rows(self) -> int:
+        return self.piece.rows
+
+    def read(self) -> Data:
+        if os.environ.get("RAY_RAYLET_PID") and not self.mark.exists():
+            self.mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.piece.read()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray Data's own
+def test_a_cluster_finds_the_same_though_a_worker_is_killed(table: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    ray = pytest.importorskip("ray", reason="the extra `cluster` is not installed")
+    from encoders.saved_models import WORDS, save_bert
+
+    # The workers must find this module.
+    places = [str(Path(__file__).parent), str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(places))
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.setenv("COMPENSATE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    encoder = save_bert(tmp_path / "bert")
+    rng = np.random.default_rng(0)
+    _, y = made(300)
+    texts = [" ".join(rng.choice(WORDS[4 + 10 * c : 20 + 10 * c], size=5)) for c in y]
+    source = pieces.open_pieces(table, None, {})
+    mark = tmp_path / "killed"
+    source = replace(source, pieces=(*source.pieces[:2], Fatal(source.pieces[2], mark), *source.pieces[3:]))
+    try:
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+        assert_same(audit(source, backend="ray"), audit(str(table)))
+        assert mark.exists()
+        assert_same(audit(texts, y, encoder=encoder, backend="ray"), audit(texts, y, encoder=encoder))
+    finally:
+        ray.shutdown()
