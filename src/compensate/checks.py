@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from compensate.errors import InputError, NotFinite
@@ -13,7 +17,13 @@ from compensate.errors import InputError, NotFinite
 if TYPE_CHECKING:
     from compensate.state import State
 
-Check = Literal["sync", "async", "off"]
+Check = Literal["auto", "sync", "async", "off"]
+"""How a criterion looks at its batches."""
+
+Looks = Literal["sync", "async", "off"]
+"""How it looks at this one: "auto" is "sync" where values are at hand, else "async"."""
+
+_away: bool = False
 
 
 def at_hand(values: Tensor) -> bool:
@@ -22,7 +32,43 @@ def at_hand(values: Tensor) -> bool:
     >>> at_hand(torch.zeros(3))
     True
     """
-    return values.device.type == "cpu" and not torch.compiler.is_compiling()
+    return values.is_cpu and not _away and not torch.compiler.is_compiling()
+
+
+@contextmanager
+def as_on_a_device() -> Iterator[None]:
+    """Inside, nothing counts as at hand: the way that batches take on a device, for tests on machines without one.
+
+    >>> with as_on_a_device():
+    ...     at_hand(torch.zeros(3))
+    False
+    """
+    global _away
+    before, _away = _away, True
+    try:
+        yield
+    finally:
+        _away = before
+
+
+def resolved(check: Check, target: Tensor) -> Looks:
+    """How to look at a batch with this target."""
+    if check == "auto":
+        return "sync" if at_hand(target) else "async"
+    return check
+
+
+def unsigned(values: Tensor) -> NDArray[Any]:
+    """Whole numbers at hand as numpy has them, without a sign: what was negative is large. Calls of numpy take a tenth of the time.
+
+    >>> int(unsigned(torch.tensor([3, -1])).max()) > 3
+    True
+    """
+    found = values.numpy()
+    return found.view(_UNSIGNED[found.itemsize])
+
+
+_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 def within(values: Tensor, size: int) -> bool:
@@ -31,11 +77,10 @@ def within(values: Tensor, size: int) -> bool:
     >>> within(torch.tensor([0, 4]), 4), within(torch.tensor([0, 3]), 4), within(torch.tensor([-1, 3]), 4)
     (False, True, False)
     """
-    numbers = values.numpy()  # calls of numpy take a tenth of the time
-    return bool(numbers.min() >= 0 and numbers.max() < size)
+    return bool(np.maximum.reduce(unsigned(values), axis=None) < size)
 
 
-def require_true(condition: Tensor, message: str, check: Check) -> None:
+def require_true(condition: Tensor, message: str, check: Looks) -> None:
     """Raises `message` unless `condition`, a boolean scalar tensor, holds.
 
     "sync" waits for the value; "async" leaves it to the device, which neither stalls it nor breaks a compiled graph.
@@ -55,9 +100,9 @@ def check_target(target: object) -> None:
         )
 
 
-def check_batch(s: State, u: Tensor, check: Check) -> None:
-    """Shapes of logits `u` and targets always; label range and NaN as `check` says."""
-    target = s.target
+def check_batch(s: State, u: Tensor) -> None:
+    """Shapes of logits `u` and targets always; label range and NaN as `s.check` says."""
+    target, check = s.target, s.check
     if not isinstance(u, Tensor):
         raise InputError(f"logits are a {type(u).__name__}; expected a tensor (batch, classes), as the model gives it.")
     if u.ndim != 2:
@@ -67,7 +112,7 @@ def check_batch(s: State, u: Tensor, check: Check) -> None:
         )
     if not u.is_floating_point():
         raise InputError(f"logits are {u.dtype}; expected floating point numbers, as they come out of the model.")
-    if target.ndim not in (1, 2) or len(target) != len(u):
+    if target.ndim not in (1, 2) or target.shape[0] != u.shape[0]:
         raise InputError(
             f"target has shape {tuple(target.shape)} for logits of shape {tuple(u.shape)}; expected ({len(u)},) class "
             f"numbers or {tuple(u.shape)} distributions."
@@ -94,11 +139,11 @@ def check_batch(s: State, u: Tensor, check: Check) -> None:
             "logits were made under torch.inference_mode(), so that no gradient can reach the model. Run the model of a training "
             "step outside of it, or write criterion.eval() for the plain loss."
         )
-    if check != "off" and u.numel():
+    if check != "off" and not s.seen_by_loss and u.numel():
         # One pass and no temporary: what is not finite survives the sum. Large numbers overflow too, hence the second look.
         total = u.detach().sum()
         if check == "async":
-            require_true(~total.isnan(), _NAN, check)
+            require_true(total == total, _NAN, check)
         elif not math.isfinite(total.item()):
             _look_closer(s, u.detach())
 
@@ -111,11 +156,20 @@ def _look_closer(s: State, u: Tensor) -> None:
     s.masked = bool((u == -math.inf).any())
 
 
-def check_losses(s: State, check: Check) -> None:
+def check_losses(s: State) -> None:
     """Raises if finite logits gave a loss that is not, or if a logit of minus infinity took out the class of a label."""
-    losses = s.l.detach() if s.dl is None else (s.l + s.dl).detach()
-    if check != "sync" or torch.compiler.is_compiling() or math.isfinite(losses.sum().item()):
+    if s.check == "off" or torch.compiler.is_compiling():
         return
+    total = (s.loss if s.loss.ndim == 0 else s.losses.sum()).detach()
+    if s.check == "async":
+        if s.seen_by_loss:
+            require_true(total == total, _NAN, "async")
+        return
+    if math.isfinite(total.item()):
+        return
+    if s.seen_by_loss:
+        _look_closer(s, s.u.detach())
+    losses = s.compensated.detach()
     if not bool(losses.isfinite().all()):
         rows = (~losses.isfinite()).nonzero().flatten().tolist()
         if s.masked:
@@ -141,7 +195,7 @@ SUM_ERROR = 0.02
 """How far the sum of a soft label may be from 1: three classes rounded to two digits are 0.01 off, half precision less."""
 
 
-def _check_distributions(target: Tensor, check: Check) -> None:
+def _check_distributions(target: Tensor, check: Looks) -> None:
     if check == "off" or not target.numel():
         return
     # In 32 bits: a sum of many small numbers would lose them in half precision. NaN fails every comparison.
@@ -177,14 +231,14 @@ def checked_features(s: State, size: int) -> None:
         raise InputError(f"features have shape {tuple(s.z.shape)}; expected (B, {size}): feature_dim.")
 
 
-def _check_classes(s: State, u: Tensor, check: Check) -> None:
+def _check_classes(s: State, u: Tensor, check: Looks) -> None:
     target, classes = s.target, u.shape[-1]
     if target.dtype != torch.long:
         raise InputError(
             f"target is {target.dtype}; class numbers are torch.long. Write target.long(), or give distributions of shape "
             f"{tuple(u.shape)}."
         )
-    if check == "off" or not len(target):
+    if check == "off" or not target.shape[0]:
         return
     if at_hand(target) and within(target, classes):
         if not 0 <= s.criterion.ignore_index < classes:
@@ -200,7 +254,7 @@ def _check_classes(s: State, u: Tensor, check: Check) -> None:
     require_true(inside.all(), message, check)
 
 
-def _check_labels(s: State, check: Check) -> None:
+def _check_labels(s: State, check: Looks) -> None:
     target = s.target
     if check == "off" or not target.numel():
         return
@@ -219,9 +273,10 @@ def checked_index(s: State, num_samples: int, reader: str) -> Tensor:
 
     While inputs are compensated, one for each input. Where a sample has several labels, each has a row of its own.
     """
-    index = s.index
-    if (num_samples, s.by_input) in s.checked:
-        return s.checked[num_samples, s.by_input]
+    index, by_input = s.index, s.by_input
+    known = s.checked.get((num_samples, by_input))
+    if known is not None:
+        return known
     if index is None:
         raise InputError(
             f"index is missing: {reader} keeps a row per sample. Wrap the data set with "
@@ -233,34 +288,46 @@ def checked_index(s: State, num_samples: int, reader: str) -> Tensor:
     if index.is_floating_point() or index.dtype == torch.bool:
         raise InputError(f"index is {index.dtype}; expected whole numbers, the row of each sample in the training set.")
     places = s.places
-    if index.shape != (places.batch,) and (s.by_input or index.shape != (places.batch, *places.shape)):
-        each = f" or {(places.batch, *places.shape)}, one for each place" if places.dense and not s.by_input else ""
+    if index.shape != (places.batch,) and (by_input or index.shape != (places.batch, *places.shape)):
+        each = f" or {(places.batch, *places.shape)}, one for each place" if places.dense and not by_input else ""
         raise InputError(f"index has shape {tuple(index.shape)}; expected ({places.batch},), one row per sample{each}.")
     if places.dense and index.ndim > 1 and not places.binary and not s.complete:  # padding names no row
         index = index.to(s.target.device).masked_fill(~s.valid.reshape(index.shape), 0)
-    labels = 1 if s.by_input else places.labels
+    labels = 1 if by_input else places.labels
     if num_samples % labels:
         raise InputError(
             f"{reader} has {num_samples} rows, and a sample has {labels} labels; expected a row for each label of each sample, "
             f"num_samples * {labels}."
         )
-    found = checked_keys(index.to(s.target.device), num_samples // labels, reader, "index", s.criterion.check)
-    if not s.by_input:
+    found = _in_range(s, index, num_samples // labels, reader)
+    if places.several and not by_input:
         found = places.pairs(places.expanded(found, "index"))
-    s.checked[num_samples, s.by_input] = found
+    s.checked[num_samples, by_input] = found
     return found
 
 
-def checked_keys(keys: Tensor, rows: int, reader: str, name: str, check: Check) -> Tensor:
+def _in_range(s: State, index: Tensor, rows: int, reader: str) -> Tensor:
+    """The index on the device of the batch, as torch.long. At hand, one sort tells its range and whether a sample repeats."""
+    device = s.target.device
+    if s.check != "off" and index.ndim == 1 and index.shape[0] and at_hand(index):
+        ordered = np.sort(unsigned(index))
+        if ordered[-1] < rows:
+            s.repeats = bool(np.logical_or.reduce(ordered[1:] == ordered[:-1]))
+            there = index.dtype == torch.long and index.device == device
+            return index if there else index.to(device, torch.long, non_blocking=True)
+    return checked_keys(index.to(device, non_blocking=True), rows, reader, "index", s.check)
+
+
+def checked_keys(keys: Tensor, rows: int, reader: str, name: str, check: Looks) -> Tensor:
     """Keys as torch.long, if they lie in 0..rows-1."""
     if not isinstance(keys, Tensor):
         raise InputError(f"{name} is a {type(keys).__name__}; expected a tensor of whole numbers, one for each sample.")
     if check != "off" and len(keys) and not (at_hand(keys) and within(keys, rows)):
-        inside = (keys >= 0) & (keys < rows)
         message = (
             f"{name} lies outside 0..{rows - 1}: {reader} has {rows} rows. Pass the row of each sample in the whole "
             "training set, counted from 0, not its place in the batch, and give the table the size of that set."
         )
+        inside = (keys >= 0) & (keys < rows)
         if check == "sync" and not bool(inside.all()):
             raise InputError(f"{name} {int(keys[~inside][0])}: {message}")
         require_true(inside.all(), message, check)

@@ -144,7 +144,7 @@ class Rarity(nn.Module):
 
     def forward(self, s: State) -> Tensor:
         """(B,) the rarity of each sample's class."""
-        checked_keys(s.labels, len(self.values), "the rarity of classes", "class", s.criterion.check)
+        checked_keys(s.labels, len(self.values), "the rarity of classes", "class", s.check)
         return self.values[s.labels]
 
 

@@ -50,6 +50,9 @@ SLOTS: dict[str, Slot] = {
 }  # fmt: skip
 """The keyword of each target, and the letter its compensation has in the paper."""
 
+BEFORE = ("structure", "view", "feature")
+"""The targets that lie before the logits, in the order in which they are inferred."""
+
 
 def normalized(q: Tensor) -> Tensor:
     """Rows divided by their sum, entries cut off at zero first.
@@ -129,7 +132,8 @@ class Compensated(nn.Module):
         onto: how :math:`y + \Delta y` and :math:`p + \Delta p` become distributions (Eq. 6): by the nearest point
             of the simplex, by division by the sum, or not at all. Terms that stay on the simplex need none of it.
         record: keeps for each sample what :meth:`suspects` reads.
-        check: "sync" looks at index, labels and NaN at once, "async" without waiting for the device, "off" never.
+        check: "sync" looks at index, labels and NaN at once, "async" without waiting for the device, "off" never; "auto" is "sync" on
+            the CPU and "async" on other devices and in compiled graphs.
 
     A term is any callable of the :class:`~compensate.terms.State`. Several terms under one keyword are added in order.
 
@@ -167,7 +171,7 @@ class Compensated(nn.Module):
         weight: Weights | None = None,
         ignore_index: int = -100,
         onto: Literal["project", "normalize", "none"] = "project",
-        check: Check = "sync",
+        check: Check = "auto",
         record: Evidence | None = None,
     ) -> None:
         super().__init__()
@@ -176,6 +180,12 @@ class Compensated(nn.Module):
             "view": view, "structure": structure,
         }  # fmt: skip
         self.terms = nn.ModuleDict({name: Sum(terms) for name, terms in given.items() if terms})
+        self._in_order = {name: cast(Sum, found).terms for name, found in self.terms.items()}
+        self.before_logits = tuple(name for name in BEFORE if name in self._in_order)
+        """The targets of this criterion that lie before the logits, in the order in which they are inferred."""
+        self._logits_and_labels = tuple(name for name in ("logit", "label", "prediction") if name in self._in_order)
+        self.only_logits = self._in_order.keys() <= {"logit"}
+        """True if logits are compensated, or nothing at all."""
         if reduction not in ("mean", "sum", "none"):
             raise InputError(f'reduction is "{reduction}"; expected "mean", "sum" or "none".')
         if onto not in _ONTO:
@@ -199,6 +209,7 @@ class Compensated(nn.Module):
         for name in ("epoch", "step", "total"):
             self.register_buffer(name, torch.zeros((), dtype=torch.long))
         self._seen = self._unlearned = 0
+        self._started = False
         for table in self.tables():
             table.validate()
         for module in self.modules() if self.binary else ():
@@ -267,10 +278,10 @@ class Compensated(nn.Module):
 
     def settle(self, s: State) -> State:
         """Walks a state through the equation: its terms, its losses, and what follows a step if it learns."""
-        watching = [*self.statistics()] if s.learn else []
+        watching = self._statistics() if s.learn else []
         if s.meta and self._awaits_meta:
             self._awaits_meta = False
-        if self.training and self.before_logits:
+        if self.before_logits and self.training:
             s.fix_randomness()
             for name in self.before_logits:
                 self._infer(s, name)
@@ -278,25 +289,31 @@ class Compensated(nn.Module):
         self._weigh(s, watching)
         if s.learn:
             # From here on nothing is refused: what a batch moves, it moves as a whole.
-            for write in s.writes:
-                write()
-            step_rows(s)
-            self._observe(s, [statistic for statistic in watching if statistic.observes == "loss"])
-            self._tick(s, watching)
+            with torch.no_grad():
+                for write in s.writes:
+                    write()
+                step_rows(s)
+                for statistic in watching:
+                    if statistic.observes == "loss":
+                        statistic.observe(s)
+                self._tick(s, watching)
         return s
 
     def _weigh(self, s: State, watching: list[Statistic]) -> None:
         """The losses of the batch, checked; what observed them is as before if the batch is refused."""
+        early = []
         for statistic in watching:
             statistic.check(s)
-        early = [statistic for statistic in watching if statistic.observes == "logits"]
-        if not early or torch.compiler.is_compiling():
-            self._observe(s, early)
+            if statistic.observes == "logits":
+                early.append(statistic)
+        if not early:
             self._losses(s)
             return
-        undo = [statistic.undo(s) for statistic in early]
+        undo = [] if torch.compiler.is_compiling() else [statistic.undo(s) for statistic in early]
         try:
-            self._observe(s, early)
+            with torch.no_grad():
+                for statistic in early:
+                    statistic.observe(s)
             self._losses(s)
         except BaseException:
             for back in undo:
@@ -304,16 +321,21 @@ class Compensated(nn.Module):
             raise
 
     def _losses(self, s: State) -> None:
-        for name in ("logit", "label", "prediction") if self.training else ():
+        for name in self._logits_and_labels if self.training else ():
             self._infer(s, name)
-        s.l = self._losses_with_slope(s) if self._slopes(s) else self.losses_of(s, s.u, du=s.du, dp=s.dp, dy=s.dy)
-        if self.training:
+        if self._slopes(s):
+            s.l = self._losses_with_slope(s)
+        elif self.fast and s.ordinary and s.du is None and s.dy is None and self._on_simplex(s):
+            s.l = self._losses_of_probabilities(s)
+        else:
+            s.l = self.losses_of(s, s.u, du=s.du, dp=s.dp, dy=s.dy)
+        if self.training and not self.only_logits:
             self._infer(s, "loss")
             self._infer(s, "gradient")
             if s.dg is not None:
                 s.lean(s.u, s.dg)
-        if s.masked or self.terms or not s.ordinary:
-            check_losses(s, self.check)
+        if self._in_order or s.seen_by_loss or s.masked or not s.ordinary:
+            check_losses(s)
 
     def _slopes(self, s: State) -> bool:
         """True if the fast way gives the same: under cross entropy of logits with a constant added, the slope is S(u + du) - y."""
@@ -330,22 +352,30 @@ class Compensated(nn.Module):
             losses, s.slope = cross_entropy_with_slope(s.u + s.du, s.labels, None, valid)
         return losses
 
+    def _on_simplex(self, s: State) -> bool:
+        """True if predictions are distributions without help, in a type that holds them."""
+        return s.dp is None or (s.u.dtype.itemsize > 2 and self._stays_on_simplex("prediction"))
+
+    def _losses_of_probabilities(self, s: State) -> Tensor:
+        """As :meth:`losses_of`: of a distribution, cross entropy looks at one entry. The others are there for terms that ask for them."""
+        if s.dp is None:
+            losses = F.nll_loss(s.logp, s.labels, reduction="none")
+        else:
+            given = s.labels[:, None]
+            losses = -(s.p.gather(1, given) + s.dp.gather(1, given)).clamp(min=SMALLEST).log()[:, 0]
+        return losses if s.complete else torch.where(s.valid, losses, 0.0)
+
     @property
     def only_tables(self) -> bool:
         """True if compensation is tables on logits and nothing else, none of them an optimizer's: their slope is that of the losses."""
-        tables = (isinstance(term, Table) and term.update != "manual" for term in self.terms_of("logit"))
-        return [*self.terms] == ["logit"] and all(tables)
+        logit = self._in_order.get("logit", ())
+        return bool(logit) and self.only_logits and all(isinstance(t, Table) and t.update != "manual" for t in logit)
 
     def _infer(self, s: State, name: str) -> None:
         s.slot = SLOTS[name]
-        for term in self.terms_of(name):
+        for term in self._in_order.get(name, ()):
             s.add(term(s))
         s.slot = None
-
-    @property
-    def before_logits(self) -> tuple[str, ...]:
-        """The targets of this criterion that lie before the logits, in the order in which they are inferred."""
-        return tuple(name for name in ("structure", "view", "feature") if name in self.terms)
 
     @property
     def reads_inputs(self) -> bool:
@@ -376,7 +406,7 @@ class Compensated(nn.Module):
 
     def terms_of(self, name: str) -> tuple[Term, ...]:
         """The terms of a target, by its keyword."""
-        return cast(Sum, self.terms[name]).terms if name in self.terms else ()
+        return self._in_order.get(name, ())
 
     # --- the equation -----------------------------------------------------------------------------------------
 
@@ -431,11 +461,9 @@ class Compensated(nn.Module):
         if self.reduction == "none":
             return s.places.back(losses)
         if self.reduction == "mean":
-            return losses.mean() if self._counts_all(s) else losses.sum() / self.divisor(s)
+            whole = s.complete and self.weight is None and s.target.shape[0] > 0
+            return losses.mean() if whole else losses.sum() / self.divisor(s)
         return losses.sum()
-
-    def _counts_all(self, s: State) -> bool:
-        return s.complete and self.weight is None and len(s.target) > 0
 
     def divisor(self, s: State, *, weighted: bool = True) -> Tensor | int:
         """What a mean divides by: the number of samples that count, or the sum of their class weights; 1 if that is 0.
@@ -451,17 +479,13 @@ class Compensated(nn.Module):
 
     # --- what follows a step ----------------------------------------------------------------------------------
 
-    def _observe(self, s: State, watching: list[Statistic]) -> None:
-        with torch.no_grad():
-            for statistic in watching:
-                statistic.observe(s)
-
     def _tick(self, s: State, watching: list[Statistic]) -> None:
         self.step.add_(1)
         if not torch.compiler.is_compiling():
-            rolling = [statistic for statistic in watching if statistic.rolls]
-            if rolling:
-                self._warn_without_epochs(s.visits, rolling[0])
+            for statistic in watching:
+                if statistic.rolls:
+                    self._warn_without_epochs(s.visits, statistic)
+                    break
             if self._awaits_meta:
                 self._warn_without_meta()
 
@@ -491,11 +515,15 @@ class Compensated(nn.Module):
         if total_steps <= 0:
             raise InputError(f"total_steps is {total_steps}; expected epochs times batches, a positive number.")
         self.total.fill_(total_steps)
+        self._started = True
         return self
 
     def require_total(self) -> None:
         """Raises if `start` has not been called."""
-        if not torch.compiler.is_compiling() and int(self.total) == 0:
+        if self._started or torch.compiler.is_compiling():
+            return
+        self._started = int(self.total) > 0  # of a criterion that was loaded, once
+        if not self._started:
             raise InputError(
                 "A schedule of this criterion runs over the whole training, whose length is not known. "
                 "Call criterion.start(total_steps=epochs * len(loader)) before the first step."
@@ -517,7 +545,25 @@ class Compensated(nn.Module):
 
     def statistics(self) -> Iterator[Statistic]:
         """All statistics, those inside terms included."""
-        return (m for m in inner_modules(self) if isinstance(m, Statistic))
+        return iter(self._statistics())
+
+    def _statistics(self) -> list[Statistic]:
+        """In the order of `modules()`, and in less time: this runs in every step."""
+        found: list[Statistic] = []
+        seen: set[nn.Module] = {self}
+        waiting: list[nn.Module | None] = [*self._modules.values()]
+        while waiting:
+            module = waiting.pop(0)
+            if module is None or module in seen:
+                continue
+            seen.add(module)
+            if (
+                Statistic in type(module).__mro__
+            ):  # an abstract class takes ten times as long to look into its instances
+                found.append(cast(Statistic, module))
+            if module._modules:
+                waiting[:0] = module._modules.values()
+        return found
 
     def suspects(self, top: int | None = None) -> Any:
         """The samples whose labels look wrong, most suspect first; see :meth:`Evidence.suspects`."""
@@ -561,17 +607,6 @@ class Compensated(nn.Module):
         """The equation in a notebook."""
         first, *rest = repr(self).split("\n")
         return element("pre", element("b", escape(first, 2000)), escape("\n" + "\n".join(rest), 10_000))
-
-
-def inner_modules(module: nn.Module) -> Iterator[nn.Module]:
-    """As `module.modules()`, in less time: this runs in every step."""
-    found = {module: None}
-    waiting = [module]
-    while waiting:
-        inner = [m for m in waiting.pop()._modules.values() if m is not None and m not in found]
-        found.update(dict.fromkeys(inner))
-        waiting += reversed(inner)
-    return iter(found)
 
 
 def shown(term: Any) -> str:

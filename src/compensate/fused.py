@@ -84,10 +84,10 @@ def cross_entropy_with_slope(
     """
     if torch.compiler.is_compiling():
         return _compiled(u, labels, du, valid)
+    if u.numel() <= BLOCK:  # few numbers: torch's own derivative costs less than a call of ours
+        return slope_of((u if du is None else u + du).log_softmax(-1), labels, valid)
     with torch.no_grad():
-        losses, slope = slope_of((u if du is None else u + du).log_softmax(-1), labels)
-        if valid is not None:
-            losses, slope = torch.where(valid, losses, 0.0), torch.where(valid[:, None], slope, 0.0)
+        losses, slope = slope_of((u if du is None else u + du).log_softmax(-1), labels, valid, over=True)
     return sloped(u, losses, slope, labels), slope
 
 
@@ -105,12 +105,14 @@ def _compiled(u: Tensor, labels: Tensor, du: Tensor | None, valid: Tensor | None
     return sloped(u, losses, slope, labels), slope
 
 
-def slope_of(logp: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Losses (B,) and slopes (B, C) of log-probabilities (B, C), which are written over."""
-    given = labels[:, None]
+def slope_of(logp: Tensor, labels: Tensor, valid: Tensor | None = None, *, over: bool = False) -> tuple[Tensor, Tensor]:
+    """Losses (B,) and slopes (B, C), constants, of log-probabilities (B, C); with `over`, slopes are written over these."""
     losses = F.nll_loss(logp, labels, reduction="none")
-    slope = logp.exp_()
-    return losses, slope.scatter_add_(1, given, slope.new_full(given.shape, -1.0))
+    logp = logp.detach()
+    slope = (logp.exp_() if over else logp.exp()).scatter_(1, labels[:, None], -1.0, reduce="add")
+    if valid is None:
+        return losses, slope
+    return torch.where(valid, losses, 0.0), torch.where(valid[:, None], slope, 0.0)
 
 
 def cross_entropy(u: Tensor, labels: Tensor) -> Tensor:

@@ -86,7 +86,10 @@ class Where(nn.Module):
                 f"a gate on features asks for one loss of each input, and an input of this batch has {s.places.each}. Gate logits "
                 "or labels, as mixcomp(eps2=0) does."
             )
-        mask = self.gate(s)
-        with s.gated(mask):
+        mask, outer = self.gate(s), s.gate
+        s.gate = mask if outer is None else outer & mask
+        try:
             delta = self.term(s)
+        finally:
+            s.gate = outer
         return torch.where(rowwise(mask, delta), delta, 0.0)

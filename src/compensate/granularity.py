@@ -139,12 +139,14 @@ class Table(nn.Module, ABC):
         return rows.to(torch.promote_types(rows.dtype, torch.float32)) if self.compact else rows
 
     @torch.no_grad()
-    def write(self, keys: Tensor, rows: Tensor, *, where: Tensor | None = None, old: Tensor | None = None) -> None:
-        """Replaces rows (where a mask says so, if one is given). A row that is not finite is not written.
+    def write(self, keys: Tensor, rows: Tensor) -> None:
+        """Replaces rows. A row that is not finite is not written. Keys are distinct, or bring the same row where they are not."""
+        self._write(keys, rows, None, None)
 
-        Keys are distinct, or bring the same row where they are not. `old` are the present rows, if they are known.
-        """
-        rows = rows if self.compact or self.kept is not None else rows.to(self.weight.dtype)
+    def _write(self, keys: Tensor, rows: Tensor, where: Tensor | None, old: Tensor | None) -> None:
+        """As `write`, where a mask says so, if one is given; `old` are the present rows, if they are known."""
+        if self.kept is None and not self.compact and rows.dtype != self.weight.dtype:
+            rows = rows.to(self.weight.dtype)
         # A sum is finite if all its parts are: one pass and no temporary.
         if not (at_hand(rows) and (where is None or bool(where.all())) and math.isfinite(rows.sum().item())):
             old = self.gather(keys).detach() if old is None else old
@@ -156,10 +158,11 @@ class Table(nn.Module, ABC):
         if self.kept is not None:
             self.kept.write(keys, rows)
             return
+        weight = self.weight
         if self.compact:
-            largest = torch.finfo(self.weight.dtype).max
+            largest = torch.finfo(weight.dtype).max
             rows = rows.clamp(-largest, largest)
-        self.weight.index_copy_(0, keys, rows.to(self.weight.dtype))
+        weight.index_copy_(0, keys, rows if rows.dtype == weight.dtype else rows.to(weight.dtype))
 
     def dense(self) -> Tensor:
         """(rows, *shape) all rows in full, wherever they are kept: for small tables."""
@@ -180,19 +183,22 @@ class Table(nn.Module, ABC):
         state = restored(self.kept, self.shape, dict(state_dict), prefix, rest[2], rest[4])
         super()._load_from_state_dict(state, prefix, *rest)
 
-    @torch.no_grad()
     def descend(self, touched: Touched, grad: Tensor, s: State) -> None:
-        """One step of the touched rows down their mean gradient; `grad` is summed over the samples of each row."""
+        """One step of the touched rows down their mean gradient, without gradients; `grad` is summed over the samples of each row."""
         if touched.shared and touched.count is not None:
             grad = grad / touched.count.clamp(min=1).reshape((-1,) + (1,) * (grad.ndim - 1))
         # Not as they were read if another term of the batch, or another batch before this one's backward, may have moved them.
-        alone = touched.slot not in THROUGH and sum(other.table is self for other in s.touched) == 1
-        old = (touched.rows if alone else self.gather(touched.keys)).detach()
+        alone = len(s.touched) == 1 or sum(other.table is self for other in s.touched) == 1
+        old = (touched.rows if alone and touched.slot not in THROUGH else self.gather(touched.keys)).detach()
         if touched.fixed:
             self._descend_together(touched, old, grad, s)
         else:
-            where = None if touched.count is None else touched.count > 0
-            self.write(touched.keys, self.stepped(old, grad, s), where=where, old=old)
+            where, rows = touched.count, self.stepped(old, grad, s)
+            where = where if where is None or where.dtype == torch.bool else where > 0
+            if touched.repeated:
+                assert touched.which is not None
+                where, rows = None if where is None else where[touched.which], rows[touched.which]
+            self._write(touched.keys, rows, where, old)
 
     def _descend_together(self, touched: Touched, old: Tensor, grad: Tensor, s: State) -> None:
         """The step in a compiled graph, in as few passes over the rows as it takes: old ones are read once, new ones written once."""
@@ -293,7 +299,7 @@ class Category(Table):
         if s.by_input:
             s.places.one_class_each("a Category table on features")
         labels = s.places.classes(s.target) if s.places.binary else s.labels
-        return checked_keys(labels, self.shape[0], "a Category table", "class", s.criterion.check)
+        return checked_keys(labels, self.shape[0], "a Category table", "class", s.check)
 
 
 @final
@@ -313,7 +319,7 @@ class Group(Table):
                 "group is missing: a Group table keeps a row per group. Pass the group number of each sample: "
                 "criterion(logits, target, index, group=group)."
             )
-        keys = checked_keys(s.group, self.shape[0], "a Group table", "group", s.criterion.check)
+        keys = checked_keys(s.group, self.shape[0], "a Group table", "group", s.check)
         return keys if s.by_input else s.places.expanded(keys, "group")
 
 
@@ -412,4 +418,5 @@ def finite(rows: Tensor) -> Tensor:
     >>> finite(torch.tensor([[1.0, 2.0], [1.0, torch.nan]]))[:, 0]
     tensor([ True, False])
     """
-    return along(rows.flatten(1).sum(1) if rows.ndim > 1 else rows, rows).isfinite()
+    total = along(rows.flatten(1).sum(1) if rows.ndim > 1 else rows, rows)
+    return (total - total) == 0  # a difference that is none, unless it is of infinities

@@ -30,24 +30,19 @@ class Places:
     """
 
     def __init__(self, target: Tensor, *, binary: bool = False) -> None:
-        self.batch = len(target) if target.ndim else 0
+        sizes = target.shape
+        self.batch = sizes[0] if sizes else 0
         self.binary, self.by_class = binary, binary or target.is_floating_point()
-        self.shape = tuple(target.shape[2:] if self.by_class else target.shape[1:])
+        self.shape = tuple(sizes[2:] if self.by_class else sizes[1:])
         """(d1, ...) of a sample."""
-        self.labels = target.shape[1] if binary and target.ndim > 1 else 1
+        self.labels = sizes[1] if binary and len(sizes) > 1 else 1
         """Labels of a place: C under binary cross entropy, else 1."""
-        self.each = math.prod(self.shape) * self.labels
-        """Rows of a sample."""
-
-    @property
-    def dense(self) -> bool:
+        self.dense = bool(self.shape)
         """True if a sample has places."""
-        return bool(self.shape)
-
-    @property
-    def several(self) -> bool:
+        self.each = math.prod(self.shape) * self.labels if self.dense else self.labels
+        """Rows of a sample."""
+        self.several = self.dense or binary
         """True if a sample has several rows, of places or of labels."""
-        return self.dense or self.binary
 
     def one_class_each(self, reader: str) -> None:
         """For what asks for the class of an input: raises where it has several."""

@@ -24,7 +24,9 @@ def step_rows(s: State) -> None:
     now = [touched for touched in s.touched if touched.slot not in THROUGH]
     if now:
         rows = [touched.rows for touched in now]
-        grads = torch.autograd.grad(s.compensated.sum(), rows, retain_graph=True, materialize_grads=True)
+        with torch.enable_grad():
+            total = s.compensated.sum()
+        grads = torch.autograd.grad(total, rows, retain_graph=True, materialize_grads=True)
         for touched, grad in zip(now, grads, strict=True):
             touched.table.descend(touched, grad, s)
     later = [touched for touched in s.touched if touched.slot in THROUGH]
@@ -38,7 +40,8 @@ def _by_row(s: State, slope: Tensor, touched: Touched) -> Tensor:
     Samples that do not count have no slope. Where there is a place for each sample, those that share a row meet later.
     """
     slope = s.places.totals(slope) if touched.by_sample else slope
-    slope = slope.to(touched.rows.dtype).sum_to_size(len(slope), *touched.rows.shape[1:])
+    if slope.dtype != touched.rows.dtype or slope.shape[1:] != touched.rows.shape[1:]:
+        slope = slope.to(touched.rows.dtype).sum_to_size(len(slope), *touched.rows.shape[1:])
     return slope if touched.which is None else torch.zeros_like(touched.rows).index_add_(0, touched.which, slope)
 
 
@@ -60,6 +63,7 @@ def _step_in_backward(s: State, touched: list[Touched]) -> None:
 
 def _when_known(s: State, touched: Touched, summed: Tensor | int, scale: list[Tensor]) -> None:
     def hook(grad: Tensor) -> None:
-        touched.table.descend(touched, grad * summed / scale[-1], s)
+        with torch.no_grad():
+            touched.table.descend(touched, grad * summed / scale[-1], s)
 
     touched.rows.register_hook(hook)

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, final, overload
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from compensate.checks import at_hand, check_batch, check_target
+from compensate.checks import Looks, at_hand, check_batch, check_target, resolved
 from compensate.errors import InputError
 from compensate.forwards import ModelStages, seeded, traceless
 from compensate.fused import cross_entropy
 from compensate.places import Places
-from compensate.touched import Touched, distinct_rows
+from compensate.touched import Touched, distinct_rows, present_rows
 
 if TYPE_CHECKING:
     from compensate.equation import Compensated
@@ -115,6 +114,27 @@ class State:
     ([[2.0, 0.0]], torch.Size([1]), tensor(1))
     """
 
+    # What a batch starts with; a class keeps it in less time than each batch would.
+    dx: Tensor | None = None
+    du: Tensor | None = None
+    dp: Tensor | None = None
+    dy: Tensor | None = None
+    dl: Tensor | None = None
+    dg: Tensor | None = None
+    dv: Tensor | None = None
+    da: Tensor | None = None
+    l: Tensor  # noqa: E741  the letter of the paper; set by the criterion
+    tilt: Tensor | None = None  # (B,) zeros whose gradient is what was added to that of the losses
+    slope: Tensor | None = None
+    penalty: Tensor | None = None
+    slot: Slot | None = None
+    gate: Tensor | None = None
+    masked: bool = False  # true if some logits are minus infinity
+    repeats: bool | None = None  # whether a sample comes twice, if that is known
+    _seed: int | None = None
+    _z: Tensor | None = None
+    _form: tuple[int, torch.dtype, torch.device] | None = None  # classes, type and device of the first logits
+
     def __init__(
         self,
         criterion: Compensated,
@@ -130,50 +150,30 @@ class State:
     ) -> None:
         check_target(target)
         self.criterion = criterion
-        self.places = Places(target, binary=criterion.binary)
-        self.target, self.index, self.group = self.places.targets(target), index, group
-        self.model, self.x = model, x
+        self.places = Places(target, binary=criterion.base == "bce")
+        self.target = self.places.targets(target) if self.places.several else target
+        self.hard = self.target.ndim == 1
+        """True if targets are class numbers, false if they are distributions or labels."""
+        self.index, self.group, self.model, self.x = index, group, model, x
         self.learn, self.meta = learn, meta
-        self.dx: Tensor | None = None
-        self.du: Tensor | None = None
-        self.dp: Tensor | None = None
-        self.dy: Tensor | None = None
-        self.dl: Tensor | None = None
-        self.dg: Tensor | None = None
-        self.dv: Tensor | None = None
-        self.da: Tensor | None = None
-        self.tilt: Tensor | None = None  # (B,) zeros whose gradient is what was added to that of the losses
-        self.l: Tensor  # set by the criterion
-        self.slope: Tensor | None = None
-        self.penalty: Tensor | None = None
+        self.check: Looks = resolved(criterion.check, target)
         self.touched: list[Touched] = []
         self.writes: list[Callable[[], None]] = []
-        self.slot: Slot | None = None
-        self.gate: Tensor | None = None
-        self._seed: int | None = None
-        self._checked = False
         self.checked: dict[
             tuple[int, bool], Tensor
         ] = {}  # the index, by the numbers of rows that it was found to address
-        self.masked = False  # true if some logits are minus infinity
         self._recording = torch.is_grad_enabled()
-        self._z: Tensor | None = None
-        self._like: Tensor | None = None
         if logits is not None:
             self.u = self._rows(logits)
 
     # --- what was given ---------------------------------------------------------------------------------------
 
-    @property
-    def hard(self) -> bool:
-        """True if targets are class numbers, false if they are distributions or labels."""
-        return self.target.ndim == 1
-
-    @property
+    @once
     def shared(self) -> bool:
         """True if the index names samples that have many places: all of them read one row."""
-        named = isinstance(self.index, Tensor) and self.index.shape == (self.places.batch,)
-        return named and self.places.dense and self.places.each > 0
+        if not self.places.dense:
+            return False
+        return isinstance(self.index, Tensor) and self.index.shape == (self.places.batch,) and self.places.each > 0
 
     @property
     def visits(self) -> int:
@@ -206,16 +206,19 @@ class State:
     @once
     def y(self) -> Tensor:
         """(B, C) the given labels as distributions; zero rows where ignored."""
-        # Not `self.u` if any logits are known: inner loops ask for `y` before `dx`, and so `u`, is settled.
-        like = self.u if self._like is None else self._like
+        if (
+            self._form is None
+        ):  # not if any logits are known: inner loops ask for `y` before `dx`, and so `u`, is settled
+            _ = self.u
+        assert self._form is not None
+        classes, kind, device = self._form
         if self.places.binary:
-            kind = self.target.dtype if self.target.is_floating_point() else like.dtype
-            return self.target.to(torch.promote_types(kind, like.dtype)).masked_fill(~self.valid[:, None], 0.0)
+            given = self.target.dtype if self.target.is_floating_point() else kind
+            return self.target.to(torch.promote_types(given, kind)).masked_fill(~self.valid[:, None], 0.0)
         if not self.hard:
-            return self.target.to(torch.promote_types(self.target.dtype, like.dtype))
-        return like.new_zeros(len(self.labels), like.shape[-1]).scatter_(
-            1, self.labels[:, None], self.valid[:, None].to(like.dtype)
-        )
+            return self.target.to(torch.promote_types(self.target.dtype, kind))
+        y = torch.zeros(len(self.labels), classes, dtype=kind, device=device)
+        return y.scatter_(1, self.labels[:, None], 1.0 if self.complete else self.valid[:, None].to(kind))
 
     @property
     def weights(self) -> Tensor:
@@ -310,11 +313,10 @@ class State:
 
     def _rows(self, u: Tensor) -> Tensor:
         """Logits as the model gives them, as rows; the first ones are looked at, and the batch with them."""
-        u = self.places.rows(u)
-        if not self._checked:
-            check_batch(self, u, self.criterion.check)
-            self._like = u.new_empty(0, u.shape[-1])
-            self._checked = True
+        u = self.places.rows(u) if self.places.several else u
+        if self._form is None:
+            check_batch(self, u)
+            self._form = (u.shape[-1], u.dtype, u.device)
         return u
 
     @once
@@ -334,7 +336,7 @@ class State:
     @property
     def plain_inputs(self) -> bool:
         """True if nothing is compensated before the logits."""
-        return self.slot not in THROUGH and all(getattr(self, name) is None for name in THROUGH)
+        return self.slot not in THROUGH and self.dx is None and self.dv is None and self.da is None
 
     @property
     def z(self) -> Tensor:
@@ -362,20 +364,28 @@ class State:
     def _log_probabilities(self, u: Tensor) -> Tensor:
         return F.logsigmoid(u) if self.places.binary else u.log_softmax(-1)
 
-    @property
+    @once
     def p(self) -> Tensor:
         """(B, C) softmax of `u`."""
-        return self.logp.exp()
+        with torch.set_grad_enabled(self.u.requires_grad):
+            return self.logp.exp()
 
     @once
     def logq(self) -> Tensor:
         """(B, C) log-softmax of `u`, a constant: what guesses and gates read."""
-        return self._log_probabilities(self.u.detach())
+        made = not torch.compiler.is_compiling() and "logp" in self.__dict__
+        return self.logp.detach() if made else self._log_probabilities(self.u.detach())
 
-    @property
+    @once
     def ordinary(self) -> bool:
         """True if the base loss is cross entropy of class numbers, without class weights."""
         return self.hard and self.criterion.base is None and self.criterion.weight is None
+
+    @once
+    def seen_by_loss(self) -> bool:
+        """True if the loss tells whether logits are finite, so that one look serves both: in cross entropy of all samples it does."""
+        whole = self.ordinary and (self.complete or self.check == "async")
+        return whole and self.criterion.only_logits
 
     @once
     def plain(self) -> Tensor:
@@ -449,24 +459,15 @@ class State:
     def add(self, delta: Tensor) -> None:
         """Adds a term to the target under evaluation."""
         assert self.slot is not None
-        delta = self.fitted(delta)
-        if self.slot != "dx" and delta.ndim and delta.shape[-1] != 1 and delta.shape[-1] != self.like.shape[-1]:
-            raise InputError(
-                f"a term of shape {tuple(delta.shape)} was given for a target of shape {tuple(self.like.shape)}. Give the table "
-                "or the term as many classes as the model has outputs."
-            )
+        if self.slot == "dx" or delta.shape != self.like.shape:
+            delta = self.fitted(delta)
+            if self.slot != "dx" and delta.ndim and delta.shape[-1] != 1 and delta.shape[-1] != self.like.shape[-1]:
+                raise InputError(
+                    f"a term of shape {tuple(delta.shape)} was given for a target of shape {tuple(self.like.shape)}. Give the table "
+                    "or the term as many classes as the model has outputs."
+                )
         so_far = getattr(self, self.slot)
         setattr(self, self.slot, delta if so_far is None else so_far + delta)
-
-    @contextmanager
-    def gated(self, mask: Tensor) -> Iterator[None]:
-        """Inside, terms work for the samples in `mask` (B,) only."""
-        outer = self.gate
-        self.gate = mask if outer is None else outer & mask
-        try:
-            yield
-        finally:
-            self.gate = outer
 
     @property
     def active(self) -> Tensor:
@@ -540,12 +541,13 @@ class State:
                 return self.places.spread(v)
         else:
             v = table.gather(keys).detach()
-        self._penalize(table, v.detach())
+        self._penalize(table, v.detach() if v.requires_grad else v)
         return v
 
     def _penalize(self, table: Table, v: Tensor, *, spread: bool = False) -> None:
-        if table.penalty is not None:
-            penalty = table.penalty(v, self)
+        penalized = table.penalty
+        if penalized is not None:
+            penalty = penalized(v, self)
             self.charge(table.charged(self.places.spread(penalty) if spread else penalty, self))
 
     def charge(self, penalty: Tensor) -> None:
@@ -564,16 +566,25 @@ class State:
         # Where all places of a sample have one row, few keys stand for many.
         by_sample = self.shared and not self.by_input and not fixed and table.granularity == "sample"
         keys = self.places.firsts(keys) if by_sample else keys
-        distinct, which = (keys, None) if fixed else distinct_rows(keys)
+        of_samples = table.granularity == "sample"
+        repeated = False
+        if fixed or (self.repeats is False and of_samples and not self.places.several):
+            distinct, which = keys, None
+        elif of_samples or self.meta:
+            distinct, which = distinct_rows(keys)
+            repeated = which is not None and not at_hand(keys)
+        else:
+            distinct, which = present_rows(keys, table.shape[0])
         every = which is None and not fixed and not by_sample and self.complete and self.gate is None
-        count = None if every else table.counted(self).to(torch.get_default_dtype())
-        if by_sample and count is not None:
-            count = self.places.totals(count)
-        if which is not None and count is not None:
-            count = count.new_zeros(len(distinct)).index_add_(0, which, count)
+        count = None if every else table.counted(self)
+        if count is not None and (by_sample or fixed or which is not None):
+            count = count.to(torch.get_default_dtype())
+            count = self.places.totals(count) if by_sample else count
+            count = count if which is None else count.new_zeros(len(distinct)).index_add_(0, which, count)
         # Where the slope of the loss is known, the rows stay out of the graph.
-        rows = table.gather(distinct).detach().requires_grad_(not self.by_slope)
-        touched = Touched(table, distinct, rows, count, which, self.slot, fixed, by_sample)
+        rows = table.gather(distinct)
+        rows = rows if self.by_slope and not rows.requires_grad else rows.detach().requires_grad_(not self.by_slope)
+        touched = Touched(table, distinct, rows, count, which, self.slot, fixed, repeated, by_sample)
         self.touched.append(touched)
         return touched
 
@@ -593,5 +604,7 @@ class State:
     @once
     def loss(self) -> Tensor:
         """What to differentiate: `losses` reduced as the criterion says."""
+        if torch.is_grad_enabled() == self._recording:
+            return self.criterion.reduce(self, self.losses)
         with torch.set_grad_enabled(self._recording):
             return self.criterion.reduce(self, self.losses)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from compensate.checks import at_hand
@@ -28,6 +29,7 @@ class Touched:
     which: Tensor | None  # (B,) the place of each sample's row among them; None if there is a place for each sample
     slot: Slot
     fixed: bool = False  # in compiled graphs: there is a place for each sample, even if several have one row
+    repeated: bool = False  # keys may repeat: samples with one key point to the first of them, and nobody to the others
     by_sample: bool = False  # `which` has a place for each sample (and label), which all places of a sample share
 
     @property
@@ -37,10 +39,52 @@ class Touched:
 
 
 def distinct_rows(keys: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Distinct keys and the place of each sample's among them; None if all are distinct, as in most batches of samples."""
+    """Distinct keys and the place of each sample's among them; None if all are distinct, as in most batches of samples.
+
+    Where values are not at hand there is a place for each sample, and samples with one key point to the first of theirs: shapes then do
+    not depend on values, and nobody waits.
+    """
+    if not at_hand(keys):
+        return keys, first_places(keys)
+    ordered = np.sort(keys.numpy())
+    if not (ordered[1:] == ordered[:-1]).any():
+        return keys, None
+    return keys.unique(return_inverse=True)
+
+
+def first_places(keys: Tensor) -> Tensor:
+    """(B,) the first place with the same key.
+
+    >>> import torch
+    >>> first_places(torch.tensor([7, 8, 7]))
+    tensor([0, 1, 0])
+    """
+    values, order = keys.sort(stable=True)
+    return order[torch.searchsorted(values, keys)]
+
+
+def present_rows(keys: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """Distinct keys among a few `rows`, and the place of each sample's among them; all rows where values are not at hand."""
     if at_hand(keys):
-        ordered = np.sort(keys.numpy())
-        if not (ordered[1:] == ordered[:-1]).any():
-            return keys, None
-    distinct, which = keys.unique(return_inverse=True)
-    return (keys, None) if len(distinct) == len(keys) else (distinct, which)
+        return keys.unique(return_inverse=True)
+    return torch.arange(rows, device=keys.device), keys
+
+
+def put_rows(kept: Tensor, index: Tensor, rows: Tensor, valid: Tensor | None) -> None:
+    """Writes rows (B, ...) where they belong, `index` (B,), in place; those of samples that are not valid are left out.
+
+    >>> kept = torch.zeros(3)
+    >>> put_rows(kept, torch.tensor([2, 0]), torch.tensor([5.0, 7.0]), torch.tensor([True, False]))
+    >>> kept
+    tensor([0., 0., 5.])
+    """
+    if valid is None:
+        kept.index_copy_(0, index, rows)
+    elif at_hand(valid):
+        kept[index[valid]] = rows[valid]
+    else:
+        # Nobody waits for how many are valid: all add a change, which is none for the others and for a sample that comes again.
+        first = first_places(torch.where(valid, index, -1)) == torch.arange(len(index), device=index.device)
+        mask = (valid & first).reshape((-1,) + (1,) * (rows.ndim - 1))
+        index = index.clamp(min=0)
+        kept.index_add_(0, index, torch.where(mask, rows - kept[index], 0))

@@ -28,7 +28,7 @@ from compensate.auditing.digests import digest_frame
 from compensate.auditing.execution import HERE, Execution
 from compensate.auditing.fitted import ByFold, StoredLearner
 from compensate.auditing.folds import FOLDS, assign_folds
-from compensate.auditing.learners import Learned, View, fit_view
+from compensate.auditing.learners import GROWN_ON, TREES, Learned, View, fit_view
 from compensate.auditing.noise_model import (
     BY_CHANCE,
     CHANCE,
@@ -61,6 +61,9 @@ ROOM = 1_000_000_000
 
 SHARE = 0.15
 """The part of the memory that may be used which these features take: fitting copies them, and holds the trees beside them."""
+
+FORESTS = 0.3
+"""The part of it that trees may take."""
 
 PER_ROW, REST = 60, 800_000_000
 """Bytes for each row of the source, and for libraries, trees and a piece: without them there is no audit."""
@@ -101,6 +104,19 @@ def room_for_part(memory: int | None, rows: int) -> int:
     return int(SHARE * memory)
 
 
+def trees_for(memory: int | None, rows: int, classes: int) -> int | None:
+    """How many trees a forest may have, if there is no room for all: those of all folds are kept until every piece is judged.
+
+    >>> trees_for(None, 10**6, 5), trees_for(2 * 10**9, 10**6, 5), trees_for(10**12, 10**6, 5)
+    (None, 34, None)
+    """
+    tree = (
+        2 / 3 * min(rows, GROWN_ON) * (64 + 8 * classes)
+    )  # nodes of a tree whose leaves hold three rows, and bytes of a node
+    most = TREES if memory is None else int(max(1, FORESTS * memory / (FOLDS * tree)))
+    return most if most < TREES else None
+
+
 def audit_pieces(
     source: PiecedSource,
     encoder: str | Path = "auto",
@@ -133,7 +149,9 @@ def audit_pieces(
         keys, views = _scan(source, part, makers, stages, run, told)
         folds = assign_folds(given, keys, seed=seed).astype(np.int8)
         del keys
-        judge = _fitted(views, given[part], folds[part].astype(np.int64), len(source.classes), seed, run, told)
+        size = {"rows": len(source), "trees": trees_for(memory, len(part), len(source.classes))}
+        held = folds[part].astype(np.int64)
+        judge = _fitted(views, given[part], held, len(source.classes), size, seed, run, told)
         del views
         judged = _judge(source, given, folds, judge, makers, stages, run, told)
         notes = (*notes, *makers.notes, _how(len(part), len(source)))
@@ -298,7 +316,14 @@ class Judge:
 
 
 def _fitted(
-    views: tuple[View, ...], labels: Ints, folds: Ints, classes: int, seed: int, run: Execution, told: Progress
+    views: tuple[View, ...],
+    labels: Ints,
+    folds: Ints,
+    classes: int,
+    size: dict[str, Any],
+    seed: int,
+    run: Execution,
+    told: Progress,
 ) -> Judge:
     """Learners of all views, fitted on the part; weights and the noise model, from rows of it."""
     learned: list[Learned] = []
@@ -306,7 +331,7 @@ def _fitted(
     log_p: list[dict[str, NDArray[np.float32]]] = []
     for k, view in enumerate(views):
         told("fitting", k, len(views))
-        found = fit_view(view, labels, folds, FOLDS, classes, seed=seed, run=run)
+        found = fit_view(view, labels, folds, FOLDS, classes, seed=seed, run=run, **size)
         forests = found.by_fold.get("trees")
         if forests is not None:  # they are asked for again and again
             found.by_fold["trees"] = ByFold(list(run.map(_model_of_fold, range(FOLDS), forests)))

@@ -169,10 +169,13 @@ def fit_view(
     trusted: NDArray[np.bool_] | None = None,
     seed: int = 0,
     fitted: LinearFolds | None = None,
-    trees: int | None = None,
     run: Execution = HERE,
+    rows: int | None = None,
+    trees: int | None = None,
 ) -> Learned:
-    """All learners that suit the view; arguments as for `judge_view`, and where to compute."""
+    """All learners that suit the view; arguments as for `judge_view`, where to compute, how many rows are judged, if not these, and how
+    many trees a forest has at most.
+    """
     found = Learned()
     if fitted is None:
         fitted = LinearFolds(view.x, folds, num_folds, num_classes, labels >= 0, run)
@@ -183,10 +186,11 @@ def fit_view(
         found.by_fold["naive Bayes"] = ByFold([_naive_bayes(view.x, rest, num_classes) for rest in without])
         found.models["naive Bayes"] = _naive_bayes(view.x, labels, num_classes)
     else:
-        found.by_fold["neighbors"], found.models["neighbors"] = _neighbors(fitted, labels, seed)
+        found.by_fold["neighbors"], found.models["neighbors"] = _neighbors(fitted, labels, seed, rows or len(labels))
     if view.trees is not None:
-        most = TREES if trees is None else trees
-        found.by_fold["trees"] = ByFold(Forests(view.trees, labels, folds, num_folds, num_classes, seed, most))
+        found.by_fold["trees"] = ByFold(
+            Forests(view.trees, labels, folds, num_folds, num_classes, seed, trees or TREES)
+        )
         found.models["trees"] = _tree_model(view.trees, labels, num_classes, seed)
     return found
 
@@ -279,12 +283,12 @@ def _add_by_class(counts: NDArray[np.float64], given: Ints, r: Floats) -> None:
     counts += np.asarray(one @ r.reshape(len(r), -1)).reshape(counts.shape)
 
 
-def _neighbors(fitted: LinearFolds, labels: Ints, seed: int) -> tuple[ByFold, Neighbors]:
+def _neighbors(fitted: LinearFolds, labels: Ints, seed: int, rows: int) -> tuple[ByFold, Neighbors]:
     """Votes of the nearest rows of other folds, by cosine in the leading principal components; and of all rows, for new ones."""
     assert fitted.axes is not None
     axes = fitted.axes[:, ::-1][:, :COMPONENTS] / fitted.scale[:, None]
     rng = np.random.default_rng(seed)
-    reference = min(REFERENCE, max(1000, COMPARED // fitted.x.shape[0]))
+    reference = min(REFERENCE, max(1000, COMPARED // rows))
 
     def among(rows: Ints) -> Neighbors:
         pool = _some(rows, reference, rng)
@@ -315,7 +319,7 @@ def forest_size(rows: int, most: int | None = None) -> dict[str, Any]:
     most = TREES if most is None else most
     if rows <= GROWN_ON:
         return {"n_estimators": most, "min_samples_leaf": 3}
-    trees = max(30, most * GROWN_ON // rows)
+    trees = max(min(30, most), most * GROWN_ON // rows)
     return {"n_estimators": trees, "min_samples_leaf": 3, "bootstrap": True, "max_samples": GROWN_ON}
 
 

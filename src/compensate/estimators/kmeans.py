@@ -12,7 +12,6 @@ from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from scipy.sparse import csc_array
 from scipy.special import logsumexp, softmax
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, ClusterMixin, TransformerMixin
@@ -28,7 +27,7 @@ from compensate.proximal import group_soft_threshold, soft_threshold
 
 PenaltyName = Literal["l2", "l1"]
 PROX = {"l2": group_soft_threshold, "l1": soft_threshold}
-ROWS = 8192  # samples handled at once, so that their distances stay in the cache
+ROWS = 4096  # samples handled at once, so that their distances stay in the cache
 SOFT_STEPS = 1000  # the maximum number of alternations between degrees of membership and compensation of a new sample
 
 
@@ -68,15 +67,23 @@ def _with_ones(X: np.ndarray) -> np.ndarray:
     return np.hstack([X, np.ones((len(X), 1), X.dtype)])
 
 
-def _nearest(rows: np.ndarray, square: np.ndarray, centers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """`nearest_center` for samples with a column of ones and their squared lengths, which an iteration need not find anew."""
-    # |x - m|^2 - |x|^2 = (x, 1) (-2m, |m|^2) is one matrix product; torch takes minimum and position in one pass.
-    product = torch.from_numpy(np.vstack([-2 * centers.T, (centers**2).sum(1)]))
-    labels, distance = np.empty(len(rows), np.intp), np.empty(len(rows), rows.dtype)
+Found = tuple[np.ndarray, np.ndarray]
+
+
+def _nearest(rows: np.ndarray, square: np.ndarray, centers: np.ndarray, out: Found | None = None) -> Found:
+    """`nearest_center` for samples with a column of ones and their squared lengths, which an iteration need not find anew.
+
+    The answer is written over `out`, if it is given: fresh memory for every iteration would cost more than the square roots.
+    """
+    # |x - m|^2 - |x|^2 = (x, 1) (-2m, |m|^2) is one matrix product, and the least entry of a row is where its position says.
+    product, k = np.vstack([-2 * centers.T, (centers**2).sum(1)]), len(centers)
+    labels, distance = (np.empty(len(rows), np.intp), np.empty(len(rows), rows.dtype)) if out is None else out
+    held, first = np.empty((min(ROWS, len(rows)), k), rows.dtype), np.arange(0, k * min(ROWS, len(rows)), k)
     for start in range(0, len(rows), ROWS):
-        part = slice(start, start + ROWS)
-        best = (torch.from_numpy(rows[part]) @ product).min(dim=1)
-        labels[part], distance[part] = best.indices.numpy(), best.values.numpy()
+        part, size = slice(start, start + ROWS), min(ROWS, len(rows) - start)
+        found = np.matmul(rows[part], product, out=held[:size])
+        np.argmin(found, axis=1, out=labels[part])
+        np.take(found.reshape(-1), first[:size] + labels[part], out=distance[part], mode="clip")
     distance += square
     return labels, np.sqrt(np.maximum(distance, 0, out=distance), out=distance)
 
@@ -104,10 +111,10 @@ class _Problem:
         """A length that is as good as zero for these data."""
         return 1e-6 * float(np.sqrt(np.average(self.square, weights=self.w)))
 
-    def assign(self, centers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def assign(self, centers: np.ndarray, out: Found | None = None) -> Found:
         """Labels and residual sizes: (n,) for l2, (n, d) for l1. The label is the center of least profiled cost."""
         if self.penalty == "l2":
-            return _nearest(self.rows, self.square, centers)
+            return _nearest(self.rows, self.square, centers, out)
         t = self.t
         if t is None:
             labels, _ = _nearest(self.rows, self.square, centers)
@@ -195,10 +202,10 @@ def _descend(
     problem: _Problem, centers: np.ndarray, max_iter: int, tol: float
 ) -> tuple[np.ndarray, np.ndarray, float, int]:
     """Alternates assignment, compensation and centers. Returns centers, residual sizes, threshold and steps."""
-    steps = 0
+    steps, held = 0, None
     while steps < max_iter:
         steps += 1
-        labels, r = problem.assign(centers)
+        held = labels, r = problem.assign(centers, held)
         new = problem.centers(centers, labels, r, problem.level(r))
         shift = float(((new - centers) ** 2).sum())
         centers = new

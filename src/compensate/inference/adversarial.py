@@ -14,6 +14,7 @@ from compensate.errors import InputError
 from compensate.granularity import Fresh, Table
 from compensate.proximal import TINY, Norm, project_ball, row_norm
 from compensate.state import THROUGH, State, Value, at, rowwise
+from compensate.touched import distinct_rows, present_rows
 
 
 @final
@@ -116,15 +117,22 @@ class Adversarial(nn.Module):
                 w = self._within(w, origin)
         if keys is not None and s.learn:
             assert isinstance(self.per, Table)
-            table, rows, values = self.per, keys[0], w
+            table, (rows, which), values = self.per, keys, w
+            if len(rows) == len(which):  # of samples that share a row one moved, for all of them
+                rows, values = table.key(s), w[which]
             s.later(lambda: table.write(rows, values))
         return spread(w).detach()
 
     def _start(self, s: State, origin: Tensor) -> tuple[tuple[Tensor, Tensor] | None, Tensor]:
         """Distinct keys with the place of each sample among them, and their rows; keys are None for fresh rows."""
         if isinstance(self.per, Table):
-            distinct, inverse = self.per.key(s).unique(return_inverse=True)
-            return (distinct, inverse), self.per.gather(distinct).detach().to(origin.dtype)
+            keys = self.per.key(s)
+            if self.per.granularity == "sample":
+                distinct, which = distinct_rows(keys)
+                which = torch.arange(len(keys), device=keys.device) if which is None else which
+            else:
+                distinct, which = present_rows(keys, self.per.shape[0])
+            return (distinct, which), self.per.gather(distinct).detach().to(origin.dtype)
         w = torch.zeros_like(origin)
         if self.random_start:
             w = rowwise(at(self.eps, s), w) * _random_in_ball(w, self.norm)
@@ -192,6 +200,8 @@ class Pull(nn.Module):
             return eta * (s.y - s.logq.exp())
         # The same without an array of labels, and in one place: many classes are many numbers.
         v = s.logq.exp().mul_(-eta)
+        if s.complete and not isinstance(eta, Tensor):
+            return v.scatter_(1, s.labels[:, None], eta, reduce="add")
         given = torch.as_tensor(eta).to(v).expand(len(v), 1) * s.valid[:, None]
         return v.scatter_add_(1, s.labels[:, None], given)
 

@@ -18,7 +18,7 @@ from compensate.errors import InputError
 from compensate.forwards import under
 from compensate.proximal import TINY, row_norm
 from compensate.state import State, Value, at, rowwise
-from compensate.touched import distinct_rows
+from compensate.touched import present_rows
 
 Place = Literal["logits", "features", "parameters"]
 Level = Literal["sample", "category", "corpus"]
@@ -256,8 +256,7 @@ class Amplify(nn.Module):
         if self.per == "sample":
             return s.gradient
         keys = s.labels if self.per == "category" else torch.zeros_like(s.labels)
-        distinct, which = distinct_rows(keys)
-        which = torch.arange(len(keys), device=keys.device) if which is None else which
+        distinct, which = present_rows(keys, s.u.shape[-1] if self.per == "category" else 1)
         counts = s.active.to(s.gradient.dtype)
         total = s.gradient.new_zeros(len(distinct), s.gradient.shape[-1])
         total.index_add_(0, which, s.gradient * counts[:, None])

@@ -137,7 +137,7 @@ class AngularMargin(nn.Module):
             (cos.detach().abs() <= 1 + 1e-3).all(),
             f"a logit is larger than the scale {self.scale:g}, so the logits are no scaled cosines. Give the model a cosine "
             f"head: model.head = CosineHead(feature_dim, num_classes, scale={self.scale:g}).",
-            s.criterion.check,
+            s.check,
         )
         cos = cos.clamp(-1, 1)
         m = torch.as_tensor(at(self.margin, s)).to(cos)

@@ -99,7 +99,8 @@ def meta_step(
             # The outer loss is shared by all samples: its gradient is a sum already, not one per visit.
             if touched.count is not None:
                 grad = grad * touched.count.reshape((-1,) + (1,) * (grad.ndim - 1))
-            touched.table.descend(touched, -touched.table.sign * grad, s)
+            with torch.no_grad():
+                touched.table.descend(touched, -touched.table.sign * grad, s)
         return outer
     optimizer.zero_grad(set_to_none=True)
     for touched, grad in zip(s.touched, rows, strict=True):

@@ -64,7 +64,8 @@ class L1(nn.Module):
 
     def forward(self, v: Tensor, s: State) -> Tensor:
         """(R,) the penalty of each row."""
-        return at(self.lam, s) * (v.abs().flatten(1).sum(1) if v.ndim > 1 else v.abs())
+        size = v.abs()
+        return at(self.lam, s) * (size if v.ndim == 1 else size.sum(1) if v.ndim == 2 else size.flatten(1).sum(1))
 
     def prox(self, v: Tensor, step: float, s: State) -> Tensor:
         """Soft thresholding."""

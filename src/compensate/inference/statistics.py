@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, final
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, NamedTuple, final
 
 import torch
 import torch.nn.functional as F
@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from compensate.checks import at_hand, checked_classes, checked_index
 from compensate.errors import InputError
-from compensate.fused import blocks
+from compensate.fused import blocks, cross_entropy
 from compensate.state import State
+from compensate.touched import distinct_rows
 
 Score = Literal["loss", "size", "margin"]
 Recorded = Literal["loss", "size", "margin", "agreement"]
@@ -104,6 +105,39 @@ class Statistic(nn.Module, ABC):
 
 SHOWN = 10
 """Rows of suspects that are printed."""
+
+WAITING = 2**15
+"""Logits of small batches that a record keeps before it adds them up: 25 batches of 128 samples and 10 classes. A few kilobytes,
+and what costs the same for one sample and for thousands, the calls, is paid once."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """Small batches on their way into a record."""
+
+    batches: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """(k, B, C) logits, and compensation if there is any; (2, B) index and target."""
+    form: tuple[int, int, int] = (0, 0, 0)
+    """k, C and the class that is ignored."""
+    numbers: int = 0
+    """Logits in all batches."""
+
+
+class Visits(NamedTuple):
+    """What a record is told of some samples."""
+
+    rows: Tensor
+    """(n,) their numbers."""
+    u: Tensor
+    """(n, C) their logits."""
+    labels: Tensor
+    """(n,) their given classes."""
+    losses: Tensor | None
+    """(n,) their plain losses; None if nobody asks."""
+    size: Tensor | None
+    """(n,) how much they are compensated; None if nobody asks."""
+    counts: Tensor | None
+    """(n,) false where nothing is to be recorded; None if all count."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -212,6 +246,7 @@ class Evidence(Statistic):
         self.track("visits", torch.zeros(num_samples, dtype=torch.int16 if lean else None), merge="rows")
         self.track("votes", torch.zeros(num_samples, dtype=torch.float16 if lean else None), merge="rows")
         self.track("guess", torch.zeros(num_samples, dtype=torch.int16 if few else torch.int32), merge="rows")
+        self._waiting = _Waiting()
         self.visits: Tensor
         self.total_size: Tensor
         self.total_loss: Tensor
@@ -230,19 +265,24 @@ class Evidence(Statistic):
             )
 
     def observe(self, s: State) -> None:
-        """Adds the visits of the batch."""
+        """Adds the visits of the batch; those of small batches wait for one another."""
+        if self._may_wait(s):
+            self._wait(s)
+            return
+        self.settle()
         index = self.index(s)
         u = s.plain if self.classes is None else s.plain[:, : self.classes]
         if s.places.binary:
             u = F.pad(u, (1, 0))  # a label that may be there or not: two classes, with logits 0 and u
-        best, voted, given = _other_than(u, s.labels)
-        if s.ordinary:
-            p = (best - given - s.plain_losses).exp()  # the plain loss knows the sum of the softmax
-        else:
-            p = (u if s.places.binary else s.plain).softmax(-1).gather(1, voted[:, None])[:, 0]
         counts = None if s.complete and not self.skip else s.valid & (s.epoch >= self.skip)
-        margin = given - best
-        values = {name: self._value(name, margin, s) for name in self.kept}
+        losses = s.plain_losses if s.ordinary or "loss" in self.kept else None
+        visits = Visits(index, u, s.labels, losses, s.size if "size" in self.kept else None, counts)
+        if s.ordinary and not s.shared:
+            self._add_up(visits)
+            return
+        best, voted, given = _other_than(u, s.labels)
+        p = (u if s.places.binary else s.plain).softmax(-1).gather(1, voted[:, None])[:, 0]
+        values = self._values(visits, given - best)
         q = u.float().softmax(-1) if self.predictions else None
         if s.shared:
             places, seen = s.places, s.valid
@@ -250,6 +290,101 @@ class Evidence(Statistic):
             values = {name: places.pooled(value, seen) for name, value in values.items()}
             q = None if q is None else places.pooled(q, seen)
             counts = None if counts is None else places.pooled(counts.float(), seen) > 0
+        self._count(index, counts, values, q)
+        if s.shared:
+            self.guess[index] = -1
+        else:
+            self._vote(index, counts, voted, p)
+
+    # --- small batches ------------------------------------------------------------------------------------------
+
+    def _may_wait(self, s: State) -> bool:
+        """True if the batch is small, and plain in every other way."""
+        known = s.complete or not at_hand(s.target)
+        plain = known and s.ordinary and s.plain_inputs and not s.places.several and not self.skip
+        return plain and s.u.numel() <= WAITING // 2 and not torch.compiler.is_compiling()
+
+    def _wait(self, s: State) -> None:
+        """Keeps copies: what was given may be written over before it is added up."""
+        u, du = s.u.detach(), s.du
+        logits = (
+            u.clone()[None] if du is None else torch.stack((u, du.detach() if du.shape == u.shape else du.expand_as(u)))
+        )
+        form, waiting = (logits.shape[0], logits.shape[2], s.criterion.ignore_index), self._waiting
+        if waiting.batches and waiting.form != form:
+            self.settle()
+        waiting.batches.append((logits, torch.stack((self.index(s), s.target))))
+        waiting.form, waiting.numbers = form, waiting.numbers + logits.numel()
+        if waiting.numbers > WAITING:
+            self.settle()
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Adds up what is waiting; every look at the record does so first."""
+        waiting, ignored = self._waiting.batches, self._waiting.form[-1]
+        if not waiting:
+            return
+        self._waiting.batches, self._waiting.numbers = [], 0
+        # The vote depends on the order of visits: a sample that comes twice must be counted twice.
+        keys = torch.cat([named[0] for _, named in waiting])
+        once = not at_hand(keys) or distinct_rows(keys)[1] is None
+        for group in [waiting] if once else [[batch] for batch in waiting]:
+            logits, (index, target) = (torch.cat(parts, 1) for parts in zip(*group, strict=True))
+            valid = target != ignored
+            counts = None if at_hand(valid) and bool(valid.all()) else valid
+            labels = target if counts is None else torch.where(valid, target, 0)
+            losses = cross_entropy(logits[0], labels)
+            size = logits[1].abs().sum(1) if len(logits) > 1 else torch.zeros_like(losses)
+            u = logits[0] if self.classes is None else logits[0, :, : self.classes]
+            self._add_up(Visits(index, u, labels, losses, size, counts))
+
+    def __getattr__(self, name: str) -> Any:
+        """Buffers are looked at when nothing is waiting."""
+        waiting = self.__dict__.get("_waiting")
+        if waiting is not None and waiting.batches and name in self._buffers:
+            self.settle()
+        return super().__getattr__(name)
+
+    def named_buffers(self, *args: Any, **kwargs: Any) -> Any:
+        """As of every module, when nothing is waiting."""
+        self.settle()
+        return super().named_buffers(*args, **kwargs)
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        self.settle()
+        return super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    def _save_to_state_dict(self, *args: Any) -> None:
+        self.settle()
+        super()._save_to_state_dict(*args)
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        self.settle()
+        super()._load_from_state_dict(*args)
+
+    def end_epoch(self) -> None:
+        """Nothing waits for the next epoch, which brings the same samples."""
+        self.settle()
+
+    # --- what is kept -------------------------------------------------------------------------------------------
+
+    def _add_up(self, visits: Visits) -> None:
+        """Visits of samples of one row each, under cross entropy."""
+        index, u, labels, losses, _, counts = visits
+        assert losses is not None
+        best, voted, given = _other_than(u, labels)
+        margin = given - best
+        p = (-margin - losses).exp()  # the plain loss knows the sum of the softmax
+        self._count(index, counts, self._values(visits, margin), u.float().softmax(-1) if self.predictions else None)
+        self._vote(index, counts, voted, p)
+
+    def _values(self, visits: Visits, margin: Tensor) -> dict[Recorded, Tensor]:
+        found = {"margin": margin, "loss": visits.losses, "size": visits.size}
+        if self.predictions:
+            found["agreement"] = (margin > 0).to(margin.dtype)
+        return {name: value for name in self.kept if (value := found[name]) is not None}
+
+    def _count(self, index: Tensor, counts: Tensor | None, values: dict[Recorded, Tensor], q: Tensor | None) -> None:
         visits = torch.ones_like(index) if counts is None else counts
         self.visits.index_add_(0, index, visits.to(self.visits.dtype))
         for name, value in values.items():
@@ -257,15 +392,6 @@ class Evidence(Statistic):
         if q is not None:
             q = q if counts is None else torch.where(counts[:, None], q, 0.0)
             self.total_prediction.index_add_(0, index, q.to(self.total_prediction.dtype))
-        if s.shared:
-            self.guess[index] = -1
-        else:
-            self._vote(index, counts, voted, p)
-
-    def _value(self, name: Recorded, margin: Tensor, s: State) -> Tensor:
-        if name == "agreement":
-            return (margin > 0).to(margin.dtype)
-        return margin if name == "margin" else s.plain_losses if name == "loss" else s.size
 
     def _add(self, name: Recorded, index: Tensor, counts: Tensor | None, value: Tensor) -> None:
         record = getattr(self, f"mean_{name}" if self.lean else f"total_{name}")
@@ -321,12 +447,12 @@ def _other_than(u: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(B,) the largest logit of another class than the given one, that class, and the logit of the given one."""
     given = labels[:, None]
     parts = blocks(u) if at_hand(u) else [slice(None)]  # a copy of all logits costs more than it takes to look at them
-    found = [_largest(u[part].scatter(1, given[part], -torch.inf)) for part in parts]
+    found = [largest(u[part].scatter(1, given[part], -torch.inf)) for part in parts]
     best, voted = found[0] if len(found) == 1 else (torch.cat(column) for column in zip(*found, strict=True))
     return best, voted, u.gather(1, given)[:, 0]
 
 
-def _largest(u: Tensor) -> tuple[Tensor, Tensor]:
+def largest(u: Tensor) -> tuple[Tensor, Tensor]:
     """(B,) largest entries and their places."""
     if u.shape[-1] < 100 or not at_hand(u) or u.dtype not in (torch.float32, torch.float64):
         best, place = u.max(1)

@@ -88,13 +88,16 @@ class Warmup(Statistic):
         self.start, self.end, self.epochs, self.size = start, end, epochs, num_samples
         self.track("seen", torch.zeros((), dtype=torch.long), merge="sum")
 
-    def forward(self, s: State) -> Tensor:
-        """The value now, a scalar tensor."""
-        return self.start + (self.end - self.start) * (self.seen / (self.epochs * self.size)).clamp(max=1)
+    def forward(self, s: State) -> Tensor | float:
+        """The value now: a number where the count is at hand, else a scalar tensor."""
+        seen, whole = self.seen, self.epochs * self.size
+        if at_hand(seen):
+            return self.start + (self.end - self.start) * min(1.0, seen.item() / whole)
+        return self.start + (self.end - self.start) * (seen / whole).clamp(max=1)
 
     def observe(self, s: State) -> None:
         """Counts the samples of the batch."""
-        self.seen += s.visits
+        self.seen.add_(s.visits)
 
     def extra_repr(self) -> str:
         """Both ends."""
@@ -125,7 +128,7 @@ class StepSchedule(nn.Module):
 
     def forward(self, s: State) -> Tensor:
         """The value now, a scalar tensor."""
-        return self._values[(self._epochs <= s.epoch).sum() - 1]
+        return self._values.gather(0, (self._epochs <= s.epoch).sum()[None] - 1)[0]
 
     def extra_repr(self) -> str:
         """Epochs and values."""
@@ -178,18 +181,20 @@ class Top(Statistic):
 
     def forward(self, s: State) -> Tensor:
         """The threshold now, a scalar tensor."""
-        pool, counts = s.plain_losses, s.valid
-        if self.over == "epoch":
-            known = self.last.isfinite()
-            if not at_hand(known):
-                past = _kth_largest(self.last, known, at(self.pro, s))
-                return torch.where(known.any(), past, _kth_largest(pool, counts, at(self.pro, s)))
-            pool, counts = (self.last, known) if bool(known.any()) else (pool, counts)
+        pool, pro = s.plain_losses, at(self.pro, s)
         if not at_hand(pool):
-            return _kth_largest(pool, counts, at(self.pro, s))
-        pool = pool if s.complete and pool is s.plain_losses else pool[counts]
-        k = int(at(self.pro, s) * len(pool) / 100)
-        return pool.topk(k).values[-1] if k else pool.new_full((), torch.inf)
+            now = _kth_largest(pool, s.valid, pro)
+            if self.over == "batch":
+                return now
+            seen = self.last.isfinite()
+            return torch.where(seen.any(), _kth_largest(self.last, seen, pro), now)
+        known = self.last.isfinite() if self.over == "epoch" else None
+        if known is not None and bool(known.any()):
+            pool = self.last[known]
+        elif not s.complete:
+            pool = pool[s.valid]
+        k = int(pro * len(pool) / 100)
+        return pool.topk(k, sorted=False).values.amin() if k else pool.new_full((), torch.inf)
 
     def observe(self, s: State) -> None:
         """Keeps the plain losses of the batch."""

@@ -103,7 +103,7 @@ class IndexCheck(Statistic):
             self.given.scatter_reduce_(0, index, self._known(s), "amax")
 
     def _compares(self, s: State) -> bool:
-        return s.hard and not s.shared and self.fixed_labels and s.criterion.check != "off"
+        return s.hard and not s.shared and self.fixed_labels and s.check != "off"
 
     def _known(self, s: State) -> Tensor:
         """(B,) the labels; as of unseen samples where they are ignored, for padding has no index of its own."""
@@ -117,13 +117,13 @@ class IndexCheck(Statistic):
         new = new.scatter_reduce_(0, place, now, "amax")[place]  # one index may stand twice in a batch
         kept = torch.where(before == UNSEEN, new, before)
         same = (kept == now) | (now == UNSEEN)
-        if s.criterion.check == "sync" and not bool(same.all()):
+        if s.check == "sync" and not bool(same.all()):
             first = int((~same).nonzero()[0])
             raise InputError(
                 f"index {int(index[first])} came with label {int(kept[first])} before and comes with label "
                 f"{int(now[first])} now: {_RENAMED}"
             )
-        require_true(same.all(), f"an index came with two different labels: {_RENAMED}", s.criterion.check)
+        require_true(same.all(), f"an index came with two different labels: {_RENAMED}", s.check)
 
     def _compare_processes(self, index: Tensor) -> None:
         """Once: with `together` the index is the same in every process."""

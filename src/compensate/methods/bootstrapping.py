@@ -16,6 +16,7 @@ from compensate.inference.statistics import ClassMean, Statistic, labels_of, rec
 from compensate.methods.registry import method
 from compensate.methods.search import Real, Space, each
 from compensate.state import State, Value
+from compensate.touched import put_rows
 
 __all__ = ["bootstrap_hard", "bootstrap_soft", "d2l", "mix_bootstrap", "proselflc"]
 
@@ -51,10 +52,8 @@ class LastPrediction(Statistic):
     def observe(self, s: State) -> None:
         """Keeps the predictions of the batch."""
         p = s.plain.sigmoid() if s.places.binary else s.plain.softmax(-1)
-        index, p = self.index(s), p.to(self.rows.dtype)
-        if s.places.dense and not s.complete:  # padding has no row
-            index, p = index[s.valid], p[s.valid]
-        self.rows[index] = p
+        padded = s.places.dense and not s.complete  # padding has no row
+        put_rows(self.rows, self.index(s), p.to(self.rows.dtype), s.valid if padded else None)
 
     def extra_repr(self) -> str:
         """Size."""
@@ -327,7 +326,7 @@ class Dimensionality(Statistic):
             return
         lid = local_dimensionality(s.z.detach().flatten(1), self.k)
         usable = lid.isfinite() & (lid > 0)
-        self.total += lid[usable].sum()
+        self.total += torch.where(usable, lid, 0.0).sum()
         self.count += usable.sum()
         self.seen += 1
 

@@ -16,6 +16,7 @@ from compensate.methods.registry import method
 from compensate.methods.search import Real, Space, each
 from compensate.proximal import TINY, row_norm
 from compensate.state import State
+from compensate.touched import present_rows
 
 __all__ = ["lpl"]
 
@@ -36,7 +37,7 @@ def harder_or_easier(
     if shares is None:
         gap = ((likely * present).sum() / present.sum().clamp(min=1) - likely) * present
     else:
-        gap = shares[0].mean() - shares[0].to(likely.dtype)[shares[1]]
+        gap = (shares[0].mean() - shares[0].to(likely.dtype)[shares[1]]) * present
     # Equal classes differ by rounding alone, which is no reason to part them.
     gap = torch.where(gap.abs() < 1e-6, 0.0, gap)
     if not len(gap):
@@ -92,7 +93,7 @@ class ClassPerturbation(nn.Module):
         u = full_precision(s.u.detach())
         binary = s.places.binary
         labels = 2 * s.places.classes(s.target) + s.labels if binary else s.labels
-        classes, which = labels.unique(return_inverse=True)
+        classes, which = present_rows(labels, 2 * s.places.labels if binary else u.shape[-1])
         counts = s.valid.to(u.dtype)
         size = u.new_zeros(len(classes)).index_add_(0, which, counts)
         if binary:

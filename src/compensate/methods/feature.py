@@ -137,7 +137,7 @@ class ClassCenter(Statistic):
     def forward(self, s: State) -> Tensor:
         """(B, *shape) the center of each sample's given class, zeros for a class not seen yet."""
         s.places.one_class_each(self.reader)
-        checked_keys(s.labels, len(self.total), self.reader, "class", s.criterion.check)  # outputs are not known yet
+        checked_keys(s.labels, len(self.total), self.reader, "class", s.check)  # outputs are not known yet
         self._check_shape(s)
         return self.total[s.labels] / rowwise(self.count[s.labels].clamp(min=1), self.total)
 
@@ -160,9 +160,10 @@ class ClassCenter(Statistic):
 
     def observe(self, s: State) -> None:
         """Adds the inputs of the batch."""
-        x, labels = s.e.detach()[s.valid].to(self.total.dtype), s.labels[s.valid]
-        self.total.index_add_(0, labels, x)
-        self.count.index_add_(0, labels, torch.ones_like(labels, dtype=self.count.dtype))
+        x = s.e.detach().to(self.total.dtype)
+        x = x if s.complete else torch.where(rowwise(s.valid, x), x, 0.0)
+        self.total.index_add_(0, s.labels, x)
+        self.count.index_add_(0, s.labels, s.valid.to(self.count.dtype))
 
     def extra_repr(self) -> str:
         """Sizes."""

@@ -15,6 +15,7 @@ from compensate.methods.class_perturbation import harder_or_easier
 from compensate.methods.registry import method
 from compensate.methods.search import Real, Space, each
 from compensate.state import State
+from compensate.touched import present_rows
 
 __all__ = ["gradient_clip", "lpg"]
 
@@ -38,7 +39,7 @@ class ByClass(nn.Module):
 
     def forward(self, s: State) -> Tensor:
         """(B,) signs or radii, constants."""
-        classes, which = s.labels.unique(return_inverse=True)
+        classes, which = present_rows(s.labels, s.u.shape[-1])
         p = s.logq.exp().gather(1, s.labels[:, None])[:, 0]
         counts = s.valid.to(p.dtype)
         size = p.new_zeros(len(classes)).index_add_(0, which, counts)

@@ -19,6 +19,7 @@ from compensate.inference.tuning import StepSchedule
 from compensate.methods.registry import method
 from compensate.methods.search import Real, Space
 from compensate.state import State, Value, at, rowwise
+from compensate.touched import put_rows
 
 __all__ = ["deep_self_learning", "distillation", "guess_label"]
 
@@ -270,9 +271,9 @@ class Prototypes(Statistic):
     def observe(self, s: State) -> None:
         """Keeps the features of the chosen samples in the batch."""
         slots = self.slot[self.index(s)]
-        kept = (slots >= 0) & s.valid
-        self.features[slots[kept]] = s.z.detach().flatten(1)[kept].to(self.features.dtype)
-        self.given[slots[kept]] = s.labels[kept]
+        kept, z = (slots >= 0) & s.valid, s.z.detach().flatten(1).to(self.features.dtype)
+        put_rows(self.features, slots, z, kept)
+        put_rows(self.given, slots, s.labels, kept)
 
     def end_epoch(self) -> None:
         """Chooses the prototypes of each class anew; a class without samples keeps its own."""

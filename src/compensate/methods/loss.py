@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from compensate.equation import Compensated, Weights
@@ -14,6 +15,7 @@ from compensate.inference.statistics import Evidence, Statistic
 from compensate.methods.registry import method
 from compensate.methods.search import Real, Space, each
 from compensate.state import State, Value, at
+from compensate.touched import put_rows
 
 __all__ = ["dac", "elr"]
 
@@ -35,7 +37,6 @@ class TemporalEnsemble(Statistic):
     """
 
     reader = "a running mean of predictions"
-    observes = "logits"  # the present prediction is part of the mean
 
     def __init__(self, num_samples: int, num_classes: int, beta: float, floor: float = 1e-4) -> None:
         super().__init__()
@@ -47,27 +48,26 @@ class TemporalEnsemble(Statistic):
 
     def bounded(self, p: Tensor) -> Tensor:
         """Predictions kept away from 0 and 1."""
-        return p.clamp(self.floor, 1 - self.floor)
+        return F.hardtanh(p, self.floor, 1 - self.floor)  # its derivative is one pass, that of clamp four
 
     def forward(self, s: State) -> Tensor:
         """(B, C) the running means."""
-        return self.rows[self.index(s)].to(s.u.dtype)
+        return self.moved(s, self.bounded(s.p.detach()))
 
-    def moved_rows(self, s: State) -> Tensor:
-        """The samples of the batch."""
-        return self.index(s).unique()
+    def moved(self, s: State, p: Tensor) -> Tensor:
+        """(B, C) the running means with these predictions in them, constants; they are written if the batch is accepted."""
+        index = self.index(s)
+        with torch.no_grad():
+            rows = self.rows.index_select(0, index)
+            if s.learn:
+                p = p.detach().to(rows.dtype)
+                rows.mul_(self.beta).addcdiv_(p, p.sum(-1, keepdim=True), value=1 - self.beta)
+                valid = None if s.complete else s.valid
+                s.later(lambda: put_rows(self.rows, index, rows, valid))
+            return rows.to(s.u.dtype)
 
     def observe(self, s: State) -> None:
-        """Moves the means of the batch."""
-        index, p = self.index(s), self.bounded(s.p.detach())
-        p = (p / p.sum(-1, keepdim=True)).to(self.rows.dtype)
-        if s.places.dense and not s.complete:  # padding has no row
-            index, p = index[s.valid], p[s.valid]
-        old = self.rows[index]
-        new = self.beta * old + (1 - self.beta) * p
-        if not s.places.dense and not s.complete:  # a sample without a label is as if it were not there
-            new = torch.where(s.valid[:, None], new, old)
-        self.rows[index] = new
+        """The term that reads the means has moved them."""
 
     def extra_repr(self) -> str:
         """Size and momentum."""
@@ -91,8 +91,10 @@ class EarlyLearning(nn.Module):
 
     def forward(self, s: State) -> Tensor:
         """(B,) the loss compensation."""
-        agreement = (self.ensemble(s) * self.ensemble.bounded(s.p)).sum(-1)
-        return torch.where(s.valid, at(self.lam, s) * torch.log1p(-agreement), 0.0)
+        p = self.ensemble.bounded(s.p)
+        agreement = (self.ensemble.moved(s, p) * p).sum(-1)
+        delta = at(self.lam, s) * torch.log1p(-agreement)
+        return delta if s.complete else torch.where(s.valid, delta, 0.0)
 
     def extra_repr(self) -> str:
         """The weight."""
@@ -185,12 +187,11 @@ class AbstentionCost(Statistic):
     def observe(self, s: State) -> None:
         """Moves the running mean, and starts the rise after the warm-up."""
         decided, h = committed(s)
-        weighed = (decided.exp() * h)[s.valid]
-        if not len(weighed):
-            return
-        now = weighed.mean().to(self.mean.dtype)
-        self.mean.copy_(torch.where(self.mean < 0, now, (1 - self.mu) * self.mean + self.mu * now))
-        starts = (self.first < 0) & (s.epoch >= self.warmup)
+        counted = s.valid.sum()
+        now = torch.where(s.valid, decided.exp() * h, 0.0).sum() / counted.clamp(min=1)
+        now = torch.where(self.mean < 0, now.to(self.mean.dtype), (1 - self.mu) * self.mean + self.mu * now)
+        self.mean.copy_(torch.where(counted > 0, now, self.mean))
+        starts = (self.first < 0) & (s.epoch >= self.warmup) & (counted > 0)
         self.first.copy_(torch.where(starts, self.mean / self.divisor, self.first))
         self.begun.copy_(torch.where(starts, s.progress, self.begun))
 

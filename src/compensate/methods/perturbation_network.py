@@ -15,6 +15,7 @@ from compensate.inference.statistics import recorded
 from compensate.methods.registry import method
 from compensate.methods.weighting import of_given
 from compensate.state import State
+from compensate.touched import present_rows
 
 __all__ = ["causal_logit"]
 
@@ -46,7 +47,7 @@ def dynamics(s: State) -> Tensor:
 
 def _class_means(s: State, values: Tensor) -> tuple[Tensor, Tensor]:
     """(B,) the mean over the batch of the samples with the same label, and their share in the batch."""
-    distinct, which = s.labels.unique(return_inverse=True)
+    distinct, which = present_rows(s.labels, s.u.shape[-1])
     counts = s.valid.to(values.dtype)
     size = values.new_zeros(len(distinct)).index_add_(0, which, counts)
     total = values.new_zeros(len(distinct)).index_add_(0, which, values * counts)

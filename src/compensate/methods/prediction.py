@@ -2,23 +2,49 @@
 
 from __future__ import annotations
 
-from typing import final
+import math
+from typing import Any, final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from compensate.checks import at_hand
 from compensate.equation import Compensated, Weights
 from compensate.errors import InputError
-from compensate.inference.statistics import Evidence, Statistic
+from compensate.granularity import finite
+from compensate.inference.statistics import Evidence, Statistic, largest
 from compensate.methods.registry import method
 from compensate.methods.search import Real, Space, each
 from compensate.state import State
+from compensate.touched import distinct_rows
 
 __all__ = ["sop"]
 
 REFERENCE_BATCH = 128
 """The authors' steps act on the mean over a batch of this size."""
+
+
+class _Renormalized(torch.autograd.Function):
+    """What leads from predictions p to r / S, where r is what noise made of them and S its sum; its derivative in few passes over memory."""
+
+    @staticmethod
+    def forward(ctx: Any, p: Tensor, r: Tensor, total: Tensor, floor: float) -> Tensor:
+        ctx.save_for_backward(p, r, total)
+        ctx.floor = floor
+        return (r / total).sub_(p)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        p, r, total = ctx.saved_tensors
+        cut = r <= ctx.floor
+        if torch.is_grad_enabled():  # a second derivative is wanted
+            q = torch.where(cut, r, r + (p - p.detach()))
+            (found,) = torch.autograd.grad(q / q.sum(-1, keepdim=True) - p, p, grad, create_graph=True)
+            return found, None, None, None
+        slope = grad * r
+        mean = slope.sum(-1, keepdim=True).div_(total)
+        torch.sub(grad, mean, out=slope)
+        return slope.masked_fill_(cut, 0.0).div_(total).sub_(grad), None, None, None
 
 
 @final
@@ -73,36 +99,73 @@ class OverParameterized(Statistic):
         self.mu: Tensor
         self.nu: Tensor
 
-    def _parts(self, y: Tensor, mu: Tensor, nu: Tensor) -> tuple[Tensor, Tensor]:
-        return (mu.square() * y).clamp(max=1), (nu.square() * (1 - y)).clamp(max=1)
-
-    def _compensated(self, p: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        q = (p + a - b).clamp(min=self.floor)
-        return q / q.sum(-1, keepdim=True)
-
     def forward(self, s: State) -> Tensor:
-        """(B, C) the prediction compensation."""
+        """(B, C) the prediction compensation; if the batch is accepted, its rows take their step."""
         self.check(s)
-        index = self.index(s)
-        a, b = self._parts(s.y, self.mu[index].to(s.p.dtype), self.nu[index].to(s.p.dtype))
-        return self._compensated(s.p, a, b) - s.p
+        p, index = s.p, self.index(s)
+        with torch.no_grad():
+            mu, nu = self.mu.index_select(0, index).to(p.dtype), self.nu.index_select(0, index).to(p.dtype)
+            noise = self._noise(s, mu, nu)
+            r = (p + noise).clamp_(min=self.floor)
+            total = r.sum(-1, keepdim=True)
+        if s.learn:
+            s.later(lambda: self._step(s, index, mu, nu, noise, r, total))
+        return _Renormalized.apply(p, r, total, self.floor)  # type: ignore[no-untyped-call]
+
+    def _noise(self, s: State, mu: Tensor, nu: Tensor) -> Tensor:
+        """(B, C) a - b, each between 0 and 1."""
+        if s.hard:
+            noise = nu.square().neg_().clamp_(min=-1)
+            return noise.scatter_(1, s.labels[:, None], mu.square().clamp_(max=1))
+        return (mu.square() * s.y).clamp(max=1) - (nu.square() * (1 - s.y)).clamp(max=1)
+
+    def _step(self, s: State, index: Tensor, mu: Tensor, nu: Tensor, noise: Tensor, r: Tensor, total: Tensor) -> None:
+        r"""One step of the rows of the batch, down the derivatives in closed form.
+
+        .. math:: \frac{\partial}{\partial \mu} = 2 \mu \sum_c y_c \Bigl( \frac1S - \frac{y_c}{r_c} + 2 e_c \Bigr), \qquad
+                  \frac{\partial}{\partial \nu_c} = -4\, \nu_c (1 - y_c)\, e_c, \qquad e = o + a - b - y
+
+        where :math:`r = \max(p + a - b, \epsilon)` and :math:`S` is its sum; there is no slope where a part is cut off.
+        """
+        given = s.labels[:, None]
+        saturated, decided = mu.square() > 1, largest(s.p.detach())[1][:, None]
+        if s.hard:
+            e = noise  # in its place: nobody reads it any more
+            over = None if at_hand(e) and float(e.min()) > -1 else e <= -1
+            e.scatter_add_(1, decided, torch.ones_like(mu))
+            own = e.gather(1, given) - 1
+            near = r.gather(1, given)
+            slope = (1 / total - 1 / near) * (near > self.floor)
+            slope = slope + 2 * own if self.joint else slope
+            e.scatter_(1, given, 0.0)
+            e = e if over is None else e.masked_fill_(over, 0.0)
+        else:
+            y = s.y
+            e = (noise - y).scatter_add_(1, decided, torch.ones_like(mu))
+            slope = (y.sum(-1, keepdim=True) / total - y / r) * (r > self.floor)
+            slope = y * (slope + 2 * e if self.joint else slope) * (mu.square() * y <= 1)
+            slope = slope.sum(-1, keepdim=True)
+            e = e * (1 - y) * (nu.square() * (1 - y) <= 1)
+            saturated = torch.zeros_like(saturated)
+        self._move(s, index, self.mu, mu, (2 * mu * slope).masked_fill_(saturated, 0.0), self.lr_u)
+        self._move(s, index, self.nu, nu, e.mul_(nu), -4 * self.lr_v)
+
+    def _move(self, s: State, index: Tensor, kept: Tensor, old: Tensor, slope: Tensor, lr: float) -> None:
+        """Rows go down the mean slope of the samples that share them; one that would not be finite stays."""
+        distinct, which = (index, None) if s.repeats is False else distinct_rows(index)
+        if which is not None or not s.complete:
+            slope = torch.where(s.valid[:, None], slope, 0.0)
+        if which is not None:
+            count = slope.new_zeros(len(distinct), 1).index_add_(0, which, s.valid[:, None].to(slope.dtype))
+            slope = slope.new_zeros(len(distinct), slope.shape[1]).index_add_(0, which, slope) / count.clamp(min=1)
+            slope = slope[which]
+        new = old.add_(slope, alpha=-lr)
+        if not (at_hand(new) and math.isfinite(new.sum().item())):
+            new = torch.where(finite(new), new, kept.index_select(0, index).to(new.dtype))
+        kept.index_copy_(0, index, new.to(kept.dtype))
 
     def observe(self, s: State) -> None:
-        """One step of the rows of the batch; a repeated sample takes one step with the mean gradient."""
-        rows, place = self.index(s).unique(return_inverse=True)
-        y, p = s.y, s.p.detach()
-        decided = F.one_hot(p.argmax(-1), p.shape[-1])
-        mu = self.mu[rows].to(p.dtype).requires_grad_()
-        nu = self.nu[rows].to(p.dtype).requires_grad_()
-        with torch.enable_grad():
-            a, b = self._parts(y, mu[place], nu[place])
-            fit = -(y * self._compensated(p, a, b.detach()).log()).sum(-1)
-            error = (decided + (a if self.joint else a.detach()) - b - y).square().sum(-1)
-            steps = torch.autograd.grad(((fit + error) * s.valid).sum(), (mu, nu))
-        count = p.new_zeros(len(rows), 1).index_add_(0, place, s.valid[:, None].to(p.dtype)).clamp(min=1)
-        for kept, old, step, lr in ((self.mu, mu, steps[0], self.lr_u), (self.nu, nu, steps[1], self.lr_v)):
-            new = (old.detach() - lr * step / count).to(kept.dtype)
-            kept[rows] = torch.where(new.isfinite().all(-1, keepdim=True), new, kept[rows])
+        """The term has moved its rows."""
 
     def extra_repr(self) -> str:
         """Size."""

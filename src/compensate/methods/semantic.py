@@ -7,7 +7,7 @@ from typing import Literal, final
 import torch
 from torch import Tensor, nn
 
-from compensate.checks import checked_features
+from compensate.checks import at_hand, checked_features
 from compensate.equation import Compensated, Weights
 from compensate.errors import InputError
 from compensate.granularity import Category
@@ -17,6 +17,7 @@ from compensate.inference.tuning import Ramp
 from compensate.methods.registry import method
 from compensate.methods.search import Real, Space
 from compensate.state import State, Value, at
+from compensate.touched import present_rows
 
 __all__ = ["isda", "metasaug"]
 
@@ -66,29 +67,30 @@ class ClassCovariance(Statistic):
 
     def moved_rows(self, s: State) -> Tensor:
         """The classes of the batch."""
-        return s.labels.unique()
+        return present_rows(s.labels, len(self.count))[0]
 
     def observe(self, s: State) -> None:
         """Adds the features of the batch."""
-        z, labels = s.z.detach()[s.valid].to(self.total.dtype), s.labels[s.valid]
-        self.count.index_add_(0, labels, torch.ones_like(z[:, 0]))
+        z, labels = s.z.detach().to(self.total.dtype), s.labels
+        z = z if s.complete else torch.where(s.valid[:, None], z, 0.0)
+        self.count.index_add_(0, labels, s.valid.to(z.dtype))
         self.total.index_add_(0, labels, z)
         if self.kind == "diagonal":
             self.second.index_add_(0, labels, z.square())
-            return
-        # One product a class: the outer products of a batch would be B x D x D.
-        for c in labels.unique().tolist():
-            mine = z[labels == c]
-            self.second[c].addmm_(mine.T, mine)
+        elif at_hand(labels):  # one product a class: the outer products of a batch are B x D x D
+            for c in labels.unique().tolist():
+                mine = z[labels == c]
+                self.second[c].addmm_(mine.T, mine)
+        else:
+            self.second.index_add_(0, labels, z[:, :, None] * z[:, None, :])
 
     def of(self, c: Tensor | int) -> Tensor:
-        """The covariance (D, D) of one class; its variances (D,) if diagonal; several classes at once if diagonal."""
-        n = self.count[c].clamp(min=1)
-        if self.kind == "diagonal":
-            n = n[..., None]
-            return (self.second[c] / n - (self.total[c] / n).square()).clamp(min=0)
+        """The covariance (D, D) of one class, or of several (K, D, D); variances (D,) or (K, D) if diagonal."""
+        n = self.count[c].clamp(min=1)[..., None]
         mean = self.total[c] / n
-        return self.second[c] / n - torch.outer(mean, mean)
+        if self.kind == "diagonal":
+            return (self.second[c] / n - mean.square()).clamp(min=0)
+        return self.second[c] / n[..., None] - mean[..., :, None] * mean[..., None, :]
 
     def extra_repr(self) -> str:
         """Sizes and kind."""
@@ -104,7 +106,8 @@ def spread(w: Tensor, k: int | Tensor, sigma: Tensor) -> Tensor:
 
     Args:
         w: (C, D) weights of the classes.
-        k: a class and its (D, D) covariance, giving (C,); or (K,) classes and their (K, D) variances, giving (K, C).
+        k: a class and its (D, D) covariance, giving (C,); or (K,) classes and their (K, D, D) covariances or (K, D) variances, giving
+            (K, C).
         sigma: the covariance.
 
     >>> spread(torch.eye(2), 0, torch.tensor([[2.0, 0.5], [0.5, 1.0]]))
@@ -117,6 +120,16 @@ def spread(w: Tensor, k: int | Tensor, sigma: Tensor) -> Tensor:
         along = w @ sigma
         form = (along * w).sum(-1) - along @ own - w @ along[k] + along[k] @ own
         is_own = torch.arange(len(w), device=w.device) == k
+    elif sigma.ndim == 3:
+        along = w @ sigma
+        mine = torch.einsum("kd,kde->ke", own, sigma)
+        form = (
+            (along * w).sum(-1)
+            - torch.einsum("kcd,kd->kc", along, own)
+            - mine @ w.T
+            + (mine * own).sum(-1, keepdim=True)
+        )
+        is_own = torch.arange(len(w), device=w.device) == k[:, None]
     else:
         form = sigma @ w.square().T - 2 * (sigma * own) @ w.T + (sigma * own.square()).sum(-1, keepdim=True)
         is_own = torch.arange(len(w), device=w.device) == k[:, None]
@@ -161,9 +174,10 @@ class SemanticAugmentation(nn.Module):
         w = self._weight(s)
         if not len(s.labels):
             return torch.zeros_like(s.u)
-        present, which = s.labels.unique(return_inverse=True)
+        at_once = self.covariance.kind == "diagonal" or not at_hand(s.labels)
+        present, which = present_rows(s.labels, len(w))
         offset = self._offset(s, present, which)
-        if self.covariance.kind == "diagonal":
+        if at_once:
             sigma = self.covariance.of(present).to(w.dtype)
             forms = spread(w, present, sigma if offset is None else sigma + offset)
         else:
