@@ -48,7 +48,7 @@ def blobs(n: int = 120, centers: int = 3) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
-@parametrize_with_checks([CompensatedClassifier()])
+@parametrize_with_checks([CompensatedClassifier(epochs=30)])
 def test_scikit_learn_checks(estimator, check):
     check(estimator)
 
