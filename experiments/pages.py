@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,15 @@ _TITLES = {
 }
 
 
-def percent(value: tuple[float, float] | list[float]) -> str:
-    """A mean and its deviation in percent.
+def percent(value: Sequence[float | None]) -> str:
+    """A mean and its deviation in percent; one run has none.
 
-    >>> percent((0.8801, 0.0163))
-    '88.0 ± 1.6'
+    >>> percent((0.8801, 0.0163)), percent([0.8801, None])
+    ('88.0 ± 1.6', '88.0')
     """
     mean, deviation = value
-    return f"{100 * mean:.1f} ± {100 * deviation:.1f}"
+    assert mean is not None
+    return f"{100 * mean:.1f}" + ("" if deviation is None else f" ± {100 * deviation:.1f}")
 
 
 def results_page(results: Path) -> str:
@@ -120,16 +122,24 @@ def _search(path: Path) -> list[str]:
         f"`compensate search`: {len(found['trials'])} trials in the {part['cells']} cells of this part of the taxonomy, {ended} of them to "
         "their end, on one seed, judged on noisy validation labels; "
         f"then the {budget['finalists']} best cells and four peers, each tuned with {budget['peer_trials']} trials, on {budget['seeds']} fresh "
-        f"seeds. {common['model']}, {common['epochs']} epochs, {_words(common['noise'], common['imbalance'])}"
-        f"{'' if common['limit'] is None else ', ' + str(common['limit']) + ' training samples'}. An interval that holds 0 shows no difference."
+        f"seed{'s' * (budget['seeds'] > 1)}. {common['model']}, {common['epochs']} epochs, {_words(common['noise'], common['imbalance'])}"
+        f"{'' if common['limit'] is None else ', ' + str(common['limit']) + ' training samples'}. "
+        f"{'An interval that holds 0 shows no difference.' if budget['seeds'] > 1 else 'One seed shows no difference for sure.'}"
     )
     return [f"## Search over the taxonomy: {common['data']}", what, table_lines(lines)]
 
 
-def _interval(difference: list[float] | None) -> str:
+def _interval(difference: Sequence[float | None] | None) -> str:
+    """A difference in percent with its interval; one seed has none.
+
+    >>> _interval([0.01, -0.02, 0.04]), _interval([0.01, None, None]), _interval(None)
+    ('+1.0 (-2.0 to +4.0)', '+1.0', '')
+    """
     if difference is None:
         return ""
-    return "{:+.1f} ({:+.1f} to {:+.1f})".format(*(100 * v for v in difference))
+    mean, low, high = difference
+    assert mean is not None
+    return f"{100 * mean:+.1f}" + ("" if low is None or high is None else f" ({100 * low:+.1f} to {100 * high:+.1f})")
 
 
 def _words(noise: str, imbalance: str) -> str:

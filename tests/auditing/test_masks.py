@@ -10,7 +10,8 @@ from PIL import Image
 
 from compensate.auditing.audit import audit
 from compensate.auditing.corrections import Correction, apply_corrections
-from compensate.auditing.masks import cell_features, pixels_of, read_mask, runs_in
+from compensate.auditing.masks import JOINED, cell_features, joined_with_neighbors, pixels_of, read_mask, runs_in
+from compensate.auditing.noise_model import judge
 from compensate.errors import InputError
 
 SIDE, COUNT, WRONG = 24, 12, 5
@@ -97,6 +98,27 @@ def test_a_correction_that_fits_nothing_is_refused(
     with pytest.raises(InputError, match=said):
         apply_corrections(folder / "masks", [Correction(0, given, "accept", label, part=part)], tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_cell_is_judged_together_with_those_around_it() -> None:
+    rng = np.random.default_rng(0)
+    grids, kept = [(4, 5), (3, 3)], np.arange(29) % 7 != 0
+    log_q = np.log(rng.dirichlet([1, 1], int(kept.sum())))
+    before = judge(log_q, rng.integers(0, 2, int(kept.sum())))
+    after = joined_with_neighbors(before, kept, grids)
+    odds = np.full(29, np.nan)
+    odds[kept] = before.log_odds
+    expected, start = [], 0
+    for rows, columns in grids:
+        grid = odds[start : start + rows * columns].reshape(rows, columns)
+        start += rows * columns
+        for y in range(rows):
+            for x in range(columns):
+                around = np.nanmean(grid[max(y - 1, 0) : y + 2, max(x - 1, 0) : x + 2])
+                expected.append(JOINED * (grid[y, x] + around))
+    shift = after.log_odds - np.array(expected)[kept]
+    np.testing.assert_allclose(shift, shift[0], atol=1e-5)
+    assert after.p_error.mean() == pytest.approx(before.share.value, abs=1e-4)
 
 
 def test_malformed_masks_are_refused_with_the_file(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,11 +24,13 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 from scipy.special import expit
 
+from compensate.auditing import learners
 from compensate.auditing.digests import digest_frame
 from compensate.auditing.execution import HERE, Execution
 from compensate.auditing.fitted import ByFold, StoredLearner
-from compensate.auditing.folds import FOLDS, assign_folds
-from compensate.auditing.learners import GROWN_ON, TREES, Learned, View, fit_view
+from compensate.auditing.folds import FOLDS, assign_folds, num_divisions
+from compensate.auditing.learners import GROWN_ON, Learned, View, fit_view
+from compensate.auditing.linear import softmax
 from compensate.auditing.noise_model import (
     BY_CHANCE,
     CHANCE,
@@ -59,7 +61,7 @@ Ints = NDArray[np.int64]
 ROOM = 1_000_000_000
 """Bytes of features that learners are fitted on, where nothing else is asked for."""
 
-SHARE = 0.15
+SHARE = 0.12
 """The part of the memory that may be used which these features take: fitting copies them, and holds the trees beside them."""
 
 FORESTS = 0.3
@@ -104,17 +106,17 @@ def room_for_part(memory: int | None, rows: int) -> int:
     return int(SHARE * memory)
 
 
-def trees_for(memory: int | None, rows: int, classes: int) -> int | None:
-    """How many trees a forest may have, if there is no room for all: those of all folds are kept until every piece is judged.
+def trees_for(memory: int | None, rows: int, classes: int, divisions: int = 1) -> int:
+    """How many trees a forest may have: those of all folds are kept until every piece is judged.
 
     >>> trees_for(None, 10**6, 5), trees_for(2 * 10**9, 10**6, 5), trees_for(10**12, 10**6, 5)
-    (None, 34, None)
+    (200, 34, 200)
     """
     tree = (
         2 / 3 * min(rows, GROWN_ON) * (64 + 8 * classes)
     )  # nodes of a tree whose leaves hold three rows, and bytes of a node
-    most = TREES if memory is None else int(max(1, FORESTS * memory / (FOLDS * tree)))
-    return most if most < TREES else None
+    most = learners.TREES if memory is None else min(learners.TREES, int(FORESTS * memory / (FOLDS * tree)))
+    return max(1, most // divisions)
 
 
 def audit_pieces(
@@ -147,10 +149,11 @@ def audit_pieces(
         _encode(source, makers, stages, run, device, told)
         part = _part(len(source), source.sample, makers, room)
         keys, views = _scan(source, part, makers, stages, run, told)
-        folds = assign_folds(given, keys, seed=seed).astype(np.int8)
+        times = num_divisions(int((given != UNLABELED).sum()))
+        folds = np.stack([assign_folds(given, keys, seed=seed, draw=k).astype(np.int8) for k in range(times)])
         del keys
-        size = {"rows": len(source), "trees": trees_for(memory, len(part), len(source.classes))}
-        held = folds[part].astype(np.int64)
+        size = {"rows": len(source), "trees": trees_for(memory, len(part), len(source.classes), times)}
+        held = folds[:, part].astype(np.int64)
         judge = _fitted(views, given[part], held, len(source.classes), size, seed, run, told)
         del views
         judged = _judge(source, given, folds, judge, makers, stages, run, told)
@@ -282,6 +285,22 @@ def _embedded(makers: Makers, stages: FinishedStages, k: int) -> NDArray[np.floa
 
 
 @dataclass(frozen=True, eq=False)
+class Divided:
+    """A learner that was fitted for several divisions into folds.
+
+    Attributes:
+        divisions: (R) one for each.
+    """
+
+    divisions: tuple[ByFold, ...]
+
+    def log_p(self, x: Any, trees: NDArray[np.float32] | None, folds: Ints) -> NDArray[np.float32]:
+        """(N, C) log probabilities, the mean over divisions, of rows in these folds (R, N)."""
+        said = [one.log_p(x, trees, held) for one, held in zip(self.divisions, folds, strict=True)]
+        return said[0] if len(said) == 1 else softmax(np.mean(said, axis=0))[1]
+
+
+@dataclass(frozen=True, eq=False)
 class Judge:
     """What judges the rows of a piece.
 
@@ -294,7 +313,7 @@ class Judge:
     """
 
     names: tuple[str, ...]
-    by_fold: tuple[dict[str, ByFold], ...]
+    by_fold: tuple[dict[str, Divided], ...]
     weights: tuple[dict[str, float], ...]
     noise: FittedNoise
     models: tuple[dict[str, StoredLearner], ...] = ()
@@ -305,10 +324,10 @@ class Judge:
         return self.noise.gain < CHANCE
 
     def log_q(self, views: tuple[View, ...], folds: Ints) -> NDArray[np.float64]:
-        """(N, C) the pooled log probabilities by models that did not learn from the row."""
+        """(N, C) the pooled log probabilities by models that did not learn from the row; folds are (R, N)."""
         log_p, weights = [], []
-        for view, learners, weight in zip(views, self.by_fold, self.weights, strict=True):
-            for name, learner in learners.items():
+        for view, by_name, weight in zip(views, self.by_fold, self.weights, strict=True):
+            for name, learner in by_name.items():
                 if weight[name] > 0:
                     log_p.append(learner.log_p(view.x, view.trees, folds))
                     weights.append(weight[name])
@@ -320,43 +339,51 @@ def _fitted(
     labels: Ints,
     folds: Ints,
     classes: int,
-    size: dict[str, Any],
+    size: Mapping[str, int],
     seed: int,
     run: Execution,
     told: Progress,
 ) -> Judge:
     """Learners of all views, fitted on the part; weights and the noise model, from rows of it."""
-    learned: list[Learned] = []
     known = some_rows(np.flatnonzero(labels >= 0), classes)
-    log_p: list[dict[str, NDArray[np.float32]]] = []
+    by_fold, models, transitions, log_p = [], [], [], []
     for k, view in enumerate(views):
         told("fitting", k, len(views))
-        found = fit_view(view, labels, folds, FOLDS, classes, seed=seed, run=run, **size)
-        forests = found.by_fold.get("trees")
-        if forests is not None:  # they are asked for again and again
-            found.by_fold["trees"] = ByFold(list(run.map(_model_of_fold, range(FOLDS), forests)))
+        learned = [_learned(view, labels, held, classes, size, seed + draw, run) for draw, held in enumerate(folds)]
+        found = {name: Divided(tuple(one.by_fold[name] for one in learned)) for name in learned[0].by_fold}
         parts = np.array_split(known, max(1, min(4 * run.workers, len(known) // 1000)))
-        said = list(run.map(_said, parts, view, found.by_fold, folds))
-        log_p.append({name: np.concatenate([one[name] for one in said]) for name in found.by_fold})
-        learned.append(found)
+        said = list(run.map(_said, parts, view, found, folds))
+        log_p.append({name: np.concatenate([one[name] for one in said]) for name in found})
+        by_fold.append(found)
+        models.append(learned[0].models)
+        transitions.append(np.mean([one.transition for one in learned], axis=0))
     told("fitting", len(views), len(views))
     stacked = np.stack([np.asarray(values, np.float64) for one in log_p for values in one.values()])
     found_weights = pool_weights(stacked, labels[known])
-    transition = np.mean([one.transition for one in learned], axis=0)
-    noise = fit_noise(pooled(found_weights, stacked), labels[known], transition, run=run)
+    noise = fit_noise(pooled(found_weights, stacked), labels[known], np.mean(transitions, axis=0), run=run)
     values = iter(found_weights.tolist())
     weights = tuple({name: next(values) for name in one} for one in log_p)
-    names = tuple(view.name for view in views)
-    return Judge(names, tuple(one.by_fold for one in learned), weights, noise, tuple(one.models for one in learned))
+    return Judge(tuple(view.name for view in views), tuple(by_fold), weights, noise, tuple(models))
+
+
+def _learned(
+    view: View, labels: Ints, folds: Ints, classes: int, size: Mapping[str, int], seed: int, run: Execution
+) -> Learned:
+    """The learners of a view, with all forests: they are asked for again and again."""
+    found = fit_view(view, labels, folds, FOLDS, classes, seed=seed, run=run, rows=size["rows"], trees=size["trees"])
+    forests = found.by_fold.get("trees")
+    if forests is not None:
+        found.by_fold["trees"] = ByFold(list(run.map(_model_of_fold, range(FOLDS), forests)))
+    return found
 
 
 def _model_of_fold(fold: int, models: ByFold) -> Any:
     return models.models[fold]
 
 
-def _said(rows: Ints, view: View, by_fold: dict[str, ByFold], folds: Ints) -> dict[str, NDArray[np.float32]]:
+def _said(rows: Ints, view: View, by_fold: dict[str, Divided], folds: Ints) -> dict[str, NDArray[np.float32]]:
     part = _some(view, rows)
-    return {name: one.log_p(part.x, part.trees, folds[rows]) for name, one in by_fold.items()}
+    return {name: one.log_p(part.x, part.trees, folds[:, rows]) for name, one in by_fold.items()}
 
 
 # --- judging --------------------------------------------------------------------------------------------------
@@ -375,7 +402,7 @@ def _judge(
     """(N,) each: score, p_error, suggested, margin and loss of all rows; each piece writes its own to a file first."""
     ends = [slice(piece.start, piece.start + piece.rows) for piece in source.pieces]
     todo = [
-        (k, piece, given[ends[k]], folds[ends[k]])
+        (k, piece, given[ends[k]], folds[:, ends[k]])
         for k, piece in enumerate(source.pieces)
         if not stages.judged(k).exists()
     ]
@@ -436,12 +463,13 @@ def _result(
     """The audit of all rows, without their samples."""
     rows = np.flatnonzero(given != UNLABELED)
     lost = np.flatnonzero(source.labels == UNLABELED)
-    kept = {name: judged[name][rows] for name in KEPT}
+    whole = slice(None) if len(rows) == len(given) else rows  # a copy of all rows would be hundreds of megabytes
+    kept = {name: judged[name][whole] for name in KEPT}
     chosen = {name: source.info[name] for name in ("source", "label", "text", "label_given") if source.info.get(name)}
     weights = {
         f"{name}: {learner}": weight
-        for name, learners in zip(judge.names, judge.weights, strict=True)
-        for learner, weight in learners.items()
+        for name, by_name in zip(judge.names, judge.weights, strict=True)
+        for learner, weight in by_name.items()
     }
     config = {
         **chosen, **config, "folds": FOLDS, **makers.about, "views": shares(weights),
@@ -453,7 +481,7 @@ def _result(
         title=str(source.info.get("title", "the data")),
         classes=source.classes,
         index=rows,
-        given=given[rows],
+        given=given[whole],
         suggested=kept["suggested"],
         log_odds=kept["score"],
         p_error=kept["p_error"],
@@ -488,7 +516,7 @@ def _listed(
         index=index,
         **{name: getattr(whole, name)[chosen] for name in ("given", "suggested", "log_odds", "p_error")},
         evidence={name: values[chosen] for name, values in whole.evidence.items()},
-        probabilities=np.exp(judge.log_q(views, folds[index].astype(np.int64))).astype(np.float32),
+        probabilities=np.exp(judge.log_q(views, folds[:, index].astype(np.int64))).astype(np.float32),
         data=data,
         vectors=views[0].x,
         row_digests=digest_frame(data.raw, str(source.info.get("label"))) if frame else None,

@@ -169,13 +169,11 @@ def fit_view(
     trusted: NDArray[np.bool_] | None = None,
     seed: int = 0,
     fitted: LinearFolds | None = None,
+    trees: int | None = None,
     run: Execution = HERE,
     rows: int | None = None,
-    trees: int | None = None,
 ) -> Learned:
-    """All learners that suit the view; arguments as for `judge_view`, where to compute, how many rows are judged, if not these, and how
-    many trees a forest has at most.
-    """
+    """All learners that suit the view; arguments as for `judge_view`, where to compute, and how many rows are judged, if not these."""
     found = Learned()
     if fitted is None:
         fitted = LinearFolds(view.x, folds, num_folds, num_classes, labels >= 0, run)
@@ -188,9 +186,8 @@ def fit_view(
     else:
         found.by_fold["neighbors"], found.models["neighbors"] = _neighbors(fitted, labels, seed, rows or len(labels))
     if view.trees is not None:
-        found.by_fold["trees"] = ByFold(
-            Forests(view.trees, labels, folds, num_folds, num_classes, seed, trees or TREES)
-        )
+        most = TREES if trees is None else trees
+        found.by_fold["trees"] = ByFold(Forests(view.trees, labels, folds, num_folds, num_classes, seed, most))
         found.models["trees"] = _tree_model(view.trees, labels, num_classes, seed)
     return found
 

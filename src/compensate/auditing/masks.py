@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import expit
 
 from compensate.auditing.folds import FOLDS, assign_folds
 from compensate.auditing.learners import View, judge_view
-from compensate.auditing.noise_model import BY_CHANCE, Verdict, judge, pool, shares
+from compensate.auditing.noise_model import BY_CHANCE, Verdict, judge, offset_of_mean, pool, shares
 from compensate.auditing.parts import check_given, part_of, runs_of
 from compensate.data.dataset import UNLABELED, Data
 from compensate.errors import InputError
@@ -51,6 +52,11 @@ CHANGED = 0.5
 """Neighbors that are wrong with at least this probability, and all in the same way, are one suspect."""
 
 MOST_CLASSES = 100
+
+JOINED = 0.75
+"""What the log odds of a cell count, and what the mean of those around it counts: errors of masks are regions. Chosen on five draws each of shapes
+and digit canvases (seeds 10 to 14 of `benchmarks.kinds`), where the sum found errors better than the first alone, and flags were right more often, or
+more in number, than by weights of 0.5 or 1."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,9 +100,12 @@ class Masks:
         found = judge_view(View("cells", x, x), given, folds, FOLDS, len(classes), seed=seed)
         log_q, weights = pool(found.log_p, given)
         kept = given != UNLABELED
-        # Cells at the edge of an object look like errors in one direction: directions must earn their numbers (Bayesian information criterion).
+        # Cells at the edge of an object look like errors in one direction. Directions that earn their numbers (Bayesian information criterion)
+        # say how many errors there are; where they are is judged without them.
         directions = len(classes) * (len(classes) - 1) - 1
-        verdict = judge(log_q[kept], given[kept], simpler=0.5 * directions * float(np.log(kept.sum())))
+        directed = judge(log_q[kept], given[kept], simpler=0.5 * directions * float(np.log(kept.sum())))
+        plain = judge(log_q[kept], given[kept], simpler=np.inf)
+        verdict = joined_with_neighbors(replace(plain, share=directed.share), kept, grids)
         return JudgedCells(
             side, tuple(map(str, classes)), tuple(grids), given, kept, verdict,
             {f"cells: {name}": weight for name, weight in shares(weights).items()},
@@ -183,6 +192,37 @@ class Masks:
         return replace(
             content, image=thumbnail(outlined(self.images[k], inside).transpose(2, 0, 1)), text=None, missing=""
         )
+
+
+def joined_with_neighbors(verdict: Verdict, kept: NDArray[np.bool_], grids: Sequence[tuple[int, int]]) -> Verdict:
+    r"""The verdict on cells that hold together with those around them.
+
+    .. math:: s'_i = \lambda \Big( s_i + \frac{1}{|N_i|} \sum_{j \in N_i} s_j \Big) + a
+
+    with the log odds :math:`s`, the cells :math:`N_i` of a square of three around the cell, itself among them, and :math:`a` such that the
+    probabilities have the stated share for their mean.
+
+    Args:
+        verdict: on the cells that are kept.
+        kept: (N,) which cells are judged.
+        grids: rows and columns of the cells of each image.
+    """
+    from scipy.ndimage import uniform_filter
+
+    odds, known = np.zeros(len(kept)), kept.astype(np.float64)
+    odds[kept] = verdict.log_odds
+    around = np.empty(len(kept))
+    start = 0
+    for rows, columns in grids:
+        part = slice(start, start + rows * columns)
+        total, count = (
+            uniform_filter(values[part].reshape(rows, columns), 3, mode="constant").ravel() for values in (odds, known)
+        )
+        around[part] = total / np.maximum(count, 1e-9)
+        start += rows * columns
+    joined = JOINED * (odds + around)[kept]
+    joined += offset_of_mean(joined, verdict.share.value)
+    return replace(verdict, log_odds=joined, p_error=expit(joined))
 
 
 @dataclass(frozen=True, eq=False)

@@ -272,7 +272,7 @@ def fit_noise(
     seen = found.contradicting(log_q, labels)
     score, _ = _scores(found.sharpness * log_q, labels, ratios)
     doubt = max(float(expit(score).mean()) - float(seen.mean()), 0.0)
-    found = replace(found, offset=_offset(score, LEARNED * doubt))
+    found = replace(found, offset=offset_of_mean(score, LEARNED * doubt))
     frequency = np.bincount(labels, minlength=classes) / len(labels)
     by_chance = -float(np.log(np.maximum(frequency[labels], SMALLEST)).mean())
     gain = 1 + float(log_q[np.arange(len(labels)), labels].mean()) / max(by_chance, SMALLEST)
@@ -328,7 +328,7 @@ def _scores(log_q: Floats, labels: Ints, direction: Floats) -> tuple[Floats, Int
     return logsumexp(u, axis=1) - own, u.argmax(1)
 
 
-def _offset(score: Floats, mean: float) -> float:
+def offset_of_mean(score: Floats, mean: float) -> float:
     """The number a for which the probabilities S(a + score) have the given mean."""
     if mean <= SMALLEST:
         return -np.inf

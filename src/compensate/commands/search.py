@@ -84,7 +84,7 @@ def _comparison(found: dict[str, Any]) -> Table:
     peers = list(found["tables"])
     table = Table(
         "last epoch, %", "mean", *(f"minus {peer} (95 %)" for peer in peers), box=None, pad_edge=False,
-        title=f"\nclean test data, {found['budget']['seeds']} fresh seeds", title_justify="left",
+        title=f"\nclean test data, {found['budget']['seeds']} fresh seed{'s' * (found['budget']['seeds'] > 1)}", title_justify="left",
     )  # fmt: skip
     table.columns[0].overflow = "fold"  # a cell's name is its four words: none of them may be cut off
     by_peer = {peer: {row["method"]: row for row in rows} for peer, rows in found["tables"].items()}
