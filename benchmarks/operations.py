@@ -9,6 +9,7 @@ tensor) raises an error.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -17,14 +18,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from compensate import Compensated
+from benchmarks.measure import Ratio, options, report
+from compensate import METHODS, Compensated
 from compensate.methods.registry import Method
 from compensate.models.small import MLP
 
-BATCH, CLASSES, SAMPLES, FEATURES, STEPS = 128, 10, 50_000, 32, 26
+BATCH, CLASSES, SAMPLES, FEATURES, STEPS = 128, 10, 50_000, 32, 52
 BAR = 4.0
 ABOUT = """Operations that a step dispatches, forward and backward, the record of evidence and the step of rows included, batches of 128 samples and 10
-classes, on average over 26 steps; views count as operations. Beside those of cross entropy: of the loss alone, or of the model of two layers and
+classes, on average over 52 steps; views count as operations. Beside those of cross entropy: of the loss alone, or of the model of two layers and
 the loss for methods that run the model. Tensors lie on the device "meta", which has no values, so that whatever waits for one raises an error: no
 method of the table does. With the index of the samples still on the host, as the loader gives it, nothing has to be done for samples that come twice."""
 WAITING = ("_local_scalar_dense", "nonzero", "unique", "_unique", "is_nonzero", "equal", "masked_select", "bincount")

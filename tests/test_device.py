@@ -7,13 +7,13 @@ import warnings
 
 import pytest
 import torch
-from tiny import TinyNet
 
 from benchmarks.operations import Waits, counted, operations
 from compensate import METHODS, Compensated
 from compensate.checks import as_on_a_device
 from compensate.methods import logcomp, mixcomp, sop
 from compensate.terms import Evidence
+from tiny import TinyNet
 
 SIZES = {"num_samples": 40, "num_classes": 3, "class_counts": [20, 12, 8], "feature_dim": 6, "feature_shape": (4,)}
 
