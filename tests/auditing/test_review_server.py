@@ -429,11 +429,20 @@ def test_a_port_that_is_taken_is_named_and_the_usual_one_gives_way(
     server = serve()
     with pytest.raises(InputError, match=f"port {server.port}"):
         ReviewServer(Review(made_run(tmp_path / "other")), port=server.port)
-    folder = made_run(tmp_path / "third")
-    first, second = ReviewServer(Review(folder)), ReviewServer(Review(folder))
-    assert first.port == review_module.usual_port(folder) != second.port
-    first.server_close()
-    second.server_close()
+    folders = (made_run(tmp_path / name) for name in "abcdef")
+    folder = next(one for one in folders if _is_free(review_module.usual_port(one)))
+    with ReviewServer(Review(folder)) as first, ReviewServer(Review(folder)) as second:
+        assert first.port == review_module.usual_port(folder) != second.port
+
+
+def _is_free(port: int) -> bool:
+    """Whether no other program of this machine has the port."""
+    with socket.socket() as tried:
+        try:
+            tried.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 @pytest.mark.parametrize(
