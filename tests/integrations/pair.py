@@ -187,6 +187,10 @@ def stored(library: str, method: str, case: Case, rank: int | str) -> str:
 
 def train_all(out: Path) -> None:
     """Every run, as one of two processes; what it holds in the end goes to a file."""
+    from accelerate.state import AcceleratorState
+
+    # These processes are forked: what an earlier test told accelerate, that there is one process, is forgotten first.
+    AcceleratorState._reset_state(reset_partial_state=True)
     warnings.simplefilter("ignore")
     for library, method, case in runs():
         torch.save(tensors(*RUNS[library](method, out, case)), out / stored(library, method, case, os.environ["RANK"]))
