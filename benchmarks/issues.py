@@ -5,7 +5,8 @@
 
 Planted are: of 300 test images of CIFAR-10, twelve each made dark, bright and blank; of the breast cancer table, ten rows without a value; of the
 digits, a class of five rows; and to the breast cancer table, three columns that number or name the rows: in order, shuffled, and by a code. The rules that tell
-blank from dark images and that name empty rows were written after seeing the first of the three seeds; other thresholds were not chosen here. Datalab sees its images through CleanVision.
+blank from dark images and that name empty rows were written after seeing the first of the three seeds; other
+thresholds were not chosen here. Datalab sees its images through CleanVision.
 """
 
 from __future__ import annotations
