@@ -42,7 +42,7 @@ Ints = NDArray[np.int64]
 RIDGE = 0.01
 """How strongly weights of learners are drawn to equal ones."""
 
-EVEN = 0.005
+EVEN = 0.002
 """Added to both ways of a pair of classes before their ratio is taken: rarer confusions show no direction."""
 
 LEARNED = 0.2
@@ -67,7 +67,7 @@ ROUNDS = 3
 ROOM = 4_000_000
 """Entries of predictions from which share and sharpness are estimated; of more rows a part is drawn."""
 
-ALIKE = 1.0
+ALIKE = 0.5
 """Log likelihood within which shares fit alike, and the largest of them is taken. Models of a few hundred rows are nowhere surer than one minus
 the share of errors: to the likelihood, hard samples everywhere and errors everywhere are the same."""
 
