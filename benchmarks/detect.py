@@ -346,6 +346,8 @@ MEASURES = {
 }
 """What each constant is chosen by: average precision, calibration error, or the interval score at 90 % (width, plus 20 times a miss)."""
 
+WORDS = {"ap": "average precision", "ece": "calibration error", "interval": "interval score"}
+
 ALLOWED = {"flagged": 0.02, "holds": 0.9}
 """A value is out that flags more of any set without errors, or whose interval holds the truth in fewer of the cases."""
 
@@ -420,15 +422,22 @@ def _figures(said: dict[str, NDArray[Any]], log_q: NDArray[np.float64]) -> dict[
 
 
 def choices(rows: list[dict[str, Any]]) -> str:
-    """For each constant the mean of its measure by value, and for each set left out the value that the others choose."""
+    """For each constant its value, the mean of its measure by value tried, and the value that the others choose for each set left out."""
     frame = pd.DataFrame(rows)
-    lines = []
+    lines = [
+        "| constant | value | chosen by | mean over the sets, by value | chosen without one of the sets |",
+        "|---|---|---|---|---|",
+    ]
     for constant, measure in MEASURES.items():
         part = frame[frame["constant"] == constant]
-        picked = {left: _best(part[part["set"] != left], measure) for left in part["set"].unique()}
+        by_choice: dict[float, list[str]] = {}
+        for left in part["set"].unique():
+            by_choice.setdefault(_best(part[part["set"] != left], measure), []).append(left)
+        often, *others = sorted(by_choice, key=lambda value: -len(by_choice[value]))
+        picked = f"{often:g}" + "".join(f"; {value:g} without {', '.join(by_choice[value])}" for value in others)
         means = part.groupby(["set", "value"])[measure].mean().groupby("value").mean()
-        lines.append(f"{constant}, {measure}: " + ", ".join(f"{value:g} {mean:.4f}" for value, mean in means.items()))
-        lines.append("    " + ", ".join(f"without {name}: {value:g}" for name, value in picked.items()))
+        shown = ", ".join(f"{value:g}: {mean:.4f}" for value, mean in means.items())
+        lines.append(f"| `{constant}` | {getattr(noise_model, constant):g} | {WORDS[measure]} | {shown} | {picked} |")
     return "\n".join(lines)
 
 
@@ -535,6 +544,7 @@ NAMES = {
 }  # fmt: skip
 """What readers call the cases."""
 
+CHOSEN = ("<!-- choices: made by python -m benchmarks.detect --write -->", "<!-- /choices -->")
 MARKS = ("<!-- detect: made by python -m benchmarks.detect --write -->", "<!-- /detect -->")
 
 
@@ -591,13 +601,16 @@ def short(table: str) -> str:
 
 
 def write(rows: list[dict[str, Any]]) -> None:
-    """Puts the table between its marks in the page on detection, and its first cases in the README."""
+    """Puts table and choices between their marks in the page on detection, and the first cases in the README."""
     root = Path(__file__).parent.parent
     table = markdown(rows)
-    for page, shown in ((root / "README.md", short(table)), (root / "docs" / "detection.md", table)):
-        before, rest = page.read_text("utf-8").split(MARKS[0])
-        after = rest.split(MARKS[1])[1]
-        page.write_text(f"{before}{MARKS[0]}\n{shown}\n{MARKS[1]}{after}", "utf-8")
+    parts = [(root / "README.md", MARKS, short(table)), (root / "docs" / "detection.md", MARKS, table)]
+    if CHOICES.exists():
+        parts.append((root / "docs" / "detection.md", CHOSEN, choices(json.loads(CHOICES.read_text())["rows"])))
+    for page, (begin, end), shown in parts:
+        before, rest = page.read_text("utf-8").split(begin)
+        after = rest.split(end, 1)[1]
+        page.write_text(f"{before}{begin}\n{shown}\n{end}{after}", "utf-8")
 
 
 def _bars(frame: pd.DataFrame) -> list[str]:
