@@ -68,7 +68,7 @@ ROUNDS = 3
 ROOM = 4_000_000
 """Entries of predictions from which share and sharpness are estimated; of more rows a part is drawn."""
 
-ALIKE = 0.5
+ALIKE = 1.0
 """Log likelihood within which shares fit alike, and the largest of them is taken. Models of a few hundred rows are nowhere surer than one minus
 the share of errors: to the likelihood, hard samples everywhere and errors everywhere are the same."""
 
