@@ -349,10 +349,10 @@ def _contradictions(
     others = 1 - np.eye(classes)
     learned = transition * others + SMALLEST * others
     best = -np.inf
-    assumed = others / (classes - 1)
+    even = assumed = _even(labels, classes)
     for _ in range(ROUNDS):  # which errors there would be if there were some
         assumed = _directions(log_q, labels, assumed, *ASSUMED)
-    for start in (others / (classes - 1), learned * classes / learned.sum(), assumed):
+    for start in (even, learned * classes / learned.sum(), assumed):
         d = start
         for _ in range(ROUNDS + 1):
             likelihood, sharpness = _profile(log_q, labels, d, run)
@@ -368,6 +368,13 @@ def _contradictions(
     likely = shares[profile > best - 1.92]
     noise = NoiseModel(float(SHARES[k]), float(sharp[k]), _rates(way, SHARES[k]) / SHARES[k], ratios, -np.inf)
     return noise, float(likely.min()), float(likely.max())
+
+
+def _even(labels: Ints, classes: int) -> Floats:
+    """(C, C) directions in which each class is written as any other alike, if that class is given at all."""
+    given = np.maximum(np.bincount(labels, minlength=classes) > 0, 1e-3)
+    others = (1 - np.eye(classes)) * given
+    return others / np.maximum(others.sum(1, keepdims=True), SMALLEST)
 
 
 def _rates(directions: Floats, share: float) -> Floats:
@@ -408,7 +415,6 @@ def _likelihoods(rows: slice, log_q: Floats, labels: Ints, directions: Floats) -
 def _directions(log_q: Floats, labels: Ints, directions: Floats, share: float, sharpness: float) -> Floats:
     """Directions anew, from the expected number of errors by true and given class; their mean row sums to one."""
     classes = log_q.shape[1]
-    others = 1 - np.eye(classes)
     q = np.exp(_normalized(sharpness * log_q))
     rates = _rates(directions, share)
     joint = q * rates.T[labels]
@@ -417,7 +423,7 @@ def _directions(log_q: Floats, labels: Ints, directions: Floats, share: float, s
     for j in range(classes):
         counts[:, j] = joint[labels == j].sum(0)
     rows = np.maximum(q.sum(0)[:, None], SMALLEST)
-    d = (counts * others + 2 / max(classes - 1, 1) * others * rows / rows.mean()) / rows
+    d = (counts * (1 - np.eye(classes)) + 2 * _even(labels, classes) * rows / rows.mean()) / rows
     return d * rows.sum() / (d.sum(1) * rows[:, 0]).sum()
 
 
