@@ -17,7 +17,7 @@ from compensate.auditing.page import Page, write_page
 def _small_learners() -> Iterator[None]:
     """Enough trees for a few hundred rows, and one division into folds; more take as many times as long."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(learners, "TREES", 40)
+        patch.setattr(learners, "TREES", 16)
         patch.setattr(folds, "REPEATS", 1)
         yield
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from compensate.auditing import folds, learners
 from compensate.auditing.audit import audit
 from compensate.auditing.result import Audit
 from compensate.errors import InputError
@@ -22,7 +23,10 @@ FIGURES = {"noise_rate", "noise_rate_low", "noise_rate_high", "flagged", "expect
 def found() -> Audit:
     rng = np.random.default_rng(0)
     y = np.arange(80) % 2
-    return audit(rng.normal(size=(80, 3)) + 5 * y[:, None], np.where(np.arange(80) == 7, 1 - y, y))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(learners, "TREES", 16)
+        patch.setattr(folds, "REPEATS", 1)
+        return audit(rng.normal(size=(80, 3)) + 5 * y[:, None], np.where(np.arange(80) == 7, 1 - y, y))
 
 
 @pytest.mark.filterwarnings("ignore")  # of MLflow, about itself
