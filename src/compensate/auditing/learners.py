@@ -375,7 +375,7 @@ class Forests(Sequence[Any]):
     def __len__(self) -> int:
         return self.num_folds
 
-    def __getitem__(self, fold: Any) -> Grown:
+    def __getitem__(self, fold: Any) -> Any:
         return Grown(tuple(self.grow(fold, part) for part in range(self.parts)), self.num_classes)
 
     @property
