@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -27,6 +28,17 @@ def _deterministic() -> None:
 def _cached_embeddings(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not in the user's own cache; shared by the tests of a session, which encode the same few texts."""
     monkeypatch.setenv("COMPENSATE_CACHE", str(tmp_path_factory.getbasetemp() / "embeddings"))
+
+
+@pytest.fixture(scope="module")
+def small_learners() -> Iterator[None]:
+    """Enough trees for a few hundred rows, and one division into folds; more take as many times as long."""
+    from compensate.auditing import folds, learners
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(learners, "TREES", 16)
+        patch.setattr(folds, "REPEATS", 1)
+        yield
 
 
 @pytest.fixture

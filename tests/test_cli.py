@@ -112,6 +112,7 @@ def test_demo_runs_end_to_end(tmp_path):
 ESCAPE = "\x1b[31mred\x1b]0 title\x07\u202e"
 
 
+@pytest.mark.usefixtures("small_learners")
 def test_control_characters_of_names_do_not_reach_the_terminal(tmp_path, monkeypatch, capsys):
     """Columns, classes and files may be called anything; colors of the command itself are still written."""
     rows = [f"{i},{'ab'[i % 2]}{ESCAPE}" for i in range(40)]
