@@ -1,6 +1,7 @@
 r"""Quantities as labels: out-of-fold residuals, a scale that depends on x, and the probability that a value is wrong.
 
-Learners predict each value from rows that do not include it; values that differ in proportions, by their logarithm. With the residual in units of its usual size at this place,
+Learners predict each value from rows that do not include it; values that differ in proportions, by their logarithm.
+With the residual in units of its usual size at this place,
 :math:`z_i = r_i / \sigma(x_i)`, right values follow a Student distribution and wrong ones the distribution that values of
 other rows have in this place, which is known: it is computed, not assumed. Then
 
