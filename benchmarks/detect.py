@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,7 @@ from compensate.files import write_atomically
 RESULTS = Path(__file__).parent / "results" / "detect.json"
 COST = Path(__file__).parent / "results" / "detect-cost.json"
 CHOICES = Path(__file__).parent / "results" / "detect-choices.json"
-LARGE, SMALL = 10_000, 5_000
+LARGE, SMALL, RARE = 10_000, 5_000, 4_000
 
 Labels = NDArray[np.int64]
 
@@ -71,6 +72,7 @@ CASES = [
     *(Case("cifar10", e) for e in ("symmetric:0.2", "pair:0.2", "instance:0.1", "none")),
     *(Case("digits", e) for e in ("symmetric:0.2", "pair:0.2", "none")),
     *(Case(name, e) for name in ("cancer-table", "wine-table", "digits-table") for e in ("symmetric:0.1", "none")),
+    *(Case(name, e) for name in ("rare-table", "many-classes") for e in ("symmetric:0.1", "none")),
     *(Case("diabetes", e) for e in ("swap:0.1", "none")),
 ]
 
@@ -109,6 +111,8 @@ def make(case: Case, seed: int, data_dir: Path) -> Errors:
 
 
 def _source(name: str, data_dir: Path, seed: int) -> tuple[Data, NDArray[np.float32] | None]:
+    if name == "many-classes":
+        return _many(seed), None
     if name.endswith("-table") or name == "diabetes":
         return _table(name.removesuffix("-table"), seed)
     data = load(name, data_dir).train if name != "digits" else load("digits", test=0.3).train
@@ -123,7 +127,7 @@ def _table(name: str, seed: int) -> tuple[Data, NDArray[np.float32]]:
     from sklearn import datasets
 
     readers = {"cancer": "breast_cancer", "wine": "wine", "digits": "digits", "diabetes": "diabetes"}
-    found = getattr(datasets, f"load_{readers[name]}")(as_frame=True)
+    found = _rare(seed) if name == "rare" else getattr(datasets, f"load_{readers[name]}")(as_frame=True)
     rng = np.random.default_rng(seed + 50)
     frame = found.data.copy()
     frame["id"] = rng.permutation(len(frame)) + 10_000
@@ -133,6 +137,25 @@ def _table(name: str, seed: int) -> tuple[Data, NDArray[np.float32]]:
     frame["town"] = [f"town {k}" for k in rng.integers(0, 40, len(frame))]
     frame["target"] = found.target.to_numpy()
     return from_frame(frame, name, label="target").train, found.data.to_numpy(np.float32)
+
+
+def _rare(seed: int) -> SimpleNamespace:
+    """A table of which one row in twenty is of a class that the numbers say little about, as of customers who leave."""
+    rng = np.random.default_rng(seed + 70)
+    rare = rng.random(RARE) < 0.05
+    x = rng.normal(size=(RARE, 12)) + 0.5 * rare[:, None] * (np.arange(12) < 4)
+    columns = [f"number {k}" for k in range(12)]
+    return SimpleNamespace(
+        data=pd.DataFrame(x.astype(np.float32), columns=columns), target=pd.Series(np.where(rare, "leaves", "stays"))
+    )
+
+
+def _many(seed: int) -> Data:
+    """Embeddings of 50 classes of 20 rows each, of which a model tells one in three right: few examples of many classes, as of intents."""
+    rng = np.random.default_rng(seed + 90)
+    y = np.repeat(np.arange(50), 20)
+    x = 0.4 * rng.normal(size=(50, 32))[y] + rng.normal(size=(len(y), 32))
+    return Data(x.astype(np.float32), y, tuple(f"class {k}" for k in range(50)))
 
 
 def _errors(kind: str, data: Data, seed: int) -> NDArray[Any]:
@@ -312,9 +335,11 @@ def _on_values(made: Errors, seed: int) -> dict[str, dict[str, float]]:
 # --- choosing constants on other data ---------------------------------------------------------------------------
 
 GRID: dict[str, tuple[float, ...]] = {
-    "RIDGE": (0.003, 0.01, 0.03, 0.1),
-    "EVEN": (0.002, 0.005, 0.015, 1.0),
+    "RIDGE": (0.0003, 0.001, 0.003, 0.01, 0.03),
+    "EVEN": (0.0005, 0.001, 0.002, 0.005, 0.015, 1.0),
+    "SIMPLER": (0.02, 0.25, 0.5, 1.0),
     "LEARNED": (0.0, 0.1, 0.2, 0.3, 0.4, 0.5),
+    "MOST_DOUBT": (0.15, 0.25, 0.4, 1.0),
     "ALIKE": (0.0, 0.5, 1.0, 1.92),
     "MOST_LEARNED": (0.5, 0.8, 1.1, 1.4),
     "LEAST_SEEN": (0.5, 0.75, 1.0),
@@ -325,12 +350,20 @@ GRID: dict[str, tuple[float, ...]] = {
 MEASURES = {
     "RIDGE": "ap",
     "EVEN": "ap",
+    "SIMPLER": "ece",
     "LEARNED": "ece",
+    "MOST_DOUBT": "ece",
+    "ALIKE": "ece",
     "MOST_LEARNED": "interval",
     "LEAST_SEEN": "interval",
     "MARGIN": "interval",
 }
 """What each constant is chosen by: average precision, calibration error, or the interval score at 90 % (width, plus 20 times a miss)."""
+
+WORDS = {"ap": "average precision", "ece": "calibration error", "interval": "interval score"}
+
+ALLOWED = {"flagged": 0.02, "holds": 0.9}
+"""A value is out that flags more of any set without errors, or whose interval holds the truth in fewer of the cases."""
 
 TRIED = 2_500
 """Rows of a case on which values are tried; of more, every second, third or fourth is taken."""
@@ -403,20 +436,33 @@ def _figures(said: dict[str, NDArray[Any]], log_q: NDArray[np.float64]) -> dict[
 
 
 def choices(rows: list[dict[str, Any]]) -> str:
-    """For each constant the mean of its measure by value, and for each set left out the value that the others choose."""
+    """For each constant its value, the mean of its measure by value tried, and the value that the others choose for each set left out."""
     frame = pd.DataFrame(rows)
-    lines = []
+    lines = [
+        "| constant | value | chosen by | mean over the sets, by value | chosen without one of the sets |",
+        "|---|---|---|---|---|",
+    ]
     for constant, measure in MEASURES.items():
         part = frame[frame["constant"] == constant]
-        by_set = part.groupby(["set", "value"])[measure].mean()
-        sign = -1 if measure == "ap" else 1
-        picked = {
-            left: float((sign * by_set.drop(left).groupby("value").mean()).idxmin()) for left in part["set"].unique()
-        }
-        means = by_set.groupby("value").mean()
-        lines.append(f"{constant}, {measure}: " + ", ".join(f"{value:g} {mean:.4f}" for value, mean in means.items()))
-        lines.append("    " + ", ".join(f"without {name}: {value:g}" for name, value in picked.items()))
+        by_choice: dict[float, list[str]] = {}
+        for left in part["set"].unique():
+            by_choice.setdefault(_best(part[part["set"] != left], measure), []).append(left)
+        often, *others = sorted(by_choice, key=lambda value: -len(by_choice[value]))
+        picked = f"{often:g}" + "".join(f"; {value:g} without {', '.join(by_choice[value])}" for value in others)
+        means = part.groupby(["set", "value"])[measure].mean().groupby("value").mean()
+        shown = ", ".join(f"{value:g}: {mean:.4f}" for value, mean in means.items())
+        lines.append(f"| `{constant}` | {getattr(noise_model, constant):g} | {WORDS[measure]} | {shown} | {picked} |")
     return "\n".join(lines)
+
+
+def _best(part: pd.DataFrame, measure: str) -> float:
+    """The allowed value of a constant with the best mean over these sets."""
+    clean = part[part["case"].str.endswith(" none")].groupby(["case", "value"])["flagged"].mean()
+    allowed = (clean.groupby("value").max() <= ALLOWED["flagged"]) & (
+        part.groupby("value")["holds"].mean() >= ALLOWED["holds"]
+    )
+    means = part.groupby(["set", "value"])[measure].mean().groupby("value").mean()
+    return float(means[allowed].idxmax() if measure == "ap" else means[allowed].idxmin())
 
 
 # --- cost -------------------------------------------------------------------------------------------------------
@@ -508,9 +554,12 @@ NAMES = {
     "digits symmetric:0.2": "digits as images, 20 % random", "digits pair:0.2": "digits as images, 20 % toward the next class",
     "cancer-table symmetric:0.1": "breast cancer table, 10 % flipped", "wine-table symmetric:0.1": "wine table, 10 % flipped",
     "digits-table symmetric:0.1": "digits table, 10 % flipped", "diabetes swap:0.1": "diabetes table (a quantity), 10 % swapped",
+    "rare-table symmetric:0.1": "drawn table, 5 % of a class that is hard to tell, 10 % flipped",
+    "many-classes symmetric:0.1": "drawn embeddings, 50 classes of 20 rows, 10 % random",
 }  # fmt: skip
 """What readers call the cases."""
 
+CHOSEN = ("<!-- choices: made by python -m benchmarks.detect --write -->", "<!-- /choices -->")
 MARKS = ("<!-- detect: made by python -m benchmarks.detect --write -->", "<!-- /detect -->")
 
 
@@ -567,13 +616,16 @@ def short(table: str) -> str:
 
 
 def write(rows: list[dict[str, Any]]) -> None:
-    """Puts the table between its marks in the page on detection, and its first cases in the README."""
+    """Puts table and choices between their marks in the page on detection, and the first cases in the README."""
     root = Path(__file__).parent.parent
     table = markdown(rows)
-    for page, shown in ((root / "README.md", short(table)), (root / "docs" / "detection.md", table)):
-        before, rest = page.read_text("utf-8").split(MARKS[0])
-        after = rest.split(MARKS[1])[1]
-        page.write_text(f"{before}{MARKS[0]}\n{shown}\n{MARKS[1]}{after}", "utf-8")
+    parts = [(root / "README.md", MARKS, short(table)), (root / "docs" / "detection.md", MARKS, table)]
+    if CHOICES.exists():
+        parts.append((root / "docs" / "detection.md", CHOSEN, choices(json.loads(CHOICES.read_text())["rows"])))
+    for page, (begin, end), shown in parts:
+        before, rest = page.read_text("utf-8").split(begin)
+        after = rest.split(end, 1)[1]
+        page.write_text(f"{before}{begin}\n{shown}\n{end}{after}", "utf-8")
 
 
 def _bars(frame: pd.DataFrame) -> list[str]:

@@ -14,7 +14,6 @@ flags, and Datalab's that of its ranking cut where its precision is ours.
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import random
@@ -28,6 +27,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from PIL import Image
 
+from benchmarks.measure import run_or_show
 from compensate import __version__
 from compensate.auditing.issues.duplicates import SIMILAR_IMAGES, SIMILAR_TEXTS
 from compensate.auditing.issues.image_copies import grey, image_pairs
@@ -332,11 +332,4 @@ def table() -> str:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--data-dir", type=Path, default=Path("data"))
-    parser.add_argument("--show", action="store_true")
-    parser.add_argument("--quick", action="store_true", help="the same as --show")
-    chosen = parser.parse_args()
-    if not (chosen.show or chosen.quick):
-        run(chosen.data_dir)
-    print(table())
+    run_or_show(run, table)

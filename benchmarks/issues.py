@@ -11,7 +11,6 @@ thresholds were not chosen here. Datalab sees its images through CleanVision.
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from benchmarks.measure import run_or_show
 from compensate import __version__
 from compensate.auditing.audit import audit
 from compensate.auditing.issues.samples import odd_images
@@ -152,11 +152,4 @@ def table() -> str:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--data-dir", type=Path, default=Path("data"))
-    parser.add_argument("--show", action="store_true")
-    parser.add_argument("--quick", action="store_true", help="the same as --show")
-    chosen = parser.parse_args()
-    if not (chosen.show or chosen.quick):
-        run(chosen.data_dir)
-    print(table())
+    run_or_show(run, table)

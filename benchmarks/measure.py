@@ -88,6 +88,18 @@ def options(doc: str | None) -> argparse.Namespace:
     return parser.parse_args()
 
 
+def run_or_show(run: Callable[[Path], None], table: Callable[[], str]) -> None:
+    """The command line of a benchmark that reads data sets and stores a table: runs it unless told, and prints the table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--data-dir", type=Path, default=Path("data"))
+    parser.add_argument("--show", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="the same as --show")
+    chosen = parser.parse_args()
+    if not (chosen.show or chosen.quick):
+        run(chosen.data_dir)
+    print(table())
+
+
 def report(name: str, ratios: list[Ratio], *, about: str, quick: bool = False, threads: int | None = None) -> Path:
     """Prints the ratios and stores them in `results/NAME.json`, or `results/quick/NAME.json`; returns the path.
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,16 +12,33 @@ from torch import Tensor
 from tiny import TinyNet
 
 
+def pytest_collection_finish() -> None:
+    """Modules and tests stay to the end: collections of garbage, which some trainers ask for, pass over them."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _deterministic() -> None:
     torch.set_num_threads(1)
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # `torch.manual_seed` also notes where it was called, for each kind of GPU
 
 
 @pytest.fixture(autouse=True)
 def _cached_embeddings(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not in the user's own cache; shared by the tests of a session, which encode the same few texts."""
     monkeypatch.setenv("COMPENSATE_CACHE", str(tmp_path_factory.getbasetemp() / "embeddings"))
+
+
+@pytest.fixture(scope="module")
+def small_learners() -> Iterator[None]:
+    """Enough trees for a few hundred rows, and one division into folds; more take as many times as long."""
+    from compensate.auditing import folds, learners
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(learners, "TREES", 16)
+        patch.setattr(folds, "REPEATS", 1)
+        yield
 
 
 @pytest.fixture

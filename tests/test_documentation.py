@@ -25,6 +25,7 @@ BLOCKS = [
 @pytest.mark.filterwarnings(
     "ignore:.*treespec.*", "ignore:.*does not have many workers", "ignore:.*number of training batches"
 )
+@pytest.mark.usefixtures("small_learners")
 @pytest.mark.parametrize("block", BLOCKS)
 def test_code_blocks_run(block, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -11,7 +11,7 @@ import compensate
 
 SOURCE = Path(compensate.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
-LONGEST = 650
+LONGEST = 600
 BRITISH = re.compile(
     r"(?i)colour|behaviour|neighbour|centre|labelled|catalogue|"
     r"(general|initial|maxim|minim|normal|optim|parameter|penal|random|regular|standard|summar|token)is(e|ing|ation)"

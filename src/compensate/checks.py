@@ -1,9 +1,9 @@
-"""Cheap checks of a batch, with errors that say what to do."""
+"""Cheap checks of a batch and of class weights, with errors that say what to do."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -99,6 +99,22 @@ def check_target(target: object) -> None:
             f"target is a {type(target).__name__}; expected a tensor on the device of the logits: write "
             "torch.as_tensor(target)."
         )
+
+
+def checked_weights(given: Tensor | Sequence[float] | None) -> Tensor | None:
+    """Class weights as a tensor, if there are any.
+
+    >>> checked_weights([1, 2])
+    tensor([1., 2.])
+    """
+    if given is None:
+        return None
+    weight = torch.as_tensor(given, dtype=None if isinstance(given, Tensor) else torch.get_default_dtype())
+    if weight.ndim != 1 or not weight.is_floating_point():
+        raise InputError(
+            f"weight is {weight.dtype} of shape {tuple(weight.shape)}; expected a floating point number for each class, (C,)."
+        )
+    return weight
 
 
 def check_batch(s: State, u: Tensor) -> None:

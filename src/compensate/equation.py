@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from compensate.checks import Check, check_losses
+from compensate.checks import Check, check_losses, checked_weights
+from compensate.equation_text import equation_text, in_bytes
 from compensate.errors import InputError
 from compensate.fused import cross_entropy_with_slope
 from compensate.granularity import Sample, Table
@@ -62,22 +63,6 @@ def normalized(q: Tensor) -> Tensor:
     """
     q = q.clamp(min=0)
     return q / q.sum(-1, keepdim=True).clamp(min=SMALLEST)
-
-
-def class_weights(given: Weights | None) -> Tensor | None:
-    """Class weights as a tensor, if there are any.
-
-    >>> class_weights([1, 2])
-    tensor([1., 2.])
-    """
-    if given is None:
-        return None
-    weight = torch.as_tensor(given, dtype=None if isinstance(given, Tensor) else torch.get_default_dtype())
-    if weight.ndim != 1 or not weight.is_floating_point():
-        raise InputError(
-            f"weight is {weight.dtype} of shape {tuple(weight.shape)}; expected a floating point number for each class, (C,)."
-        )
-    return weight
 
 
 _ONTO: dict[str, Callable[[Tensor], Tensor]] = {
@@ -205,7 +190,7 @@ class Compensated(nn.Module):
         self.record, self.views = record, views
         if "view" in self.terms and views is None:
             raise InputError("view= needs views=..., the transformations whose weights it sets: views=Views(shifted).")
-        self.register_buffer("weight", class_weights(weight))
+        self.register_buffer("weight", checked_weights(weight))
         for name in ("epoch", "step", "total"):
             self.register_buffer(name, torch.zeros((), dtype=torch.long))
         self._seen = self._unlearned = 0
@@ -561,9 +546,8 @@ class Compensated(nn.Module):
             if module is None or module in seen:
                 continue
             seen.add(module)
-            if (
-                Statistic in type(module).__mro__
-            ):  # an abstract class takes ten times as long to look into its instances
+            # An abstract class takes ten times as long to look into its instances.
+            if Statistic in type(module).__mro__:
                 found.append(cast(Statistic, module))
             if module._modules:
                 waiting[:0] = module._modules.values()
@@ -595,37 +579,11 @@ class Compensated(nn.Module):
         return counted + sum(table.nbytes for table in self.tables())
 
     def __repr__(self) -> str:
-        has = self.terms.keys()
-        x = "x_i" + " + V_i dv_i" * ("view" in has) + " + dx_i" * ("feature" in has) + "; A + da" * ("structure" in has)
-        p = f"S(f({x}) + du_i)" if "logit" in has else f"S(f({x}))"
-        p = f"{p} + dp_i" if "prediction" in has else p
-        y = "y_i + dy_i" if "label" in has else "y_i"
-        tail = (" + dl_i" if "loss" in has else "") + (" + penalty_i" if any(t.penalty for t in self.tables()) else "")
-        tail += " + <dg_i, u_i - [u_i]>" if "gradient" in has else ""  # in brackets, a constant
-        lines = [f"{self.reduction}_i [ l( {p}, {y} ){tail} ]" if self.reduction != "none" else f"l( {p}, {y} ){tail}"]
-        lines += [f"  {SLOTS[name]} = {' + '.join(map(shown, self.terms_of(name)))}" for name in has]
-        lines += [f"  {self.taxonomy} · holds {in_bytes(self.nbytes)}"]
-        return "\n".join(lines)
+        terms: dict[str, tuple[Term, ...]] = {SLOTS[name]: self.terms_of(name) for name in self.terms}
+        text = equation_text(self.reduction, terms, penalized=any(t.penalty for t in self.tables()))
+        return f"{text}\n  {self.taxonomy} · holds {in_bytes(self.nbytes)}"
 
     def _repr_html_(self) -> str:
         """The equation in a notebook."""
         first, *rest = repr(self).split("\n")
         return element("pre", element("b", escape(first, 2000)), escape("\n" + "\n".join(rest), 10_000))
-
-
-def shown(term: Any) -> str:
-    """A term on one line."""
-    text = repr(term) if isinstance(term, nn.Module) else getattr(term, "__name__", repr(term))
-    return " ".join(text.split())
-
-
-def in_bytes(count: int) -> str:
-    """A size for people.
-
-    >>> in_bytes(512), in_bytes(71_880), in_bytes(5_124_000_000)
-    ('512 bytes', '72 kB', '5.1 GB')
-    """
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.2g} {unit}" if count < 10 * size else f"{count / size:.0f} {unit}"
-    return f"{count} bytes"

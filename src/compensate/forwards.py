@@ -79,7 +79,10 @@ def seeded(seed: int | None, device: torch.device) -> Iterator[None]:
         return
     devices = range(torch.cuda.device_count()) if device.type == "cuda" else ()  # a seed is set on all of them
     with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
+        if device.type == "cpu":
+            torch.default_generator.manual_seed(seed)  # the function of torch seeds all devices, in milliseconds
+        else:
+            torch.manual_seed(seed)
         yield
 
 

@@ -15,7 +15,7 @@ from compensate.errors import InputError
 from compensate.forwards import ModelStages, seeded, traceless
 from compensate.fused import cross_entropy
 from compensate.places import Places
-from compensate.touched import Touched, distinct_rows, present_rows
+from compensate.touched import Touched, touched_rows
 
 if TYPE_CHECKING:
     from compensate.equation import Compensated
@@ -534,7 +534,7 @@ class State:
             return v
         moves = table.update == "meta" if self.meta else (self.learn and table.update in ("prox", "subgradient"))
         if moves:
-            touched = self._touch(table, keys)
+            touched = self._touched(table, keys)
             v = touched.rows if touched.which is None else touched.rows[touched.which]
             if touched.by_sample:
                 self._penalize(table, v.detach(), spread=True)
@@ -543,6 +543,13 @@ class State:
             v = table.gather(keys).detach()
         self._penalize(table, v.detach() if v.requires_grad else v)
         return v
+
+    def _touched(self, table: Table, keys: Tensor) -> Touched:
+        assert self.slot is not None
+        if self.slot in THROUGH and self.learn and self.criterion.reduction == "none":
+            raise InputError('A learned table on features, views or edges needs reduction="mean" or "sum", not "none".')
+        self.touched.append(touched_rows(self, table, keys, self.slot))
+        return self.touched[-1]
 
     def _penalize(self, table: Table, v: Tensor, *, spread: bool = False) -> None:
         penalized = table.penalty
@@ -557,36 +564,6 @@ class State:
     def later(self, write: Callable[[], None]) -> None:
         """For terms that keep something: `write` is called once the batch is known to be accepted."""
         self.writes.append(write)
-
-    def _touch(self, table: Table, keys: Tensor) -> Touched:
-        assert self.slot is not None
-        if self.slot in THROUGH and self.learn and self.criterion.reduction == "none":
-            raise InputError('A learned table on features, views or edges needs reduction="mean" or "sum", not "none".')
-        fixed = self.by_slope and torch.compiler.is_compiling()
-        # Where all places of a sample have one row, few keys stand for many.
-        by_sample = self.shared and not self.by_input and not fixed and table.granularity == "sample"
-        keys = self.places.firsts(keys) if by_sample else keys
-        of_samples = table.granularity == "sample"
-        repeated = False
-        if fixed or (self.repeats is False and of_samples and not self.places.several):
-            distinct, which = keys, None
-        elif of_samples or self.meta:
-            distinct, which = distinct_rows(keys)
-            repeated = which is not None and not at_hand(keys)
-        else:
-            distinct, which = present_rows(keys, table.shape[0])
-        every = which is None and not fixed and not by_sample and self.complete and self.gate is None
-        count = None if every else table.counted(self)
-        if count is not None and (by_sample or fixed or which is not None):
-            count = count.to(torch.get_default_dtype())
-            count = self.places.totals(count) if by_sample else count
-            count = count if which is None else count.new_zeros(len(distinct)).index_add_(0, which, count)
-        # Where the slope of the loss is known, the rows stay out of the graph.
-        rows = table.gather(distinct)
-        rows = rows if self.by_slope and not rows.requires_grad else rows.detach().requires_grad_(not self.by_slope)
-        touched = Touched(table, distinct, rows, count, which, self.slot, fixed, repeated, by_sample)
-        self.touched.append(touched)
-        return touched
 
     # --- the result -------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from compensate.checks import at_hand
 
 if TYPE_CHECKING:
     from compensate.granularity import Table
-    from compensate.state import Slot
+    from compensate.state import Slot, State
 
 
 @dataclass
@@ -36,6 +36,33 @@ class Touched:
     def shared(self) -> bool:
         """True if a row may serve several samples."""
         return self.which is not None or self.by_sample
+
+
+def touched_rows(s: State, table: Table, keys: Tensor, slot: Slot) -> Touched:
+    """The rows that the samples of a batch read, `keys` (B,), each once where it can be told."""
+    fixed = s.by_slope and torch.compiler.is_compiling()
+    of_samples = table.granularity == "sample"
+    # Where all places of a sample have one row, few keys stand for many.
+    by_sample = s.shared and not s.by_input and not fixed and of_samples
+    keys = s.places.firsts(keys) if by_sample else keys
+    repeated = False
+    if fixed or (s.repeats is False and of_samples and not s.places.several):
+        distinct, which = keys, None
+    elif of_samples or s.meta:
+        distinct, which = distinct_rows(keys)
+        repeated = which is not None and not at_hand(keys)
+    else:
+        distinct, which = present_rows(keys, table.shape[0])
+    every = which is None and not fixed and not by_sample and s.complete and s.gate is None
+    count = None if every else table.counted(s)
+    if count is not None and (by_sample or fixed or which is not None):
+        count = count.to(torch.get_default_dtype())
+        count = s.places.totals(count) if by_sample else count
+        count = count if which is None else count.new_zeros(len(distinct)).index_add_(0, which, count)
+    # Where the slope of the loss is known, the rows stay out of the graph.
+    rows = table.gather(distinct)
+    rows = rows if s.by_slope and not rows.requires_grad else rows.detach().requires_grad_(not s.by_slope)
+    return Touched(table, distinct, rows, count, which, slot, fixed, repeated, by_sample)
 
 
 def distinct_rows(keys: Tensor) -> tuple[Tensor, Tensor | None]:

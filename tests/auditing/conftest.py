@@ -9,17 +9,12 @@ from typing import Any
 
 import pytest
 
-from compensate.auditing import folds, learners
 from compensate.auditing.page import Page, write_page
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _small_learners() -> Iterator[None]:
-    """Enough trees for a few hundred rows, and one division into folds; more take as many times as long."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(learners, "TREES", 40)
-        patch.setattr(folds, "REPEATS", 1)
-        yield
+def _small_audits(small_learners: None) -> None:
+    """All tests of audits are content with small learners."""
 
 
 @pytest.fixture(scope="session")
@@ -37,25 +32,42 @@ def browser() -> Iterator[Any]:
         started.close()
 
 
+@pytest.fixture(scope="session")
+def idle_tabs() -> dict[str, list[Any]]:
+    """Tabs that a test has done with, by the options of their context: a new one takes longer than most of the tests."""
+    return {}
+
+
 @pytest.fixture
-def open_page(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+def open_page(browser: Any, idle_tabs: dict[str, list[Any]], tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """Writes a page and opens it from disk; anything fetched, any error and any dialog fails the test."""
-    contexts: list[Any] = []
+    used: list[tuple[Any, list[Any]]] = []
     problems: list[str] = []
+    listeners: dict[str, Callable[..., Any]] = {
+        "pageerror": lambda error: problems.append(str(error)),
+        "console": lambda message: message.type == "error" and problems.append(message.text),
+        "dialog": lambda dialog: (problems.append("dialog " + dialog.message), dialog.dismiss()),
+        "request": lambda r: r.url.startswith(("file:", "data:", "blob:")) or problems.append(r.url),
+    }
 
     def opened(page: Page, view: str = "review", *, width: int = 1280, height: int = 800, **options: Any) -> Any:
         path = write_page(page, tmp_path / "report.html")
-        context = browser.new_context(viewport={"width": width, "height": height}, accept_downloads=True, **options)
-        contexts.append(context)
-        tab = context.new_page()
-        tab.on("pageerror", lambda error: problems.append(str(error)))
-        tab.on("console", lambda message: message.type == "error" and problems.append(message.text))
-        tab.on("dialog", lambda dialog: (problems.append("dialog " + dialog.message), dialog.dismiss()))
-        tab.on("request", lambda r: r.url.startswith(("file:", "data:", "blob:")) or problems.append(r.url))
+        size = {"width": width, "height": height}
+        idle = idle_tabs.setdefault(str(sorted(options.items())), [])
+        tab = idle.pop() if idle else browser.new_context(viewport=size, accept_downloads=True, **options).new_page()
+        used.append((tab, idle))
+        tab.set_viewport_size(size)
+        for event, listener in listeners.items():
+            tab.on(event, listener)
         tab.goto(path.as_uri() + f"#{view}")
         return tab
 
     yield opened
-    for context in contexts:
-        context.close()
+    for tab, idle in used:
+        tab.evaluate("localStorage.clear()")
+        for event, listener in listeners.items():
+            tab.remove_listener(event, listener)
+        tab.goto("about:blank")
+        tab.mouse.move(0, 0)
+        idle.append(tab)
     assert problems == []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -196,22 +198,26 @@ def test_a_column_that_tells_the_label_is_told_from_one_that_helps() -> None:
     assert min(shares["leak"], shares["code"]) > 0.98
 
 
-@pytest.fixture
-def reviews(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts = sentences(120)
     labels = ["ab"[k % 2] for k in range(120)]
     texts[50], labels[50] = texts[10], labels[11]  # equal, another label
     texts[60] = texts[20].replace("a", "o", 1).upper()  # nearly equal, same label
     texts[70] = "?!"
-    path = tmp_path / "reviews.csv"
+    path = tmp_path_factory.mktemp("reviews") / "reviews.csv"
     rows = {"key": [f"k{k:04d}" for k in range(120)], "text": texts, "copy": [f"is {c}" for c in labels]}
     pd.DataFrame({**rows, "note": ["x", "y", "", "y", "x", ""] * 20, "label": labels}).to_csv(path, index=False)
     return path
 
 
-def test_everything_planted_in_a_file_is_found(reviews: Path) -> None:
-    found = audit(reviews, encoder="none", text="text")
-    issues = found.issues
+@pytest.fixture(scope="module")
+def audited(reviews: Path) -> Audit:
+    return audit(reviews, encoder="none", text="text")
+
+
+def test_everything_planted_in_a_file_is_found(audited: Audit) -> None:
+    issues = audited.issues
     assert tuple(issues.columns) == COLUMNS
     assert set(issues["issue"]) <= set(KINDS)
     mixed = of(issues, "conflicting_duplicate")
@@ -229,13 +235,13 @@ def test_everything_planted_in_a_file_is_found(reviews: Path) -> None:
     )
 
 
-def test_rows_of_the_test_set_are_found_in_the_data(reviews: Path, tmp_path: Path) -> None:
+def test_rows_of_the_test_set_are_found_in_the_data(audited: Audit) -> None:
     texts = sentences(120)
     held = from_frame(
         pd.DataFrame({"text": [*sentences(30, seed=9), texts[33] + " indeed", texts[44]], "label": ["a", "b"] * 16}),
         "test",
     ).train
-    found = of(find_issues(audit(reviews, encoder="none", text="text"), held), "test_duplicate")
+    found = of(find_issues(audited, held), "test_duplicate")
     assert set(zip(found["index"], found["other"], strict=True)) == {(44, 31), (33, 30)}
 
 
@@ -276,8 +282,9 @@ def run(*args: Any) -> str:
     return " ".join(done.output.split())
 
 
-def test_a_run_stores_its_issues_and_says_so(reviews: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(reviews.parent)
+def test_a_run_stores_its_issues_and_says_so(reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(reviews, tmp_path)
     said = run("audit", "reviews.csv", "--text", "text", "--encoder", "none", "--out", "run")
     assert "also found: 4 duplicates, 2 of them with different labels" in said
     listed = pd.read_csv("run/issues.csv", keep_default_na=False)
@@ -310,26 +317,20 @@ def test_a_run_stores_its_issues_and_says_so(reviews: Path, monkeypatch: pytest.
         [["outlier", 1, None, "", "high", "", ""]],
     ],
 )
-def test_damaged_issues_are_refused(bad: Any, reviews: Path, tmp_path: Path) -> None:
-    from dataclasses import replace
-
-    found = audit(reviews, encoder="none", text="text")
-    replace(found, found_issues=found.issues).save(tmp_path / "audit")
+def test_damaged_issues_are_refused(bad: Any, audited: Audit, tmp_path: Path) -> None:
+    replace(audited, found_issues=audited.issues).save(tmp_path / "audit")
     texts = json.loads((tmp_path / "audit" / "audit.json").read_text())
     (tmp_path / "audit" / "audit.json").write_text(json.dumps({**texts, "issues": bad}))
     with pytest.raises(InputError, match="issues"):
         Audit.load(tmp_path / "audit")
 
 
-def with_issues(data: Any, **options: Any) -> Any:
-    from dataclasses import replace
-
-    found = audit(data, **options)
+def with_issues(found: Audit) -> Any:
     return page_of(replace(found, found_issues=found.issues))
 
 
-def test_the_third_view_shows_both_rows_of_a_pair(reviews: Path, open_page: Any) -> None:
-    tab = open_page(with_issues(reviews, encoder="none", text="text"), "issues")
+def test_the_third_view_shows_both_rows_of_a_pair(audited: Audit, open_page: Any) -> None:
+    tab = open_page(with_issues(audited), "issues")
     assert tab.locator("nav a").all_inner_texts() == ["Overview", "Review", "Issues"]
     first = tab.locator(".issue-group").first
     assert "2 duplicates with different labels" in first.inner_text()
@@ -342,14 +343,11 @@ def test_the_third_view_shows_both_rows_of_a_pair(reviews: Path, open_page: Any)
     assert tab.locator("#view-review").is_visible()
 
 
-def test_a_page_without_issues_has_two_views_and_one_with_none_says_so(reviews: Path, open_page: Any) -> None:
-    from dataclasses import replace
-
-    found = audit(reviews, encoder="none", text="text")
-    tab = open_page(page_of(found), "issues")
+def test_a_page_without_issues_has_two_views_and_one_with_none_says_so(audited: Audit, open_page: Any) -> None:
+    tab = open_page(page_of(audited), "issues")
     assert tab.locator("nav a").all_inner_texts() == ["Overview", "Review"]
     assert tab.locator("#view-overview").is_visible()
-    tab = open_page(page_of(replace(found, found_issues=found.issues[:0])), "issues")
+    tab = open_page(page_of(replace(audited, found_issues=audited.issues[:0])), "issues")
     assert "Nothing else stands out" in tab.locator("#view-issues").inner_text()
 
 
@@ -357,18 +355,18 @@ def test_what_rows_hold_is_shown_and_not_obeyed(tmp_path: Path, open_page: Any) 
     texts = sentences(60)
     texts[5] = texts[6] = '<img src=x onerror="alert(1)"> so many words in one text \u202e here'
     rows = {"text": texts, "label": ["<b>a</b>", "b"] * 30}
-    tab = open_page(with_issues(pd.DataFrame(rows), encoder="none"), "issues")
+    tab = open_page(with_issues(audit(pd.DataFrame(rows), encoder="none")), "issues")
     assert '<img src=x onerror="alert(1)">' in tab.locator(".issue-text").first.inner_text()
     assert "<b>a</b>" in tab.locator("#view-issues").inner_text()
 
 
-@pytest.mark.parametrize("width", [1280, 390])
-def test_issues_fit_the_width_of_a_phone(width: int, open_page: Any) -> None:
-    images = pictures(40)
+def test_issues_fit_the_width_of_a_phone(open_page: Any) -> None:
+    images = pictures(40)[:, :, ::2, ::2]
     images[30:35] = images[:5]
     labels = np.arange(40) % 2
     labels[30:33] ^= 1
-    data = Data(images, labels, ("a" * 80, "b"), info={"kind": "images"})
-    tab = open_page(with_issues(data, encoder="none"), "issues", width=width, height=900)
-    assert tab.locator(".issue-image").count() == 10
-    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    page = with_issues(audit(Data(images, labels, ("a" * 80, "b"), info={"kind": "images"}), encoder="none"))
+    for width in (1280, 390):
+        tab = open_page(page, "issues", width=width, height=900)
+        assert tab.locator(".issue-image").count() == 10
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width

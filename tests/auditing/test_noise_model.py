@@ -61,6 +61,50 @@ def test_right_labels_are_not_flagged(sure):
     assert not found.by_chance
 
 
+@pytest.mark.parametrize("rare", [0.02, 0.05, 0.15])
+@pytest.mark.parametrize("told_apart", [1.0, 2.0])
+def test_right_labels_of_a_rare_class_that_is_hard_to_tell_are_not_taken_for_errors(rare, told_apart):
+    rng = np.random.default_rng(0)
+    labels = (rng.random(4000) < rare).astype(np.int64)
+    x = rng.normal(size=4000) + told_apart * labels
+    odds = np.log(rare / (1 - rare)) + told_apart * x - told_apart**2 / 2  # Bayes
+    for sharpened in (0.8, 1.0):
+        log_q = np.stack([-np.logaddexp(0, sharpened * odds), -np.logaddexp(0, -sharpened * odds)], 1)
+        verdict = judge(log_q, labels)
+        assert not verdict.by_chance
+        assert (verdict.p_error > 2 / 3).mean() <= 0.02
+        assert verdict.share.low == 0
+        assert verdict.share.value <= rare + 0.05
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1])
+def test_many_classes_of_few_rows_that_are_hard_to_tell_are_not_taken_for_errors(share):
+    rng = np.random.default_rng(0)
+    centers, true = rng.normal(size=(50, 32)), np.repeat(np.arange(50), 20)
+    x = 0.4 * centers[true] + rng.normal(size=(1000, 32))
+    log_q = log_softmax(0.4 * x @ centers.T - 0.08 * (centers**2).sum(1), 1)  # a perfect model, right once in two
+    changed = rng.random(1000) < share
+    found = judge(log_q, np.where(changed, rng.integers(50, size=1000), true))
+    assert found.share.value == pytest.approx(changed.mean(), abs=0.06)
+    assert found.share.low <= changed.mean() <= found.share.high
+    assert ((found.p_error > 2 / 3) & ~changed).mean() <= 0.02
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_said_of_given_labels_are_distributions_in_which_most_of_a_class_is_right(seed):
+    rng = np.random.default_rng(seed)
+    log_q, true = posterior(3, size=1000, sure=2.0, seed=seed)
+    found = judge(log_q, np.where(rng.random(1000) < 0.3, 0, true)).model
+    rates = found.share * found.directions
+    assert (rates.sum(1) <= 0.5 + 1e-9).all()
+    # The posterior of an error times the probability of the label is the joint one; it must add up over labels.
+    total = np.zeros(1000)
+    q = np.exp(log_softmax(found.sharpness * log_q, 1))
+    for j in range(3):
+        total += (1 - rates[j].sum()) * q[:, j] + q @ rates[:, j]
+    np.testing.assert_allclose(total, 1)
+
+
 def test_a_model_that_is_too_unsure_is_sharpened():
     log_q, true = posterior(sure=8.0)
     flipped = noise.symmetric(true, 4, 0.1, seed=1)

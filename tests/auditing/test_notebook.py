@@ -123,6 +123,7 @@ def run_cell(source: str, namespace: dict[str, Any]) -> Any:
     return None if last is None else eval(compile(ast.Expression(last.value), "cell", "eval"), namespace)
 
 
+@pytest.mark.slow
 def test_the_example_notebook_runs_and_its_claims_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     book = json.loads(NOTEBOOK.read_text(encoding="utf-8"))

@@ -38,8 +38,8 @@ def made(rows: int = 400, columns: int = 5, seed: int = 0) -> tuple[Any, Any]:
     return x, np.where(rng.random(rows) < 0.1, (true + 1) % 3, true)
 
 
-@pytest.fixture
-def table(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two files of several row groups, with a category, a missing label and two equal rows across files."""
     x, y = made()
     frame = pd.DataFrame(x, columns=[f"number {j}" for j in range(x.shape[1])])
@@ -47,11 +47,16 @@ def table(tmp_path: Path) -> Path:
     frame["label"] = np.array(["a", "b", "c"])[y]
     frame.loc[7, "label"] = None
     frame.loc[300, frame.columns[:-1]] = frame.loc[20, frame.columns[:-1]]
-    folder = tmp_path / "table"
-    folder.mkdir()
+    folder = tmp_path_factory.mktemp("table")
     frame[:230].to_parquet(folder / "1.parquet", row_group_size=50)
     frame[230:].to_parquet(folder / "2.parquet", row_group_size=90)
     return folder
+
+
+@pytest.fixture(scope="module")
+def audited(table: Path) -> Audit:
+    """The audit of the whole table."""
+    return audit(str(table))
 
 
 def assert_same(found: Audit, whole: Audit) -> None:
@@ -87,13 +92,12 @@ def test_rows_are_numbered_through_the_footers(table: Path) -> None:
     pd.testing.assert_frame_equal(source.rows(rows).raw, read.iloc[rows].reset_index(drop=True))
 
 
-def test_a_table_in_pieces_is_audited_as_the_whole_table(table: Path, tmp_path: Path) -> None:
-    whole = audit(str(table))
+def test_a_table_in_pieces_is_audited_as_the_whole_table(table: Path, audited: Audit, tmp_path: Path) -> None:
     found = audit(str(table), memory="4GB")
-    assert_same(found, whole)
+    assert_same(found, audited)
     assert "in pieces" in found.notes[-1]
     again = Audit.load(found.save(tmp_path / "saved"))
-    assert again.config["rows"] == len(whole)
+    assert again.config["rows"] == len(audited)
 
 
 def test_texts_and_arrays_in_pieces_are_audited_as_the_whole(tmp_path: Path) -> None:
@@ -117,7 +121,7 @@ def test_learners_fitted_on_a_part_rank_the_rows_alike(tmp_path: Path, monkeypat
     assert spearmanr(found.log_odds, audit(x, y).log_odds)[0] > 0.95
 
 
-def test_an_interrupted_audit_goes_on_with_the_next_piece(table: Path, tmp_path: Path) -> None:
+def test_an_interrupted_audit_goes_on_with_the_next_piece(table: Path, audited: Audit, tmp_path: Path) -> None:
     def stop(stage: str, done: int, total: int) -> None:
         if stage == "judging" and done == 2:
             raise KeyboardInterrupt
@@ -133,20 +137,19 @@ def test_an_interrupted_audit_goes_on_with_the_next_piece(table: Path, tmp_path:
     assert {part: part.stat().st_mtime_ns for part in parts} == before
     assert [done for stage, done, _ in told if stage == "judging"] == [3, 4, 5]
     assert not [stage for stage, *_ in told if stage == "reading"]
-    assert_same(found, audit(str(table)))
+    assert_same(found, audited)
 
 
-def test_the_command_writes_all_rows_as_partitions(table: Path, tmp_path: Path) -> None:
+def test_the_command_writes_all_rows_as_partitions(table: Path, audited: Audit, tmp_path: Path) -> None:
     out = tmp_path / "run"
     asked = ["audit", str(table), "--memory", "4GB", "--out", str(out)]
     said = CliRunner().invoke(app, asked, catch_exceptions=False).output
     assert "suspects/*.parquet" in " ".join(said.split())
     rows = pd.read_parquet(out / "suspects")
-    whole = audit(str(table))
     assert rows["index"].tolist() == list(range(400))
-    np.testing.assert_allclose(rows["score"][whole.index], whole.log_odds, atol=SAME)
-    assert rows["given"][whole.index].tolist() == whole.names(whole.given)
-    assert int(rows["flagged"].sum()) == int(whole.mask.sum())
+    np.testing.assert_allclose(rows["score"][audited.index], audited.log_odds, atol=SAME)
+    assert rows["given"][audited.index].tolist() == audited.names(audited.given)
+    assert int(rows["flagged"].sum()) == int(audited.mask.sum())
     assert "rome" in (out / "report.html").read_text()
     assert json.loads((out / "audit" / "audit.json").read_text())["config"]["rows"] == 399
     assert not list(tmp_path.glob(".run*"))
@@ -191,7 +194,9 @@ class Fatal:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray Data's own
-def test_a_cluster_finds_the_same_though_a_worker_is_killed(table: Path, tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_cluster_finds_the_same_though_a_worker_is_killed(
+    table: Path, audited: Audit, tmp_path: Path, monkeypatch: Any
+) -> None:
     ray = pytest.importorskip("ray", reason="the extra `cluster` is not installed")
     from encoders.saved_models import WORDS, save_bert
 
@@ -210,7 +215,7 @@ def test_a_cluster_finds_the_same_though_a_worker_is_killed(table: Path, tmp_pat
     source = replace(source, pieces=(*source.pieces[:2], Fatal(source.pieces[2], mark), *source.pieces[3:]))
     try:
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-        assert_same(audit(source, backend="ray"), audit(str(table)))
+        assert_same(audit(source, backend="ray"), audited)
         assert mark.exists()
         assert_same(audit(texts, y, encoder=encoder, backend="ray"), audit(texts, y, encoder=encoder))
     finally:

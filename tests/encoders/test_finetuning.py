@@ -29,6 +29,8 @@ from processes import run_pair
 
 pytest.importorskip("transformers")
 
+pytestmark = pytest.mark.usefixtures("small_learners")
+
 FAST = {"epochs": 6, "lr": 2e-3, "batch_size": 8}
 """The tiny models know nothing yet and need larger steps than a pretrained one."""
 

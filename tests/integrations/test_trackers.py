@@ -19,12 +19,13 @@ FIGURES = {"noise_rate", "noise_rate_low", "noise_rate_high", "flagged", "expect
 
 
 @pytest.fixture(scope="module")
-def found() -> Audit:
+def found(small_learners: None) -> Audit:
     rng = np.random.default_rng(0)
     y = np.arange(80) % 2
     return audit(rng.normal(size=(80, 3)) + 5 * y[:, None], np.where(np.arange(80) == 7, 1 - y, y))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of MLflow, about itself
 def test_mlflow_has_the_figures_and_the_page_in_a_local_store(
     found: Audit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -73,6 +74,7 @@ def test_a_run_of_weights_and_biases_is_told_the_figures_and_the_files(
     assert figures["flagged"] == found.mask.sum() >= 1
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_weights_and_biases_itself_takes_an_audit_offline(
     found: Audit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -80,6 +82,9 @@ def test_weights_and_biases_itself_takes_an_audit_offline(
     wandb = pytest.importorskip("wandb", reason="wandb is not installed")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setitem(
+        sys.modules, "wandb.sdk.launch.inputs.internal", None
+    )  # for jobs of its servers; seconds to import
     with wandb.init(project="labels", dir=str(tmp_path)) as run:
         log_audit(found, "wandb", run)
         assert run.summary["flagged"] == found.mask.sum()

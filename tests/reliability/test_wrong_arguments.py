@@ -87,6 +87,7 @@ def test_every_option_is_tried_or_has_a_reason_not_to_be():
     assert every - tried == ANY_VALUE | FOR_OTHER_DATA
 
 
+@pytest.mark.usefixtures("small_learners")
 @pytest.mark.parametrize("arguments", CASES)
 def test_a_wrong_value_is_named_with_what_to_do(arguments, monkeypatch, tmp_path, capsys):
     said = run(arguments, monkeypatch, tmp_path, capsys)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,19 +11,20 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from typer.testing import CliRunner
 
 import compensate
+from compensate.cli import app
 
 pytestmark = pytest.mark.slow
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def compensate_(*arguments: str, cwd: Path) -> str:
-    command = [sys.executable, "-m", "compensate", *arguments]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def compensate_(*arguments: str) -> str:
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, arguments, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
 
 
 def test_a_csv_with_15_percent_of_its_labels_flipped(tmp_path, monkeypatch):
@@ -34,7 +33,7 @@ def test_a_csv_with_15_percent_of_its_labels_flipped(tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     exec(re.findall(r"```python\n(.*?)```", (DOCS / "start.md").read_text(), re.DOTALL)[0], {})
-    said = compensate_("audit", "cells.csv", cwd=tmp_path)
+    said = compensate_("audit", "cells.csv")
     assert "target" in said, "says which column it took for the label"
     (folder,) = (tmp_path / "runs").iterdir()
     assert (folder / "report.html").stat().st_size > 10_000
@@ -48,7 +47,7 @@ def test_a_csv_with_15_percent_of_its_labels_flipped(tmp_path, monkeypatch):
         {"index": rows, "given": table["target"][rows], "decision": "accept", "label": accepted["suggested"].to_numpy()}
     )
     corrections.to_csv(tmp_path / "corrections.csv", index=False)
-    compensate_("apply", "cells.csv", "corrections.csv", "-o", "cells.fixed.csv", cwd=tmp_path)
+    compensate_("apply", "cells.csv", "corrections.csv", "-o", "cells.fixed.csv")
     fixed = pd.read_csv(tmp_path / "cells.fixed.csv")
     before, after = (table["target"] != true).mean(), (fixed["target"] != true).mean()
     assert before == pytest.approx(0.15, abs=0.03)
@@ -105,5 +104,5 @@ def test_a_new_method_by_swapping_one_axis():
     loss.backward()
     assert loss < nn.functional.cross_entropy(u, y), "positive compensation lowers losses"
     assert torch.isfinite(u.grad).all()
-    said = compensate_("methods", "--grid", cwd=Path.cwd())
+    said = compensate_("methods", "--grid")
     assert "adversarial" in said

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -29,7 +29,7 @@ from compensate.auditing.digests import digest_frame
 from compensate.auditing.execution import HERE, Execution
 from compensate.auditing.fitted import ByFold, StoredLearner
 from compensate.auditing.folds import FOLDS, assign_folds, num_divisions
-from compensate.auditing.learners import GROWN_ON, Learned, View, fit_view
+from compensate.auditing.learners import GROWN_ON, Forests, Grown, Learned, View, fit_view
 from compensate.auditing.linear import softmax
 from compensate.auditing.noise_model import (
     BY_CHANCE,
@@ -371,14 +371,16 @@ def _learned(
 ) -> Learned:
     """The learners of a view, with all forests: they are asked for again and again."""
     found = fit_view(view, labels, folds, FOLDS, classes, seed=seed, run=run, rows=size["rows"], trees=size["trees"])
-    forests = found.by_fold.get("trees")
-    if forests is not None:
-        found.by_fold["trees"] = ByFold(list(run.map(_model_of_fold, range(FOLDS), forests)))
+    if "trees" in found.by_fold:
+        forests = cast(Forests, found.by_fold["trees"].models)
+        parts = list(run.map(_grown, [(fold, part) for fold in range(FOLDS) for part in range(forests.parts)], forests))
+        ones = [tuple(parts[k : k + forests.parts]) for k in range(0, len(parts), forests.parts)]
+        found.by_fold["trees"] = ByFold([Grown(one, classes) for one in ones])
     return found
 
 
-def _model_of_fold(fold: int, models: ByFold) -> Any:
-    return models.models[fold]
+def _grown(item: tuple[int, int], forests: Forests) -> Any:
+    return forests.grow(*item)
 
 
 def _said(rows: Ints, view: View, by_fold: dict[str, Divided], folds: Ints) -> dict[str, NDArray[np.float32]]:

@@ -52,6 +52,9 @@ SPREAD = 500
 TREES, GROWN_ON = 200, 50_000
 """Extra trees, and the rows that each is grown on; of many rows there are fewer trees."""
 
+PARTS = 4
+"""Parts in which forests of more rows are grown, so that several workers have something to do at the end, too."""
+
 STORED_TREES = 0.25
 """The part of so many trees that is grown on all rows, to judge rows that are not there yet."""
 
@@ -373,23 +376,38 @@ class Forests(Sequence[Any]):
         return self.num_folds
 
     def __getitem__(self, fold: Any) -> Any:
+        return Grown(tuple(self.grow(fold, part) for part in range(self.parts)), self.num_classes)
+
+    @property
+    def parts(self) -> int:
+        """How many each forest is grown in."""
+        return 1 if len(self.labels) <= GROWN_ON else PARTS
+
+    def grow(self, fold: int, part: int) -> Any:
+        """A part of the trees of a fold."""
         from sklearn.ensemble import ExtraTreesClassifier
 
         rest = (self.folds != fold) & (self.labels >= 0)
-        forest = ExtraTreesClassifier(**forest_size(int(rest.sum()), self.trees), random_state=self.seed)
-        return Grown(_quietly(forest.fit, self.x[rest], self.labels[rest]), self.num_classes)
+        size = forest_size(int(rest.sum()), self.trees)
+        size["n_estimators"] = -(-size["n_estimators"] // self.parts)
+        forest = ExtraTreesClassifier(**size, random_state=self.seed + 1000 * part)
+        return _quietly(forest.fit, self.x[rest], self.labels[rest])
 
 
 @dataclass(frozen=True, eq=False)
 class Grown:
-    """Extra trees of scikit-learn: an average over many is sturdy against wrong labels."""
+    """Extra trees of scikit-learn: an average over many is sturdy against wrong labels.
 
-    forest: Any
+    Attributes:
+        forests: the parts of one, of as many trees each.
+    """
+
+    forests: tuple[Any, ...]
     num_classes: int
 
     def log_p(self, x: Any, trees: Floats | None) -> Floats:
         """(N, C) log probabilities."""
         assert trees is not None
         p = np.zeros((len(trees), self.num_classes))
-        p[:, self.forest.classes_] = self.forest.predict_proba(trees)
+        p[:, self.forests[0].classes_] = sum(forest.predict_proba(trees) for forest in self.forests) / len(self.forests)
         return smoothed(p)

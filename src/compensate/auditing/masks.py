@@ -102,8 +102,7 @@ class Masks:
         kept = given != UNLABELED
         # Cells at the edge of an object look like errors in one direction. Directions that earn their numbers (Bayesian information criterion)
         # say how many errors there are; where they are is judged without them.
-        directions = len(classes) * (len(classes) - 1) - 1
-        directed = judge(log_q[kept], given[kept], simpler=0.5 * directions * float(np.log(kept.sum())))
+        directed = judge(log_q[kept], given[kept], simpler=0.5 * float(np.log(kept.sum())))
         plain = judge(log_q[kept], given[kept], simpler=np.inf)
         verdict = joined_with_neighbors(replace(plain, share=directed.share), kept, grids)
         return JudgedCells(

@@ -4,7 +4,8 @@ r"""From out-of-fold predictions to the probability that a label is wrong.
    log loss of the given labels.
 2. **Errors that contradict the model.** If class :math:`t` is written as :math:`j` with probability :math:`\varepsilon D_{tj}`, the given labels follow
 
-   .. math:: p(j | x) = (1 - \varepsilon)\, \tilde q_j(x) + \varepsilon \sum_{t \ne j} \tilde q_t(x) D_{tj}, \qquad \tilde q \propto q^T:
+   .. math:: p(j | x) = \Bigl(1 - \varepsilon \sum_{k \ne j} D_{jk}\Bigr) \tilde q_j(x) + \varepsilon \sum_{t \ne j} \tilde q_t(x) D_{tj}, \qquad
+             \tilde q \propto q^T, \quad \varepsilon \sum_j D_{tj} \le \tfrac12:
 
    however sure the model is, a share of labels contradicts it. Share :math:`\varepsilon`, sharpness :math:`T` and direction :math:`D` are found by maximum
    likelihood. Each row then has the posterior probability of such an error.
@@ -42,11 +43,14 @@ Ints = NDArray[np.int64]
 RIDGE = 0.01
 """How strongly weights of learners are drawn to equal ones."""
 
-EVEN = 0.005
+EVEN = 0.002
 """Added to both ways of a pair of classes before their ratio is taken: rarer confusions show no direction."""
 
 LEARNED = 0.2
 """The part of the doubt that is taken for errors which the model has learned."""
+
+MOST_DOUBT = 0.25
+"""Doubt beyond this is the model's own, which knows too little of the classes, and not of errors."""
 
 MOST_LEARNED = 1.1
 """The interval reaches so far: in NoisyAG-News, where people err in one direction, errors are 1.04 times the doubt."""
@@ -71,8 +75,12 @@ ALIKE = 1.0
 """Log likelihood within which shares fit alike, and the largest of them is taken. Models of a few hundred rows are nowhere surer than one minus
 the share of errors: to the likelihood, hard samples everywhere and errors everywhere are the same."""
 
-SIMPLER = 0.5
-"""Log likelihood by which errors in one direction have to fit better than errors in all directions alike."""
+SIMPLER = 0.25
+"""Log likelihood, for each direction from class to class, by which errors in some directions have to fit better than errors in all of them alike:
+with many classes and few rows there are more directions than errors, and some always fit."""
+
+MOST_WRONG = 0.5
+"""The part of a class that may be written wrongly: with more, its name would stand for something else."""
 
 CHANCE = 0.02
 """A log loss that is less than this part below that of the frequencies of classes says nothing about the samples."""
@@ -119,8 +127,9 @@ class NoiseModel:
     def contradicting(self, log_q: Floats, labels: Ints) -> Floats:
         """(N,) the posterior of an error that contradicts the model."""
         q = np.exp(_normalized(self.sharpness * log_q))
-        wrong = self.share * (q * self.directions.T[labels]).sum(1)
-        right = (1 - self.share) * q[np.arange(len(labels)), labels]
+        rates = self.share * self.directions
+        wrong = (q * rates.T[labels]).sum(1)
+        right = (1 - rates.sum(1)[labels]) * q[np.arange(len(labels)), labels]
         return wrong / np.maximum(wrong + right, SMALLEST)
 
 
@@ -220,14 +229,14 @@ def shares(weights: Mapping[str, float]) -> dict[str, float]:
     return {name: weight / total for name, weight in weights.items()}
 
 
-def judge(log_q: Floats, labels: Ints, transition: Floats | None = None, *, simpler: float = SIMPLER) -> Verdict:
+def judge(log_q: Floats, labels: Ints, transition: Floats | None = None, *, simpler: float | None = None) -> Verdict:
     """The verdict on each label.
 
     Args:
         log_q: (N, C) pooled out-of-fold log probabilities.
         labels: (N,) class numbers, none missing.
         transition: (C, C) true to given classes; None if no direction is known.
-        simpler: as `SIMPLER`.
+        simpler: in place of `SIMPLER`.
     """
     part = some_rows(np.arange(len(labels)), log_q.shape[1])
     fitted = fit_noise(log_q[part], labels[part], transition, simpler=simpler)
@@ -261,18 +270,19 @@ def fit_noise(
     labels: Ints,
     transition: Floats | None = None,
     *,
-    simpler: float = SIMPLER,
+    simpler: float | None = None,
     run: Execution = HERE,
 ) -> FittedNoise:
     """The noise model of some rows; arguments as for `judge`, and where to compute."""
     classes = log_q.shape[1]
     a = np.eye(classes) if transition is None else np.asarray(transition, np.float64)
     ratios = np.log((a + EVEN) / (a.T + EVEN))
-    found, low, high = _contradictions(log_q, labels, a, ratios, simpler, run)
+    least = (SIMPLER if simpler is None else simpler) * max(classes * (classes - 1) - 1, 1)
+    found, low, high = _contradictions(log_q, labels, a, ratios, least, run)
     seen = found.contradicting(log_q, labels)
     score, _ = _scores(found.sharpness * log_q, labels, ratios)
     doubt = max(float(expit(score).mean()) - float(seen.mean()), 0.0)
-    found = replace(found, offset=offset_of_mean(score, LEARNED * doubt))
+    found = replace(found, offset=offset_of_mean(score, LEARNED * min(doubt, MOST_DOUBT)))
     frequency = np.bincount(labels, minlength=classes) / len(labels)
     by_chance = -float(np.log(np.maximum(frequency[labels], SMALLEST)).mean())
     gain = 1 + float(log_q[np.arange(len(labels)), labels].mean()) / max(by_chance, SMALLEST)
@@ -337,29 +347,45 @@ def offset_of_mean(score: Floats, mean: float) -> float:
 
 
 def _contradictions(
-    log_q: Floats, labels: Ints, transition: Floats, ratios: Floats, simpler: float, run: Execution
+    log_q: Floats, labels: Ints, transition: Floats, ratios: Floats, least: float, run: Execution
 ) -> tuple[NoiseModel, float, float]:
     """The noise model without learned errors, and the interval of its share by likelihood."""
     classes = log_q.shape[1]
     others = 1 - np.eye(classes)
     learned = transition * others + SMALLEST * others
     best = -np.inf
-    assumed = others / (classes - 1)
+    even = assumed = _even(labels, classes)
     for _ in range(ROUNDS):  # which errors there would be if there were some
         assumed = _directions(log_q, labels, assumed, *ASSUMED)
-    for start in (others / (classes - 1), learned * classes / learned.sum(), assumed):
+    for start in (even, learned * classes / learned.sum(), assumed):
         d = start
         for _ in range(ROUNDS + 1):
             likelihood, sharpness = _profile(log_q, labels, d, run)
             k = int(likelihood.argmax())
-            if np.isinf(best) or likelihood[k] > best + simpler:  # of two that fit alike, the simpler one
+            if np.isinf(best) or likelihood[k] > best + least:  # of two that fit alike, the simpler one
                 best, profile, sharp, way = float(likelihood[k]), likelihood, sharpness, d
             if SHARES[k] < 0.005:
                 break
             d = _directions(log_q, labels, d, SHARES[k], sharpness[k])
     k = int(np.flatnonzero(profile >= best - ALIKE).max())
-    likely = SHARES[profile > best - 1.92]
-    return NoiseModel(float(SHARES[k]), float(sharp[k]), way, ratios, -np.inf), float(likely.min()), float(likely.max())
+    frequency = np.exp(log_q).mean(0)
+    shares = np.array([float(frequency @ _rates(way, share).sum(1)) for share in SHARES])
+    likely = shares[profile > best - 1.92]
+    noise = NoiseModel(float(SHARES[k]), float(sharp[k]), _rates(way, SHARES[k]) / SHARES[k], ratios, -np.inf)
+    return noise, float(likely.min()), float(likely.max())
+
+
+def _even(labels: Ints, classes: int) -> Floats:
+    """(C, C) directions in which each class is written as any other alike, if that class is given at all."""
+    given = np.maximum(np.bincount(labels, minlength=classes) > 0, 1e-3)
+    others = (1 - np.eye(classes)) * given
+    return others / np.maximum(others.sum(1, keepdims=True), SMALLEST)
+
+
+def _rates(directions: Floats, share: float) -> Floats:
+    """(C, C) how often class t is written as j, if this share of all labels is wrong; of no class more than `MOST_WRONG`."""
+    rates = share * directions
+    return rates * np.minimum(1, MOST_WRONG / np.maximum(rates.sum(1, keepdims=True), SMALLEST))
 
 
 def _profile(log_q: Floats, labels: Ints, directions: Floats, run: Execution) -> tuple[Floats, Floats]:
@@ -376,29 +402,33 @@ def _likelihoods(rows: slice, log_q: Floats, labels: Ints, directions: Floats) -
     """
     log_q, labels = log_q[rows], labels[rows]
     below = (log_q - log_q.max(1, keepdims=True)).astype(np.float32)
-    toward = directions.T.astype(np.float32)[labels]
+    toward, out = directions.T.astype(np.float32)[labels], directions.sum(1).astype(np.float32)
+    free = SHARES[SHARES * out.max() <= MOST_WRONG].astype(np.float32)
+    bounded = [_rates(directions, e).astype(np.float32) for e in SHARES[len(free) :]]
     table = np.empty((len(SHARPNESS), len(SHARES)))
     for k, t in enumerate(SHARPNESS.astype(np.float32)):
         q = np.exp(t * below)
-        total = q.sum(1)
-        own, other = q[np.arange(len(labels)), labels] / total, np.einsum("nc,nc->n", q, toward) / total
-        likely = (np.log(own + e * (other - own) + np.float32(SMALLEST)) for e in SHARES.astype(np.float32))
-        table[k] = [float(one.sum(dtype=np.float64)) for one in likely]
+        q /= q.sum(1, keepdims=True)
+        own = q[np.arange(len(labels)), labels]
+        change = np.einsum("nc,nc->n", q, toward) - out[labels] * own
+        likely = [own + e * change for e in free]
+        likely += [own * (1 - r.sum(1))[labels] + np.einsum("nc,nc->n", q, r.T[labels]) for r in bounded]
+        table[k] = [float(np.log(one + np.float32(SMALLEST)).sum(dtype=np.float64)) for one in likely]
     return table
 
 
 def _directions(log_q: Floats, labels: Ints, directions: Floats, share: float, sharpness: float) -> Floats:
     """Directions anew, from the expected number of errors by true and given class; their mean row sums to one."""
     classes = log_q.shape[1]
-    others = 1 - np.eye(classes)
     q = np.exp(_normalized(sharpness * log_q))
-    joint = share * q * directions.T[labels]
-    joint /= (joint.sum(1) + (1 - share) * q[np.arange(len(labels)), labels])[:, None] + SMALLEST
+    rates = _rates(directions, share)
+    joint = q * rates.T[labels]
+    joint /= (joint.sum(1) + (1 - rates.sum(1)[labels]) * q[np.arange(len(labels)), labels])[:, None] + SMALLEST
     counts = np.zeros((classes, classes))
     for j in range(classes):
         counts[:, j] = joint[labels == j].sum(0)
     rows = np.maximum(q.sum(0)[:, None], SMALLEST)
-    d = (counts * others + 2 / max(classes - 1, 1) * others * rows / rows.mean()) / rows
+    d = (counts * (1 - np.eye(classes)) + 2 * _even(labels, classes) * rows / rows.mean()) / rows
     return d * rows.sum() / (d.sum(1) * rows[:, 0]).sum()
 
 

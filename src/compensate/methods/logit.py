@@ -7,8 +7,8 @@ from typing import Literal, final
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from compensate.checks import checked_classes
-from compensate.equation import BinaryBase, Compensated, Weights, class_weights
+from compensate.checks import checked_classes, checked_weights
+from compensate.equation import BinaryBase, Compensated, Weights
 from compensate.errors import InputError
 from compensate.granularity import Category, Sample
 from compensate.inference.adversarial import Adversarial
@@ -239,7 +239,7 @@ def gated_category(
     1.1986
     """
     record = None if num_samples is None else Evidence(num_samples, num_classes=num_classes)
-    classes = class_weights(weight)
+    classes = checked_weights(weight)
     return Compensated(
         logit=Gated(Category(num_classes, num_classes, penalty=L2(lam), lr=lr), price),
         base=without_gate,

@@ -132,10 +132,11 @@ def _laid_over(whole: Floats, piece: Floats) -> tuple[Floats, Ints]:
     """(P,) the best correlation of `piece`, shrunk, with any place of `whole`, and (P, 3) its side, top and left."""
     best = np.full(len(whole), -1, np.float32)
     place = np.zeros((len(whole), 3), np.int64)
+    totals = _totals(whole)
     for side in range(SMALLEST, COARSE + 1):
         steps = COARSE - side + 1
         template = _standardized(_shrunk(piece, side).reshape(len(piece), -1)).reshape(-1, side, side)
-        spread = _spread(whole, side)
+        spread = _spread(totals, side)
         for top in range(steps):
             for left in range(steps):
                 # The template sums to zero, so the mean of the window does not count.
@@ -146,14 +147,16 @@ def _laid_over(whole: Floats, piece: Floats) -> tuple[Floats, Ints]:
     return best, place
 
 
-def _spread(images: Floats, side: int) -> Floats:
+def _totals(images: Floats) -> NDArray[np.float64]:
+    """(2, P, S + 1, S + 1) the pixels above and to the left of each corner, added up, and their squares."""
+    values = images.astype(np.float64)
+    return np.pad(np.stack([values, values**2]).cumsum(2).cumsum(3), ((0, 0), (0, 0), (1, 0), (1, 0)))
+
+
+def _spread(totals: NDArray[np.float64], side: int) -> Floats:
     """(P, k, k) the square root of the summed squares around the mean, for every window of this side."""
-    sums = []
-    for values in (images.astype(np.float64), images.astype(np.float64) ** 2):
-        total = np.pad(values.cumsum(1).cumsum(2), ((0, 0), (1, 0), (1, 0)))
-        sums.append(
-            total[:, side:, side:] - total[:, :-side, side:] - total[:, side:, :-side] + total[:, :-side, :-side]
-        )
+    below, above = totals[:, :, side:], totals[:, :, :-side]
+    sums = below[..., side:] - above[..., side:] - below[..., :-side] + above[..., :-side]
     return np.sqrt(np.maximum(sums[1] - sums[0] ** 2 / side**2, (FLAT * side) ** 2)).astype(np.float32)
 
 
@@ -161,22 +164,25 @@ def _closely(whole: Floats, piece: Floats, place: Ints) -> Floats:
     """(P,) the best correlation around a place that was found at the coarse size."""
     best = np.full(len(whole), -1, np.float32)
     by = SIDE // COARSE
+    totals, around = _totals(whole), np.arange(-by, by + 1)
     for side in range(by * SMALLEST - by, SIDE + 1):
         rows = np.flatnonzero(np.abs(by * place[:, 0] - side) <= by)
         if not len(rows):
             continue
         template = _standardized(_shrunk(piece[rows], side).reshape(len(rows), -1)).reshape(-1, side, side)
-        spread = _spread(whole[rows], side)
-        span, each = np.arange(side), np.arange(len(rows))
-        for down in range(-by, by + 1):
-            for right in range(-by, by + 1):
-                top = np.clip(by * place[rows, 1] + down, 0, SIDE - side)
-                left = np.clip(by * place[rows, 2] + right, 0, SIDE - side)
+        spread, span = _spread(totals[:, rows], side), np.arange(side)
+        tops, lefts = (np.clip(by * place[rows, k, None] + around, 0, SIDE - side) for k in (1, 2))
+        # At an edge several steps end at one place; it is looked at once.
+        lower, farther = (np.diff(steps, axis=1, prepend=-1) > 0 for steps in (tops, lefts))
+        for down in range(len(around)):
+            for right in range(len(around)):
+                each = np.flatnonzero(lower[:, down] & farther[:, right])
+                top, left, row = tops[each, down], lefts[each, right], rows[each]
                 window = whole[
-                    rows[:, None, None], (top[:, None] + span)[:, :, None], (left[:, None] + span)[:, None, :]
+                    row[:, None, None], (top[:, None] + span)[:, :, None], (left[:, None] + span)[:, None, :]
                 ]
-                value = np.einsum("nab,nab->n", window, template) / spread[each, top, left]
-                best[rows] = np.maximum(best[rows], value)
+                value = np.einsum("nab,nab->n", window, template[each]) / spread[each, top, left]
+                best[row] = np.maximum(best[row], value)
     return best
 
 

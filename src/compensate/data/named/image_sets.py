@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -194,11 +195,17 @@ def digits() -> Data:
 
     Reference: Alpaydin and Kaynak, Optical Recognition of Handwritten Digits, UCI, 1998.
     """
-    from sklearn.datasets import load_digits
-
-    x, target = load_digits(return_X_y=True)
+    x, target = _stored_digits()
     images = (x / 16).astype(np.float32).reshape(-1, 1, 8, 8)
     return Data(images, target.astype(np.int64), tuple("0123456789"))
+
+
+@cache
+def _stored_digits() -> tuple[Any, Any]:
+    """Pixels and labels as scikit-learn has them: a text file, whose parsing takes longer than a short training."""
+    from sklearn.datasets import load_digits
+
+    return load_digits(return_X_y=True)
 
 
 def digits_splits(test: float = 0.3, *, seed: int = 0) -> Splits:
