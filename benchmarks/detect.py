@@ -72,7 +72,7 @@ CASES = [
     *(Case("cifar10", e) for e in ("symmetric:0.2", "pair:0.2", "instance:0.1", "none")),
     *(Case("digits", e) for e in ("symmetric:0.2", "pair:0.2", "none")),
     *(Case(name, e) for name in ("cancer-table", "wine-table", "digits-table") for e in ("symmetric:0.1", "none")),
-    *(Case("rare-table", e) for e in ("symmetric:0.1", "none")),
+    *(Case(name, e) for name in ("rare-table", "many-classes") for e in ("symmetric:0.1", "none")),
     *(Case("diabetes", e) for e in ("swap:0.1", "none")),
 ]
 
@@ -111,6 +111,8 @@ def make(case: Case, seed: int, data_dir: Path) -> Errors:
 
 
 def _source(name: str, data_dir: Path, seed: int) -> tuple[Data, NDArray[np.float32] | None]:
+    if name == "many-classes":
+        return _many(seed), None
     if name.endswith("-table") or name == "diabetes":
         return _table(name.removesuffix("-table"), seed)
     data = load(name, data_dir).train if name != "digits" else load("digits", test=0.3).train
@@ -146,6 +148,14 @@ def _rare(seed: int) -> SimpleNamespace:
     return SimpleNamespace(
         data=pd.DataFrame(x.astype(np.float32), columns=columns), target=pd.Series(np.where(rare, "leaves", "stays"))
     )
+
+
+def _many(seed: int) -> Data:
+    """Embeddings of 50 classes of 20 rows each, of which a model tells one in three right: few examples of many classes, as of intents."""
+    rng = np.random.default_rng(seed + 90)
+    y = np.repeat(np.arange(50), 20)
+    x = 0.4 * rng.normal(size=(50, 32))[y] + rng.normal(size=(len(y), 32))
+    return Data(x.astype(np.float32), y, tuple(f"class {k}" for k in range(50)))
 
 
 def _errors(kind: str, data: Data, seed: int) -> NDArray[Any]:
@@ -327,7 +337,9 @@ def _on_values(made: Errors, seed: int) -> dict[str, dict[str, float]]:
 GRID: dict[str, tuple[float, ...]] = {
     "RIDGE": (0.0003, 0.001, 0.003, 0.01, 0.03),
     "EVEN": (0.0005, 0.001, 0.002, 0.005, 0.015, 1.0),
+    "SIMPLER": (0.02, 0.25, 0.5, 1.0),
     "LEARNED": (0.0, 0.1, 0.2, 0.3, 0.4, 0.5),
+    "MOST_DOUBT": (0.15, 0.25, 0.4, 1.0),
     "ALIKE": (0.0, 0.5, 1.0, 1.92),
     "MOST_LEARNED": (0.5, 0.8, 1.1, 1.4),
     "LEAST_SEEN": (0.5, 0.75, 1.0),
@@ -338,7 +350,9 @@ GRID: dict[str, tuple[float, ...]] = {
 MEASURES = {
     "RIDGE": "ap",
     "EVEN": "ap",
+    "SIMPLER": "ece",
     "LEARNED": "ece",
+    "MOST_DOUBT": "ece",
     "ALIKE": "ece",
     "MOST_LEARNED": "interval",
     "LEAST_SEEN": "interval",
@@ -376,8 +390,9 @@ def choose(seeds: list[int], data_dir: Path, kept: Path) -> None:
                     )
                 setattr(noise_model, constant, usual)
             print(case.key, seed, flush=True)
-    packed = {"command": "python -m benchmarks.detect --choose --seeds " + ",".join(map(str, seeds)), "rows": rows}
-    write_atomically(CHOICES, json.dumps(packed, indent=0).encode())
+    command = "python -m benchmarks.detect --choose --seeds " + ",".join(map(str, seeds))
+    lines = ",\n".join(map(json.dumps, rows))
+    write_atomically(CHOICES, f'{{"command": {json.dumps(command)}, "rows": [\n{lines}\n]}}\n'.encode())
     print(choices(rows))
 
 
@@ -541,6 +556,7 @@ NAMES = {
     "cancer-table symmetric:0.1": "breast cancer table, 10 % flipped", "wine-table symmetric:0.1": "wine table, 10 % flipped",
     "digits-table symmetric:0.1": "digits table, 10 % flipped", "diabetes swap:0.1": "diabetes table (a quantity), 10 % swapped",
     "rare-table symmetric:0.1": "drawn table, 5 % of a class that is hard to tell, 10 % flipped",
+    "many-classes symmetric:0.1": "drawn embeddings, 50 classes of 20 rows, 10 % random",
 }  # fmt: skip
 """What readers call the cases."""
 

@@ -77,6 +77,19 @@ def test_right_labels_of_a_rare_class_that_is_hard_to_tell_are_not_taken_for_err
         assert verdict.share.value <= rare + 0.05
 
 
+@pytest.mark.parametrize("share", [0.0, 0.1])
+def test_many_classes_of_few_rows_that_are_hard_to_tell_are_not_taken_for_errors(share):
+    rng = np.random.default_rng(0)
+    centers, true = rng.normal(size=(50, 32)), np.repeat(np.arange(50), 20)
+    x = 0.4 * centers[true] + rng.normal(size=(1000, 32))
+    log_q = log_softmax(0.4 * x @ centers.T - 0.08 * (centers**2).sum(1), 1)  # a perfect model, right once in two
+    changed = rng.random(1000) < share
+    found = judge(log_q, np.where(changed, rng.integers(50, size=1000), true))
+    assert found.share.value == pytest.approx(changed.mean(), abs=0.06)
+    assert found.share.low <= changed.mean() <= found.share.high
+    assert ((found.p_error > 2 / 3) & ~changed).mean() <= 0.02
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_what_is_said_of_given_labels_are_distributions_in_which_most_of_a_class_is_right(seed):
     rng = np.random.default_rng(seed)

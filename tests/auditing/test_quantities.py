@@ -57,6 +57,33 @@ def test_noise_that_depends_on_the_place_is_not_taken_for_errors():
     assert np.median(place[x[:, 0] > 0]) > 2 * np.median(place[x[:, 0] < 0])
 
 
+def prices(size: int = 600):
+    """Values that differ in proportions."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(size, 4)).astype(np.float32)
+    return x, np.exp(x[:, 0] + 0.5 * x[:, 1] + 3 + 0.3 * rng.normal(size=size)), rng.random(size) < 0.03
+
+
+@pytest.mark.parametrize("slip", [lambda y: 1000 * y, np.zeros_like], ids=["unit", "zero"])
+def test_wrong_units_and_zeros_among_prices_are_found(slip):
+    x, y, wrong = prices()
+    found = audit(x, np.where(wrong, slip(y), y))
+    assert found.mask[wrong].mean() > 0.9
+    assert found.mask[~wrong].mean() <= 0.01
+    assert found.noise_rate.low <= wrong.mean() <= found.noise_rate.high
+    ratio = found.suggested[wrong] / y[wrong]
+    assert 0.5 < np.median(ratio) < 2
+
+
+def test_right_prices_are_not_flagged():
+    x, y, _ = prices()
+    found = audit(x, y)
+    assert found.mask.mean() <= 0.01
+    assert found.noise_rate.low == 0
+    usual = found.evidence["usual residual"]
+    assert np.corrcoef(np.log(usual), np.log(y))[0, 1] > 0.8  # as large as the price
+
+
 def test_slips_of_the_decimal_point_are_found():
     x, given, y, _ = friedman(0.0)
     slipped = np.arange(600) % 30 == 0

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
+from compensate.auditing.arrays import Floats, Ints
 from compensate.auditing.corrections import Correction
 from compensate.auditing.csv_edit import Dialect, find_cells
 from compensate.auditing.digests import digest_frame, digest_text
@@ -187,7 +188,7 @@ def scorer_of(audit: Audit) -> Scorer:
 _NEW, _KNOWN, _NO_LABEL = -1, -2, -3
 
 
-def _audited_places(audit: Audit, found: _Rows, decisions: Iterable[Correction]) -> NDArray[np.int64]:
+def _audited_places(audit: Audit, found: _Rows, decisions: Iterable[Correction]) -> Ints:
     """(N,) the audited row whose content each row has with another label; or that it is new, known, or without a label."""
     audited: dict[int, list[int]] = {}
     if audit.row_digests is not None:
@@ -207,9 +208,7 @@ def _audited_places(audit: Audit, found: _Rows, decisions: Iterable[Correction])
     return places if audit.probabilities is not None else np.where(places >= 0, _NEW, places)
 
 
-def _judged(
-    scorer: Scorer, log_q: NDArray[np.float64], found: _Rows
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
+def _judged(scorer: Scorer, log_q: Floats, found: _Rows) -> tuple[Floats, Floats, Ints]:
     """(N,) each: probability and log odds of an error (not a number without a label), and what the label would be."""
     target = found.data.target
     likeliest = log_q.argmax(1)
@@ -291,7 +290,7 @@ def _with_classes(data: Data, cells: Sequence[str], audit: Audit) -> Data:
 
 
 def _where(
-    path: Path, audit: Audit, found: _Rows, rows: NDArray[np.int64], options: Mapping[str, Any]
+    path: Path, audit: Audit, found: _Rows, rows: Ints, options: Mapping[str, Any]
 ) -> dict[int, tuple[str, int, int | None, int | None]]:
     """File, row, line and column of some rows' labels."""
     from compensate.data.tables import LINES, is_table, table_format

@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from compensate.auditing.arrays import Floats, Ints
 from compensate.auditing.folds import FOLDS, assign_folds
 from compensate.auditing.learners import View, judge_view
 from compensate.auditing.linear import LinearFolds
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
     from compensate.auditing.page.model import Content
     from compensate.auditing.result import Audit
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 STATES = ("absent", "present")
 """What is said of a label of a row."""

@@ -34,11 +34,9 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq, minimize
 from scipy.special import expit, logit, logsumexp
 
+from compensate.auditing.arrays import Floats, Ints
 from compensate.auditing.execution import HERE, Execution
 from compensate.auditing.page.model import Estimate
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 RIDGE = 0.01
 """How strongly weights of learners are drawn to equal ones."""
@@ -48,6 +46,9 @@ EVEN = 0.002
 
 LEARNED = 0.2
 """The part of the doubt that is taken for errors which the model has learned."""
+
+MOST_DOUBT = 0.25
+"""Doubt beyond this is the model's own, which knows too little of the classes, and not of errors."""
 
 MOST_LEARNED = 1.1
 """The interval reaches so far: in NoisyAG-News, where people err in one direction, errors are 1.04 times the doubt."""
@@ -72,8 +73,9 @@ ALIKE = 1.0
 """Log likelihood within which shares fit alike, and the largest of them is taken. Models of a few hundred rows are nowhere surer than one minus
 the share of errors: to the likelihood, hard samples everywhere and errors everywhere are the same."""
 
-SIMPLER = 0.5
-"""Log likelihood by which errors in one direction have to fit better than errors in all directions alike."""
+SIMPLER = 0.25
+"""Log likelihood, for each direction from class to class, by which errors in some directions have to fit better than errors in all of them alike:
+with many classes and few rows there are more directions than errors, and some always fit."""
 
 MOST_WRONG = 0.5
 """The part of a class that may be written wrongly: with more, its name would stand for something else."""
@@ -225,14 +227,14 @@ def shares(weights: Mapping[str, float]) -> dict[str, float]:
     return {name: weight / total for name, weight in weights.items()}
 
 
-def judge(log_q: Floats, labels: Ints, transition: Floats | None = None, *, simpler: float = SIMPLER) -> Verdict:
+def judge(log_q: Floats, labels: Ints, transition: Floats | None = None, *, simpler: float | None = None) -> Verdict:
     """The verdict on each label.
 
     Args:
         log_q: (N, C) pooled out-of-fold log probabilities.
         labels: (N,) class numbers, none missing.
         transition: (C, C) true to given classes; None if no direction is known.
-        simpler: as `SIMPLER`.
+        simpler: in place of `SIMPLER`.
     """
     part = some_rows(np.arange(len(labels)), log_q.shape[1])
     fitted = fit_noise(log_q[part], labels[part], transition, simpler=simpler)
@@ -266,18 +268,19 @@ def fit_noise(
     labels: Ints,
     transition: Floats | None = None,
     *,
-    simpler: float = SIMPLER,
+    simpler: float | None = None,
     run: Execution = HERE,
 ) -> FittedNoise:
     """The noise model of some rows; arguments as for `judge`, and where to compute."""
     classes = log_q.shape[1]
     a = np.eye(classes) if transition is None else np.asarray(transition, np.float64)
     ratios = np.log((a + EVEN) / (a.T + EVEN))
-    found, low, high = _contradictions(log_q, labels, a, ratios, simpler, run)
+    least = (SIMPLER if simpler is None else simpler) * max(classes * (classes - 1) - 1, 1)
+    found, low, high = _contradictions(log_q, labels, a, ratios, least, run)
     seen = found.contradicting(log_q, labels)
     score, _ = _scores(found.sharpness * log_q, labels, ratios)
     doubt = max(float(expit(score).mean()) - float(seen.mean()), 0.0)
-    found = replace(found, offset=offset_of_mean(score, LEARNED * doubt))
+    found = replace(found, offset=offset_of_mean(score, LEARNED * min(doubt, MOST_DOUBT)))
     frequency = np.bincount(labels, minlength=classes) / len(labels)
     by_chance = -float(np.log(np.maximum(frequency[labels], SMALLEST)).mean())
     gain = 1 + float(log_q[np.arange(len(labels)), labels].mean()) / max(by_chance, SMALLEST)
@@ -342,7 +345,7 @@ def offset_of_mean(score: Floats, mean: float) -> float:
 
 
 def _contradictions(
-    log_q: Floats, labels: Ints, transition: Floats, ratios: Floats, simpler: float, run: Execution
+    log_q: Floats, labels: Ints, transition: Floats, ratios: Floats, least: float, run: Execution
 ) -> tuple[NoiseModel, float, float]:
     """The noise model without learned errors, and the interval of its share by likelihood."""
     classes = log_q.shape[1]
@@ -357,7 +360,7 @@ def _contradictions(
         for _ in range(ROUNDS + 1):
             likelihood, sharpness = _profile(log_q, labels, d, run)
             k = int(likelihood.argmax())
-            if np.isinf(best) or likelihood[k] > best + simpler:  # of two that fit alike, the simpler one
+            if np.isinf(best) or likelihood[k] > best + least:  # of two that fit alike, the simpler one
                 best, profile, sharp, way = float(likelihood[k]), likelihood, sharpness, d
             if SHARES[k] < 0.005:
                 break

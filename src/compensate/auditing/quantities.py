@@ -1,6 +1,7 @@
 r"""Quantities as labels: out-of-fold residuals, a scale that depends on x, and the probability that a value is wrong.
 
-Learners predict each value from rows that do not include it. With the residual in units of its usual size at this place,
+Learners predict each value from rows that do not include it; values that differ in proportions, by their logarithm.
+With the residual in units of its usual size at this place,
 :math:`z_i = r_i / \sigma(x_i)`, right values follow a Student distribution and wrong ones the distribution that values of
 other rows have in this place, which is known: it is computed, not assumed. Then
 
@@ -23,11 +24,9 @@ from scipy.optimize import nnls
 from scipy.special import logit, logsumexp
 from scipy.stats import t as student
 
+from compensate.auditing.arrays import Floats, Ints
 from compensate.auditing.learners import View, forest_size
 from compensate.auditing.page.model import Estimate
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 FREEDOMS = (2.0, 3.0, 5.0, 10.0, 30.0)
 """Degrees of freedom of the residuals of right values, from heavy tails to almost normal ones; the likelihood weighs them."""
@@ -50,6 +49,9 @@ normal values."""
 
 FARTHEST = 1e6
 """Values are cut at this many times their usual distance from the median."""
+
+SKEWED = 3.0
+"""The upper half of values that differ in proportions reaches so many times as far as the lower half, from the 5 % to the 95 % quantile."""
 
 SMALL = 0.02
 """Added to both ends of the interval of the share."""
@@ -86,10 +88,12 @@ def judge_quantities(
         folds: (N,) the fold in which each row is held out.
     """
     known = np.isfinite(values)
-    center = float(np.median(values[known]))
-    unit = float(1.4826 * np.median(np.abs(values[known] - center))) or float(values[known].std()) or 1.0
+    smallest = in_proportions(values[known])
+    measured = values if smallest is None else np.arcsinh(values / smallest)
+    center = float(np.median(measured[known]))
+    unit = float(1.4826 * np.median(np.abs(measured[known] - center))) or float(measured[known].std()) or 1.0
     # How far beyond all others a value lies makes no difference to the verdict, and its square has to be finite.
-    y = np.where(known, np.clip((values - center) / unit, -FARTHEST, FARTHEST), 0.0)
+    y = np.where(known, np.clip((measured - center) / unit, -FARTHEST, FARTHEST), 0.0)
     guesses: dict[str, Floats] = {}
     for view in views:
         for name, guess in _learners(view, y, known, folds, num_folds, seed).items():
@@ -113,7 +117,26 @@ def judge_quantities(
     if explained < CHANCE:
         p = np.minimum(p, 0.5)
         share = Estimate(float(p[known].mean()), 0.0, 1.0)
-    return Quantities(predicted * unit + center, scale * unit, found, p, share, weights, explained)
+    predicted, scale = predicted * unit + center, scale * unit
+    if smallest is not None:
+        predicted = smallest * np.sinh(predicted)
+        scale = scale * np.hypot(smallest, predicted)
+    return Quantities(predicted, scale, found, p, share, weights, explained)
+
+
+def in_proportions(values: Floats) -> float | None:
+    """If values differ in proportions, as prices and incomes do, the size below which they differ in amounts; else None.
+
+    Such values are positive but for a few, and the larger half of them reaches farther. They are compared on the scale arsinh(v / size), which is
+    that of the logarithm, and has a place for zeros: a wrong unit or a zero is as far from its place for large values as for small ones.
+
+    >>> in_proportions(np.arange(100.0)) is None
+    True
+    >>> in_proportions(np.exp(np.linspace(0, 5, 100)))
+    0.128...
+    """
+    low, middle, high = np.quantile(values, [0.05, 0.5, 0.95])
+    return float(low / 10) if low > 0 and high - middle > SKEWED * (middle - low) else None
 
 
 def _learners(

@@ -15,6 +15,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from compensate.auditing import export, run_folder
+from compensate.auditing.arrays import Floats, Ints, Singles
 from compensate.auditing.corrections import (
     Applied,
     Correction,
@@ -83,15 +84,15 @@ class Audit:
     kind: str
     title: str
     classes: tuple[str, ...]
-    index: NDArray[np.int64]
+    index: Ints
     given: NDArray[Any]
     suggested: NDArray[Any]
-    log_odds: NDArray[np.float64]
-    p_error: NDArray[np.float64]
-    evidence: Mapping[str, NDArray[np.float64]]
+    log_odds: Floats
+    p_error: Floats
+    evidence: Mapping[str, Floats]
     noise_rate: Estimate
     ids: tuple[str, ...] = ()
-    probabilities: NDArray[np.float32] | None = None
+    probabilities: Singles | None = None
     unlabeled: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     curves: Mapping[str, list[float]] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -100,7 +101,7 @@ class Audit:
     model: nn.Module | None = None
     vectors: Any = None
     parts: tuple[str, ...] = ()
-    sample: NDArray[np.int64] | None = None
+    sample: Ints | None = None
     source_digest: str = ""
     row_digests: NDArray[np.uint64] | None = None
     fitted: Scorer | Path | None = None
