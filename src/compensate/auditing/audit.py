@@ -20,7 +20,7 @@ from compensate.auditing.learners import judge_divisions
 from compensate.auditing.noise_model import BY_CHANCE, Verdict, after_decisions, judge, pool, shares
 from compensate.auditing.result import Audit
 from compensate.auditing.scorer import Scorer
-from compensate.auditing.source import KINDS, labeled, read
+from compensate.auditing.source import CHOSEN, KINDS, labeled, read
 from compensate.auditing.views import FeatureViews, make_views, unused_encoder
 from compensate.data.dataset import UNLABELED, Data
 from compensate.errors import InputError
@@ -153,7 +153,12 @@ def audit(
     trusted = None if decided is None else decided.rows
     rows = np.flatnonzero(given_labels != UNLABELED)
     if len(rows) < FEWEST:
-        raise InputError(f"{len(rows)} rows have a label that can be checked; an audit needs {FEWEST} or more.")
+        alone = int(known.labeled.sum()) - len(rows)
+        why = f" {alone:,} labels occur once, and nothing can contradict them." if alone else ""
+        raise InputError(
+            f"{len(rows)} rows have a label that can be checked; an audit needs {FEWEST} or more.{why} Check which column holds the "
+            "labels, or give more rows."
+        )
     tunable = None
     if finetune:
         from compensate.auditing.finetuning import find_tunable
@@ -329,7 +334,7 @@ def _result(
 
 def _described(data: Data, rows: Ints, config: dict[str, Any], notes: tuple[str, ...], shown: Any) -> dict[str, Any]:
     """What an audit says of its data, whether labels are classes or quantities."""
-    chosen = {name: data.info[name] for name in ("source", "label", "text", "label_given") if data.info.get(name)}
+    chosen = {name: data.info[name] for name in CHOSEN if data.info.get(name)}
     whole = len(rows) == len(data)
     return {
         "kind": KINDS.get(str(data.info.get("kind")), "embedding"),

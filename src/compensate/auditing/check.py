@@ -174,6 +174,11 @@ def scorer_of(audit: Audit) -> Scorer:
         raise InputError(
             "this audit is of quantities; only labels that are classes can be judged later. Audit the new data."
         )
+    if audit.parts:
+        raise InputError(
+            "this audit is of several labels a sample (label sets, tags or masks), for which no fitted model is kept; only one "
+            "class a row can be judged later. Audit the new data."
+        )
     why = "with a network (--model or --finetune) or from probabilities (--probs)"
     raise InputError(
         f"this audit holds no fitted model: it was made {why}, or its files are gone. Audit again without them."
@@ -224,7 +229,7 @@ def _rows(audit: Audit, new: Any, labels: Any, options: dict[str, Any], features
     asked = audit.config.get("asked")
     chosen = asked.get("options") if isinstance(asked, dict) else None
     kept = {name: chosen[name] for name in READER if name in chosen} if isinstance(chosen, dict) else {}
-    options = {**kept, **options}
+    options = {**kept, **audit.reading, **options}
     if isinstance(new, (str, Path)):
         path = Path(new).expanduser()
         if not path.exists():
@@ -301,8 +306,7 @@ def _where(
             return {row: (str(path), int(index[row]), lines[row], None) for row in rows.tolist()}
     if not is_table(path) or table_format(path) not in (".csv", ".tsv"):
         return {row: (str(path), int(index[row]), None, None) for row in rows.tolist()}
-    asked = audit.config.get("asked")
-    kept = asked.get("options", {}) if isinstance(asked, dict) else {}
+    kept = audit.reading
     encoding = options.get("encoding") or kept.get("encoding") or "utf-8"
     delimiter = options.get("delimiter") or kept.get("delimiter")
     text = decode(read_bytes(path, lines=True), path, str(encoding))

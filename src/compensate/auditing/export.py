@@ -176,7 +176,8 @@ def whole_rows(audit: Audit) -> None:
     """Refuses an audit of samples that have several labels each."""
     if audit.parts:
         raise InputError(
-            "this audit is of several labels a sample, which have no row of their own there; take `suspects`."
+            "this audit is of several labels a sample, which have no row of their own there; review it with `compensate review`, or "
+            "take `suspects` (suspects.csv)."
         )
 
 

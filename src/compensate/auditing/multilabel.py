@@ -137,9 +137,9 @@ class LabelSets:
         notes: tuple[str, ...],
     ) -> Audit:
         from compensate.auditing.result import Audit
-        from compensate.auditing.source import KINDS
+        from compensate.auditing.source import CHOSEN, KINDS
 
-        chosen = {name: data.info[name] for name in ("source", "label", "text", "label_given") if data.info.get(name)}
+        chosen = {name: data.info[name] for name in CHOSEN if data.info.get(name)}
         config |= {
             "agreement": float((verdict.log_q.argmax(1) == given).mean()), "by_chance": verdict.by_chance,
             "labels": list(self.names),

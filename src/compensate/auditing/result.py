@@ -277,6 +277,14 @@ class Audit:
         """The digest of an audited row as corrections carry it; nothing if there is none."""
         return "" if self.row_digests is None or not self.row_digests[row] else digest_text(int(self.row_digests[row]))
 
+    @property
+    def reading(self) -> dict[str, str]:
+        """The encoding and the delimiter that the file was read with, where they were given."""
+        asked = self.config.get("asked")
+        chosen = asked.get("options") if isinstance(asked, dict) else None
+        given = {**(chosen if isinstance(chosen, dict) else {}), **self.config}
+        return {name: str(given[name]) for name in ("encoding", "delimiter") if given.get(name)}
+
     def apply(
         self,
         corrections: str | Path | Iterable[Correction],
@@ -303,7 +311,8 @@ class Audit:
                     "this audit is of arrays, not of a file, so there is no file to write; call `apply` without `out` and take "
                     "the labels it returns."
                 )
-            return apply_corrections(source, decided, out, label=self.config.get("label"), force=force, rematch=rematch)
+            label = self.config.get("label")
+            return apply_corrections(source, decided, out, label=label, **self.reading, force=force, rematch=rematch)
         check_source(decided, self.source_digest, self.title)
         rows = int(self.index.max(initial=-1)) + 1
         cells: list[Any] = [""] * rows

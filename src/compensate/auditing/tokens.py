@@ -117,7 +117,7 @@ class TokenTags:
             ids=tuple(" ".join(words[span.first : span.first + span.count]) for span in spans),
             probabilities=q[rows].astype(np.float32),
             config={
-                **({"source": data.info["source"]} if data.info.get("source") else {}),
+                **{name: data.info[name] for name in ("source", "encoding") if data.info.get(name)},
                 "seed": seed, "folds": FOLDS, "views": found.weights,
                 "agreement": float((verdict.log_q.argmax(1) == given[kept]).mean()), "by_chance": verdict.by_chance,
             },

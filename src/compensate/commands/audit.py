@@ -37,7 +37,8 @@ def audit(
     data: Annotated[
         str | None,
         typer.Argument(
-            help="A .csv, .tsv, .jsonl, .xlsx, .parquet, .npy or .npz file, a folder of images or of Parquet files, or a named data set.",
+            help="A .csv, .tsv, .jsonl, .xlsx, .parquet, .npy, .npz or .conll file, a folder of images or of Parquet files, "
+            "a quoted pattern such as 'data/*.parquet', or a named data set.",
             show_default=False,
         ),
     ] = None,

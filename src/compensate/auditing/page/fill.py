@@ -164,8 +164,9 @@ def command(audit: Audit) -> str:
     if not source:
         return ""
     fixed = f"{Path(str(source)).name}.fixed" if audit.config.get("masks") else fixed_name(Path(str(source))).name
-    label = f" --label {shlex.quote(str(audit.config['label']))}" if audit.config.get("label_given") else ""
-    return f"compensate apply {shlex.quote(str(source))} corrections.csv -o {shlex.quote(fixed)}{label}"
+    given = {"label": str(audit.config["label"])} if audit.config.get("label_given") else {}
+    options = "".join(f" --{name} {shlex.quote(value)}" for name, value in (given | audit.reading).items())
+    return f"compensate apply {shlex.quote(str(source))} corrections.csv -o {shlex.quote(fixed)}{options}"
 
 
 def _pairs(audit: Audit, flagged: Ints) -> tuple[ClassPair, ...]:
