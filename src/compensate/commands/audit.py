@@ -67,7 +67,9 @@ def audit(
     ] = None,
     model: Annotated[
         str | None,
-        o.option("Deep model to train, e.g. resnet20, bilstm, cnn or mlp [default: none]."),
+        o.option(
+            "Deep model to train on images or numbers, e.g. resnet20, cnn or mlp; for texts see --finetune [default: none]."
+        ),
     ] = None,
     finetune: Annotated[
         bool,
