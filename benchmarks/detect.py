@@ -390,8 +390,9 @@ def choose(seeds: list[int], data_dir: Path, kept: Path) -> None:
                     )
                 setattr(noise_model, constant, usual)
             print(case.key, seed, flush=True)
-    packed = {"command": "python -m benchmarks.detect --choose --seeds " + ",".join(map(str, seeds)), "rows": rows}
-    write_atomically(CHOICES, json.dumps(packed, indent=0).encode())
+    command = "python -m benchmarks.detect --choose --seeds " + ",".join(map(str, seeds))
+    lines = ",\n".join(map(json.dumps, rows))
+    write_atomically(CHOICES, f'{{"command": {json.dumps(command)}, "rows": [\n{lines}\n]}}\n'.encode())
     print(choices(rows))
 
 

@@ -318,9 +318,14 @@ def decode(content: bytes, where: str | Path, encoding: str = "utf-8") -> str:
         return content.decode("utf-8-sig" if encoding.lower().replace("-", "") == "utf8" else encoding)
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
+        held = f"{where} is not {encoding} text: line {line} holds the byte 0x{content[error.start]:02x}."
+        if content.startswith(b"PK\x03\x04"):
+            raise InputError(
+                f"{held} It begins as a zip archive does, or an Excel workbook: check its name."
+            ) from error
+        likely = "utf-16" if content.startswith((b"\xff\xfe", b"\xfe\xff")) else "latin-1"
         raise InputError(
-            f"{where} is not {encoding} text: line {line} holds the byte 0x{content[error.start]:02x}. Save it as "
-            'UTF-8, or name its encoding, for example encoding="latin-1".'
+            f'{held} Save it as UTF-8, or name its encoding, for example encoding="{likely}" (--encoding {likely} on the command line).'
         ) from error
     except LookupError as error:
         raise InputError(f'unknown encoding "{encoding}"; write for example "utf-8" or "latin-1".') from error

@@ -216,6 +216,8 @@ def test_ids_that_repeat_are_named():
 def test_too_few_rows_is_an_error():
     with pytest.raises(InputError, match="needs 20 or more"):
         audit(np.eye(8, dtype=np.float32), np.arange(8) % 2)
+    with pytest.warns(UserWarning, match="only sample"), pytest.raises(InputError, match="28 labels occur once"):
+        audit(np.eye(30, dtype=np.float32), np.array([0, 0, *range(1, 29)]))
 
 
 def test_features_of_the_wrong_length_are_an_error():

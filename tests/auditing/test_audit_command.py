@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -11,6 +13,7 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
+import compensate
 from compensate.cli import app
 from compensate.errors import InputError
 
@@ -216,6 +219,26 @@ def test_corrected_data_without_a_browser(table, tmp_path):
         run("apply", "people.csv", "fixed.csv", "--accept", 0.9)
     with pytest.raises(InputError, match="no probability"):
         run("apply", "people.csv", folder, "--accept", 90, "-o", "other.csv")
+
+
+def test_encoding_and_delimiter_of_the_audit_hold_for_what_follows(table, tmp_path):
+    frame, _, _ = table
+    frame.assign(town=frame["town"] + ", Österbotten", note="¦").to_csv(
+        "people.csv", sep=":", index=False, encoding="latin-1"
+    )
+    options = ("--encoding", "latin-1", "--delimiter", ":")
+    run("audit", "people.csv", *options, "--only", "labels", "--out", "run")
+    assert "corrections.csv -o people.fixed.csv --encoding latin-1 --delimiter :" in Path("run/report.html").read_text()
+    run("apply", "run", "--accept", 0.8)
+    before, after = Path("people.csv").read_bytes().splitlines(), Path("people.fixed.csv").read_bytes().splitlines()
+    assert 0 < sum(a != b for a, b in zip(before, after, strict=True)) < 100
+    found = compensate.audit("people.csv", encoding="latin-1", delimiter=":")
+    accepted = found.accepted(0.8)
+    found.apply(accepted, "python.csv")
+    with pytest.raises(InputError, match='the character "日", which latin-1 has not'):
+        found.apply([replace(accepted[0], decision="other", label="日")], "other.csv")
+    assert Path("python.csv").read_bytes() == Path("people.fixed.csv").read_bytes()
+    assert run("check", "people.csv", "--against", "run").endswith("0 look wrong")
 
 
 def test_quantities_are_corrected_without_a_browser(tmp_path, monkeypatch):

@@ -163,6 +163,21 @@ def test_decisions_in_label_studio_come_back_to_their_rows(form: str, found: Aud
         apply_corrections(source, export, tmp_path / "other.csv")
 
 
+def test_what_nobody_saved_again_is_no_decision_in_json_min(found: Audit, tmp_path: Path) -> None:
+    data = [task["data"] for task in found.to_label_studio(everything=True)][:4]
+    made = {"created_at": "2026-11-16T10:00:00.123Z", "updated_at": "2026-11-16T10:00:00.456Z", "lead_time": None}
+    later = {"updated_at": "2026-11-16T10:05:00.456Z", "lead_time": 4.2}
+    records = [
+        {**data[0], **made, "label": data[0]["given"]},
+        {**data[1], **made, **later, "label": data[1]["given"]},
+        {**data[2], **made, "lead_time": 2.5, "label": data[2]["given"]},
+        {**data[3], **made, "label": data[3]["suggested"]},
+    ]
+    (tmp_path / "export.json").write_text(json.dumps(records))
+    decided = {c.index: c.decision for c in read_corrections(tmp_path / "export.json")}
+    assert decided == {data[1]["row"]: "reject", data[2]["row"]: "reject", data[3]["row"]: "accept"}
+
+
 # --- Argilla --------------------------------------------------------------------------------------------------
 
 
@@ -211,6 +226,17 @@ def test_decisions_in_argilla_come_back_to_their_rows(flat: bool, found: Audit, 
     decided = {c.index: c.decision for c in read_corrections(tmp_path / "export.json")}
     assert decided == {WRONG[0]: "accept", WRONG[1]: "reject", **({WRONG[2]: "skip"} if flat else {})}
     assert apply_corrections(found.config["source"], tmp_path / "export.json").changed == 1
+
+
+def test_records_of_argilla_without_an_answer_are_no_decisions(found: Audit, tmp_path: Path) -> None:
+    source, export = Path(found.config["source"]), tmp_path / "export.json"
+    records = found.to_argilla()
+    label = records[0]["label.suggestion"]
+    export.write_text(json.dumps(decided_in_argilla(records, {records[0]["row"]: label}, flat=True)))
+    assert [(c.index, c.decision) for c in read_corrections(export)] == [(records[0]["row"], "accept")]
+    export.write_text(json.dumps(records))
+    assert read_corrections(export) == ()
+    assert "holds no decision, so the labels are as they were" in run("apply", source, export, "-o", tmp_path / "a.csv")
 
 
 # The client warns of every key that a mapping renames, and takes it all the same.

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from compensate.auditing.audit import audit
 from compensate.auditing.corrections import Correction, apply_corrections, read_corrections, write_corrections
+from compensate.auditing.export import TOOLS
 from compensate.auditing.multilabel import label_sets, labels_in, predict_labels
 from compensate.auditing.page import fill
 from compensate.auditing.result import Audit
@@ -196,6 +197,13 @@ def test_the_command_audits_and_applies(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     changed = read(fixed, None, None, {}).info["parts"].given != GIVEN
     assert changed.sum() == (suspects["p_error"] >= 0.6).sum() > 0
+    for tool in TOOLS:
+        done = run.invoke(app, ["export", str(tmp_path / "run"), "--to", tool, "-o", str(tmp_path / "out")])
+        assert isinstance(done.exception, InputError)
+        assert "several labels a sample" in str(done.exception)
+    done = run.invoke(app, ["check", str(path), "--against", str(tmp_path / "run")])
+    assert isinstance(done.exception, InputError)
+    assert "several labels a sample" in str(done.exception)
 
 
 @pytest.mark.parametrize(

@@ -260,3 +260,10 @@ def test_a_killed_process_never_leaves_parts_of_two_runs(tmp_path):
             listed.set_index("index")["p_error"].sort_index(), found.p_error, rtol=1e-5, err_msg="list and audit differ"
         )
         assert {p.name for p in folder.iterdir()} <= run_folder.FILES
+
+
+def test_what_is_no_run_is_not_taken_for_a_damaged_one(tmp_path):
+    (tmp_path / "reviews.csv").write_text("text,label\n")
+    for place in (tmp_path, tmp_path / "reviews.csv"):
+        with pytest.raises(InputError, match=r"there is no audit\.json\. Expected the folder of a run"):
+            Audit.load(place)

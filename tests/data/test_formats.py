@@ -664,6 +664,9 @@ def test_regression_is_seen(tmp_path):
         (b"a,label\n1,x\n2,y\n", {"task": "regression"}, '"x", which is not a number'),
         (b"a,label\n1,x\n2,y\n", {"encoding": "klingon"}, "klingon"),
         (b"a,label,split\n1,x,train\n2,y,later\n", {}, 'says "later"'),
+        (b"a,label\n1,x\n2,y\n", {"delimiter": ";"}, r'holds no ";".*Leave the delimiter out'),
+        ("a,label\n1,x\n2,y\n".encode("utf-16"), {}, "--encoding utf-16"),
+        (b"PK\x03\x04\xff\xfe", {}, "Excel workbook"),
         (b"a,label\n1,x\n2,y\n", {"color": 1}, "color"),
     ],
 )

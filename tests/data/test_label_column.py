@@ -49,6 +49,11 @@ def test_of_several_columns_of_few_values_the_predictable_one_is_the_label():
     assert choose_label(frame, None, "t", "words") == "mood"
 
 
+def test_a_label_with_one_value_is_named():
+    with pytest.raises(UnclearLabel, match='label column "sentiment" of t has fewer than 2 values'):
+        choose_label(table(sentiment=classes("pos")), None, "t")
+
+
 def test_in_doubt_the_candidates_are_shown_the_last_column_first():
     frame = table(one=classes("a", "b"), two=classes("x", "y", "z"))
     with pytest.raises(UnclearLabel, match=r"two \(3 values: .*one \(2 values: .*--label two") as caught:

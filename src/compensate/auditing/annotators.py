@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from scipy.special import logsumexp
 from scipy.stats import beta
 
+from compensate.auditing.arrays import Floats, Ints
 from compensate.errors import InputError, nearest
 
 if TYPE_CHECKING:
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 
     from compensate.auditing.result import Audit
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 POWERS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25)
 """Of the models' prediction, that are compared by the likelihood of the votes."""

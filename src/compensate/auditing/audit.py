@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from compensate.auditing.arrays import Floats, Ints
 from compensate.auditing.corrections import Correction
 from compensate.auditing.decisions import decided_labels
 from compensate.auditing.fitted import StoredLearner
@@ -19,7 +20,7 @@ from compensate.auditing.learners import judge_divisions
 from compensate.auditing.noise_model import BY_CHANCE, Verdict, after_decisions, judge, pool, shares
 from compensate.auditing.result import Audit
 from compensate.auditing.scorer import Scorer
-from compensate.auditing.source import KINDS, labeled, read
+from compensate.auditing.source import CHOSEN, KINDS, labeled, read
 from compensate.auditing.views import FeatureViews, make_views, unused_encoder
 from compensate.data.dataset import UNLABELED, Data
 from compensate.errors import InputError
@@ -152,7 +153,12 @@ def audit(
     trusted = None if decided is None else decided.rows
     rows = np.flatnonzero(given_labels != UNLABELED)
     if len(rows) < FEWEST:
-        raise InputError(f"{len(rows)} rows have a label that can be checked; an audit needs {FEWEST} or more.")
+        alone = int(known.labeled.sum()) - len(rows)
+        why = f" {alone:,} labels occur once, and nothing can contradict them." if alone else ""
+        raise InputError(
+            f"{len(rows)} rows have a label that can be checked; an audit needs {FEWEST} or more.{why} Check which column holds the "
+            "labels, or give more rows."
+        )
     tunable = None
     if finetune:
         from compensate.auditing.finetuning import find_tunable
@@ -269,13 +275,13 @@ def _check_training(
 
 def _judged(
     views: FeatureViews | None,
-    labels: NDArray[np.int64],
-    divisions: list[NDArray[np.int64]],
+    labels: Ints,
+    divisions: list[Ints],
     classes: int,
     trusted: NDArray[np.bool_] | None,
     seed: int,
     progress: Progress | None,
-) -> tuple[dict[str, Any], NDArray[np.float64] | None, list[dict[str, StoredLearner]]]:
+) -> tuple[dict[str, Any], Floats | None, list[dict[str, StoredLearner]]]:
     """What the learners of all views say, out of fold, the mean of their transitions, and for each view what judges new rows."""
     if views is None:
         return {}, None, []
@@ -296,9 +302,9 @@ def _judged(
 
 def _result(
     data: Data,
-    rows: NDArray[np.int64],
-    given: NDArray[np.int64],
-    log_q: NDArray[np.float64],
+    rows: Ints,
+    given: Ints,
+    log_q: Floats,
     verdict: Verdict,
     config: dict[str, Any],
     notes: tuple[str, ...],
@@ -326,11 +332,9 @@ def _result(
     )
 
 
-def _described(
-    data: Data, rows: NDArray[np.int64], config: dict[str, Any], notes: tuple[str, ...], shown: Any
-) -> dict[str, Any]:
+def _described(data: Data, rows: Ints, config: dict[str, Any], notes: tuple[str, ...], shown: Any) -> dict[str, Any]:
     """What an audit says of its data, whether labels are classes or quantities."""
-    chosen = {name: data.info[name] for name in ("source", "label", "text", "label_given") if data.info.get(name)}
+    chosen = {name: data.info[name] for name in CHOSEN if data.info.get(name)}
     whole = len(rows) == len(data)
     return {
         "kind": KINDS.get(str(data.info.get("kind")), "embedding"),
@@ -404,7 +408,7 @@ def _quantities(data: Data, encoder: str | Path, device: str | None, seed: int, 
     )
 
 
-def _predicted(data: Data, given: NDArray[np.int64], log_q: NDArray[np.float64]) -> dict[str, NDArray[Any]]:
+def _predicted(data: Data, given: Ints, log_q: Floats) -> dict[str, NDArray[Any]]:
     rows = np.flatnonzero((given == UNLABELED) & ~data.labeled)
     if not len(rows):
         return {}
@@ -412,7 +416,7 @@ def _predicted(data: Data, given: NDArray[np.int64], log_q: NDArray[np.float64])
     return {"index": data.index[rows], "suggested": p.argmax(1), "probability": p.max(1)}
 
 
-def audited_labels(data: Data) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+def audited_labels(data: Data) -> tuple[Ints, tuple[str, ...]]:
     """(N,) the labels to audit; those of a class with a single sample are set aside, for nothing can contradict them."""
     given = data.target.astype(np.int64).copy()
     counts = data.class_counts

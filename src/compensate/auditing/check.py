@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
+from compensate.auditing.arrays import Floats, Ints
 from compensate.auditing.corrections import Correction
 from compensate.auditing.csv_edit import Dialect, find_cells
 from compensate.auditing.digests import digest_frame, digest_text
@@ -173,6 +174,11 @@ def scorer_of(audit: Audit) -> Scorer:
         raise InputError(
             "this audit is of quantities; only labels that are classes can be judged later. Audit the new data."
         )
+    if audit.parts:
+        raise InputError(
+            "this audit is of several labels a sample (label sets, tags or masks), for which no fitted model is kept; only one "
+            "class a row can be judged later. Audit the new data."
+        )
     why = "with a network (--model or --finetune) or from probabilities (--probs)"
     raise InputError(
         f"this audit holds no fitted model: it was made {why}, or its files are gone. Audit again without them."
@@ -182,7 +188,7 @@ def scorer_of(audit: Audit) -> Scorer:
 _NEW, _KNOWN, _NO_LABEL = -1, -2, -3
 
 
-def _audited_places(audit: Audit, found: _Rows, decisions: Iterable[Correction]) -> NDArray[np.int64]:
+def _audited_places(audit: Audit, found: _Rows, decisions: Iterable[Correction]) -> Ints:
     """(N,) the audited row whose content each row has with another label; or that it is new, known, or without a label."""
     audited: dict[int, list[int]] = {}
     if audit.row_digests is not None:
@@ -202,9 +208,7 @@ def _audited_places(audit: Audit, found: _Rows, decisions: Iterable[Correction])
     return places if audit.probabilities is not None else np.where(places >= 0, _NEW, places)
 
 
-def _judged(
-    scorer: Scorer, log_q: NDArray[np.float64], found: _Rows
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
+def _judged(scorer: Scorer, log_q: Floats, found: _Rows) -> tuple[Floats, Floats, Ints]:
     """(N,) each: probability and log odds of an error (not a number without a label), and what the label would be."""
     target = found.data.target
     likeliest = log_q.argmax(1)
@@ -225,7 +229,7 @@ def _rows(audit: Audit, new: Any, labels: Any, options: dict[str, Any], features
     asked = audit.config.get("asked")
     chosen = asked.get("options") if isinstance(asked, dict) else None
     kept = {name: chosen[name] for name in READER if name in chosen} if isinstance(chosen, dict) else {}
-    options = {**kept, **options}
+    options = {**kept, **audit.reading, **options}
     if isinstance(new, (str, Path)):
         path = Path(new).expanduser()
         if not path.exists():
@@ -286,7 +290,7 @@ def _with_classes(data: Data, cells: Sequence[str], audit: Audit) -> Data:
 
 
 def _where(
-    path: Path, audit: Audit, found: _Rows, rows: NDArray[np.int64], options: Mapping[str, Any]
+    path: Path, audit: Audit, found: _Rows, rows: Ints, options: Mapping[str, Any]
 ) -> dict[int, tuple[str, int, int | None, int | None]]:
     """File, row, line and column of some rows' labels."""
     from compensate.data.tables import LINES, is_table, table_format
@@ -302,8 +306,7 @@ def _where(
             return {row: (str(path), int(index[row]), lines[row], None) for row in rows.tolist()}
     if not is_table(path) or table_format(path) not in (".csv", ".tsv"):
         return {row: (str(path), int(index[row]), None, None) for row in rows.tolist()}
-    asked = audit.config.get("asked")
-    kept = asked.get("options", {}) if isinstance(asked, dict) else {}
+    kept = audit.reading
     encoding = options.get("encoding") or kept.get("encoding") or "utf-8"
     delimiter = options.get("delimiter") or kept.get("delimiter")
     text = decode(read_bytes(path, lines=True), path, str(encoding))

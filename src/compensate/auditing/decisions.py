@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compensate.auditing.arrays import Ints
 from compensate.auditing.corrections import Correction, read_corrections
 from compensate.auditing.digests import digest_text
 from compensate.auditing.journal import run_decisions
@@ -29,11 +30,11 @@ class Decided:
     """
 
     rows: NDArray[np.bool_]
-    labels: NDArray[np.int64]
-    before: NDArray[np.int64]
+    labels: Ints
+    before: Ints
     unclear: int
 
-    def described(self, index: NDArray[np.int64]) -> dict[str, Any]:
+    def described(self, index: Ints) -> dict[str, Any]:
         """Numbers for the report, and which rows of the source these are."""
         corrected = int((self.rows & (self.labels != self.before)).sum())
         return {

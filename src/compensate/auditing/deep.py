@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import nn
 
+from compensate.auditing.arrays import Ints, Singles
 from compensate.data.dataset import Data
 from compensate.encoders import Encoder
 from compensate.errors import InputError
@@ -37,7 +37,7 @@ class Trained:
         epochs: of one training.
     """
 
-    log_p: NDArray[np.float32]
+    log_p: Singles
     curves: dict[str, list[float]]
     model: nn.Module
     epochs: int
@@ -45,9 +45,9 @@ class Trained:
 
 def judge_by_model(
     data: Data,
-    labels: NDArray[np.int64],
+    labels: Ints,
     model: nn.Module | Callable[[], nn.Module] | str | None,
-    folds: NDArray[np.int64] | None,
+    folds: Ints | None,
     **training: Any,
 ) -> Trained:
     """Trains the model on the samples, once or once for each fold.
@@ -67,9 +67,7 @@ def judge_by_model(
     return _train(data, labels, data.num_classes, _maker(data, model), folds, RECIPE, **training)
 
 
-def judge_by_finetuning(
-    data: Data, labels: NDArray[np.int64], encoder: Encoder, folds: NDArray[np.int64] | None, **training: Any
-) -> Trained:
+def judge_by_finetuning(data: Data, labels: Ints, encoder: Encoder, folds: Ints | None, **training: Any) -> Trained:
     """Fine-tunes a pretrained encoder with a linear head, once or once for each fold.
 
     Args:
@@ -86,10 +84,10 @@ def judge_by_finetuning(
 
 def _train(
     inputs: Data | Samples,
-    labels: NDArray[np.int64],
+    labels: Ints,
     classes: int,
     model: nn.Module | Callable[[], nn.Module],
-    folds: NDArray[np.int64] | None,
+    folds: Ints | None,
     recipe: Mapping[str, Any],
     *,
     method: str,

@@ -14,8 +14,8 @@ from xml.sax.saxutils import quoteattr  # nosec B406: writes, and parses nothing
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
+from compensate.auditing.arrays import Ints
 from compensate.errors import InputError, nearest
 from compensate.extras import require
 
@@ -31,7 +31,7 @@ GIVEN = "given"
 TAG = "possible_label_error"
 
 
-def ranked(audit: Audit, everything: bool) -> NDArray[np.int64]:
+def ranked(audit: Audit, everything: bool) -> Ints:
     """Positions of the rows to hand out, most suspect first: the flagged ones, or all."""
     order = np.argsort(-audit.p_error, kind="stable")
     return order if everything else order[audit.mask[order]]
@@ -176,7 +176,8 @@ def whole_rows(audit: Audit) -> None:
     """Refuses an audit of samples that have several labels each."""
     if audit.parts:
         raise InputError(
-            "this audit is of several labels a sample, which have no row of their own there; take `suspects`."
+            "this audit is of several labels a sample, which have no row of their own there; review it with `compensate review`, or "
+            "take `suspects` (suspects.csv)."
         )
 
 

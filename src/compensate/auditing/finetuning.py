@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from compensate.auditing.arrays import Ints
 from compensate.data.dataset import Data
 from compensate.data.ragged import Ragged
 from compensate.encoders import Encoder, find_encoder, hint, sample_kind
@@ -142,7 +143,7 @@ class _Texts:
     """Word pieces by row: ``chunks`` end to end, of which text i has those from ``first[i]`` to ``first[i + 1]``."""
 
     chunks: Ragged
-    first: NDArray[np.int64]
+    first: Ints
 
     @classmethod
     def of(cls, encoder: TextEncoder, texts: Sequence[str]) -> _Texts:
@@ -155,7 +156,7 @@ class _Texts:
         return cls(Ragged.of(chunks, np.int32), np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
 
     @property
-    def lengths(self) -> NDArray[np.int64]:
+    def lengths(self) -> Ints:
         """(N,) word pieces of each text."""
         return np.diff(self.chunks.offsets[self.first])
 

@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compensate.auditing.arrays import Ints, Singles
 from compensate.auditing.linear import BLOCK, softmax
 from compensate.errors import InputError
 
-Floats = NDArray[np.float32]
-Ints = NDArray[np.int64]
 Arrays = Mapping[str, NDArray[Any]]
 
 SMALLEST = 1e-6
@@ -36,11 +35,11 @@ class Linear:
         absent: classes that no row had and that are hardly expected of another, if these are known; not stored.
     """
 
-    weights: Floats
-    intercept: Floats
+    weights: Singles
+    intercept: Singles
     absent: Ints | None = None
 
-    def log_p(self, x: Any, trees: Floats | None) -> Floats:
+    def log_p(self, x: Any, trees: Singles | None) -> Singles:
         """(N, C) log probabilities."""
         found = np.empty((x.shape[0], self.weights.shape[1]), np.float32)
         size = max(1, BLOCK // max(found.shape[1], x.shape[1] if isinstance(x, np.ndarray) else 1))
@@ -76,15 +75,15 @@ class Neighbors:
         num_classes: C.
     """
 
-    center: Floats
-    axes: Floats
-    rows: Floats
+    center: Singles
+    axes: Singles
+    rows: Singles
     labels: Ints
     near: int
     spread: float
     num_classes: int
 
-    def log_p(self, x: Any, trees: Floats | None) -> Floats:
+    def log_p(self, x: Any, trees: Singles | None) -> Singles:
         """(N, C) log probabilities."""
         found = np.empty((len(x), self.num_classes), np.float32)
         for start in range(0, len(x), size := max(1, BLOCK // len(self.rows))):
@@ -120,19 +119,19 @@ class Neighbors:
         return Neighbors(arrays["center"], axes, rows, labels, near, float(arrays["spread"][0]), classes)
 
 
-def unit_length(z: Floats) -> Floats:
+def unit_length(z: Singles) -> Singles:
     """Rows brought to length one."""
     return (z / np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-12)).astype(np.float32, copy=False)
 
 
-def nearest_by_cosine(z: Floats, rows: Floats, near: int) -> tuple[Floats, Ints]:
+def nearest_by_cosine(z: Singles, rows: Singles, near: int) -> tuple[Singles, Ints]:
     """(B, near) the cosines of the nearest rows, and which they are."""
     cosines = z @ rows.T
     who = np.argpartition(-cosines, near - 1, axis=1)[:, :near]
     return np.take_along_axis(cosines, who, 1), who
 
 
-def votes(cosines: Floats, given: Ints, labels: Ints, spread: float, classes: int) -> Floats:
+def votes(cosines: Singles, given: Ints, labels: Ints, spread: float, classes: int) -> Singles:
     """(B, C) log probabilities by votes of the nearest rows.
 
     Args:
@@ -164,7 +163,7 @@ class Forest:
 
     starts: Ints
     feature: NDArray[np.int32]
-    threshold: Floats
+    threshold: Singles
     right: NDArray[np.int32]
     leaves: NDArray[np.float16]
 
@@ -194,7 +193,7 @@ class Forest:
             joined["right"].astype(np.int32), joined["leaves"].astype(np.float16),
         )  # fmt: skip
 
-    def log_p(self, x: Any, trees: Floats | None) -> Floats:
+    def log_p(self, x: Any, trees: Singles | None) -> Singles:
         """(N, C) log probabilities."""
         assert trees is not None
         p = np.zeros((len(trees), self.leaves.shape[1]), np.float32)
@@ -238,7 +237,7 @@ class Forest:
         return Forest(starts, feature, threshold, right, leaves)
 
 
-def smoothed(p: NDArray[np.floating]) -> Floats:
+def smoothed(p: NDArray[np.floating]) -> Singles:
     """(N, C) log probabilities of shares of votes: as if there had been one vote more, spread evenly."""
     return np.log((50 * p + 1 / p.shape[1]) / 51).astype(np.float32)
 
@@ -261,9 +260,9 @@ class ByFold:
 
     models: Sequence[Any]
 
-    def log_p(self, x: Any, trees: Floats | None, folds: Ints) -> Floats:
+    def log_p(self, x: Any, trees: Singles | None, folds: Ints) -> Singles:
         """(N, C) log probabilities of rows in these folds."""
-        found: Floats | None = None
+        found: Singles | None = None
         size = max(1, BLOCK // x.shape[1]) if isinstance(x, np.ndarray) else BLOCK // 20
         for fold in np.unique(folds).tolist():
             model, held = self.models[fold], np.flatnonzero(folds == fold)

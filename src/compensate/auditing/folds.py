@@ -6,8 +6,8 @@ import hashlib
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from compensate.auditing.arrays import Ints
 from compensate.data.seeding import generator
 
 FOLDS = 5
@@ -22,7 +22,7 @@ COPIES = 10
 that agree by chance, and each is a sample of its own."""
 
 
-def content_keys(samples: Any) -> NDArray[np.int64] | None:
+def content_keys(samples: Any) -> Ints | None:
     """(N,) a number for each row that equals that of another row only if both have the same content.
 
     Texts are compared without regard to case and white space; rows of numbers byte by byte. None for anything else.
@@ -52,13 +52,13 @@ def _digest(content: bytes) -> int:
 
 
 def assign_folds(
-    labels: NDArray[np.int64],
-    keys: NDArray[np.int64] | None = None,
+    labels: Ints,
+    keys: Ints | None = None,
     *,
     folds: int = FOLDS,
     seed: int = 0,
     draw: int = 0,
-) -> NDArray[np.int64]:
+) -> Ints:
     """(N,) the fold in which each row is held out. Each class is spread evenly; rows with equal keys stay together.
 
     Args:

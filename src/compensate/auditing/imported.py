@@ -62,12 +62,14 @@ def _decided(record: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any], 
         about = {**record, "suggested": record.get("label.suggestion", "")}
         states = record.get("label.responses.status") or ()
         values = record.get("label.responses") or ()
-        if not isinstance(values, list) or not isinstance(states, (list, tuple)):
+        if not isinstance(values, (list, tuple)) or not isinstance(states, (list, tuple)):
             raise InputError(f"{where}: the responses are no list; {_EXPECTED}.")
         chosen = _argilla([{"value": v} for v in values], states[-1] if states else None)
     else:
         about = record
         chosen = _text(record.get("label"))
+        if chosen == str(record.get("given")) and _imported(record):
+            chosen = None
     if "row" not in about or "given" not in about:
         raise InputError(f"{where} does not say which row it is about (row, given); {_EXPECTED}.")
     return about, chosen
@@ -101,6 +103,12 @@ def _touched(annotation: Mapping[str, Any]) -> bool:
     """Whether an annotation was saved again after it was imported, to the second."""
     made, changed = (str(annotation.get(name) or "")[:19] for name in ("created_at", "updated_at"))
     return bool(made and changed and made != changed)
+
+
+def _imported(record: Mapping[str, Any]) -> bool:
+    """Whether a record of JSON-MIN is the annotation that was imported: nobody spent time on it, or saved it again."""
+    timed = "lead_time" in record or ("created_at" in record and "updated_at" in record)
+    return timed and not record.get("lead_time") and not _touched(record)
 
 
 def _argilla(responses: Any, status: Any) -> str | None:

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from compensate.auditing import learners
+from compensate.auditing.arrays import Floats, Ints, Singles
 from compensate.auditing.digests import digest_frame
 from compensate.auditing.execution import HERE, Execution
 from compensate.auditing.fitted import ByFold, StoredLearner
@@ -56,7 +57,6 @@ from compensate.errors import InputError
 from compensate.files import make_folder
 
 Progress = Callable[[str, int, int], None]
-Ints = NDArray[np.int64]
 
 ROOM = 1_000_000_000
 """Bytes of features that learners are fitted on, where nothing else is asked for."""
@@ -277,7 +277,7 @@ def _stacked(parts: list[Any]) -> Any:
     return found
 
 
-def _embedded(makers: Makers, stages: FinishedStages, k: int) -> NDArray[np.float32] | None:
+def _embedded(makers: Makers, stages: FinishedStages, k: int) -> Singles | None:
     return None if makers.encoder is None else stages.embedded(k)
 
 
@@ -294,7 +294,7 @@ class Divided:
 
     divisions: tuple[ByFold, ...]
 
-    def log_p(self, x: Any, trees: NDArray[np.float32] | None, folds: Ints) -> NDArray[np.float32]:
+    def log_p(self, x: Any, trees: Singles | None, folds: Ints) -> Singles:
         """(N, C) log probabilities, the mean over divisions, of rows in these folds (R, N)."""
         said = [one.log_p(x, trees, held) for one, held in zip(self.divisions, folds, strict=True)]
         return said[0] if len(said) == 1 else softmax(np.mean(said, axis=0))[1]
@@ -323,7 +323,7 @@ class Judge:
         """Whether labels are predicted no better than by chance."""
         return self.noise.gain < CHANCE
 
-    def log_q(self, views: tuple[View, ...], folds: Ints) -> NDArray[np.float64]:
+    def log_q(self, views: tuple[View, ...], folds: Ints) -> Floats:
         """(N, C) the pooled log probabilities by models that did not learn from the row; folds are (R, N)."""
         log_p, weights = [], []
         for view, by_name, weight in zip(views, self.by_fold, self.weights, strict=True):
@@ -383,7 +383,7 @@ def _grown(item: tuple[int, int], forests: Forests) -> Any:
     return forests.grow(*item)
 
 
-def _said(rows: Ints, view: View, by_fold: dict[str, Divided], folds: Ints) -> dict[str, NDArray[np.float32]]:
+def _said(rows: Ints, view: View, by_fold: dict[str, Divided], folds: Ints) -> dict[str, Singles]:
     part = _some(view, rows)
     return {name: one.log_p(part.x, part.trees, folds[:, rows]) for name, one in by_fold.items()}
 

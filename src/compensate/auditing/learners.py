@@ -11,6 +11,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from compensate.auditing.arrays import Floats, Ints, Singles
 from compensate.auditing.execution import HERE, Execution
 from compensate.auditing.fitted import (
     ABSENT,
@@ -23,9 +24,6 @@ from compensate.auditing.fitted import (
     unit_length,
 )
 from compensate.auditing.linear import LinearFolds, Terms, compensated, softmax, transferred
-
-Floats = NDArray[np.float32]
-Ints = NDArray[np.int64]
 
 STRENGTHS = (3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5)
 """Weight decays that are tried, from strong to weak, until the log loss of held-out labels rises."""
@@ -71,7 +69,7 @@ class View:
 
     name: str
     x: Any
-    trees: NDArray[np.float32] | None = None
+    trees: Singles | None = None
 
 
 @dataclass(eq=False)
@@ -85,9 +83,9 @@ class Judged:
         decay: the chosen strength.
     """
 
-    log_p: dict[str, Floats] = field(default_factory=dict)
+    log_p: dict[str, Singles] = field(default_factory=dict)
     models: dict[str, StoredLearner] = field(default_factory=dict)
-    transition: NDArray[np.float64] = field(default_factory=lambda: np.eye(1))
+    transition: Floats = field(default_factory=lambda: np.eye(1))
     decay: float = 0.0
 
 
@@ -158,7 +156,7 @@ class Learned:
 
     by_fold: dict[str, ByFold] = field(default_factory=dict)
     models: dict[str, StoredLearner] = field(default_factory=dict)
-    transition: NDArray[np.float64] = field(default_factory=lambda: np.eye(1))
+    transition: Floats = field(default_factory=lambda: np.eye(1))
     decay: float = 0.0
 
 
@@ -209,7 +207,7 @@ def _logcomp(fitted: LinearFolds, labels: Ints, trusted: NDArray[np.bool_] | Non
     _keep(fitted, "logcomp", chosen, found)
 
 
-def _keep(fitted: LinearFolds, name: str, w: Floats, found: Learned) -> None:
+def _keep(fitted: LinearFolds, name: str, w: Singles, found: Learned) -> None:
     found.by_fold[name] = ByFold([Linear(*one) for one in fitted.each(w)])
     found.models[name] = Linear(*fitted.mean(w))
 
@@ -233,7 +231,7 @@ def _transitions(fitted: LinearFolds, labels: Ints, trusted: NDArray[np.bool_] |
     found.transition = a.mean(0).astype(np.float64)
 
 
-def transition_from(counts: NDArray[np.floating], errors: float = ERRORS) -> NDArray[np.float64]:
+def transition_from(counts: NDArray[np.floating], errors: float = ERRORS) -> Floats:
     """(C, C) transitions from expected counts of (true, given), scaled to a share of errors of at least ``errors``.
 
     >>> transition_from(np.array([[90, 10], [0, 100]]), 0.1).round(2)
@@ -251,8 +249,8 @@ def transition_from(counts: NDArray[np.floating], errors: float = ERRORS) -> NDA
 
 
 def _posterior_counts(
-    fitted: LinearFolds, labels: Ints, trusted: NDArray[np.bool_] | None, a: Floats, w: Floats
-) -> NDArray[np.float64]:
+    fitted: LinearFolds, labels: Ints, trusted: NDArray[np.bool_] | None, a: Singles, w: Singles
+) -> Floats:
     """(K, C, C) shares of rows by true and given class, each fold over the rows it learned from."""
     (counts,) = fitted.add_up(_counted, labels, trusted, a.transpose(2, 0, 1), *fitted.weights(w))
     return counts.transpose(1, 2, 0)
@@ -263,9 +261,9 @@ def _counted(
     part: slice,
     labels: Ints,
     trusted: NDArray[np.bool_] | None,
-    columns: Floats,
-    weights: Floats,
-    intercept: Floats,
+    columns: Singles,
+    weights: Singles,
+    intercept: Singles,
 ) -> Terms:
     rows = fitted.fitted[part]
     given, classes = labels[rows], fitted.num_classes
@@ -278,7 +276,7 @@ def _counted(
     return (counts,)
 
 
-def _add_by_class(counts: NDArray[np.float64], given: Ints, r: Floats) -> None:
+def _add_by_class(counts: Floats, given: Ints, r: Singles) -> None:
     one = sp.csr_matrix((np.ones(len(given), np.float32), (given, np.arange(len(given)))), (len(counts), len(given)))
     counts += np.asarray(one @ r.reshape(len(r), -1)).reshape(counts.shape)
 
@@ -343,7 +341,7 @@ def _naive_bayes(x: Any, labels: Ints, num_classes: int) -> Linear:
     return Linear(weights, intercept, np.setdiff1d(np.arange(num_classes), bayes.classes_))
 
 
-def _tree_model(x: Floats, labels: Ints, num_classes: int, seed: int) -> Forest:
+def _tree_model(x: Singles, labels: Ints, num_classes: int, seed: int) -> Forest:
     """Fewer trees, of all rows."""
     from sklearn.ensemble import ExtraTreesClassifier
 
@@ -364,7 +362,7 @@ class Forests(Sequence[Any]):
         trees: of a forest of few rows.
     """
 
-    x: Floats
+    x: Singles
     labels: Ints
     folds: Ints
     num_folds: int
@@ -405,7 +403,7 @@ class Grown:
     forests: tuple[Any, ...]
     num_classes: int
 
-    def log_p(self, x: Any, trees: Floats | None) -> Floats:
+    def log_p(self, x: Any, trees: Singles | None) -> Singles:
         """(N, C) log probabilities."""
         assert trees is not None
         p = np.zeros((len(trees), self.num_classes))

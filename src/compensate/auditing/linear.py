@@ -33,11 +33,10 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
+from compensate.auditing.arrays import Floats, Ints, Singles
 from compensate.auditing.execution import HERE, Execution
 
-Floats = NDArray[np.float32]
-Ints = NDArray[np.int64]
-Slope = Callable[[Floats, Floats, Ints], tuple[NDArray[np.floating], Floats]]
+Slope = Callable[[Singles, Singles, Ints], tuple[NDArray[np.floating], Singles]]
 """From probabilities (B, K, C), their logarithms and the rows: the losses (B, K) and their slopes in the logits (B, K, C)."""
 
 BLOCK = 4_000_000
@@ -91,7 +90,7 @@ class LinearFolds:
         if len(self.fitted) > most:
             self.fitted = self.fitted[np.linspace(0, len(self.fitted) - 1, most).astype(np.int64)]
         train = folds[self.fitted, None] != np.arange(num_folds)
-        self.train: Floats = (train / np.maximum(train.sum(0), 1)).astype(np.float32)
+        self.train: Singles = (train / np.maximum(train.sum(0), 1)).astype(np.float32)
         self.center, self.scale, self.axes, self.spread = _coordinates(self.x)
         self.shape = (len(self.spread) + 1, num_folds * num_classes)
 
@@ -116,7 +115,7 @@ class LinearFolds:
         for start in range(0, number, size):
             yield slice(start, min(start + size, number))
 
-    def weights(self, w: Floats) -> tuple[Floats, Floats]:
+    def weights(self, w: Singles) -> tuple[Singles, Singles]:
         """Weights (D, K C) and intercepts (K C,) for `centered` rows."""
         inner = w[:-1] if self.axes is None else self.axes @ w[:-1]
         return inner / self.scale[:, None], w[-1]
@@ -125,11 +124,11 @@ class LinearFolds:
         """Some rows less the mean of all; sparse ones as they are. Where a mean is large, sums over rows would lose their last digits."""
         return self.x[rows] if self.axes is None else self.x[rows] - self.center
 
-    def logits(self, x: Any, weights: Floats, intercept: Floats) -> Floats:
+    def logits(self, x: Any, weights: Singles, intercept: Singles) -> Singles:
         """(B, K, C) of some `centered` rows under the weights of all folds."""
         return (np.asarray(x @ weights) + intercept).reshape(-1, self.num_folds, self.num_classes)
 
-    def fit(self, slope: Slope, decay: float, start: Floats | None = None) -> Floats:
+    def fit(self, slope: Slope, decay: float, start: Singles | None = None) -> Singles:
         """The weights (D' + 1, K C) that minimize a loss plus weight decay.
 
         Args:
@@ -140,7 +139,7 @@ class LinearFolds:
         step = np.append(1 / np.sqrt(0.25 * self.spread + decay), 2.0).astype(np.float32)[:, None]
         ridge = np.append(np.full(len(self.spread), decay), BIAS_DECAY).astype(np.float32)[:, None]
 
-        def value(z: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        def value(z: Floats) -> tuple[float, Floats]:
             w = z.reshape(self.shape).astype(np.float32) * step
             total, gradient, shift = self.add_up(_slopes, slope, *self.weights(w))
             gradient = gradient / self.scale[:, None]
@@ -156,7 +155,7 @@ class LinearFolds:
         )  # fmt: skip
         return found.x.reshape(self.shape).astype(np.float32) * step
 
-    def held_out(self, w: Floats) -> Floats:
+    def held_out(self, w: Singles) -> Singles:
         """(N, C) log probabilities by the model that did not learn from the row."""
         found = np.empty((self.x.shape[0], self.num_classes), np.float32)
         weights = self.weights(w)
@@ -165,11 +164,11 @@ class LinearFolds:
             found[part] = softmax(u[np.arange(len(u)), self.folds[part]])[1]
         return found
 
-    def held_out_loss(self, w: Floats, labels: Ints) -> float:
+    def held_out_loss(self, w: Singles, labels: Ints) -> float:
         """The mean of -log p of the given labels, each by the model that did not learn from it."""
         return float(self.add_up(_held_out_loss, labels, *self.weights(w))[0]) / len(self.fitted)
 
-    def each(self, w: Floats) -> list[tuple[Floats, Floats]]:
+    def each(self, w: Singles) -> list[tuple[Singles, Singles]]:
         """Weights (D, C) and intercepts (C,) of the model of each fold, for rows as they are."""
         weights, intercept = self.weights(w)
         intercept = intercept - self.center @ weights
@@ -177,7 +176,7 @@ class LinearFolds:
         weights, intercept = weights.reshape(shape), intercept.reshape(shape)[0]
         return [(np.ascontiguousarray(weights[:, k]), intercept[k]) for k in range(self.num_folds)]
 
-    def mean(self, w: Floats) -> tuple[Floats, Floats]:
+    def mean(self, w: Singles) -> tuple[Singles, Singles]:
         """Weights (D, C) and intercepts (C,) of the mean of the models of all folds, for rows that are in none."""
         weights, intercepts = zip(*self.each(w), strict=True)
         return np.mean(weights, axis=0), np.mean(intercepts, axis=0)
@@ -196,7 +195,7 @@ def _total(terms: Iterable[Terms]) -> Terms:
     return tuple(total)
 
 
-def _slopes(fitted: LinearFolds, part: slice, slope: Slope, weights: Floats, intercept: Floats) -> Terms:
+def _slopes(fitted: LinearFolds, part: slice, slope: Slope, weights: Singles, intercept: Singles) -> Terms:
     """The loss of a portion, and its gradient in weights and intercepts."""
     rows, share = fitted.fitted[part], fitted.train[part]
     x = fitted.centered(rows)
@@ -205,7 +204,7 @@ def _slopes(fitted: LinearFolds, part: slice, slope: Slope, weights: Floats, int
     return (loss * share).sum(dtype=np.float64), np.asarray(x.T @ r), r.sum(0)
 
 
-def _held_out_loss(fitted: LinearFolds, part: slice, labels: Ints, weights: Floats, intercept: Floats) -> Terms:
+def _held_out_loss(fitted: LinearFolds, part: slice, labels: Ints, weights: Singles, intercept: Singles) -> Terms:
     rows = fitted.fitted[part]
     place = np.arange(len(rows))
     u = fitted.logits(fitted.centered(rows), weights, intercept)[place, fitted.folds[rows]]
@@ -217,7 +216,7 @@ def is_sparse(x: Any) -> bool:
     return bool(sp.issparse(x))
 
 
-def softmax(u: Floats) -> tuple[Floats, Floats]:
+def softmax(u: Singles) -> tuple[Singles, Singles]:
     """Probabilities and their logarithms along the last axis."""
     u = u - u.max(-1, keepdims=True)
     p = np.exp(u)
@@ -229,7 +228,7 @@ def compensated(labels: Ints, lam: float, trusted: NDArray[np.bool_] | None = No
     """LogComp with its compensation at the optimum; ``lam`` of 1 is plain cross entropy, and so is the loss of trusted labels."""
     edge = np.log((1 - lam) / lam) if lam < 1 else -np.inf
 
-    def slope(p: Floats, log_p: Floats, rows: Ints) -> tuple[NDArray[np.floating], Floats]:
+    def slope(p: Singles, log_p: Singles, rows: Ints) -> tuple[NDArray[np.floating], Singles]:
         given = np.maximum(labels[rows], 0)[:, None, None]
         own = np.take_along_axis(log_p, given, 2)[..., 0]
         rest = np.maximum(-np.expm1(own), 1e-12)
@@ -244,12 +243,12 @@ def compensated(labels: Ints, lam: float, trusted: NDArray[np.bool_] | None = No
     return slope
 
 
-def transferred(labels: Ints, transition: Floats, trusted: NDArray[np.bool_] | None = None) -> Slope:
+def transferred(labels: Ints, transition: Singles, trusted: NDArray[np.bool_] | None = None) -> Slope:
     """Cross entropy of the given labels under transitions (K, C, C) from true to given classes; trusted labels are the true ones."""
     columns = np.ascontiguousarray(transition.transpose(2, 0, 1))
     own = np.eye(transition.shape[1], dtype=np.float32)[:, None]
 
-    def slope(p: Floats, log_p: Floats, rows: Ints) -> tuple[NDArray[np.floating], Floats]:
+    def slope(p: Singles, log_p: Singles, rows: Ints) -> tuple[NDArray[np.floating], Singles]:
         given = np.maximum(labels[rows], 0)
         a = columns[given]
         if trusted is not None:
@@ -261,7 +260,7 @@ def transferred(labels: Ints, transition: Floats, trusted: NDArray[np.bool_] | N
     return slope
 
 
-def _coordinates(x: Any) -> tuple[Floats, Floats, Floats | None, Floats]:
+def _coordinates(x: Any) -> tuple[Singles, Singles, Singles | None, Singles]:
     """Center, scale, principal axes (none for sparse data) and the variance along each axis."""
     n, d = x.shape
     if is_sparse(x):

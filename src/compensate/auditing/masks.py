@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
+from compensate.auditing.arrays import Ints, Singles
 from compensate.auditing.folds import FOLDS, assign_folds
 from compensate.auditing.learners import View, judge_view
 from compensate.auditing.noise_model import BY_CHANCE, Verdict, judge, offset_of_mean, pool, shares
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from compensate.auditing.page.model import Content
     from compensate.auditing.result import Audit
 
-Ints = NDArray[np.int64]
 
 VOID = 255
 """Pixels with this number are not judged."""
@@ -63,7 +63,7 @@ more in number, than by weights of 0.5 or 1."""
 class Masks:
     """Images (H, W, 3) from 0 to 1, their masks (H, W) and the masks' file names."""
 
-    images: tuple[NDArray[np.float32], ...]
+    images: tuple[Singles, ...]
     masks: tuple[NDArray[np.uint8], ...]
     names: tuple[str, ...]
 
@@ -260,7 +260,7 @@ def _majority(mask: Ints, side: int, classes: int) -> Ints:
     return np.where(counts.any(2), counts.argmax(2), UNLABELED)
 
 
-def cell_features(image: NDArray[np.float32], side: int) -> NDArray[np.float32]:
+def cell_features(image: Singles, side: int) -> Singles:
     """(cells, D) color, its mean and deviation in two neighborhoods, and place."""
     from scipy.ndimage import uniform_filter
 
@@ -304,7 +304,7 @@ def pixels_of(runs: str, shape: tuple[int, ...]) -> NDArray[np.bool_]:
     return found.reshape(shape[:2])
 
 
-def outlined(image: NDArray[np.float32], inside: NDArray[np.bool_]) -> NDArray[np.float32]:
+def outlined(image: Singles, inside: NDArray[np.bool_]) -> Singles:
     """An image with a region outlined, enlarged if it is small, and darkened around it."""
     times = max(1, 256 // max(image.shape[:2]))
     big = image.repeat(times, 0).repeat(times, 1)
@@ -377,7 +377,7 @@ def _digest(digests: Sequence[str]) -> str:
     return hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
-def read_picture(path: Path) -> NDArray[np.float32]:
+def read_picture(path: Path) -> Singles:
     """An image (H, W, 3) from 0 to 1."""
     from PIL import Image
 

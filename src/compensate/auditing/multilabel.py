@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from compensate.auditing.arrays import Floats, Ints
 from compensate.auditing.folds import FOLDS, assign_folds
 from compensate.auditing.learners import View, judge_view
 from compensate.auditing.linear import LinearFolds
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
     from compensate.auditing.page.model import Content
     from compensate.auditing.result import Audit
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 STATES = ("absent", "present")
 """What is said of a label of a row."""
@@ -138,9 +137,9 @@ class LabelSets:
         notes: tuple[str, ...],
     ) -> Audit:
         from compensate.auditing.result import Audit
-        from compensate.auditing.source import KINDS
+        from compensate.auditing.source import CHOSEN, KINDS
 
-        chosen = {name: data.info[name] for name in ("source", "label", "text", "label_given") if data.info.get(name)}
+        chosen = {name: data.info[name] for name in CHOSEN if data.info.get(name)}
         config |= {
             "agreement": float((verdict.log_q.argmax(1) == given).mean()), "by_chance": verdict.by_chance,
             "labels": list(self.names),

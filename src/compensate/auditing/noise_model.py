@@ -34,11 +34,9 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq, minimize
 from scipy.special import expit, logit, logsumexp
 
+from compensate.auditing.arrays import Floats, Ints
 from compensate.auditing.execution import HERE, Execution
 from compensate.auditing.page.model import Estimate
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 RIDGE = 0.01
 """How strongly weights of learners are drawn to equal ones."""

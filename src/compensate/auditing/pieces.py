@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from compensate.auditing.arrays import Ints
 from compensate.auditing.digests import digest_source
 from compensate.auditing.source import read
 from compensate.data.arrays import not_finite
@@ -66,7 +67,7 @@ class PiecedSource:
     """
 
     pieces: tuple[Piece, ...]
-    labels: NDArray[np.int64]
+    labels: Ints
     classes: tuple[str, ...]
     sample: Data
     info: Mapping[str, Any] = field(default_factory=dict)
@@ -80,7 +81,7 @@ class PiecedSource:
         nothing = np.broadcast_to(np.float32(0), (len(self), 1))
         return Data(nothing, self.labels, self.classes, rows=len(self), info=self.info)
 
-    def rows(self, index: NDArray[np.int64]) -> Data:
+    def rows(self, index: Ints) -> Data:
         """The samples in these rows, in ascending order, with their labels."""
         found = []
         for piece in self.pieces:
@@ -121,7 +122,7 @@ def _check_labels(data: Data) -> None:
         raise InputError("rows with several labels are not audited in pieces; leave memory and backend out.")
 
 
-def _even(number: int, most: int) -> NDArray[np.int64]:
+def _even(number: int, most: int) -> Ints:
     """At most so many of so many rows, evenly.
 
     >>> _even(10, 4).tolist()
@@ -264,7 +265,7 @@ def _looked_at(pieces: list[RowGroups], rows: int) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def _all_labels(pieces: list[RowGroups], label: str) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+def _all_labels(pieces: list[RowGroups], label: str) -> tuple[Ints, tuple[str, ...]]:
     """(N,) class numbers, and the names of the classes; each distinct cell is looked at once."""
     codes: list[Any] = []
     values: list[Any] = []

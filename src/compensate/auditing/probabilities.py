@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import logsumexp
 
+from compensate.auditing.arrays import Ints
 from compensate.auditing.noise_model import BY_CHANCE, judge, pool
 from compensate.auditing.result import Audit
 from compensate.data.dataset import UNLABELED, Data
@@ -84,9 +85,7 @@ def audit_probabilities(
     )
 
 
-def _labels(
-    labels: NDArray[Any], shape: tuple[int, ...], classes: list[str] | None
-) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+def _labels(labels: NDArray[Any], shape: tuple[int, ...], classes: list[str] | None) -> tuple[Ints, tuple[str, ...]]:
     if labels.shape != (shape[0],):
         raise InputError(f"there are {shape[0]} rows of probabilities, and the labels have shape {labels.shape}.")
     if labels.dtype.kind in "iu":

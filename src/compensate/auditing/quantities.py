@@ -24,11 +24,9 @@ from scipy.optimize import nnls
 from scipy.special import logit, logsumexp
 from scipy.stats import t as student
 
+from compensate.auditing.arrays import Floats, Ints
 from compensate.auditing.learners import View, forest_size
 from compensate.auditing.page.model import Estimate
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 FREEDOMS = (2.0, 3.0, 5.0, 10.0, 30.0)
 """Degrees of freedom of the residuals of right values, from heavy tails to almost normal ones; the likelihood weighs them."""

@@ -22,7 +22,7 @@ def reopen(folder: str | Path) -> Audit:
     found = Audit.load(folder / "audit" if (folder / "audit").is_dir() else folder)
     asked = found.config.get("asked") or {
         "data": found.config.get("source"),
-        "options": {name: found.config[name] for name in ("label", "text") if found.config.get(name)},
+        "options": {name: found.config[name] for name in ("label", "text") if found.config.get(name)} | found.reading,
     }
     path = asked.get("data")
     if not path or not found.source_digest:
@@ -30,6 +30,8 @@ def reopen(folder: str | Path) -> Audit:
     data = read(path, asked.get("labels"), asked.get("features"), _options(asked))
     if data.info.get("source_digest") != found.source_digest:
         raise InputError(f"{path} has changed since it was audited ({folder}); audit it again.")
+    if found.parts:  # several labels a sample: the index is not that of rows
+        return replace(found, data=data)
     place = {int(row): k for k, row in enumerate(data.index)}
     return replace(found, data=data.subset(np.array([place[int(row)] for row in found.index])))
 

@@ -15,6 +15,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from compensate.auditing import export, run_folder
+from compensate.auditing.arrays import Floats, Ints, Singles
 from compensate.auditing.corrections import (
     Applied,
     Correction,
@@ -83,15 +84,15 @@ class Audit:
     kind: str
     title: str
     classes: tuple[str, ...]
-    index: NDArray[np.int64]
+    index: Ints
     given: NDArray[Any]
     suggested: NDArray[Any]
-    log_odds: NDArray[np.float64]
-    p_error: NDArray[np.float64]
-    evidence: Mapping[str, NDArray[np.float64]]
+    log_odds: Floats
+    p_error: Floats
+    evidence: Mapping[str, Floats]
     noise_rate: Estimate
     ids: tuple[str, ...] = ()
-    probabilities: NDArray[np.float32] | None = None
+    probabilities: Singles | None = None
     unlabeled: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     curves: Mapping[str, list[float]] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -100,7 +101,7 @@ class Audit:
     model: nn.Module | None = None
     vectors: Any = None
     parts: tuple[str, ...] = ()
-    sample: NDArray[np.int64] | None = None
+    sample: Ints | None = None
     source_digest: str = ""
     row_digests: NDArray[np.uint64] | None = None
     fitted: Scorer | Path | None = None
@@ -276,6 +277,14 @@ class Audit:
         """The digest of an audited row as corrections carry it; nothing if there is none."""
         return "" if self.row_digests is None or not self.row_digests[row] else digest_text(int(self.row_digests[row]))
 
+    @property
+    def reading(self) -> dict[str, str]:
+        """The encoding and the delimiter that the file was read with, where they were given."""
+        asked = self.config.get("asked")
+        chosen = asked.get("options") if isinstance(asked, dict) else None
+        given = {**(chosen if isinstance(chosen, dict) else {}), **self.config}
+        return {name: str(given[name]) for name in ("encoding", "delimiter") if given.get(name)}
+
     def apply(
         self,
         corrections: str | Path | Iterable[Correction],
@@ -302,7 +311,8 @@ class Audit:
                     "this audit is of arrays, not of a file, so there is no file to write; call `apply` without `out` and take "
                     "the labels it returns."
                 )
-            return apply_corrections(source, decided, out, label=self.config.get("label"), force=force, rematch=rematch)
+            label = self.config.get("label")
+            return apply_corrections(source, decided, out, label=label, **self.reading, force=force, rematch=rematch)
         check_source(decided, self.source_digest, self.title)
         rows = int(self.index.max(initial=-1)) + 1
         cells: list[Any] = [""] * rows

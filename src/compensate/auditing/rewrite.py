@@ -190,16 +190,26 @@ def _changed(
 
         return edited(path.read_bytes(), path, name, cells, new)
     mark, text = exact_text(path, encoding)
-    edit = _edited_lines if table_format(path) in LINES else partial(_edited_cells, delimiter=delimiter)
-    return mark + edit(path, text, name, cells, new).encode(encoding)
+    edit = (
+        _edited_lines if table_format(path) in LINES else partial(_edited_cells, encoding=encoding, delimiter=delimiter)
+    )
+    try:
+        return mark + edit(path, text, name, cells, new).encode(encoding)
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f'a decided label has the character "{error.object[error.start]}", which {encoding} has not; save {path} as UTF-8 and '
+            "audit it again, or decide for another label."
+        ) from error
 
 
-def _edited_cells(path: Path, text: str, name: str, cells: list[Any], new: Changes, delimiter: str | None) -> str:
+def _edited_cells(
+    path: Path, text: str, name: str, cells: list[Any], new: Changes, encoding: str, delimiter: str | None
+) -> str:
     """A CSV or TSV with some cells of a column changed."""
     from compensate.data.tables import read_frame, table_format
 
     dialect = Dialect.of(text, table_format(path), delimiter)
-    column = [str(c) for c in read_frame(path, delimiter=delimiter).columns].index(name)
+    column = [str(c) for c in read_frame(path, encoding=encoding, delimiter=delimiter).columns].index(name)
     spans = find_cells(text, column, dialect)
     # The reader and this search must see the same rows, or a correction would land on another one.
     found = ["" if span is None else dialect.value(text[slice(*span)]) for span in spans]

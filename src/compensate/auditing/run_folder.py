@@ -183,6 +183,11 @@ def save_audit(found: Audit, folder: Path) -> None:
 
 def load_audit(folder: Path) -> dict[str, Any]:
     """The fields of the audit in a folder, once everything in it is known to fit."""
+    if not (folder / "audit.json").exists():
+        raise InputError(
+            f"{folder} holds no audit that can be read: there is no audit.json. Expected the folder of a run that `compensate "
+            "audit` wrote, such as runs/reviews-3f2a1b9c."
+        )
     try:
         texts = json.loads((folder / "audit.json").read_bytes().decode("utf-8", "surrogatepass"))
         _expect(isinstance(texts, dict), "audit.json is no table of fields")

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import expit
 
+from compensate.auditing.arrays import Floats, Ints
 from compensate.auditing.fitted import LEARNERS, StoredLearner
 from compensate.auditing.learners import View
 from compensate.auditing.noise_model import NoiseModel, pooled
@@ -44,7 +44,7 @@ class Scorer:
     noise: NoiseModel
     by_chance: bool = False
 
-    def log_q(self, data: Data, *, device: Any = None, progress: Any = None) -> NDArray[np.float64]:
+    def log_q(self, data: Data, *, device: Any = None, progress: Any = None) -> Floats:
         """(N, C) the pooled log probabilities of some samples.
 
         Args:
@@ -66,9 +66,7 @@ class Scorer:
                     weights.append(weight[name])
         return pooled(np.array(weights), found)
 
-    def score(
-        self, log_q: NDArray[np.float64], labels: NDArray[np.int64]
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
+    def score(self, log_q: Floats, labels: Ints) -> tuple[Floats, Floats, Ints]:
         """(N,) each: the probability that a label is wrong, its log odds, and the likeliest other class.
 
         Args:

@@ -50,10 +50,15 @@ def read(data: Any, labels: Any, features: ArrayLike | str | Path | None, option
             info |= digests_of(found, path)
     if "kind" not in info:
         info["kind"] = kind_of(found.x)
+    info |= {name: options[name] for name in ("encoding", "delimiter") if options.get(name)}
     found = replace(found, info=info)
     if features is not None:
         found = with_features(found, features)
     return found
+
+
+CHOSEN = ("source", "label", "text", "label_given", "encoding", "delimiter")
+"""What an audit keeps of how its data were read."""
 
 
 def labeled(data: Data) -> Data:

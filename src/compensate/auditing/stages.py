@@ -17,13 +17,12 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from compensate.auditing.arrays import Ints, Singles
 from compensate.auditing.learners import View
 from compensate.auditing.result import FLAGGED
 from compensate.data.dataset import UNLABELED
 from compensate.extras import require
 from compensate.files import make_folder, replaced_folder, write_atomically
-
-Ints = NDArray[np.int64]
 
 SPARSE = ("data", "indices", "indptr")
 """The arrays of a sparse matrix."""
@@ -41,17 +40,17 @@ class FinishedStages:
         """The file with the embeddings of a piece."""
         return self.folder / f"embeddings-{piece:05d}.npy"
 
-    def embedded(self, piece: int) -> NDArray[np.float32]:
+    def embedded(self, piece: int) -> Singles:
         """The embeddings of a piece."""
         return np.load(self.embeddings(piece), allow_pickle=False)
 
-    def write_embedded(self, piece: int, values: NDArray[np.float32]) -> None:
+    def write_embedded(self, piece: int, values: Singles) -> None:
         """Keeps the embeddings of a piece."""
         content = BytesIO()
         np.save(content, values)
         write_atomically(self.embeddings(piece), content.getvalue())
 
-    def embedded_rows(self, pieces: Sequence[Any], rows: Ints) -> NDArray[np.float32]:
+    def embedded_rows(self, pieces: Sequence[Any], rows: Ints) -> Singles:
         """The embeddings of some rows, in ascending order."""
         found = []
         for k, piece in enumerate(pieces):

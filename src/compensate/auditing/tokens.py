@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compensate.auditing.arrays import Ints
 from compensate.auditing.folds import FOLDS, assign_folds, content_keys
 from compensate.auditing.learners import View, judge_view
 from compensate.auditing.multilabel import list_pieces, write_edits
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from compensate.auditing.page.model import Content
     from compensate.auditing.result import Audit
 
-Ints = NDArray[np.int64]
 
 SUFFIXES = (".conll", ".conll2003", ".conll03", ".iob", ".iob2", ".bio", ".bioes")
 """Of files with a token a line."""
@@ -117,7 +117,7 @@ class TokenTags:
             ids=tuple(" ".join(words[span.first : span.first + span.count]) for span in spans),
             probabilities=q[rows].astype(np.float32),
             config={
-                **({"source": data.info["source"]} if data.info.get("source") else {}),
+                **{name: data.info[name] for name in ("source", "encoding") if data.info.get(name)},
                 "seed": seed, "folds": FOLDS, "views": found.weights,
                 "agreement": float((verdict.log_q.argmax(1) == given[kept]).mean()), "by_chance": verdict.by_chance,
             },

@@ -14,6 +14,7 @@ import pandas as pd
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from compensate.auditing.arrays import Floats, Singles
 from compensate.auditing.learners import View
 from compensate.data.dataset import Data
 from compensate.data.features import TableEncoder, tfidf
@@ -163,7 +164,7 @@ class Pixels:
         return Pixels(tuple(state["shape"]), bool(state["few"]))
 
 
-def pixel_rows(images: NDArray[Any]) -> NDArray[np.float32]:
+def pixel_rows(images: NDArray[Any]) -> Singles:
     """(N, D) values between 0 and 1; large images are averaged over squares."""
     x = np.asarray(images)
     side = max(1, int(np.ceil(np.sqrt(x.shape[2] * x.shape[3] / PIXELS))))
@@ -189,13 +190,13 @@ class Features:
         shift, scale: (D,) what is taken off columns of unusual size, and by what they are divided; 0 and 1 for the others.
     """
 
-    least: NDArray[np.float64]
-    most: NDArray[np.float64]
-    shift: NDArray[np.float64]
-    scale: NDArray[np.float64]
+    least: Floats
+    most: Floats
+    shift: Floats
+    scale: Floats
 
     @staticmethod
-    def fit(values: NDArray[np.float32]) -> Features:
+    def fit(values: Singles) -> Features:
         """Bounds by the quantiles of some rows.
 
         >>> values = np.array([[0.0], [1.0], [2.0], [1e30]], np.float32)
@@ -212,7 +213,7 @@ class Features:
         odd = (extent > LARGE) | ((extent < 1 / LARGE) & (extent > 0))
         return Features(middle - reach, middle + reach, np.where(odd, middle, 0.0), np.where(odd, extent, 1.0))
 
-    def bounded(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+    def bounded(self, values: Singles) -> Singles:
         """The values within bounds; where nothing has to change, the array itself: it may be a mapped file."""
         usual = not self.shift.any() and (self.scale == 1).all()
         if usual and (values.max(0) <= self.most).all() and (values.min(0) >= self.least).all():
@@ -241,7 +242,7 @@ class Features:
         return Features(*(np.asarray(state[name]) for name in ("least", "most", "shift", "scale")))
 
 
-def flat_rows(x: Any) -> NDArray[np.float32]:
+def flat_rows(x: Any) -> Singles:
     """(N, D) samples as rows of numbers."""
     values = np.asarray(x)
     return values.reshape(len(values), -1).astype(np.float32, copy=False)

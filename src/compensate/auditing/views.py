@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from compensate.auditing.arrays import Ints, Singles
 from compensate.auditing.folds import content_keys
 from compensate.auditing.learners import View
 from compensate.auditing.view_makers import (
@@ -48,7 +49,7 @@ class FeatureViews:
 
     views: tuple[View, ...]
     makers: tuple[Maker, ...]
-    keys: NDArray[np.int64] | None
+    keys: Ints | None
     shown: Any
     about: dict[str, str]
     notes: tuple[str, ...] = ()
@@ -94,7 +95,7 @@ class Makers:
         """The maker that runs a pretrained encoder, if there is one."""
         return next((maker for maker in self.makers if isinstance(maker, Embeddings)), None)
 
-    def views(self, data: Data, embedded: NDArray[np.float32] | None = None) -> tuple[View, ...]:
+    def views(self, data: Data, embedded: Singles | None = None) -> tuple[View, ...]:
         """The views of some samples, and with them their embeddings, if there is an encoder."""
         return tuple(
             View(maker.name, embedded) if isinstance(maker, Embeddings) and embedded is not None else maker.view(data)
@@ -125,7 +126,7 @@ def fit_makers(data: Data, encoder: str | Path = "auto", *, device: Any = None) 
     return Makers(tuple(makers), about)
 
 
-def keys_of(data: Data, views: tuple[View, ...]) -> NDArray[np.int64] | None:
+def keys_of(data: Data, views: tuple[View, ...]) -> Ints | None:
     """(N,) equal for rows with equal content, as `make_views` has them."""
     kind = str(data.info.get("kind") or kind_of(data.x))
     if not _own_features(data):

@@ -55,7 +55,9 @@ def apply(
 
     decided: Path | tuple[Correction, ...] = corrections
     if corrections.is_dir() or accept is not None:
-        decided, label, said = _of_run(data, corrections, accept, label)
+        found, decided, said = _of_run(corrections, accept)
+        label = label or found.config.get("label")
+        encoding, delimiter = encoding or found.reading.get("encoding"), delimiter or found.reading.get("delimiter")
         console.print(said, markup=False)
     done = apply_corrections(
         data, decided, out, label=label, encoding=encoding or "utf-8", delimiter=delimiter, force=force, rematch=rematch
@@ -72,6 +74,8 @@ def apply(
         f"{done.skipped:,} skipped",
         markup=False,
     )
+    if not (done.changed or done.kept or done.skipped) and done.matched is None:
+        console.print(f"note: {corrections} holds no decision, so the labels are as they were", markup=False)
 
 
 def _rematched(matched: Matched) -> str:
@@ -115,29 +119,26 @@ def _source_of(run: Path) -> Path:
     return Path(source)
 
 
-def _of_run(
-    data: Path, run: Path, accept: float | None, label: str | None
-) -> tuple[tuple[Correction, ...], str | None, str]:
-    """Decisions of a run, or its suggestions that are taken without review; the label's column, and what to say of them."""
+def _of_run(run: Path, accept: float | None) -> tuple[Audit, tuple[Correction, ...], str]:
+    """A run's audit, its decisions or the suggestions that are taken without review, and what to say of them."""
     if not run.is_dir():
         raise InputError(
             f"--accept takes suggestions of an audit, and {run} is not the folder of one. Give the folder that `compensate "
             "audit` wrote (under runs/), or leave --accept out to apply the decisions of a file."
         )
     found = _audit_of(run)
-    column = label or found.config.get("label")
     if accept is not None:
         decided = found.accepted(accept)
         p = found.p_error[found.p_error >= accept]
         expected = f", of which {p.mean():.0%} are expected to be wrong indeed" if len(p) else ""
         said = f"{len(decided):,} of {len(found):,} labels have a probability of error of {accept:g} or more{expected}"
-        return decided, column, said
+        return found, decided, said
     from compensate.auditing.journal import run_decisions
 
     decided = run_decisions(run)
     if not decided:
         raise InputError(
             f"nothing was decided in {run} yet. Review it: compensate review {run}; or say from which probability of error on "
-            f"suggestions are taken without review: compensate apply {data} {run} --accept 0.9."
+            f"suggestions are taken without review: compensate apply {run} --accept 0.9."
         )
-    return decided, column, f"{len(decided):,} decisions of {run}"
+    return found, decided, f"{len(decided):,} decisions of {run}"

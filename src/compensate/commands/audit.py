@@ -37,7 +37,8 @@ def audit(
     data: Annotated[
         str | None,
         typer.Argument(
-            help="A .csv, .tsv, .jsonl, .xlsx, .parquet, .npy or .npz file, a folder of images or of Parquet files, or a named data set.",
+            help="A .csv, .tsv, .jsonl, .xlsx, .parquet, .npy, .npz or .conll file, a folder of images or of Parquet files, "
+            "a quoted pattern such as 'data/*.parquet', or a named data set.",
             show_default=False,
         ),
     ] = None,
@@ -66,7 +67,9 @@ def audit(
     ] = None,
     model: Annotated[
         str | None,
-        o.option("Deep model to train, e.g. resnet20, bilstm, cnn or mlp [default: none]."),
+        o.option(
+            "Deep model to train on images or numbers, e.g. resnet20, cnn or mlp; for texts see --finetune [default: none]."
+        ),
     ] = None,
     finetune: Annotated[
         bool,

@@ -231,6 +231,13 @@ def _gain(x: Any, column: pd.Series) -> float:
 
 def _unclear(frame: pd.DataFrame, candidates: list[str], names: list[str], where: str) -> UnclearLabel:
     if not candidates:
+        named = [name for name in names if _plainly(name) or _with_a_word(name) or _by_topic(name)]
+        if len(named) == 1 and _distinct(frame[named[0]]) < 2:
+            return UnclearLabel(
+                f'the label column "{named[0]}" of {where} has fewer than 2 values; expected 2 or more. If another column holds the '
+                f"label, name it: label=... (--label on the command line); there are {', '.join(names)}.",
+                names,
+            )
         return UnclearLabel(
             f"{where} has no column named {', '.join(LABELS)} and none with few values; its columns are "
             f"{', '.join(names)}. Say which holds the label: label=... (--label on the command line).",

@@ -155,7 +155,7 @@ def _path(path: Path, options: Mapping[str, Any]) -> Splits:
     if any("idx3-ubyte" in name for name in names):
         return _options(where, read_mnist, options, path)
     raise InputError(
-        f"{path} is no kind of data that is known; expected a .csv, .tsv, .jsonl, .xlsx, .parquet, .npz or .npy file, a "
+        f"{path} is no kind of data that is known; expected a .csv, .tsv, .jsonl, .xlsx, .parquet, .npz or .npy file (for an audit also .conll), a "
         "folder of images (one folder a class, or with a labels.csv or metadata.csv), of Parquet files or of a saved Hugging Face "
         "data set, or the folder or archive of CIFAR, MNIST, SST-2 or IMDB."
     )

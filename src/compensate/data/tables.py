@@ -87,6 +87,11 @@ def read_frame(path: str | Path, *, encoding: str = "utf-8", delimiter: str | No
         raise InputError(f"{path} is empty; expected a first line with the names of the columns.")
     if delimiter is None:
         delimiter = "\t" if kind == ".tsv" else max(",;\t|", key=header.count)
+    elif delimiter not in header and any(sign in header for sign in ",;\t|"):
+        raise InputError(
+            f'the first line of {path} holds no "{delimiter}", which was given as the delimiter: {header[:80]!r}. Leave the delimiter '
+            "out, and it is found."
+        )
     check_width(header.count(delimiter) + 1, path)
     plain = delimiter == "\t" and '"' not in header and _even(text, header.count("\t"))
     try:
@@ -102,7 +107,9 @@ def read_frame(path: str | Path, *, encoding: str = "utf-8", delimiter: str | No
                 quoting=csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL,
             )
     except (pd.errors.ParserError, pd.errors.ParserWarning, pd.errors.EmptyDataError) as error:
-        raise InputError(f"{path} cannot be read as a table: {error}. Check that line's quotes and columns.") from error
+        raise InputError(
+            f"{path} cannot be read as a table: {str(error).strip()}. Check that line's quotes and columns."
+        ) from error
 
 
 def read_table(

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from compensate.auditing.arrays import Floats, Ints
 from compensate.data.columns import Column, numbers
 from compensate.data.labels import is_missing
 
@@ -29,7 +30,7 @@ ColumnFinding = tuple[str, str, float, str]
 
 
 def column_issues(
-    frame: pd.DataFrame, columns: tuple[Column, ...], given: NDArray[np.int64], classes: int
+    frame: pd.DataFrame, columns: tuple[Column, ...], given: Ints, classes: int
 ) -> Iterator[ColumnFinding]:
     """Issues of the columns of a table whose labels are classes."""
     for column in columns:
@@ -57,7 +58,7 @@ def empty_rows(frame: pd.DataFrame, columns: tuple[Column, ...]) -> Iterator[tup
             yield i, 1.0, f"no value in any of {len(used)} columns"
 
 
-def rare_classes(given: NDArray[np.int64], names: tuple[str, ...]) -> Iterator[ColumnFinding]:
+def rare_classes(given: Ints, names: tuple[str, ...]) -> Iterator[ColumnFinding]:
     """Classes with few rows; the score is their share of the rows over an equal share."""
     counts = np.bincount(given, minlength=len(names))
     equal = len(given) / max(len(names), 1)
@@ -65,7 +66,7 @@ def rare_classes(given: NDArray[np.int64], names: tuple[str, ...]) -> Iterator[C
         yield "rare_class", names[c], float(counts[c] / equal), f"{counts[c]:,} of {len(given):,} rows"
 
 
-def predicts(column: pd.Series, what: Column, given: NDArray[np.int64], classes: int) -> float:
+def predicts(column: pd.Series, what: Column, given: Ints, classes: int) -> float:
     """The share of labels beyond the most frequent one that the column predicts alone, out of fold."""
     from sklearn.tree import DecisionTreeClassifier
 
@@ -88,9 +89,7 @@ def predicts(column: pd.Series, what: Column, given: NDArray[np.int64], classes:
     return float((right / len(y) - chance) / max(1 - chance, 1e-9))
 
 
-def _by_value(
-    x: NDArray[np.float64], y: NDArray[np.int64], held: NDArray[np.float64], classes: int
-) -> NDArray[np.int64]:
+def _by_value(x: Floats, y: Ints, held: Floats, classes: int) -> Ints:
     """The most frequent class of each value; of a new value, the most frequent class of all."""
     counts = np.zeros((int(max(x.max(), held.max())) + 2, classes), np.int64)
     np.add.at(counts, (x.astype(np.int64), y), 1)

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import sparse
 
+from compensate.auditing.arrays import Ints, Singles
 from compensate.auditing.folds import COPIES, content_keys
 from compensate.auditing.issues.image_copies import grey, image_pairs
 from compensate.auditing.issues.neighbors import nearest_rows
@@ -56,7 +56,7 @@ def shared_with(data: Data, test: Data, kind: str) -> list[Pair]:
     return [(i, j - n, s) for i, j, s in found if i < n <= j]
 
 
-def groups(pairs: Iterable[Pair], n: int) -> tuple[NDArray[np.int64], dict[int, tuple[int, float]]]:
+def groups(pairs: Iterable[Pair], n: int) -> tuple[Ints, dict[int, tuple[int, float]]]:
     """(N,) the smallest position of the group of each row, and for each row in a pair its most similar partner.
 
     >>> where, partner = groups([(0, 2, 0.9), (2, 3, 1.0)], 4)
@@ -92,7 +92,7 @@ def _content(data: Data, kind: str) -> Any:
     return np.asarray(data.x)
 
 
-def _keys(content: Any) -> NDArray[np.int64]:
+def _keys(content: Any) -> Ints:
     keys = content_keys(content)
     return np.arange(len(content)) if keys is None else keys
 
@@ -103,7 +103,7 @@ def _equal(content: Any) -> Iterator[Pair]:
     return _grouped(_keys(content))
 
 
-def _grouped(keys: NDArray[np.int64]) -> Iterator[Pair]:
+def _grouped(keys: Ints) -> Iterator[Pair]:
     order = np.argsort(keys, kind="stable")
     for rows in np.split(order, np.flatnonzero(np.diff(keys[order])) + 1):
         if 1 < len(rows) <= COPIES:
@@ -120,7 +120,7 @@ def _nearly(data: Data, kind: str, vectors: Any) -> Iterator[Pair]:
     return iter(()) if dense is None else _close(dense)
 
 
-def _close(vectors: NDArray[np.float32]) -> Iterator[Pair]:
+def _close(vectors: Singles) -> Iterator[Pair]:
     who, far = nearest_rows(vectors, 1)
     if not far.size:
         return

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compensate.auditing.arrays import Floats, Ints, Singles
 from compensate.auditing.issues.neighbors import nearest_rows
 
 SIDE, COARSE = 32, 16
@@ -36,11 +37,8 @@ FLAT = 1e-3
 
 BATCH = 4096
 
-Floats = NDArray[np.float32]
-Ints = NDArray[np.int64]
 
-
-def image_pairs(small: Floats, vectors: Floats, least: float) -> Iterator[tuple[int, int, float]]:
+def image_pairs(small: Singles, vectors: Singles, least: float) -> Iterator[tuple[int, int, float]]:
     """Pairs of images that are at least so similar, and how similar they are.
 
     Args:
@@ -54,7 +52,7 @@ def image_pairs(small: Floats, vectors: Floats, least: float) -> Iterator[tuple[
         yield int(a[i]), int(b[i]), min(float(found[i]), 1.0)
 
 
-def grey(images: NDArray[Any]) -> Floats:
+def grey(images: NDArray[Any]) -> Singles:
     """(N, SIDE, SIDE) the brightness of each image between 0 and 1, averaged down or repeated to one size."""
     n = len(images)
     found = np.empty((n, SIDE, SIDE), np.float32)
@@ -67,14 +65,14 @@ def grey(images: NDArray[Any]) -> Floats:
     return found
 
 
-def without_shading(small: Floats) -> Floats:
+def without_shading(small: Singles) -> Singles:
     """The images less their blurred selves: a bright sky above a dark ground makes unlike pictures correlate."""
     from scipy.ndimage import gaussian_filter
 
     return small - gaussian_filter(small, (0, SHADING, SHADING), mode="nearest")
 
 
-def _shares(size: int, out: int = SIDE) -> Floats:
+def _shares(size: int, out: int = SIDE) -> Singles:
     """(out, size) how much each pixel of a side counts for each of `out` equal pieces of it."""
     edges = size * np.arange(out + 1) / out
     low, high = edges[:-1, None], edges[1:, None]
@@ -82,7 +80,7 @@ def _shares(size: int, out: int = SIDE) -> Floats:
     return (cover / np.maximum(cover.sum(1, keepdims=True), 1e-9)).astype(np.float32)
 
 
-def _candidates(small: Floats, vectors: Floats) -> tuple[Ints, Ints]:
+def _candidates(small: Singles, vectors: Singles) -> tuple[Ints, Ints]:
     """Pairs of near neighbors, in the features and in the blurred images as they are and mirrored, each once."""
     n = len(small)
     blurred = _pooled(small, SIDE // 8)
@@ -97,17 +95,17 @@ def _candidates(small: Floats, vectors: Floats) -> tuple[Ints, Ints]:
     return both[0], both[1]
 
 
-def _pooled(small: Floats, by: int) -> Floats:
+def _pooled(small: Singles, by: int) -> Singles:
     side = SIDE // by
     return small.reshape(len(small), side, by, side, by).mean((2, 4))
 
 
-def _standardized(flat: Floats) -> Floats:
+def _standardized(flat: Singles) -> Singles:
     flat = flat - flat.mean(-1, keepdims=True)
     return flat / np.maximum(np.linalg.norm(flat, axis=-1, keepdims=True), FLAT * flat.shape[-1] ** 0.5)
 
 
-def similarity(small: Floats, a: Ints, b: Ints) -> Floats:
+def similarity(small: Singles, a: Ints, b: Ints) -> Singles:
     """(P,) the largest correlation of each pair of images over scales, places and the mirror image."""
     coarse = _pooled(small, SIDE // COARSE)
     best = np.full(len(a), -1, np.float32)
@@ -124,11 +122,11 @@ def similarity(small: Floats, a: Ints, b: Ints) -> Floats:
     return best
 
 
-def _turned(images: Floats, mirror: bool) -> Floats:
+def _turned(images: Singles, mirror: bool) -> Singles:
     return images[:, :, ::-1] if mirror else images
 
 
-def _laid_over(whole: Floats, piece: Floats) -> tuple[Floats, Ints]:
+def _laid_over(whole: Singles, piece: Singles) -> tuple[Singles, Ints]:
     """(P,) the best correlation of `piece`, shrunk, with any place of `whole`, and (P, 3) its side, top and left."""
     best = np.full(len(whole), -1, np.float32)
     place = np.zeros((len(whole), 3), np.int64)
@@ -147,20 +145,20 @@ def _laid_over(whole: Floats, piece: Floats) -> tuple[Floats, Ints]:
     return best, place
 
 
-def _totals(images: Floats) -> NDArray[np.float64]:
+def _totals(images: Singles) -> Floats:
     """(2, P, S + 1, S + 1) the pixels above and to the left of each corner, added up, and their squares."""
     values = images.astype(np.float64)
     return np.pad(np.stack([values, values**2]).cumsum(2).cumsum(3), ((0, 0), (0, 0), (1, 0), (1, 0)))
 
 
-def _spread(totals: NDArray[np.float64], side: int) -> Floats:
+def _spread(totals: Floats, side: int) -> Singles:
     """(P, k, k) the square root of the summed squares around the mean, for every window of this side."""
     below, above = totals[:, :, side:], totals[:, :, :-side]
     sums = below[..., side:] - above[..., side:] - below[..., :-side] + above[..., :-side]
     return np.sqrt(np.maximum(sums[1] - sums[0] ** 2 / side**2, (FLAT * side) ** 2)).astype(np.float32)
 
 
-def _closely(whole: Floats, piece: Floats, place: Ints) -> Floats:
+def _closely(whole: Singles, piece: Singles, place: Ints) -> Singles:
     """(P,) the best correlation around a place that was found at the coarse size."""
     best = np.full(len(whole), -1, np.float32)
     by = SIDE // COARSE
@@ -186,6 +184,6 @@ def _closely(whole: Floats, piece: Floats, place: Ints) -> Floats:
     return best
 
 
-def _shrunk(images: Floats, side: int) -> Floats:
+def _shrunk(images: Singles, side: int) -> Singles:
     to = _shares(images.shape[1], side)
     return np.einsum("ah,nhw,bw->nab", to, images, to, optimize=True)

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float32]
+from compensate.auditing.arrays import Ints, Singles
 
 EXACT = 20_000
 """The number of rows up to which each is compared with every other; beyond, with those in the cells around it."""
@@ -20,7 +18,7 @@ BLOCK = 1 << 24
 """Distances that are held at once."""
 
 
-def nearest_rows(x: Floats, k: int, *, seed: int = 0) -> tuple[Ints, Floats]:
+def nearest_rows(x: Singles, k: int, *, seed: int = 0) -> tuple[Ints, Singles]:
     """(N, k) the nearest other rows, nearest first, and (N, k) their Euclidean distances.
 
     >>> who, far = nearest_rows(np.array([[0.0], [1.0], [5.0]], np.float32), 1)
@@ -46,7 +44,7 @@ def nearest_rows(x: Floats, k: int, *, seed: int = 0) -> tuple[Ints, Floats]:
     return who, far
 
 
-def _searches(x: Floats, squares: Floats, seed: int) -> Iterator[tuple[Ints, Ints]]:
+def _searches(x: Singles, squares: Singles, seed: int) -> Iterator[tuple[Ints, Ints]]:
     """Rows, and the rows among which their neighbors are looked for."""
     n = len(x)
     if n <= EXACT:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from compensate.auditing.arrays import Floats
 from compensate.auditing.issues.image_copies import grey
 from compensate.auditing.issues.neighbors import nearest_rows
 
@@ -59,7 +60,7 @@ def outliers(vectors: Any) -> Iterator[RowFinding]:
         yield i, float(odd[i]), f"{times[i]:.1f} times as far from its nearest rows as usual"
 
 
-def oddity(vectors: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def oddity(vectors: Any) -> tuple[Floats, Floats]:
     r"""(N,) how odd each row is, and how many times as far as usual its neighbors are.
 
     The mean distance to the nearest rows is taken twice, as it is and between directions (rows of length one): a heavy tail stretches one of
@@ -75,7 +76,7 @@ def oddity(vectors: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     return np.mean(z, axis=0) if z else np.zeros(len(rows)), far / usual
 
 
-def _above_usual(distance: NDArray[Any]) -> NDArray[np.float64]:
+def _above_usual(distance: NDArray[Any]) -> Floats:
     apart = distance > 1e-9  # copies say nothing about how far rows usually are
     logs = np.log(np.maximum(distance, 1e-12).astype(np.float64))
     middle, above = np.quantile(logs[apart], [0.5, USUAL])

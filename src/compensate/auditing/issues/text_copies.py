@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from compensate.auditing.arrays import Ints
+
 LENGTH = 5
 """Characters of a sequence: a typing error changes five of them, and unrelated sentences share few."""
 
@@ -106,7 +108,7 @@ def _min_hashes(sets: list[NDArray[np.uint64]]) -> NDArray[np.uint32]:
     return found
 
 
-def _candidates(hashes: NDArray[np.uint32]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+def _candidates(hashes: NDArray[np.uint32]) -> Iterator[tuple[Ints, Ints]]:
     """Pairs that agree in a signature, each once."""
     n = len(hashes)
     seen: set[int] = set()

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from compensate.auditing.arrays import Ints
 from compensate.auditing.page.model import ClassCount, Estimate
-
-Ints = NDArray[np.int64]
 
 LEVEL = 0.05
 """The probability of a claim where nothing differs."""

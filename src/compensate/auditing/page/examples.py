@@ -11,13 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import sparse
 
+from compensate.auditing.arrays import Floats, Ints
 from compensate.auditing.result import Audit
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 BESIDE = 3
 """Examples on either side of a suspect."""

@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from compensate.auditing.arrays import Floats, Ints
 from compensate.auditing.page.examples import beside
 from compensate.auditing.page.model import (
     KINDS,
@@ -163,11 +164,12 @@ def command(audit: Audit) -> str:
     if not source:
         return ""
     fixed = f"{Path(str(source)).name}.fixed" if audit.config.get("masks") else fixed_name(Path(str(source))).name
-    label = f" --label {shlex.quote(str(audit.config['label']))}" if audit.config.get("label_given") else ""
-    return f"compensate apply {shlex.quote(str(source))} corrections.csv -o {shlex.quote(fixed)}{label}"
+    given = {"label": str(audit.config["label"])} if audit.config.get("label_given") else {}
+    options = "".join(f" --{name} {shlex.quote(value)}" for name, value in (given | audit.reading).items())
+    return f"compensate apply {shlex.quote(str(source))} corrections.csv -o {shlex.quote(fixed)}{options}"
 
 
-def _pairs(audit: Audit, flagged: NDArray[np.int64]) -> tuple[ClassPair, ...]:
+def _pairs(audit: Audit, flagged: Ints) -> tuple[ClassPair, ...]:
     if audit.regression or not len(flagged):
         return ()
     found, counts = np.unique(np.stack([audit.given[flagged], audit.suggested[flagged]]), axis=1, return_counts=True)
@@ -193,7 +195,7 @@ def _per_class(audit: Audit) -> tuple[ClassCount, ...]:
 
 
 def _histogram(
-    values: NDArray[np.float64], mask: NDArray[np.bool_], threshold: float | None, span: tuple[float, float]
+    values: Floats, mask: NDArray[np.bool_], threshold: float | None, span: tuple[float, float]
 ) -> Histogram:
     counts, edges = np.histogram(values, bins=20, range=span)
     flagged, _ = np.histogram(values[mask], bins=edges)
@@ -248,11 +250,11 @@ def predictable(audit: Audit) -> bool:
     return _above_zero(np.log(np.maximum(own, 1e-12) / shares[audit.given])) or _above_zero(hits - shares.max())
 
 
-def _above_zero(gains: NDArray[np.float64]) -> bool:
+def _above_zero(gains: Floats) -> bool:
     return bool(gains.mean() > SURE * gains.std() / np.sqrt(max(len(gains), 1)))
 
 
-def _likely(audit: Audit, rows: NDArray[np.int64]) -> list[tuple[str, ...]]:
+def _likely(audit: Audit, rows: Ints) -> list[tuple[str, ...]]:
     """For each row, the most probable classes besides the given and the suggested one."""
     if audit.regression or audit.probabilities is None:
         return [()] * len(rows)
@@ -264,7 +266,7 @@ def _likely(audit: Audit, rows: NDArray[np.int64]) -> list[tuple[str, ...]]:
     return [tuple(audit.classes[c] for c in found) for found in order]
 
 
-def _usual_errors(audit: Audit, rows: NDArray[np.int64]) -> list[float | None]:
+def _usual_errors(audit: Audit, rows: Ints) -> list[float | None]:
     """For each row, by how much right values differ from what is predicted there: one standard deviation, robustly."""
     if not audit.regression:
         return [None] * len(rows)
@@ -287,7 +289,7 @@ def _rounded(value: float, usual_error: float) -> str:
     return text if len(text) < 16 else f"{value:.6g}"
 
 
-def _values(audit: Audit, flagged: NDArray[np.int64]) -> Values | None:
+def _values(audit: Audit, flagged: Ints) -> Values | None:
     """Flagged rows and as many others as fit, evenly spread over the data."""
     if not audit.regression:
         return None
@@ -394,7 +396,7 @@ SHOWN, LONGEST = 100, 200
 """Columns of the data in a list of suspects, and signs of a cell; the file itself has the rest."""
 
 
-def sample_cells(audit: Audit, rows: NDArray[np.int64], taken: Collection[str]) -> dict[str, list[str]]:
+def sample_cells(audit: Audit, rows: Ints, taken: Collection[str]) -> dict[str, list[str]]:
     """What the samples in these rows say, as columns for a list: the text, or the cells of a table.
 
     Long texts are cut. A name in `taken` gets an addition. Images and embeddings have nothing that fits in a cell.
@@ -413,7 +415,7 @@ def sample_cells(audit: Audit, rows: NDArray[np.int64], taken: Collection[str]) 
     }
 
 
-def _columns(data: Data, rows: NDArray[np.int64]) -> list[tuple[str, Any]]:
+def _columns(data: Data, rows: Ints) -> list[tuple[str, Any]]:
     """What `content` shows of these rows, but column by column: a row at a time takes minutes where many are flagged."""
     table = data.table
     if table is None:
