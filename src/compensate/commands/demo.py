@@ -67,8 +67,8 @@ def _demo(out: Path, seeds: int, epochs: int) -> None:
     }
     write_atomically(out / "results.json", json.dumps(stored, indent=1).encode())
     if installed("matplotlib"):
-        console.print(f"the most suspect ones:  {picture(best, out / 'suspects.png')}")
-    console.print(f"figures:  {out / 'results.json'}")
+        console.print(f"the most suspect ones:  {picture(best, out / 'suspects.png')}", soft_wrap=True, markup=False)
+    console.print(f"figures:  {out / 'results.json'}", soft_wrap=True, markup=False)
     console.print("in your own loop:  criterion = compensate.methods.mixcomp(num_samples=len(train))", soft_wrap=True)
     with console.status("auditing the first run's labels"):
         audited = audit_digits(out / "report.html", setting)
@@ -92,7 +92,7 @@ def _search(out: Path, epochs: int) -> None:
     write_atomically(out / "search.json", json.dumps(found, indent=1).encode())
     for method, hyper in found["best"].items():
         console.print(f"{method}: {', '.join(f'{name}={value:g}' for name, value in hyper.items())}")
-    console.print(f"all trials: {out / 'search.json'}")
+    console.print(f"all trials: {out / 'search.json'}", soft_wrap=True, markup=False)
 
 
 def _followed(what: str, wanted: list[Job], setting: Setting) -> list[Outcome]:
