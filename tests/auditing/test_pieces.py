@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +30,7 @@ SAME = 1e-5
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces, "ROWS", 120)
+    monkeypatch.setattr(pieces, "AT_HAND", 120)
 
 
 def made(rows: int = 400, columns: int = 5, seed: int = 0) -> tuple[Any, Any]:
@@ -98,6 +100,16 @@ def test_a_table_in_pieces_is_audited_as_the_whole_table(table: Path, audited: A
     assert "in pieces" in found.notes[-1]
     again = Audit.load(found.save(tmp_path / "saved"))
     assert again.config["rows"] == len(audited)
+
+
+def test_a_piece_of_data_in_memory_that_is_sent_has_its_own_rows_and_its_place() -> None:
+    x, y = made()
+    source = pieces.open_pieces(x, y, {})
+    assert [piece.start for piece in source.pieces] == [0, 120, 240, 360]
+    for piece in source.pieces:
+        sent = pickle.loads(pickle.dumps(piece))
+        assert (sent.start, sent.rows, len(sent.data)) == (piece.start, piece.rows, piece.rows)
+        np.testing.assert_array_equal(sent.read().x, x[piece.start : piece.start + piece.rows])
 
 
 def test_texts_and_arrays_in_pieces_are_audited_as_the_whole(tmp_path: Path) -> None:

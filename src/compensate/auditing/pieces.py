@@ -32,6 +32,9 @@ from compensate.files import numpy_damage
 ROWS = 100_000
 """Rows of a piece: small row groups are read together up to this number."""
 
+AT_HAND = 25_000
+"""Rows of a piece of data in memory: several workers have something to do, and reading costs nothing."""
+
 LOOKED_AT = 200_000
 """Rows from which the columns of a table, its words and the scale of its numbers are learned; of more rows these are drawn evenly."""
 
@@ -109,8 +112,7 @@ def cut(data: Data) -> PiecedSource:
     _check_labels(data)
     if data.info.get("kind") == "images" and np.ndim(data.x) != 4:
         raise InputError("images of several sizes cannot be audited in pieces; leave memory and backend out.")
-    starts = range(0, len(data), ROWS)
-    pieces = tuple(_Cut(start, min(ROWS, len(data) - start), data) for start in starts)
+    pieces = tuple(_Cut(start, min(AT_HAND, len(data) - start), data, start) for start in range(0, len(data), AT_HAND))
     sample = data.subset(_even(len(data), LOOKED_AT)) if len(data) > LOOKED_AT else data
     return PiecedSource(pieces, data.target.astype(np.int64), data.classes, sample, data.info)
 
@@ -136,16 +138,16 @@ class _Cut:
     start: int
     rows: int
     data: Data
+    first: int
+    """The place of its first row in `data`."""
 
     def read(self) -> Data:
-        return self.data.subset(np.arange(self.start, self.start + self.rows))
+        return self.data.subset(np.arange(self.first, self.first + self.rows))
 
     def __getstate__(self) -> dict[str, Any]:
         """Another process gets the rows of this piece alone."""
-        mine = (
-            self.data.subset(np.arange(self.start, self.start + self.rows)) if self.rows < len(self.data) else self.data
-        )
-        return {"start": 0, "rows": self.rows, "data": mine}
+        mine = self.read() if self.rows < len(self.data) else self.data
+        return {"start": self.start, "rows": self.rows, "data": mine, "first": 0}
 
 
 def _joined(parts: list[Data]) -> Data:
