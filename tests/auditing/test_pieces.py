@@ -112,6 +112,14 @@ def test_a_piece_of_data_in_memory_that_is_sent_has_its_own_rows_and_its_place()
         np.testing.assert_array_equal(sent.read().x, x[piece.start : piece.start + piece.rows])
 
 
+def test_how_a_file_was_read_is_kept_as_of_the_whole(tmp_path: Path) -> None:
+    x, y = made(200)
+    path = tmp_path / "a.csv"
+    pd.DataFrame(x).assign(label=np.array(["früh", "spät", "nie"])[y]).to_csv(path, index=False, encoding="latin-1")
+    found = audit(path, encoding="latin-1", memory="4GB")
+    assert found.reading["encoding"] == audit(path, encoding="latin-1").reading["encoding"] == "latin-1"
+
+
 def test_texts_and_arrays_in_pieces_are_audited_as_the_whole(tmp_path: Path) -> None:
     x, y = made()
     np.save(tmp_path / "x.npy", x)

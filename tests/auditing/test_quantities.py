@@ -75,6 +75,13 @@ def test_wrong_units_and_zeros_among_prices_are_found(slip):
     assert 0.5 < np.median(ratio) < 2
 
 
+def test_the_largest_number_there_is_among_prices_is_a_wrong_one():
+    x, y, _ = prices(200)
+    found = audit(x, np.where(np.arange(200) == 7, np.finfo(float).max, y))
+    assert found.mask[7]
+    assert np.isfinite(found.suggested).all()
+
+
 def test_right_prices_are_not_flagged():
     x, y, _ = prices()
     found = audit(x, y)

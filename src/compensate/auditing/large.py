@@ -48,7 +48,7 @@ from compensate.auditing.page.fill import MOST_ITEMS
 from compensate.auditing.pieces import Piece, PiecedSource
 from compensate.auditing.result import Audit
 from compensate.auditing.scorer import Scorer
-from compensate.auditing.source import KINDS
+from compensate.auditing.source import CHOSEN, KINDS
 from compensate.auditing.stages import FinishedStages
 from compensate.auditing.view_makers import Embeddings
 from compensate.auditing.views import Makers, fit_makers, keys_of
@@ -467,7 +467,7 @@ def _result(
     lost = np.flatnonzero(source.labels == UNLABELED)
     whole = slice(None) if len(rows) == len(given) else rows  # a copy of all rows would be hundreds of megabytes
     kept = {name: judged[name][whole] for name in KEPT}
-    chosen = {name: source.info[name] for name in ("source", "label", "text", "label_given") if source.info.get(name)}
+    chosen = {name: source.info[name] for name in CHOSEN if source.info.get(name)}
     weights = {
         f"{name}: {learner}": weight
         for name, by_name in zip(judge.names, judge.weights, strict=True)

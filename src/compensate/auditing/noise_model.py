@@ -352,10 +352,10 @@ def _contradictions(
     others = 1 - np.eye(classes)
     learned = transition * others + SMALLEST * others
     best = -np.inf
-    even = assumed = _even(labels, classes)
+    alike = assumed = _all_alike(labels, classes)
     for _ in range(ROUNDS):  # which errors there would be if there were some
         assumed = _directions(log_q, labels, assumed, *ASSUMED)
-    for start in (even, learned * classes / learned.sum(), assumed):
+    for start in (alike, learned * classes / learned.sum(), assumed):
         d = start
         for _ in range(ROUNDS + 1):
             likelihood, sharpness = _profile(log_q, labels, d, run)
@@ -373,7 +373,7 @@ def _contradictions(
     return noise, float(likely.min()), float(likely.max())
 
 
-def _even(labels: Ints, classes: int) -> Floats:
+def _all_alike(labels: Ints, classes: int) -> Floats:
     """(C, C) directions in which each class is written as any other alike, if that class is given at all."""
     given = np.maximum(np.bincount(labels, minlength=classes) > 0, 1e-3)
     others = (1 - np.eye(classes)) * given
@@ -426,7 +426,7 @@ def _directions(log_q: Floats, labels: Ints, directions: Floats, share: float, s
     for j in range(classes):
         counts[:, j] = joint[labels == j].sum(0)
     rows = np.maximum(q.sum(0)[:, None], SMALLEST)
-    d = (counts * (1 - np.eye(classes)) + 2 * _even(labels, classes) * rows / rows.mean()) / rows
+    d = (counts * (1 - np.eye(classes)) + 2 * _all_alike(labels, classes) * rows / rows.mean()) / rows
     return d * rows.sum() / (d.sum(1) * rows[:, 0]).sum()
 
 

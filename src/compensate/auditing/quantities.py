@@ -89,7 +89,8 @@ def judge_quantities(
     """
     known = np.isfinite(values)
     smallest = in_proportions(values[known])
-    measured = values if smallest is None else np.arcsinh(values / smallest)
+    with np.errstate(over="ignore"):  # infinity is cut off below
+        measured = values if smallest is None else np.arcsinh(values / smallest)
     center = float(np.median(measured[known]))
     unit = float(1.4826 * np.median(np.abs(measured[known] - center))) or float(measured[known].std()) or 1.0
     # How far beyond all others a value lies makes no difference to the verdict, and its square has to be finite.
