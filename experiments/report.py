@@ -74,7 +74,7 @@ def _table(found: Comparison, scale: Scale) -> list[str]:
     runs = sum(len(v.each) for v in found.ours.values())
     seconds = sum(v.mean * len(v.each) for v in found.seconds.values())
     said = (
-        f"`python -m experiments reproduce {table.id} --scale {scale}`: {_said(table)}; "
+        f"`python -m experiments reproduce {table.id} --scale {scale}`: {_said(table, scale)}; "
         f"{runs} figures from {seconds / 3600:.1f} hours of training on one core."
     )
     parts = [head, said, markdown(found).strip()]
@@ -85,8 +85,11 @@ def _table(found: Comparison, scale: Scale) -> list[str]:
     return parts
 
 
-def _said(table: Published) -> str:
+def _said(table: Published, scale: Scale) -> str:
     said = _SAID[table.dataset]
+    if "model" in table.columns[0]:  # the heads name the paper's networks
+        nets = PROTOCOLS[scale][table.dataset].models
+        said = said.replace("ResNet-8", "; ".join(f"{m} is a {nets[m]} here" for m in (c["model"] for c in table.columns)))
     return said.replace("no augmentation", "crops and flips") if table.fixed.get("augment") == "crop-flip" else said
 
 

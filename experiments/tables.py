@@ -91,6 +91,11 @@ BEYOND = {
             "base pgd-at logcomp mixcomp", model="resnet20", augment="crop-flip",
         ),
         _beyond(
+            "beyond-depth-cifar10-pair20", "CIFAR-10, networks of four depths under pair noise: Table VII on images that are to be had.", "cifar10",
+            [{"model": f"resnet{depth}"} for depth in (32, 44, 56, 110)],
+            "base bootstrap-hard proselflc pgd-at logcomp mixcomp", noise="pair", rate=0.2,
+        ),
+        _beyond(
             "beyond-instance-cifar10", "CIFAR-10, errors that depend on the image.", "cifar10", [{"noise": "instance", "rate": 0.3}],
             "base label-smoothing bootstrap-hard gce elr sop logcomp mixcomp", model="resnet20",
         ),
