@@ -167,7 +167,12 @@ def _slower(tables: Tables) -> Verdict:
 
 _IMAGES = ("table-1-cifar10", "table-2-cifar100")
 _TEXTS = ("table-8-imdb", "table-9-sst2")
-_DEPTHS = ("table-5-cifar10-depth", "table-6-cifar100-depth", "table-7-cifar100-depth-pair20", "beyond-depth-cifar10-pair20")
+_DEPTHS = (
+    "table-5-cifar10-depth",
+    "table-6-cifar100-depth",
+    "table-7-cifar100-depth-pair20",
+    "beyond-depth-cifar10-pair20",
+)
 
 CLAIMS = (
     Claim("Tables I, II", "LogComp or MixComp has the highest accuracy in every column, CIFAR", _best(*_IMAGES)),

@@ -89,7 +89,9 @@ def _said(table: Published, scale: Scale) -> str:
     said = _SAID[table.dataset]
     if "model" in table.columns[0]:  # the heads name the paper's networks
         nets = PROTOCOLS[scale][table.dataset].models
-        said = said.replace("ResNet-8", "; ".join(f"{m} is a {nets[m]} here" for m in (c["model"] for c in table.columns)))
+        said = said.replace(
+            "ResNet-8", "; ".join(f"{m} is a {nets[m]} here" for m in (c["model"] for c in table.columns))
+        )
     return said.replace("no augmentation", "crops and flips") if table.fixed.get("augment") == "crop-flip" else said
 
 
