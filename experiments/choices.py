@@ -155,7 +155,7 @@ STUDIES: dict[str, Study] = {
     "meta_loss": Study(_each("lr", (100.0, 30.0, 300.0, 1000.0)), partial(noisy_labels, "meta_loss", **CLEAN), "40 % wrong labels"),
     "ldam": Study([{}, *_each("max_margin", (0.25, 1.0, 2.0, 4.0))], partial(skewed_classes, "ldam"), "skewed classes"),
     "isda": Study([{}, *_each("lam", (0.0, 0.1, 0.25))], partial(skewed_classes, "isda"), "skewed classes"),
-    "category_logit": Study([{}, {"lr": 0.0}, {"lr": 1.0}, {"lam": 0.01}], partial(skewed_classes, "category_logit"), "skewed classes"),
+    "category_logit": Study([{}, {"lr": 1.0}, {"lam": 0.01}, {"lam": 1.0}], partial(skewed_classes, "category_logit"), "skewed classes"),
     "universal_at": Study(
         [{"eps": 0.2, "step_size": s, "bounds": (0.0, 1.0)} for s in (0.04, 0.2)],
         partial(moved_inputs, "universal_at"), "one perturbation for all",
