@@ -74,12 +74,12 @@ def _wins(tables: Mapping[str, Comparison], people: Mapping[str, Mapping[int, fl
         cells = []
         for found in present:
             rival = _rival(found, row)
-            cells.append("" if rival is None else f"{_marked(_together(found, row, rival, None))} {rival}")
+            cells.append("" if rival is None else f"{_marked(_together(found, row, rival[0], None))} {''.join(rival)}")
         if people:
-            rival = max(
+            best = max(
                 (m for m in people if m not in (*OURS, "base")), key=lambda m: float(np.mean(list(people[m].values())))
             )
-            cells.append(f"{_marked(_of_people(people, row, rival))} {rival.replace('_', '-')}")
+            cells.append(f"{_marked(_of_people(people, row, best))} {best.replace('_', '-')}")
         rows.append([f"{row} minus the best tuned other method", *cells])
     return table_lines(rows)
 
@@ -108,12 +108,20 @@ def _together(found: Comparison, row: str, other: str, noisy: bool | None) -> Ga
     return tuple(np.mean(gaps, axis=0).tolist())
 
 
-def _rival(found: Comparison, row: str) -> str | None:
-    """The best of the other tuned methods that were trained in all columns of a row."""
+def _rival(found: Comparison, row: str) -> tuple[str, str] | None:
+    """The tuned other method that comes out best beside a row, over the columns that both have (three at least), and in how many that is."""
     columns = [c for c in found.columns if (row, c) in found.ours]
     others = [r for r in found.rows if r not in (*OURS, "base") and "-default" not in r and not r.startswith("mixcomp")]
-    full = [r for r in others if all((r, c) in found.ours for c in columns)]
-    return max(full, key=lambda r: float(np.mean([found.ours[r, c].mean for c in columns])), default=None)
+    shared = {r: [c for c in columns if (r, c) in found.ours] for r in others}
+    leads = {
+        r: float(np.mean([found.ours[r, c].mean - found.ours[row, c].mean for c in both]))
+        for r, both in shared.items()
+        if len(both) >= min(3, len(columns))
+    }
+    best = max(leads, key=lambda r: leads[r], default=None)
+    if best is None:
+        return None
+    return best, "" if len(shared[best]) == len(columns) else f" ({len(shared[best])} of {len(columns)} columns)"
 
 
 def _of_people(people: Mapping[str, Mapping[int, float]], row: str, other: str) -> Gap:
