@@ -155,11 +155,14 @@ STUDIES: dict[str, Study] = {
     "meta_loss": Study(_each("lr", (100.0, 30.0, 300.0, 1000.0)), partial(noisy_labels, "meta_loss", **CLEAN), "40 % wrong labels"),
     "ldam": Study([{}, *_each("max_margin", (0.25, 1.0, 2.0, 4.0))], partial(skewed_classes, "ldam"), "skewed classes"),
     "isda": Study([{}, *_each("lam", (0.0, 0.1, 0.25))], partial(skewed_classes, "isda"), "skewed classes"),
-    "category_logit": Study([{}, {"lr": 1.0}, {"lam": 0.01}, {"lam": 1.0}], partial(skewed_classes, "category_logit"), "skewed classes"),
-    "universal_at": Study(
-        [{"eps": 0.2, "step_size": s, "bounds": (0.0, 1.0)} for s in (0.04, 0.2)],
-        partial(moved_inputs, "universal_at"), "one perturbation for all",
-    ),
+    "category_logit": Study(_each("lam", (1.0, 0.1, 0.01)), partial(skewed_classes, "category_logit"), "skewed classes"),
+    **{
+        method: Study(
+            [{"eps": 0.2, "step_size": step, "bounds": (0.0, 1.0)} for step in (0.1, 0.04, 0.2, 0.4)],
+            partial(moved_inputs, method), "one perturbation for all",
+        )
+        for method in ("universal_at", "classwise_universal_at")
+    },
     "base under one perturbation": Study([{}], partial(moved_inputs, "base"), "one perturbation for all"),
     "base on skewed classes": Study([{}], partial(skewed_classes, "base"), "skewed classes"),
     "base under wrong labels": Study([{}], partial(noisy_labels, "base"), "40 % wrong labels"),

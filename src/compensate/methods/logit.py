@@ -142,7 +142,7 @@ def logcomp(
     search=Space({"lam": Real(0.01, 1.0, log=True), "lr": Real(0.01, 1.0, log=True)}),
 )  # fmt: skip
 def category_logit(
-    *, num_classes: int, lam: Value = 0.1, lr: float = 0.1, weight: Weights | None = None
+    *, num_classes: int, lam: Value = 1.0, lr: float = 0.1, weight: Weights | None = None
 ) -> Compensated:
     r"""Category-level logit compensation: the samples of a class share a logit vector, learned with the model.
 
@@ -150,6 +150,11 @@ def category_logit(
 
     where :math:`\Delta u_c` is a row of a table. The paper leaves the regularizer open; a row is shared by many samples and need not
     be sparse, hence the square.
+
+    A building block more than a remedy: a row lowers the losses of its whole class, so that the model learns less of that class, and at test time the row
+    is gone. On held-out digits with skewed classes the mean accuracy of the classes falls as the penalty does: 0.879 with 1, 0.847 with 0.1, 0.809 with 0.01,
+    where cross entropy has 0.878 (three seeds, `python -m experiments choices`); under pair noise nothing is gained. For skew take
+    :func:`~compensate.methods.imbalance.logit_adjustment`.
 
     Args:
         num_classes: the number of classes.

@@ -25,13 +25,17 @@ Bounds = tuple[float, float] | None
 def _shared(
     eps: float, per: Table, norm: Norm, step_size: float | None, bounds: Bounds, sign: Literal[1, -1] = 1
 ) -> Any:
-    """An attack whose rows are kept: one small step a batch, as the batches of an epoch together make many."""
+    """An attack whose rows are kept: one step a batch, as the batches of an epoch together make many.
+
+    Half a radius: the model keeps pace with a perturbation that moves less, and resists that one alone. Under the worst perturbation of all (held-out
+    digits, eps = 0.2, three seeds, `python -m experiments choices`) universal_at has 0.69 with eps / 2, 0.53 with eps / 5 and 0.44 with eps / 10.
+    """
     return Adversarial(
         eps,
         sign=sign,
         norm=norm,
         steps=1,
-        step_size=eps / 5 if step_size is None else step_size,
+        step_size=eps / 2 if step_size is None else step_size,
         bounds=bounds,
         per=per,
     )
@@ -62,7 +66,7 @@ def universal_at(
         feature_shape: the shape of an input; for text, that of a word vector.
         eps: the radius :math:`\epsilon`.
         norm: "linf" or "l2".
-        step_size: the step that a batch takes; eps / 5 if not given.
+        step_size: the step that a batch takes; eps / 2 if not given.
         bounds: the smallest and largest value of an input, (0, 1) for images.
         weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
@@ -181,7 +185,7 @@ def universal_perturbation(
         sign: +1 raises the loss, -1 lowers it.
         norm: "linf" or "l2".
         epochs: passes over the loader.
-        step_size: the step that a batch takes; eps / 5 if not given.
+        step_size: the step that a batch takes; eps / 2 if not given.
         bounds: the smallest and largest value of an input, (0, 1) for images.
 
     Returns:
