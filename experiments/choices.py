@@ -158,10 +158,10 @@ STUDIES: dict[str, Study] = {
     "category_logit": Study(_each("lam", (1.0, 0.1, 0.01)), partial(skewed_classes, "category_logit"), "skewed classes"),
     **{
         method: Study(
-            [{"eps": 0.2, "step_size": step, "bounds": (0.0, 1.0)} for step in (0.1, 0.04, 0.2, 0.4)],
+            [{"eps": 0.2, "step_size": step, "bounds": (0.0, 1.0)} for step in dict.fromkeys((first, 0.04, 0.1, 0.2, 0.4))],
             partial(moved_inputs, method), "one perturbation for all",
         )
-        for method in ("universal_at", "classwise_universal_at")
+        for method, first in (("universal_at", 0.2), ("classwise_universal_at", 0.1))
     },
     "base under one perturbation": Study([{}], partial(moved_inputs, "base"), "one perturbation for all"),
     "base on skewed classes": Study([{}], partial(skewed_classes, "base"), "skewed classes"),
