@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from compensate.checks import Check, check_losses, checked_weights
 from compensate.equation_text import equation_text, in_bytes
 from compensate.errors import InputError
-from compensate.fused import cross_entropy_with_slope
+from compensate.fused import losses_and_slope, reduced
 from compensate.granularity import Sample, Table
 from compensate.inference.statistics import Evidence, Statistic
 from compensate.markup import element, escape
@@ -309,7 +309,9 @@ class Compensated(nn.Module):
         for name in self._logits_and_labels if self.training else ():
             self._infer(s, name)
         if self._slopes(s):
-            s.l = self._losses_with_slope(s)
+            assert s.du is not None
+            valid = None if s.complete else s.valid
+            s.known, s.slope = losses_and_slope(s.u, s.du, s.target, valid, ignore_index=self.ignore_index)
         elif self.fast and s.ordinary and s.du is None and s.dy is None and self._on_simplex(s):
             s.l = self._losses_of_probabilities(s)
         else:
@@ -326,21 +328,6 @@ class Compensated(nn.Module):
         """True if the fast way gives the same: under cross entropy of logits with a constant added, the slope is S(u + du) - y."""
         constant = s.du is not None and s.dp is None and s.dy is None and not s.du.requires_grad
         return self.fast and s.learn and s.ordinary and constant
-
-    def _losses_with_slope(self, s: State) -> Tensor:
-        """As :meth:`losses_of`, by one softmax for value, gradient and the step of rows; the slope stays in the state for them."""
-        assert s.du is not None
-        valid = None if s.complete else s.valid
-        whole = s.du.shape == s.u.shape
-        losses, s.slope = cross_entropy_with_slope(
-            s.u if whole else s.u + s.du,
-            s.labels,
-            s.du if whole else None,
-            valid,
-            target=s.target,
-            ignore_index=self.ignore_index,
-        )
-        return losses
 
     def _on_simplex(self, s: State) -> bool:
         """True if predictions are distributions without help, in a type that holds them."""
@@ -447,19 +434,18 @@ class Compensated(nn.Module):
 
     def reduce(self, s: State, losses: Tensor) -> Tensor:
         """Losses (B,) reduced as torch's cross entropy does: a weighted mean for class numbers, a mean for others."""
-        if self.reduction == "none":
-            return s.places.back(losses)
-        if self.reduction == "mean":
-            whole = s.complete and self.weight is None and s.target.shape[0] > 0
-            return losses.mean() if whole else losses.sum() / self.divisor(s)
-        return losses.sum()
+        return s.places.back(losses) if self.reduction == "none" else reduced(losses, self.divided_by(s))
+
+    def divided_by(self, s: State) -> Tensor | int:
+        """What a sum of losses is divided by."""
+        return self.divisor(s) if self.reduction == "mean" else 1
 
     def divisor(self, s: State, *, weighted: bool = True) -> Tensor | int:
         """What a mean divides by: the number of samples that count, or the sum of their class weights; 1 if that is 0.
 
         The sum of no losses is 0, and so are its gradients; divided by 0 they would be NaN, and so would be the model.
         """
-        if not s.hard and not self.binary:
+        if (not s.hard and not self.binary) or (s.complete and self.weight is None):
             return max(1, len(s.target))
         if self.weight is None or self.binary or not weighted:
             return s.valid.sum().clamp(min=1)

@@ -143,15 +143,22 @@ class Table(nn.Module, ABC):
         """Replaces rows. A row that is not finite is not written. Keys are distinct, or bring the same row where they are not."""
         self._write(keys, rows, None, None)
 
-    def _write(self, keys: Tensor, rows: Tensor, where: Tensor | None, old: Tensor | None) -> None:
-        """As `write`, where a mask says so, if one is given; `old` are the present rows, if they are known."""
+    def _write(
+        self, keys: Tensor, rows: Tensor, where: Tensor | None, old: Tensor | None, *, sure: bool = False
+    ) -> None:
+        """As `write`, where a mask says so, if one is given.
+
+        `old` are the present rows, if they are known; `sure` is true if the new ones are known to be finite.
+        """
         if self.kept is None and not self.compact and rows.dtype != self.weight.dtype:
             rows = rows.to(self.weight.dtype)
+        where = None if where is None or (at_hand(where) and bool(where.all())) else along(where, rows)
         # A sum is finite if all its parts are: one pass and no temporary.
-        if not (at_hand(rows) and (where is None or bool(where.all())) and math.isfinite(rows.sum().item())):
+        if not (sure or (at_hand(rows) and math.isfinite(rows.sum().item()))):
+            where = finite(rows) if where is None else finite(rows) & where
+        if where is not None:
             old = self.gather(keys).detach() if old is None else old
-            keep = finite(rows) if where is None else finite(rows) & along(where, rows)
-            rows = torch.where(keep, rows.to(old.dtype), old)
+            rows = torch.where(where, rows.to(old.dtype), old)
         self._put(keys, rows)
 
     def _put(self, keys: Tensor, rows: Tensor) -> None:
@@ -199,7 +206,9 @@ class Table(nn.Module, ABC):
             if touched.repeated:
                 assert touched.which is not None
                 where, rows = None if where is None else where[touched.which], rows[touched.which]
-            self._write(touched.keys, rows, where, old)
+            # A slope is finite where its loss is, and so is the row that it moved, if nobody's own bound came between.
+            sure = s.by_slope and self.bound is None and s.finite
+            self._write(touched.keys, rows, where, old, sure=sure)
 
     def _descend_together(self, touched: Touched, old: Tensor, grad: Tensor, s: State) -> None:
         """The step in a compiled graph, in as few passes over the rows as it takes: old ones are read once, new ones written once."""

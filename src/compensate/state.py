@@ -13,7 +13,7 @@ from torch import Tensor
 from compensate.checks import Looks, at_hand, check_batch, check_target, resolved
 from compensate.errors import InputError
 from compensate.forwards import ModelStages, seeded, traceless
-from compensate.fused import cross_entropy
+from compensate.fused import cross_entropy, sloped
 from compensate.places import Places
 from compensate.touched import Touched, touched_rows
 
@@ -123,7 +123,7 @@ class State:
     dg: Tensor | None = None
     dv: Tensor | None = None
     da: Tensor | None = None
-    l: Tensor  # noqa: E741  the letter of the paper; set by the criterion
+    known: Tensor | None = None  # (B,) the losses as constants, where their slope is known
     tilt: Tensor | None = None  # (B,) zeros whose gradient is what was added to that of the losses
     slope: Tensor | None = None
     penalty: Tensor | None = None
@@ -567,6 +567,13 @@ class State:
 
     # --- the result -------------------------------------------------------------------------------------------
 
+    @once
+    def l(self) -> Tensor:  # noqa: E743  the letter of the paper
+        """(B,) the losses without those of `dl`, penalties left out; set by the criterion, unless their slope is known."""
+        if self.known is None or self.slope is None:
+            raise AttributeError("l is asked for before it is known.")
+        return sloped(self.u, self.known, self.slope, self.target)
+
     @property
     def compensated(self) -> Tensor:
         """(B,) losses with compensation, penalties left out."""
@@ -581,7 +588,22 @@ class State:
     @once
     def loss(self) -> Tensor:
         """What to differentiate: `losses` reduced as the criterion says."""
-        if torch.is_grad_enabled() == self._recording:
-            return self.criterion.reduce(self, self.losses)
         with torch.set_grad_enabled(self._recording):
-            return self.criterion.reduce(self, self.losses)
+            if not self._constant:
+                return self.criterion.reduce(self, self.losses)
+            assert self.known is not None and self.slope is not None
+            known = self.known if self.penalty is None else self.known + self.penalty
+            return sloped(self.u, known, self.slope, self.target, self.criterion.divided_by(self))
+
+    @property
+    def _constant(self) -> bool:
+        """True if the slope of the base losses is all that there is to differentiate."""
+        alone = self.known is not None and self.dl is None and self.tilt is None and self.criterion.reduction != "none"
+        return alone and (self.penalty is None or not self.penalty.requires_grad)
+
+    @once
+    def finite(self) -> bool:
+        """True if the losses are known to be finite, and with them their slopes. (A criterion that is not to look may ask the processor.)"""
+        if self.check != "sync" and not at_hand(self.target):
+            return self.check != "off" and self.seen_by_loss and not torch.compiler.is_compiling()
+        return math.isfinite((self.loss if self.loss.ndim == 0 else self.losses.sum()).item())
