@@ -171,6 +171,11 @@ class Compensated(nn.Module):
         self._logits_and_labels = tuple(name for name in ("logit", "label", "prediction") if name in self._in_order)
         self.only_logits = self._in_order.keys() <= {"logit"}
         """True if logits are compensated, or nothing at all."""
+        logit = self._in_order.get("logit", ())
+        self.only_tables = bool(logit) and self.only_logits and all(
+            isinstance(term, Table) and term.update != "manual" for term in logit
+        )
+        """True if compensation is tables on logits and nothing else, none of them an optimizer's: their slope is that of the losses."""
         if reduction not in ("mean", "sum", "none"):
             raise InputError(f'reduction is "{reduction}"; expected "mean", "sum" or "none".')
         if onto not in _ONTO:
@@ -195,6 +200,8 @@ class Compensated(nn.Module):
             self.register_buffer(name, torch.zeros((), dtype=torch.long))
         self._seen = self._unlearned = 0
         self._started = False
+        self._walked: list[tuple[dict[str, nn.Module | None], tuple[nn.Module | None, ...]]] = []
+        self._found: list[Statistic] = []
         for table in self.tables():
             table.validate()
         for module in self.modules() if self.binary else ():
@@ -340,12 +347,6 @@ class Compensated(nn.Module):
         given = s.labels[:, None]
         losses = -(s.p.gather(1, given) + s.dp.gather(1, given)).clamp(min=SMALLEST).log()[:, 0]
         return losses if s.complete else torch.where(s.valid, losses, 0.0)
-
-    @property
-    def only_tables(self) -> bool:
-        """True if compensation is tables on logits and nothing else, none of them an optimizer's: their slope is that of the losses."""
-        logit = self._in_order.get("logit", ())
-        return bool(logit) and self.only_logits and all(isinstance(t, Table) and t.update != "manual" for t in logit)
 
     def _infer(self, s: State, name: str) -> None:
         s.slot = SLOTS[name]
@@ -523,20 +524,19 @@ class Compensated(nn.Module):
         return iter(self._statistics())
 
     def _statistics(self) -> list[Statistic]:
-        """In the order of `modules()`, and in less time: this runs in every step."""
-        found: list[Statistic] = []
-        seen: set[nn.Module] = {self}
-        waiting: list[nn.Module | None] = [*self._modules.values()]
-        while waiting:
-            module = waiting.pop(0)
-            if module is None or module in seen:
-                continue
-            seen.add(module)
-            # An abstract class takes ten times as long to look into its instances.
-            if Statistic in type(module).__mro__:
-                found.append(cast(Statistic, module))
-            if module._modules:
-                waiting[:0] = module._modules.values()
+        """In the order of `modules()`. This runs in every step: it walks again only where a module was replaced since."""
+        for held, before in self._walked:
+            if (*held.values(),) != before:
+                break
+        else:
+            if self._walked and self._walked[0][0] is self._modules:  # else those of the criterion that this one is a copy of
+                return self._found
+        modules = [*self.modules()]
+        # An abstract class takes ten times as long to look into its instances.
+        found = [cast(Statistic, module) for module in modules if Statistic in type(module).__mro__]
+        if not torch.compiler.is_compiling():
+            self._walked = [(module._modules, (*module._modules.values(),)) for module in modules]
+            self._found = found
         return found
 
     def suspects(self, top: int | None = None) -> Any:

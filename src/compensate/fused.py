@@ -14,6 +14,9 @@ from compensate.checks import at_hand
 BLOCK = 2**16
 """Entries that are worked on at a time where that is cheaper: as many as stay in the cache of a processor."""
 
+VECTOR = 16
+"""Classes below which a processor works on columns: torch takes rows that do not fill a vector number by number, in up to six times as long."""
+
 
 def blocks(values: Tensor) -> list[slice]:
     """Rows of (B, C) values in portions of at most `BLOCK` entries or one row; at least one portion.
@@ -100,18 +103,30 @@ def losses_and_slope(
     >>> losses_and_slope(torch.tensor([[3.0, 0.8, 0.2]]), torch.zeros(1, 3), torch.tensor([1]))
     (tensor([2.3584]), tensor([[ 0.8535, -0.9054,  0.0519]]))
     """
-    with torch.no_grad():
-        q = u + du
-        if torch.compiler.is_compiling():
-            return _compiled(q, target, valid)
-        logp = torch.log_softmax(q, -1, out=q if q.is_cpu else None)  # fresh memory costs more than numbers
-        losses = F.nll_loss(logp, target, ignore_index=ignore_index, reduction="none")
-        if valid is None:
-            return losses, logp.exp_().scatter_(1, target[:, None], -1.0, reduce="add")
-        # Torch's own derivatives leave out who does not count: fewer operations than masks.
-        one, total = _one(logp.dtype, logp.device), 2
-        given = torch.ops.aten.nll_loss_backward(one, logp, target, None, total, ignore_index, one)
-        return losses, torch.ops.aten._log_softmax_backward_data(given, logp, 1, logp.dtype)
+    q = u.detach() + du
+    if torch.compiler.is_compiling():
+        return _compiled(q, target, valid)
+    logp = log_softmax(q, over=True)
+    losses = F.nll_loss(logp, target, ignore_index=ignore_index, reduction="none")
+    if valid is None:
+        return losses, torch.exp(logp, out=q).scatter_(1, target[:, None], -1.0, reduce="add")
+    # Torch's own derivatives leave out who does not count: fewer operations than masks.
+    one, total = _one(logp.dtype, logp.device), 2
+    given = torch.ops.aten.nll_loss_backward(one, logp, target, None, total, ignore_index, one)
+    return losses, torch.ops.aten._log_softmax_backward_data(given, logp, 1, logp.dtype)
+
+
+def log_softmax(u: Tensor, *, over: bool = False) -> Tensor:
+    """(B, C) log-probabilities of logits; with `over`, where it costs least they are written over these: fresh memory costs more than numbers.
+
+    >>> log_softmax(torch.tensor([[3.0, 0.8, 0.2]]))
+    tensor([[-0.1584, -2.3584, -2.9584]])
+    """
+    if not u.is_cpu or torch.compiler.is_compiling():
+        return u.log_softmax(-1)
+    if u.shape[-1] < VECTOR:
+        return u.t().log_softmax(0).t()
+    return torch.log_softmax(u, -1, out=u if over else None)
 
 
 @functools.cache
@@ -133,12 +148,13 @@ def _compiled(q: Tensor, target: Tensor, valid: Tensor | None) -> tuple[Tensor, 
 
 
 def cross_entropy(u: Tensor, labels: Tensor) -> Tensor:
-    """(B,) cross entropies as constants; of many logits, portion by portion, so that no second array of that size is made.
+    """(B,) cross entropies as constants; on a processor portion by portion, so that no second array of that size is made.
 
     >>> cross_entropy(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
     tensor([2.3584])
     """
     u = u.detach()
-    if u.numel() <= BLOCK or not at_hand(u):
+    if not at_hand(u):
         return F.cross_entropy(u, labels, reduction="none")
-    return torch.cat([F.cross_entropy(u[rows], labels[rows], reduction="none") for rows in blocks(u)])
+    found = [F.nll_loss(log_softmax(u[rows]), labels[rows], reduction="none") for rows in blocks(u)]
+    return found[0] if len(found) == 1 else torch.cat(found)

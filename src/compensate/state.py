@@ -13,7 +13,7 @@ from torch import Tensor
 from compensate.checks import Looks, at_hand, check_batch, check_target, resolved
 from compensate.errors import InputError
 from compensate.forwards import ModelStages, seeded, traceless
-from compensate.fused import cross_entropy, sloped
+from compensate.fused import cross_entropy, log_softmax, sloped
 from compensate.places import Places
 from compensate.touched import Touched, touched_rows
 
@@ -154,6 +154,8 @@ class State:
         self.target = self.places.targets(target) if self.places.several else target
         self.hard = self.target.ndim == 1
         """True if targets are class numbers, false if they are distributions or labels."""
+        self.ordinary = self.hard and criterion.base is None and criterion.weight is None
+        """True if the base loss is cross entropy of class numbers, without class weights."""
         self.index, self.group, self.model, self.x = index, group, model, x
         self.learn, self.meta = learn, meta
         self.check: Looks = resolved(criterion.check, target)
@@ -362,7 +364,7 @@ class State:
             return self._log_probabilities(self.u)
 
     def _log_probabilities(self, u: Tensor) -> Tensor:
-        return F.logsigmoid(u) if self.places.binary else u.log_softmax(-1)
+        return F.logsigmoid(u) if self.places.binary else log_softmax(u)
 
     @once
     def p(self) -> Tensor:
@@ -375,11 +377,6 @@ class State:
         """(B, C) log-softmax of `u`, a constant: what guesses and gates read."""
         made = not torch.compiler.is_compiling() and "logp" in self.__dict__
         return self.logp.detach() if made else self._log_probabilities(self.u.detach())
-
-    @once
-    def ordinary(self) -> bool:
-        """True if the base loss is cross entropy of class numbers, without class weights."""
-        return self.hard and self.criterion.base is None and self.criterion.weight is None
 
     @once
     def seen_by_loss(self) -> bool:
@@ -588,12 +585,17 @@ class State:
     @once
     def loss(self) -> Tensor:
         """What to differentiate: `losses` reduced as the criterion says."""
-        with torch.set_grad_enabled(self._recording):
-            if not self._constant:
-                return self.criterion.reduce(self, self.losses)
-            assert self.known is not None and self.slope is not None
-            known = self.known if self.penalty is None else self.known + self.penalty
-            return sloped(self.u, known, self.slope, self.target, self.criterion.divided_by(self))
+        if torch.is_grad_enabled() != self._recording:
+            with torch.set_grad_enabled(self._recording):
+                return self._reduced()
+        return self._reduced()
+
+    def _reduced(self) -> Tensor:
+        if not self._constant:
+            return self.criterion.reduce(self, self.losses)
+        assert self.known is not None and self.slope is not None
+        known = self.known if self.penalty is None else self.known + self.penalty
+        return sloped(self.u, known, self.slope, self.target, self.criterion.divided_by(self))
 
     @property
     def _constant(self) -> bool:
