@@ -172,8 +172,10 @@ class Compensated(nn.Module):
         self.only_logits = self._in_order.keys() <= {"logit"}
         """True if logits are compensated, or nothing at all."""
         logit = self._in_order.get("logit", ())
-        self.only_tables = bool(logit) and self.only_logits and all(
-            isinstance(term, Table) and term.update != "manual" for term in logit
+        self.only_tables = (
+            bool(logit)
+            and self.only_logits
+            and all(isinstance(term, Table) and term.update != "manual" for term in logit)
         )
         """True if compensation is tables on logits and nothing else, none of them an optimizer's: their slope is that of the losses."""
         if reduction not in ("mean", "sum", "none"):
@@ -210,6 +212,8 @@ class Compensated(nn.Module):
                     f'{type(module).__name__} reads one distribution over the classes, and under base="bce" each class is a label of '
                     "its own. Leave it out, or write a term that reads s.u, s.p and s.y, (labels of all samples, 1)."
                 )
+        self.keeps_rows = any(isinstance(table, Sample) for table in self.tables())
+        """True if it has a table with a row for each sample."""
         self._awaits_meta = any(table.update == "meta" for table in self.tables())
         if any(isinstance(term, Table) for term in self.terms_of("loss")):
             raise InputError(
@@ -446,7 +450,7 @@ class Compensated(nn.Module):
 
         The sum of no losses is 0, and so are its gradients; divided by 0 they would be NaN, and so would be the model.
         """
-        if (not s.hard and not self.binary) or (s.complete and self.weight is None):
+        if (not s.hard and not self.binary) or (s.complete and (s.ordinary or self.weight is None)):
             return max(1, len(s.target))
         if self.weight is None or self.binary or not weighted:
             return s.valid.sum().clamp(min=1)
@@ -529,7 +533,8 @@ class Compensated(nn.Module):
             if (*held.values(),) != before:
                 break
         else:
-            if self._walked and self._walked[0][0] is self._modules:  # else those of the criterion that this one is a copy of
+            # A shallow copy of a criterion has modules of its own.
+            if self._walked and self._walked[0][0] is self._modules:
                 return self._found
         modules = [*self.modules()]
         # An abstract class takes ten times as long to look into its instances.

@@ -28,6 +28,22 @@ def blocks(values: Tensor) -> list[slice]:
     return [slice(begin, min(begin + rows, len(values))) for begin in range(0, max(1, len(values)), rows)]
 
 
+def row_sizes(v: Tensor) -> Tensor:
+    """(R,) the sum of the absolute values of each row (R, *shape): one operation on a device; on a processor two that take less time.
+
+    >>> row_sizes(torch.tensor([[1.0, -2.0]]))
+    tensor([3.])
+    """
+    if v.ndim == 1:
+        return v.abs()
+    v = v if v.ndim == 2 else v.flatten(1)
+    if not v.is_cpu:
+        return torch.linalg.vector_norm(v, 1, 1)
+    if v.numel() <= BLOCK or torch.compiler.is_compiling():
+        return v.abs().sum(1)
+    return torch.cat([v[rows].abs().sum(1) for rows in blocks(v)])
+
+
 class _Sloped(torch.autograd.Function):
     """Losses (B,), or their sum over a divisor, whose slope (B, C) in the logits is known already."""
 

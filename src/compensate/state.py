@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, final, overload
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,8 @@ from torch import Tensor
 from compensate.checks import Looks, at_hand, check_batch, check_target, resolved
 from compensate.errors import InputError
 from compensate.forwards import ModelStages, seeded, traceless
-from compensate.fused import cross_entropy, log_softmax, sloped
+from compensate.fused import cross_entropy, log_softmax, row_sizes, sloped
+from compensate.once import once
 from compensate.places import Places
 from compensate.touched import Touched, touched_rows
 
@@ -28,41 +29,6 @@ Slot = Literal["dx", "du", "dp", "dy", "dl", "dg", "dv", "da"]
 
 THROUGH: tuple[Slot, ...] = ("da", "dv", "dx")
 """Compensation that enters before the logits, in order: of edges, by views, of features. Its gradient runs through the model."""
-
-T = TypeVar("T")
-
-
-@final
-class once(Generic[T]):
-    """A property that is computed when it is first asked for, and kept; assigning to it replaces the value.
-
-    It is `functools.cached_property` without the lock that the latter takes before Python 3.12, which a compiled graph
-    cannot enter.
-
-    >>> class Circle:
-    ...     @once
-    ...     def area(self) -> float:
-    ...         print("computed")
-    ...         return 3.14
-    >>> circle = Circle()
-    >>> circle.area + circle.area
-    computed
-    6.28
-    """
-
-    def __init__(self, compute: Callable[[Any], T]) -> None:
-        self.compute, self.name, self.__doc__ = compute, compute.__name__, compute.__doc__
-
-    @overload
-    def __get__(self, owner: None, kind: type) -> once[T]: ...
-    @overload
-    def __get__(self, owner: object, kind: type) -> T: ...
-    def __get__(self, owner: object | None, kind: type) -> once[T] | T:
-        if owner is None:
-            return self
-        value = self.compute(owner)
-        setattr(owner, self.name, value)  # found before this descriptor from now on, which has no __set__
-        return value
 
 
 def at(value: Value, s: State) -> Any:
@@ -131,6 +97,7 @@ class State:
     gate: Tensor | None = None
     masked: bool = False  # true if some logits are minus infinity
     repeats: bool | None = None  # whether a sample comes twice, if that is known
+    _sized: tuple[Tensor, Tensor] | None = None
     _seed: int | None = None
     _z: Tensor | None = None
     _form: tuple[int, torch.dtype, torch.device] | None = None  # classes, type and device of the first logits
@@ -456,7 +423,8 @@ class State:
     def add(self, delta: Tensor) -> None:
         """Adds a term to the target under evaluation."""
         assert self.slot is not None
-        if self.slot == "dx" or delta.shape != self.like.shape:
+        like = self.u if self.slot == "du" else self.like
+        if self.slot == "dx" or delta.shape != like.shape:
             delta = self.fitted(delta)
             if self.slot != "dx" and delta.ndim and delta.shape[-1] != 1 and delta.shape[-1] != self.like.shape[-1]:
                 raise InputError(
@@ -520,7 +488,18 @@ class State:
     @once
     def size(self) -> Tensor:
         r"""(B,) how much logits are compensated, :math:`\|\Delta u_i\|_1`, constants."""
-        return self.u.new_zeros(len(self.u)) if self.du is None else self.du.detach().abs().sum(1)
+        if self.du is None:
+            return self.u.new_zeros(len(self.u))
+        du = self.du.detach() if self.du.requires_grad else self.du
+        return self.sizes(du if du.shape == self.u.shape else du.expand_as(self.u))
+
+    def sizes(self, v: Tensor) -> Tensor:
+        r"""(R,) the size :math:`\|v_i\|_1` of each row (R, \*shape); of rows that both a penalty and a record ask for, once."""
+        if torch.compiler.is_compiling():
+            return row_sizes(v)
+        if self._sized is None or self._sized[0] is not v:
+            self._sized = v, row_sizes(v)
+        return self._sized[1]
 
     def rows(self, table: Table) -> Tensor:
         """The rows of `table` for this batch, (B, *shape); their penalty and their step follow by themselves."""
@@ -593,7 +572,8 @@ class State:
     def _reduced(self) -> Tensor:
         if not self._constant:
             return self.criterion.reduce(self, self.losses)
-        assert self.known is not None and self.slope is not None
+        assert self.known is not None
+        assert self.slope is not None
         known = self.known if self.penalty is None else self.known + self.penalty
         return sloped(self.u, known, self.slope, self.target, self.criterion.divided_by(self))
 
