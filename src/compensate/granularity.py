@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from compensate.checks import at_hand, checked_index, checked_keys
 from compensate.errors import InputError
-from compensate.inference.regularized import L1, Bound, GroupL2, Penalty, row_step
+from compensate.fused import blocks
+from compensate.inference.regularized import L1, L2, Bound, GroupL2, Penalty, row_step
 from compensate.state import THROUGH, State
 from compensate.stores import Kept, Spec, Store, choose
 from compensate.stores.transfer import restored
@@ -201,14 +202,25 @@ class Table(nn.Module, ABC):
         if touched.fixed:
             self._descend_together(touched, old, grad, s)
         else:
+            # A slope is finite where its loss is, and so is the row that it moved, if nobody's own bound came between.
+            sure = s.by_slope and self.bound is None and s.finite
+            if sure and touched.count is None and self._in_portions(old):
+                for part in blocks(old):
+                    self._put(touched.keys[part], self.stepped(old[part], grad[part], s))
+                return
             where, rows = touched.count, self.stepped(old, grad, s)
             where = where if where is None or where.dtype == torch.bool else where > 0
             if touched.repeated:
                 assert touched.which is not None
                 where, rows = None if where is None else where[touched.which], rows[touched.which]
-            # A slope is finite where its loss is, and so is the row that it moved, if nobody's own bound came between.
-            sure = s.by_slope and self.bound is None and s.finite
             self._write(touched.keys, rows, where, old, sure=sure)
+
+    def _in_portions(self, rows: Tensor) -> bool:
+        """True if rows are so many that it pays to move them portion by portion, and if nothing that moves them has a value for each."""
+        by_number = self.penalty is None or (
+            isinstance(self.penalty, L1 | L2 | GroupL2) and not callable(self.penalty.lam)
+        )
+        return by_number and self.kept is None and rows.ndim == 2 and at_hand(rows) and len(blocks(rows)) > 1
 
     def _descend_together(self, touched: Touched, old: Tensor, grad: Tensor, s: State) -> None:
         """The step in a compiled graph, in as few passes over the rows as it takes: old ones are read once, new ones written once."""
