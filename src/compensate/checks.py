@@ -145,7 +145,8 @@ def check_batch(s: State, u: Tensor) -> None:
         )
     else:
         _check_distributions(target, check)
-    weight, classes = s.criterion.weight, s.places.labels if s.places.binary else u.shape[-1]
+    classes = s.places.labels if s.places.binary else u.shape[-1]
+    weight = None if s.ordinary else s.criterion.weight
     if weight is not None and weight.shape != (classes,):
         raise InputError(
             f"the criterion's weight has shape {tuple(weight.shape)} and the logits have {classes} classes; expected one "
@@ -177,12 +178,12 @@ def check_losses(s: State) -> None:
     """Raises if finite logits gave a loss that is not, or if a logit of minus infinity took out the class of a label."""
     if s.check == "off" or torch.compiler.is_compiling():
         return
-    total = s.loss if s.loss.ndim == 0 else s.losses.sum()
     if s.check != "sync":
         if s.seen_by_loss:
-            require_true(total == total, _NAN, s.check)
+            total = s.loss if s.loss.ndim == 0 else s.losses.sum()
+            require_true(total < math.inf, _NAN, s.check)
         return
-    if math.isfinite(total.item()):
+    if s.finite:
         return
     if s.seen_by_loss:
         _look_closer(s, s.u.detach())
@@ -324,12 +325,17 @@ def checked_index(s: State, num_samples: int, reader: str) -> Tensor:
 
 
 def _in_range(s: State, index: Tensor, rows: int, reader: str) -> Tensor:
-    """The index on the device of the batch, as torch.long. At hand, one sort tells its range and whether a sample repeats."""
+    """The index on the device of the batch, as torch.long. At hand, one sort tells its range and, to tables, whether a sample repeats."""
     device = s.target.device
     if s.check != "off" and index.ndim == 1 and index.shape[0] and at_hand(index):
-        ordered = np.sort(unsigned(index))
-        if ordered[-1] < rows:
-            s.repeats = bool(np.logical_or.reduce(ordered[1:] == ordered[:-1]))
+        largest: Any
+        if s.criterion.keeps_rows:
+            ordered = unsigned(index).copy()
+            ordered.sort()
+            largest, s.repeats = ordered[-1], bool(np.logical_or.reduce(ordered[1:] == ordered[:-1]))
+        else:
+            largest = np.maximum.reduce(unsigned(index))
+        if largest < rows:
             there = index.dtype == torch.long and index.device == device
             return index if there else index.to(device, torch.long, non_blocking=True)
     return checked_keys(index.to(device, non_blocking=True), rows, reader, "index", s.check)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from compensate.checks import Check, check_losses, checked_weights
 from compensate.equation_text import equation_text, in_bytes
 from compensate.errors import InputError
-from compensate.fused import cross_entropy_with_slope
+from compensate.fused import losses_and_slope, reduced
 from compensate.granularity import Sample, Table
 from compensate.inference.statistics import Evidence, Statistic
 from compensate.markup import element, escape
@@ -171,6 +171,13 @@ class Compensated(nn.Module):
         self._logits_and_labels = tuple(name for name in ("logit", "label", "prediction") if name in self._in_order)
         self.only_logits = self._in_order.keys() <= {"logit"}
         """True if logits are compensated, or nothing at all."""
+        logit = self._in_order.get("logit", ())
+        self.only_tables = (
+            bool(logit)
+            and self.only_logits
+            and all(isinstance(term, Table) and term.update != "manual" for term in logit)
+        )
+        """True if compensation is tables on logits and nothing else, none of them an optimizer's: their slope is that of the losses."""
         if reduction not in ("mean", "sum", "none"):
             raise InputError(f'reduction is "{reduction}"; expected "mean", "sum" or "none".')
         if onto not in _ONTO:
@@ -195,6 +202,8 @@ class Compensated(nn.Module):
             self.register_buffer(name, torch.zeros((), dtype=torch.long))
         self._seen = self._unlearned = 0
         self._started = False
+        self._walked: list[tuple[dict[str, nn.Module | None], tuple[nn.Module | None, ...]]] = []
+        self._found: list[Statistic] = []
         for table in self.tables():
             table.validate()
         for module in self.modules() if self.binary else ():
@@ -203,6 +212,8 @@ class Compensated(nn.Module):
                     f'{type(module).__name__} reads one distribution over the classes, and under base="bce" each class is a label of '
                     "its own. Leave it out, or write a term that reads s.u, s.p and s.y, (labels of all samples, 1)."
                 )
+        self.keeps_rows = any(isinstance(table, Sample) for table in self.tables())
+        """True if it has a table with a row for each sample."""
         self._awaits_meta = any(table.update == "meta" for table in self.tables())
         if any(isinstance(term, Table) for term in self.terms_of("loss")):
             raise InputError(
@@ -309,7 +320,9 @@ class Compensated(nn.Module):
         for name in self._logits_and_labels if self.training else ():
             self._infer(s, name)
         if self._slopes(s):
-            s.l = self._losses_with_slope(s)
+            assert s.du is not None
+            valid = None if s.complete else s.valid
+            s.known, s.slope = losses_and_slope(s.u, s.du, s.target, valid, ignore_index=self.ignore_index)
         elif self.fast and s.ordinary and s.du is None and s.dy is None and self._on_simplex(s):
             s.l = self._losses_of_probabilities(s)
         else:
@@ -327,21 +340,6 @@ class Compensated(nn.Module):
         constant = s.du is not None and s.dp is None and s.dy is None and not s.du.requires_grad
         return self.fast and s.learn and s.ordinary and constant
 
-    def _losses_with_slope(self, s: State) -> Tensor:
-        """As :meth:`losses_of`, by one softmax for value, gradient and the step of rows; the slope stays in the state for them."""
-        assert s.du is not None
-        valid = None if s.complete else s.valid
-        whole = s.du.shape == s.u.shape
-        losses, s.slope = cross_entropy_with_slope(
-            s.u if whole else s.u + s.du,
-            s.labels,
-            s.du if whole else None,
-            valid,
-            target=s.target,
-            ignore_index=self.ignore_index,
-        )
-        return losses
-
     def _on_simplex(self, s: State) -> bool:
         """True if predictions are distributions without help, in a type that holds them."""
         return s.dp is None or (s.u.dtype.itemsize > 2 and self._stays_on_simplex("prediction"))
@@ -353,12 +351,6 @@ class Compensated(nn.Module):
         given = s.labels[:, None]
         losses = -(s.p.gather(1, given) + s.dp.gather(1, given)).clamp(min=SMALLEST).log()[:, 0]
         return losses if s.complete else torch.where(s.valid, losses, 0.0)
-
-    @property
-    def only_tables(self) -> bool:
-        """True if compensation is tables on logits and nothing else, none of them an optimizer's: their slope is that of the losses."""
-        logit = self._in_order.get("logit", ())
-        return bool(logit) and self.only_logits and all(isinstance(t, Table) and t.update != "manual" for t in logit)
 
     def _infer(self, s: State, name: str) -> None:
         s.slot = SLOTS[name]
@@ -447,19 +439,18 @@ class Compensated(nn.Module):
 
     def reduce(self, s: State, losses: Tensor) -> Tensor:
         """Losses (B,) reduced as torch's cross entropy does: a weighted mean for class numbers, a mean for others."""
-        if self.reduction == "none":
-            return s.places.back(losses)
-        if self.reduction == "mean":
-            whole = s.complete and self.weight is None and s.target.shape[0] > 0
-            return losses.mean() if whole else losses.sum() / self.divisor(s)
-        return losses.sum()
+        return s.places.back(losses) if self.reduction == "none" else reduced(losses, self.divided_by(s))
+
+    def divided_by(self, s: State) -> Tensor | int:
+        """What a sum of losses is divided by."""
+        return self.divisor(s) if self.reduction == "mean" else 1
 
     def divisor(self, s: State, *, weighted: bool = True) -> Tensor | int:
         """What a mean divides by: the number of samples that count, or the sum of their class weights; 1 if that is 0.
 
         The sum of no losses is 0, and so are its gradients; divided by 0 they would be NaN, and so would be the model.
         """
-        if not s.hard and not self.binary:
+        if (not s.hard and not self.binary) or (s.complete and (s.ordinary or self.weight is None)):
             return max(1, len(s.target))
         if self.weight is None or self.binary or not weighted:
             return s.valid.sum().clamp(min=1)
@@ -537,20 +528,20 @@ class Compensated(nn.Module):
         return iter(self._statistics())
 
     def _statistics(self) -> list[Statistic]:
-        """In the order of `modules()`, and in less time: this runs in every step."""
-        found: list[Statistic] = []
-        seen: set[nn.Module] = {self}
-        waiting: list[nn.Module | None] = [*self._modules.values()]
-        while waiting:
-            module = waiting.pop(0)
-            if module is None or module in seen:
-                continue
-            seen.add(module)
-            # An abstract class takes ten times as long to look into its instances.
-            if Statistic in type(module).__mro__:
-                found.append(cast(Statistic, module))
-            if module._modules:
-                waiting[:0] = module._modules.values()
+        """In the order of `modules()`. This runs in every step: it walks again only where a module was replaced since."""
+        for held, before in self._walked:
+            if (*held.values(),) != before:
+                break
+        else:
+            # A shallow copy of a criterion has modules of its own.
+            if self._walked and self._walked[0][0] is self._modules:
+                return self._found
+        modules = [*self.modules()]
+        # An abstract class takes ten times as long to look into its instances.
+        found = [cast(Statistic, module) for module in modules if Statistic in type(module).__mro__]
+        if not torch.compiler.is_compiling():
+            self._walked = [(module._modules, (*module._modules.values(),)) for module in modules]
+            self._found = found
         return found
 
     def suspects(self, top: int | None = None) -> Any:

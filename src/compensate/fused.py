@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -12,6 +13,9 @@ from compensate.checks import at_hand
 
 BLOCK = 2**16
 """Entries that are worked on at a time where that is cheaper: as many as stay in the cache of a processor."""
+
+VECTOR = 16
+"""Classes below which a processor works on columns: torch takes rows that do not fill a vector number by number, in up to six times as long."""
 
 
 def blocks(values: Tensor) -> list[slice]:
@@ -24,116 +28,149 @@ def blocks(values: Tensor) -> list[slice]:
     return [slice(begin, min(begin + rows, len(values))) for begin in range(0, max(1, len(values)), rows)]
 
 
+def row_sizes(v: Tensor) -> Tensor:
+    """(R,) the sum of the absolute values of each row (R, *shape): one operation on a device; on a processor two that take less time.
+
+    >>> row_sizes(torch.tensor([[1.0, -2.0]]))
+    tensor([3.])
+    """
+    if v.ndim == 1:
+        return v.abs()
+    v = v if v.ndim == 2 else v.flatten(1)
+    if not v.is_cpu:
+        return torch.linalg.vector_norm(v, 1, 1)
+    if v.numel() <= BLOCK or torch.compiler.is_compiling():
+        return v.abs().sum(1)
+    return torch.cat([v[rows].abs().sum(1) for rows in blocks(v)])
+
+
 class _Sloped(torch.autograd.Function):
-    """Losses (B,) whose slope (B, C) in the logits is known already."""
+    """Losses (B,), or their sum over a divisor, whose slope (B, C) in the logits is known already."""
 
     @staticmethod
-    def forward(ctx: Any, u: Tensor, losses: Tensor, slope: Tensor, labels: Tensor) -> Tensor:
-        ctx.save_for_backward(u, slope, labels)
-        return losses.view_as(losses)
+    def forward(
+        ctx: Any, u: Tensor, losses: Tensor, slope: Tensor, target: Tensor, divisor: Tensor | int | None
+    ) -> Tensor:
+        ctx.save_for_backward(u, slope, target)
+        ctx.divisor = divisor
+        return losses.view_as(losses) if divisor is None else reduced(losses, divisor)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        u, slope, labels = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+        u, slope, target = ctx.saved_tensors
         if torch.is_grad_enabled():  # a second derivative is wanted, as in a gradient penalty
-            slope = _again(u, slope, labels)
-        return slope * grad[:, None], None, None, None
+            slope = _again(u, slope, target)
+        return slope * (grad[:, None] if ctx.divisor is None else grad / ctx.divisor), None, None, None, None
 
 
-def _again(u: Tensor, slope: Tensor, labels: Tensor) -> Tensor:
+def _again(u: Tensor, slope: Tensor, target: Tensor) -> Tensor:
     """The slope as a function of the logits: what was added to them was constant, so that S(u + du) = p moves as S does."""
-    y = F.one_hot(labels, u.shape[-1])
+    y = _chosen(target, slope)
     p = (slope + y).clamp(min=0)
     moved = torch.where(p > 0, p.log() + (u - u.detach()), -torch.inf).softmax(-1)
     return torch.where((slope != 0).any(-1, keepdim=True), moved - y, slope)  # zero for samples that do not count
 
 
-def sloped(u: Tensor, losses: Tensor, slope: Tensor, labels: Tensor) -> Tensor:
-    r"""Cross entropies (B,) that are known, tied to their logits by a slope that is known.
+def _chosen(target: Tensor, like: Tensor) -> Tensor:
+    """(B, C) 1 at the class of each sample, and 0 elsewhere; a class that there is not has no 1."""
+    return (torch.arange(like.shape[-1], device=like.device) == target[:, None]).to(like.dtype)
+
+
+def reduced(losses: Tensor, divisor: Tensor | int) -> Tensor:
+    """The sum of losses (B,) over a divisor; of their number, in one call."""
+    if isinstance(divisor, int) and divisor == losses.shape[0]:
+        return losses.mean()
+    total = losses.sum()
+    return total if isinstance(divisor, int) and divisor == 1 else total / divisor
+
+
+def sloped(u: Tensor, losses: Tensor, slope: Tensor, target: Tensor, divisor: Tensor | int | None = None) -> Tensor:
+    r"""Cross entropies (B,) that are known, tied to their logits by a slope that is known; or their sum over a divisor.
 
     Args:
         u: (B, C) logits.
         losses: (B,) constants.
         slope: (B, C) the derivative of the losses, :math:`S(u + \Delta u) - y`; zero rows for samples that do not count.
-        labels: (B,) class numbers.
+        target: (B,) class numbers.
+        divisor: what the sum is divided by, if it is asked for: the node of a sum has no slopes of single losses to pass on.
 
     >>> u = torch.zeros(1, 2, requires_grad=True)
     >>> sloped(u, torch.tensor([0.7]), torch.tensor([[-0.5, 0.5]]), torch.tensor([0])).sum().backward()
     >>> u.grad
     tensor([[-0.5000,  0.5000]])
     """
-    return _Sloped.apply(u, losses, slope, labels)  # type: ignore[no-untyped-call]
+    return _Sloped.apply(u, losses, slope, target, divisor)  # type: ignore[no-untyped-call]
 
 
-def cross_entropy_with_slope(
-    u: Tensor,
-    labels: Tensor,
-    du: Tensor | None = None,
-    valid: Tensor | None = None,
-    *,
-    target: Tensor | None = None,
-    ignore_index: int = -100,
+def losses_and_slope(
+    u: Tensor, du: Tensor, target: Tensor, valid: Tensor | None = None, *, ignore_index: int = -100
 ) -> tuple[Tensor, Tensor]:
-    r"""Cross entropies (B,) and their derivatives (B, C) in the logits.
+    r"""Cross entropies (B,) and their derivatives (B, C) in the logits, constants; both are zero where a sample does not count.
 
     .. math:: l_i = -\log S(u_i + \Delta u_i)_{y_i}, \qquad \frac{\partial l_i}{\partial u_i} = S(u_i + \Delta u_i) - y_i
 
     Args:
         u: (B, C) logits.
-        labels: (B,) class numbers.
-        du: (B, C) a constant that is added to the logits.
-        valid: (B,) false for samples whose loss is 0.
-        target, ignore_index: (B,) class numbers of all samples, and the one that stands for none; if given, slopes of samples whose loss
-            is 0 are left as they come: torch's own derivative knows them, and their rows do not move.
+        du: a constant that is added to them.
+        target: (B,) class numbers.
+        valid: (B,) false for samples whose target is `ignore_index`; None if it is known that all count.
+        ignore_index: the class that stands for none.
 
-    >>> losses, slope = cross_entropy_with_slope(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
-    >>> losses, slope
+    >>> losses_and_slope(torch.tensor([[3.0, 0.8, 0.2]]), torch.zeros(1, 3), torch.tensor([1]))
     (tensor([2.3584]), tensor([[ 0.8535, -0.9054,  0.0519]]))
     """
+    q = u.detach() + du
     if torch.compiler.is_compiling():
-        return _compiled(u, labels, du, valid)
-    if u.numel() <= BLOCK:  # few numbers: torch's own derivative costs less than a call of ours
-        logp = (u if du is None else u + du).log_softmax(-1)
-        if valid is not None and target is not None:
-            losses = F.nll_loss(logp, target, ignore_index=ignore_index, reduction="none")
-            return losses, logp.detach().exp().scatter_(1, labels[:, None], -1.0, reduce="add")
-        return slope_of(logp, labels, valid)
-    with torch.no_grad():
-        losses, slope = slope_of((u if du is None else u + du).log_softmax(-1), labels, valid, over=True)
-    return sloped(u, losses, slope, labels), slope
+        return _compiled(q, target, valid)
+    logp = log_softmax(q, over=True)
+    losses = F.nll_loss(logp, target, ignore_index=ignore_index, reduction="none")
+    if valid is None:
+        return losses, torch.exp(logp, out=q).scatter_(1, target[:, None], -1.0, reduce="add")
+    # Torch's own derivatives leave out who does not count: fewer operations than masks.
+    one, total = _one(logp.dtype, logp.device), 2
+    given = torch.ops.aten.nll_loss_backward(one, logp, target, None, total, ignore_index, one)
+    return losses, torch.ops.aten._log_softmax_backward_data(given, logp, 1, logp.dtype)
 
 
-def _compiled(u: Tensor, labels: Tensor, du: Tensor | None, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+def log_softmax(u: Tensor, *, over: bool = False) -> Tensor:
+    """(B, C) log-probabilities of logits; with `over`, where it costs least they are written over these: fresh memory costs more than numbers.
+
+    >>> log_softmax(torch.tensor([[3.0, 0.8, 0.2]]))
+    tensor([[-0.1584, -2.3584, -2.9584]])
+    """
+    if not u.is_cpu or torch.compiler.is_compiling():
+        return u.log_softmax(-1)
+    if u.shape[-1] < VECTOR:
+        return u.t().log_softmax(0).t()
+    return torch.log_softmax(u, -1, out=u if over else None)
+
+
+@functools.cache
+def _one(dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.ones((), dtype=dtype, device=device)
+
+
+def _compiled(q: Tensor, target: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
     """The same in a form that a compiler turns into few passes: no log-probabilities are kept in order to pick from them."""
-    with torch.no_grad():
-        q = u if du is None else u + du
-        largest = q.amax(-1, keepdim=True)
-        total = (q - largest).exp().sum(-1, keepdim=True).log() + largest
-        losses = (total - q.gather(1, labels[:, None]))[:, 0]
-        # A second exponential costs less than memory for the first.
-        slope = (q - total).exp() - (torch.arange(u.shape[-1], device=u.device) == labels[:, None]).to(u.dtype)
-        if valid is not None:
-            losses, slope = torch.where(valid, losses, 0.0), torch.where(valid[:, None], slope, 0.0)
-    return sloped(u, losses, slope, labels), slope
-
-
-def slope_of(logp: Tensor, labels: Tensor, valid: Tensor | None = None, *, over: bool = False) -> tuple[Tensor, Tensor]:
-    """Losses (B,) and slopes (B, C), constants, of log-probabilities (B, C); with `over`, slopes are written over these."""
-    losses = F.nll_loss(logp, labels, reduction="none")
-    logp = logp.detach()
-    slope = (logp.exp_() if over else logp.exp()).scatter_(1, labels[:, None], -1.0, reduce="add")
+    largest = q.amax(-1, keepdim=True)
+    total = (q - largest).exp().sum(-1, keepdim=True).log() + largest
+    labels = target if valid is None else target * valid
+    losses = (total - q.gather(1, labels[:, None]))[:, 0]
+    # A second exponential costs less than memory for the first.
+    slope = (q - total).exp() - _chosen(target, q)
     if valid is None:
         return losses, slope
     return torch.where(valid, losses, 0.0), torch.where(valid[:, None], slope, 0.0)
 
 
 def cross_entropy(u: Tensor, labels: Tensor) -> Tensor:
-    """(B,) cross entropies as constants; of many logits, portion by portion, so that no second array of that size is made.
+    """(B,) cross entropies as constants; on a processor portion by portion, so that no second array of that size is made.
 
     >>> cross_entropy(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
     tensor([2.3584])
     """
     u = u.detach()
-    if u.numel() <= BLOCK or not at_hand(u):
+    if not at_hand(u):
         return F.cross_entropy(u, labels, reduction="none")
-    return torch.cat([F.cross_entropy(u[rows], labels[rows], reduction="none") for rows in blocks(u)])
+    found = [F.nll_loss(log_softmax(u[rows]), labels[rows], reduction="none") for rows in blocks(u)]
+    return found[0] if len(found) == 1 else torch.cat(found)

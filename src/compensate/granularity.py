@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from compensate.checks import at_hand, checked_index, checked_keys
 from compensate.errors import InputError
-from compensate.inference.regularized import L1, Bound, GroupL2, Penalty, row_step
+from compensate.fused import blocks
+from compensate.inference.regularized import L1, L2, Bound, GroupL2, Penalty, row_step
 from compensate.state import THROUGH, State
 from compensate.stores import Kept, Spec, Store, choose
 from compensate.stores.transfer import restored
@@ -143,15 +144,22 @@ class Table(nn.Module, ABC):
         """Replaces rows. A row that is not finite is not written. Keys are distinct, or bring the same row where they are not."""
         self._write(keys, rows, None, None)
 
-    def _write(self, keys: Tensor, rows: Tensor, where: Tensor | None, old: Tensor | None) -> None:
-        """As `write`, where a mask says so, if one is given; `old` are the present rows, if they are known."""
+    def _write(
+        self, keys: Tensor, rows: Tensor, where: Tensor | None, old: Tensor | None, *, sure: bool = False
+    ) -> None:
+        """As `write`, where a mask says so, if one is given.
+
+        `old` are the present rows, if they are known; `sure` is true if the new ones are known to be finite.
+        """
         if self.kept is None and not self.compact and rows.dtype != self.weight.dtype:
             rows = rows.to(self.weight.dtype)
+        where = None if where is None or (at_hand(where) and bool(where.all())) else along(where, rows)
         # A sum is finite if all its parts are: one pass and no temporary.
-        if not (at_hand(rows) and (where is None or bool(where.all())) and math.isfinite(rows.sum().item())):
+        if not (sure or (at_hand(rows) and math.isfinite(rows.sum().item()))):
+            where = finite(rows) if where is None else finite(rows) & where
+        if where is not None:
             old = self.gather(keys).detach() if old is None else old
-            keep = finite(rows) if where is None else finite(rows) & along(where, rows)
-            rows = torch.where(keep, rows.to(old.dtype), old)
+            rows = torch.where(where, rows.to(old.dtype), old)
         self._put(keys, rows)
 
     def _put(self, keys: Tensor, rows: Tensor) -> None:
@@ -194,12 +202,25 @@ class Table(nn.Module, ABC):
         if touched.fixed:
             self._descend_together(touched, old, grad, s)
         else:
+            # A slope is finite where its loss is, and so is the row that it moved, if nobody's own bound came between.
+            sure = s.by_slope and self.bound is None and s.finite
+            if sure and touched.count is None and self._in_portions(old):
+                for part in blocks(old):
+                    self._put(touched.keys[part], self.stepped(old[part], grad[part], s))
+                return
             where, rows = touched.count, self.stepped(old, grad, s)
             where = where if where is None or where.dtype == torch.bool else where > 0
             if touched.repeated:
                 assert touched.which is not None
                 where, rows = None if where is None else where[touched.which], rows[touched.which]
-            self._write(touched.keys, rows, where, old)
+            self._write(touched.keys, rows, where, old, sure=sure)
+
+    def _in_portions(self, rows: Tensor) -> bool:
+        """True if rows are so many that it pays to move them portion by portion, and if nothing that moves them has a value for each."""
+        by_number = self.penalty is None or (
+            isinstance(self.penalty, L1 | L2 | GroupL2) and not callable(self.penalty.lam)
+        )
+        return by_number and self.kept is None and rows.ndim == 2 and at_hand(rows) and len(blocks(rows)) > 1
 
     def _descend_together(self, touched: Touched, old: Tensor, grad: Tensor, s: State) -> None:
         """The step in a compiled graph, in as few passes over the rows as it takes: old ones are read once, new ones written once."""

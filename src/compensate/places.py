@@ -29,20 +29,29 @@ class Places:
     torch.Size([6, 1])
     """
 
+    # What one class a sample has; a class keeps it in less time than each batch would.
+    shape: tuple[int, ...] = ()
+    """(d1, ...) of a sample."""
+    labels = 1
+    """Labels of a place: C under binary cross entropy, else 1."""
+    dense = False
+    """True if a sample has places."""
+    each = 1
+    """Rows of a sample."""
+    several = False
+    """True if a sample has several rows, of places or of labels."""
+
     def __init__(self, target: Tensor, *, binary: bool = False) -> None:
         sizes = target.shape
         self.batch = sizes[0] if sizes else 0
         self.binary, self.by_class = binary, binary or target.is_floating_point()
+        if len(sizes) < 2 and not binary:
+            return
         self.shape = tuple(sizes[2:] if self.by_class else sizes[1:])
-        """(d1, ...) of a sample."""
         self.labels = sizes[1] if binary and len(sizes) > 1 else 1
-        """Labels of a place: C under binary cross entropy, else 1."""
         self.dense = bool(self.shape)
-        """True if a sample has places."""
-        self.each = math.prod(self.shape) * self.labels if self.dense else self.labels
-        """Rows of a sample."""
+        self.each = math.prod(self.shape) * self.labels
         self.several = self.dense or binary
-        """True if a sample has several rows, of places or of labels."""
 
     def one_class_each(self, reader: str) -> None:
         """For what asks for the class of an input: raises where it has several."""

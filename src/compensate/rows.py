@@ -39,8 +39,6 @@ def _by_row(s: State, slope: Tensor, touched: Touched) -> Tensor:
 
     Samples that do not count have no slope. Where there is a place for each sample, those that share a row meet later.
     """
-    if (touched.which is not None or touched.by_sample or touched.count is None) and not s.complete:
-        slope = torch.where(s.valid[:, None], slope, 0.0)  # else the rows of samples that do not count are not written
     slope = s.places.totals(slope) if touched.by_sample else slope
     if slope.dtype != touched.rows.dtype or slope.shape[1:] != touched.rows.shape[1:]:
         slope = slope.to(touched.rows.dtype).sum_to_size(len(slope), *touched.rows.shape[1:])
@@ -54,7 +52,7 @@ def _step_in_backward(s: State, touched: list[Touched]) -> None:
     tells by how much, so that the step of a row does not depend on them.
     """
     criterion = s.criterion
-    summed = criterion.divisor(s) if criterion.reduction == "mean" else 1
+    summed = criterion.divided_by(s)
     if s.places.several:  # an input moves by the mean over its places
         summed = summed * (s.places.of_sample(s.valid).any(1).sum() / s.valid.sum().clamp(min=1))
     scale: list[Tensor] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, final, overload
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,8 @@ from torch import Tensor
 from compensate.checks import Looks, at_hand, check_batch, check_target, resolved
 from compensate.errors import InputError
 from compensate.forwards import ModelStages, seeded, traceless
-from compensate.fused import cross_entropy
+from compensate.fused import cross_entropy, log_softmax, row_sizes, sloped
+from compensate.once import once
 from compensate.places import Places
 from compensate.touched import Touched, touched_rows
 
@@ -28,41 +29,6 @@ Slot = Literal["dx", "du", "dp", "dy", "dl", "dg", "dv", "da"]
 
 THROUGH: tuple[Slot, ...] = ("da", "dv", "dx")
 """Compensation that enters before the logits, in order: of edges, by views, of features. Its gradient runs through the model."""
-
-T = TypeVar("T")
-
-
-@final
-class once(Generic[T]):
-    """A property that is computed when it is first asked for, and kept; assigning to it replaces the value.
-
-    It is `functools.cached_property` without the lock that the latter takes before Python 3.12, which a compiled graph
-    cannot enter.
-
-    >>> class Circle:
-    ...     @once
-    ...     def area(self) -> float:
-    ...         print("computed")
-    ...         return 3.14
-    >>> circle = Circle()
-    >>> circle.area + circle.area
-    computed
-    6.28
-    """
-
-    def __init__(self, compute: Callable[[Any], T]) -> None:
-        self.compute, self.name, self.__doc__ = compute, compute.__name__, compute.__doc__
-
-    @overload
-    def __get__(self, owner: None, kind: type) -> once[T]: ...
-    @overload
-    def __get__(self, owner: object, kind: type) -> T: ...
-    def __get__(self, owner: object | None, kind: type) -> once[T] | T:
-        if owner is None:
-            return self
-        value = self.compute(owner)
-        setattr(owner, self.name, value)  # found before this descriptor from now on, which has no __set__
-        return value
 
 
 def at(value: Value, s: State) -> Any:
@@ -123,7 +89,7 @@ class State:
     dg: Tensor | None = None
     dv: Tensor | None = None
     da: Tensor | None = None
-    l: Tensor  # noqa: E741  the letter of the paper; set by the criterion
+    known: Tensor | None = None  # (B,) the losses as constants, where their slope is known
     tilt: Tensor | None = None  # (B,) zeros whose gradient is what was added to that of the losses
     slope: Tensor | None = None
     penalty: Tensor | None = None
@@ -131,6 +97,7 @@ class State:
     gate: Tensor | None = None
     masked: bool = False  # true if some logits are minus infinity
     repeats: bool | None = None  # whether a sample comes twice, if that is known
+    _sized: tuple[Tensor, Tensor] | None = None
     _seed: int | None = None
     _z: Tensor | None = None
     _form: tuple[int, torch.dtype, torch.device] | None = None  # classes, type and device of the first logits
@@ -154,6 +121,8 @@ class State:
         self.target = self.places.targets(target) if self.places.several else target
         self.hard = self.target.ndim == 1
         """True if targets are class numbers, false if they are distributions or labels."""
+        self.ordinary = self.hard and criterion.base is None and criterion.weight is None
+        """True if the base loss is cross entropy of class numbers, without class weights."""
         self.index, self.group, self.model, self.x = index, group, model, x
         self.learn, self.meta = learn, meta
         self.check: Looks = resolved(criterion.check, target)
@@ -362,7 +331,7 @@ class State:
             return self._log_probabilities(self.u)
 
     def _log_probabilities(self, u: Tensor) -> Tensor:
-        return F.logsigmoid(u) if self.places.binary else u.log_softmax(-1)
+        return F.logsigmoid(u) if self.places.binary else log_softmax(u)
 
     @once
     def p(self) -> Tensor:
@@ -375,11 +344,6 @@ class State:
         """(B, C) log-softmax of `u`, a constant: what guesses and gates read."""
         made = not torch.compiler.is_compiling() and "logp" in self.__dict__
         return self.logp.detach() if made else self._log_probabilities(self.u.detach())
-
-    @once
-    def ordinary(self) -> bool:
-        """True if the base loss is cross entropy of class numbers, without class weights."""
-        return self.hard and self.criterion.base is None and self.criterion.weight is None
 
     @once
     def seen_by_loss(self) -> bool:
@@ -459,7 +423,8 @@ class State:
     def add(self, delta: Tensor) -> None:
         """Adds a term to the target under evaluation."""
         assert self.slot is not None
-        if self.slot == "dx" or delta.shape != self.like.shape:
+        like = self.u if self.slot == "du" else self.like
+        if self.slot == "dx" or delta.shape != like.shape:
             delta = self.fitted(delta)
             if self.slot != "dx" and delta.ndim and delta.shape[-1] != 1 and delta.shape[-1] != self.like.shape[-1]:
                 raise InputError(
@@ -523,7 +488,18 @@ class State:
     @once
     def size(self) -> Tensor:
         r"""(B,) how much logits are compensated, :math:`\|\Delta u_i\|_1`, constants."""
-        return self.u.new_zeros(len(self.u)) if self.du is None else self.du.detach().abs().sum(1)
+        if self.du is None:
+            return self.u.new_zeros(len(self.u))
+        du = self.du.detach() if self.du.requires_grad else self.du
+        return self.sizes(du if du.shape == self.u.shape else du.expand_as(self.u))
+
+    def sizes(self, v: Tensor) -> Tensor:
+        r"""(R,) the size :math:`\|v_i\|_1` of each row (R, \*shape); of rows that both a penalty and a record ask for, once."""
+        if torch.compiler.is_compiling():
+            return row_sizes(v)
+        if self._sized is None or self._sized[0] is not v:
+            self._sized = v, row_sizes(v)
+        return self._sized[1]
 
     def rows(self, table: Table) -> Tensor:
         """The rows of `table` for this batch, (B, *shape); their penalty and their step follow by themselves."""
@@ -567,6 +543,13 @@ class State:
 
     # --- the result -------------------------------------------------------------------------------------------
 
+    @once
+    def l(self) -> Tensor:  # noqa: E743  the letter of the paper
+        """(B,) the losses without those of `dl`, penalties left out; set by the criterion, unless their slope is known."""
+        if self.known is None or self.slope is None:
+            raise AttributeError("l is asked for before it is known.")
+        return sloped(self.u, self.known, self.slope, self.target)
+
     @property
     def compensated(self) -> Tensor:
         """(B,) losses with compensation, penalties left out."""
@@ -581,7 +564,28 @@ class State:
     @once
     def loss(self) -> Tensor:
         """What to differentiate: `losses` reduced as the criterion says."""
-        if torch.is_grad_enabled() == self._recording:
+        if torch.is_grad_enabled() != self._recording:
+            with torch.set_grad_enabled(self._recording):
+                return self._reduced()
+        return self._reduced()
+
+    def _reduced(self) -> Tensor:
+        if not self._constant:
             return self.criterion.reduce(self, self.losses)
-        with torch.set_grad_enabled(self._recording):
-            return self.criterion.reduce(self, self.losses)
+        assert self.known is not None
+        assert self.slope is not None
+        known = self.known if self.penalty is None else self.known + self.penalty
+        return sloped(self.u, known, self.slope, self.target, self.criterion.divided_by(self))
+
+    @property
+    def _constant(self) -> bool:
+        """True if the slope of the base losses is all that there is to differentiate."""
+        alone = self.known is not None and self.dl is None and self.tilt is None and self.criterion.reduction != "none"
+        return alone and (self.penalty is None or not self.penalty.requires_grad)
+
+    @once
+    def finite(self) -> bool:
+        """True if the losses are known to be finite, and with them their slopes. (A criterion that is not to look may ask the processor.)"""
+        if self.check != "sync" and not at_hand(self.target):
+            return self.check != "off" and self.seen_by_loss and not torch.compiler.is_compiling()
+        return math.isfinite((self.loss if self.loss.ndim == 0 else self.losses.sum()).item())

@@ -40,7 +40,7 @@ class Touched:
 
 def touched_rows(s: State, table: Table, keys: Tensor, slot: Slot) -> Touched:
     """The rows that the samples of a batch read, `keys` (B,), each once where it can be told."""
-    fixed = s.by_slope and torch.compiler.is_compiling()
+    fixed = torch.compiler.is_compiling() and s.by_slope
     of_samples = table.granularity == "sample"
     # Where all places of a sample have one row, few keys stand for many.
     by_sample = s.shared and not s.by_input and not fixed and of_samples

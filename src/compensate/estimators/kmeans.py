@@ -75,15 +75,20 @@ def _nearest(rows: np.ndarray, square: np.ndarray, centers: np.ndarray, out: Fou
 
     The answer is written over `out`, if it is given: fresh memory for every iteration would cost more than the square roots.
     """
-    # |x - m|^2 - |x|^2 = (x, 1) (-2m, |m|^2) is one matrix product, and the least entry of a row is where its position says.
-    product, k = np.vstack([-2 * centers.T, (centers**2).sum(1)]), len(centers)
+    # |x - m|^2 - |x|^2 = (x, 1) (-2m, |m|^2) is one matrix product.
+    product, k = np.hstack([-2 * centers, (centers**2).sum(1)[:, None]]), len(centers)
     labels, distance = (np.empty(len(rows), np.intp), np.empty(len(rows), rows.dtype)) if out is None else out
-    held, first = np.empty((min(ROWS, len(rows)), k), rows.dtype), np.arange(0, k * min(ROWS, len(rows)), k)
+    size = min(ROWS, len(rows))
+    # With a row for each center, the least of each column is found in vectors of the processor, and so is the first center that has it:
+    # those that have not are k numbers up. An argmin of short rows branches at every number, and took half of the iteration.
+    held, kind = np.empty((k, size), rows.dtype), np.min_scalar_type(2 * k)
+    others, numbers = np.empty((k, size), bool), np.arange(k, dtype=kind)[:, None]
     for start in range(0, len(rows), ROWS):
         part, size = slice(start, start + ROWS), min(ROWS, len(rows) - start)
-        found = np.matmul(rows[part], product, out=held[:size])
-        np.argmin(found, axis=1, out=labels[part])
-        np.take(found.reshape(-1), first[:size] + labels[part], out=distance[part], mode="clip")
+        found = np.matmul(product, rows[part].T, out=held[:, :size])
+        least = np.min(found, axis=0, out=distance[part])
+        codes = np.not_equal(found, least, out=others[:, :size]) * kind.type(k) + numbers
+        labels[part] = codes.min(0) % k
     distance += square
     return labels, np.sqrt(np.maximum(distance, 0, out=distance), out=distance)
 

@@ -107,18 +107,18 @@ SHOWN = 10
 """Rows of suspects that are printed."""
 
 WAITING = 2**16
-"""Logits of small batches, and their compensation, that a record keeps before it adds them up: 25 batches of 128 samples and 10 classes. A few kilobytes,
-and what costs the same for one sample and for thousands, the calls, is paid once."""
+"""Logits of small batches that a record keeps before it adds them up: 51 batches of 128 samples and 10 classes. A few hundred kilobytes, and what costs the
+same for one sample and for thousands, the calls, is paid once."""
 
 
 @dataclass(slots=True)
 class _Waiting:
     """Small batches on their way into a record."""
 
-    batches: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    """(k, B, C) logits, and compensation if there is any; (2, B) index and target."""
-    form: tuple[int, int, int] = (0, 0, 0)
-    """k, C and the class that is ignored."""
+    batches: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
+    """(B, C) logits; (B,) how much they are compensated; (2, B) index and target."""
+    form: tuple[int, int] = (0, 0)
+    """C and the class that is ignored."""
     numbers: int = 0
     """Logits in all batches."""
 
@@ -306,13 +306,12 @@ class Evidence(Statistic):
 
     def _wait(self, s: State) -> None:
         """Keeps copies: what was given may be written over before it is added up."""
-        u, du = s.u, s.du
-        logits = torch.stack((u,) if du is None else (u, du if du.shape == u.shape else du.expand_as(u)))
-        form, waiting = (logits.shape[0], logits.shape[2], s.criterion.ignore_index), self._waiting
+        u, waiting = s.u, self._waiting
+        form = (u.shape[1], s.criterion.ignore_index)
         if waiting.batches and waiting.form != form:
             self.settle()
-        waiting.batches.append((logits, torch.stack((self.index(s), s.target))))
-        waiting.form, waiting.numbers = form, waiting.numbers + logits.numel()
+        waiting.batches.append((u.clone(), s.size, torch.stack((self.index(s), s.target))))
+        waiting.form, waiting.numbers = form, waiting.numbers + u.numel()
         if waiting.numbers > WAITING:
             self.settle()
 
@@ -323,17 +322,16 @@ class Evidence(Statistic):
         if not waiting:
             return
         self._waiting.batches, self._waiting.numbers = [], 0
+        logits, sizes, names = zip(*waiting, strict=True)
+        whole = torch.cat(logits), torch.cat(sizes), torch.cat(names, 1)
         # The vote depends on the order of visits: a sample that comes twice must be counted twice.
-        keys = torch.cat([named[0] for _, named in waiting])
-        once = not at_hand(keys) or distinct_rows(keys)[1] is None
-        for group in [waiting] if once else [[batch] for batch in waiting]:
-            logits, (index, target) = (torch.cat(parts, 1) for parts in zip(*group, strict=True))
+        once = not at_hand(whole[0]) or distinct_rows(whole[2][0])[1] is None
+        for u, size, (index, target) in [whole] if once else waiting:
             valid = target != ignored
             counts = None if at_hand(valid) and bool(valid.all()) else valid
-            labels = target if counts is None else torch.where(valid, target, 0)
-            losses = cross_entropy(logits[0], labels)
-            size = logits[1].abs().sum(1) if len(logits) > 1 else torch.zeros_like(losses)
-            u = logits[0] if self.classes is None else logits[0, :, : self.classes]
+            labels = target if counts is None else target * valid
+            losses = cross_entropy(u, labels)
+            u = u if self.classes is None else u[:, : self.classes]
             self._add_up(Visits(index, u, labels, losses, size, counts))
 
     def __getattr__(self, name: str) -> Any:
