@@ -195,6 +195,8 @@ class Compensated(nn.Module):
             self.register_buffer(name, torch.zeros((), dtype=torch.long))
         self._seen = self._unlearned = 0
         self._started = False
+        self.peers: Callable[[Tensor], Tensor] | None = None
+        """Adds the values of other processes to those of this one, where each evaluates its own slice of a batch."""
         for table in self.tables():
             table.validate()
         for module in self.modules() if self.binary else ():
