@@ -17,7 +17,7 @@ import typer
 from rich.prompt import Prompt
 
 from compensate.errors import InputError
-from compensate.files import decode
+from compensate.files import decode, is_address
 
 if TYPE_CHECKING:
     from compensate.data import UnclearLabel
@@ -144,7 +144,7 @@ def ask_label(error: UnclearLabel) -> str:
 
 def check_path(*paths: str | Path | None) -> None:
     """Refuses what can only be a path and is not there, before anything heavy is imported to read it."""
-    for path in (p for p in paths if p is not None):
+    for path in (p for p in paths if p is not None and not is_address(p)):
         named = isinstance(path, str) and not Path(path).suffix and len(Path(path).parts) == 1
         if not named and not Path(path).expanduser().exists() and not glob(str(path)):
             raise InputError(f"there is no file or folder {path}; check the path.")
