@@ -39,7 +39,7 @@ def audit(
         str | None,
         typer.Argument(
             help="A .csv, .tsv, .jsonl, .xlsx, .parquet, .npy, .npz or .conll file, a folder of images or of Parquet files, "
-            "a quoted pattern such as 'data/*.parquet', or a named data set.",
+            "a quoted pattern such as 'data/*.parquet' or 's3://bucket/data/*.parquet', or a named data set.",
             show_default=False,
         ),
     ] = None,
@@ -117,7 +117,7 @@ def audit(
         str | None,
         o.option("Memory that the audit may take, e.g. 2GB: Parquet and .npy files are then read in pieces."),
     ] = None,
-    backend: Annotated[str | None, o.option("Where to compute: local, or ray, for a cluster [default: local].")] = None,
+    backend: o.Backend = None,
     out: Annotated[Path | None, o.option("Run folder [default: runs/NAME-DIGEST].")] = None,
 ) -> None:
     """Find the labels that look wrong, and write a page to review them on.

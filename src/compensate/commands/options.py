@@ -54,6 +54,7 @@ Columns = Annotated[str | None, option("Feature columns, e.g. age,town [default:
 Hyper = Annotated[list[str] | None, option("Hyper-parameter of the method, e.g. lam=0.1; may be repeated.")]
 Set = Annotated[list[str] | None, option("Any other setting, e.g. weight_decay=1e-4; may be repeated.", "--set")]
 Workers = Annotated[int | None, option("Worker processes [default: number of cores].", min=1)]
+Backend = Annotated[str | None, option("Where to compute: local, or ray, for a cluster [default: local].")]
 Encoding = Annotated[str | None, option("File encoding [default: utf-8].")]
 Delimiter = Annotated[str | None, option("Column delimiter [default: detected].")]
 

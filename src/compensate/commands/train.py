@@ -27,8 +27,8 @@ def train(
     out: Annotated[Path | None, o.option("Run folder [default: runs/NAME].")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume from the last checkpoint.")] = False,
     every: Annotated[int | None, o.option("Steps between checkpoints [default: one checkpoint a minute].")] = None,
-    backend: Annotated[str, o.option("Where to train: local, or ray, for a cluster [default: local].")] = "local",
-    workers: Annotated[int | None, o.option("Workers of the cluster [default: all].", min=1)] = None,
+    backend: o.Backend = None,
+    workers: o.Workers = None,
     tracker: Annotated[list[str] | None, o.option("Experiment tracker, e.g. tensorboard; may be repeated.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress bar.")] = False,
 ) -> None:
@@ -53,7 +53,7 @@ def train(
     try:
         result = fit(
             asked, data_dir=shared.data_dir, folder=folder, resume=resume, every=every, console=None if quiet else console,
-            trackers=tuple(tracker or ()), backend=backend, workers=workers,
+            trackers=tuple(tracker or ()), backend=backend or "local", workers=workers,
         )  # fmt: skip
     except Interrupted as stop:
         if Processes.current().main:
