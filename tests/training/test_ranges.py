@@ -180,6 +180,17 @@ def test_ray_train_equals_one_process_though_a_worker_is_killed(
     assert not (tmp_path / "ray" / "ray").exists()
 
 
+def test_what_a_worker_refuses_is_what_the_command_says() -> None:
+    train = pytest.importorskip("ray.train", reason="the extra `cluster` is not installed")
+    from compensate.training.cluster import _reason
+
+    refused = InputError("the loss is NaN")
+    assert _reason(train.WorkerGroupError("...", {1: refused})) is refused
+    lost = _reason(train.WorkerGroupError("rank 1 died", {1: RuntimeError("rank 1 died")}))
+    assert "rank 1 died" in str(lost)
+    assert "resume with fewer workers" in str(lost)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
