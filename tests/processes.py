@@ -29,20 +29,25 @@ def start(target: Callable[..., Any], *args: Any) -> BaseProcess:
 
 
 def run_pair(folder: Path, target: Callable[..., Any], *args: Any, **environment: str) -> None:
-    """Runs this function in two processes that find each other as those of torchrun do, and waits for both."""
+    """As `run_group`, in two processes."""
+    run_group(2, folder, target, *args, **environment)
+
+
+def run_group(size: int, folder: Path, target: Callable[..., Any], *args: Any, **environment: str) -> None:
+    """Runs this function in several processes that find each other as those of torchrun do, and waits for all."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **environment}
-    told = [folder / f"error-of-rank-{rank}.txt" for rank in range(2)]
-    pair = [start(_ranked, rank, common, told[rank], target, args) for rank in range(2)]
-    for process in pair:
+    common = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **environment}
+    told = [folder / f"error-of-rank-{rank}.txt" for rank in range(size)]
+    group = [start(_ranked, rank, common, told[rank], target, args) for rank in range(size)]
+    for process in group:
         process.join(LIMIT)
-        if process.exitcode != 0:  # the other would wait for it
-            for other in pair:
+        if process.exitcode != 0:  # the others would wait for it
+            for other in group:
                 other.kill()
                 other.join()
-    assert [process.exitcode for process in pair] == [0, 0], "\n".join(
+    assert [process.exitcode for process in group] == [0] * size, "\n".join(
         file.read_text() for file in told if file.exists()
     )
 

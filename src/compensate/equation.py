@@ -204,6 +204,8 @@ class Compensated(nn.Module):
         self._started = False
         self._walked: list[tuple[dict[str, nn.Module | None], tuple[nn.Module | None, ...]]] = []
         self._found: list[Statistic] = []
+        self.peers: Callable[[Tensor], Tensor] | None = None
+        """Adds the values of other processes to those of this one, where each evaluates its own slice of a batch."""
         for table in self.tables():
             table.validate()
         for module in self.modules() if self.binary else ():

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from compensate.errors import InputError
@@ -42,6 +44,18 @@ def connect_ray(what: str, workers: int | None = None) -> Any:
         address = os.environ.get("RAY_ADDRESS")
         ray.init(address=address, num_cpus=None if address else workers, include_dashboard=False, log_to_driver=False)
     return ray
+
+
+@contextmanager
+def ray_cluster(what: str, workers: int | None = None) -> Iterator[Any]:
+    """As `connect_ray`; a cluster that was started for it ends with it."""
+    before = require("ray", what, "cluster").is_initialized()
+    ray = connect_ray(what, workers)
+    try:
+        yield ray
+    finally:
+        if not before:
+            ray.shutdown()
 
 
 def installed(library: str) -> bool:

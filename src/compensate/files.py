@@ -9,6 +9,7 @@ import hashlib
 import io
 import lzma
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -136,6 +137,15 @@ def write_atomically(path: str | Path, content: bytes) -> None:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+
+
+def is_address(path: Any) -> bool:
+    """Whether this is the address of files on some storage, such as s3://bucket/path, and not a path. A drive of Windows has one letter.
+
+    >>> is_address("s3://bucket/a.parquet"), is_address("data/a.parquet"), is_address("C:\\\\a.parquet")
+    (True, False, False)
+    """
+    return isinstance(path, str) and re.match(r"[A-Za-z][\w+.-]+://", path) is not None
 
 
 def checksum(path: str | Path, kind: str = "sha256") -> str:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from compensate.checks import at_hand, checked_index, checked_keys
 from compensate.errors import InputError
 from compensate.fused import blocks
+from compensate.held import held_range
 from compensate.inference.regularized import L1, L2, Bound, GroupL2, Penalty, row_step
 from compensate.state import THROUGH, State
 from compensate.stores import Kept, Spec, Store, choose
@@ -294,16 +295,17 @@ class Sample(Table):
     granularity = "sample"
 
     def __init__(self, num_samples: int, *shape: int, store: Store = "auto", **settings: Any) -> None:
-        super().__init__(num_samples, *shape, store=store, **settings)
-
-    @property
-    def num_samples(self) -> int:
+        held = held_range(num_samples)
+        super().__init__(len(held), *shape, store=store, **settings)
+        self.num_samples = num_samples
         """The number of samples."""
-        return self.shape[0]
+        self.first_row = held.start
+        """The sample of the first row: other than 0 where the table is cut among several processes."""
 
     def key(self, s: State) -> Tensor:
-        """(B,) the index of each sample."""
-        return checked_index(s, self.num_samples, "a Sample table")
+        """(B,) the row of each sample: its index, less the first sample that has a row here."""
+        index = checked_index(s, self.num_samples, "a Sample table")
+        return index - self.first_row if self.first_row else index
 
 
 @final

@@ -215,6 +215,10 @@ class State:
         self.criterion.require_total()
         return (self.criterion.step / self.criterion.total).clamp(max=1.0)
 
+    def everyone(self, values: Tensor) -> Tensor:
+        """(n,) these numbers, and those of the samples that other processes have of this batch, where it is shared."""
+        return values if self.criterion.peers is None else self.criterion.peers(values)
+
     # --- the forward pass -------------------------------------------------------------------------------------
 
     @once

@@ -6,6 +6,9 @@ import json
 import os
 import pickle
 import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,7 @@ from scipy.stats import spearmanr
 from typer.testing import CliRunner
 
 from compensate import audit
-from compensate.auditing import large, pieces
+from compensate.auditing import large, pieces, stages
 from compensate.auditing.result import Audit
 from compensate.cli import app
 from compensate.data.dataset import Data
@@ -175,6 +178,26 @@ def test_the_command_writes_all_rows_as_partitions(table: Path, audited: Audit, 
     assert not list(tmp_path.glob(".run*"))
 
 
+def test_what_an_interrupted_audit_finished_is_not_taken_for_another(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = stages.FinishedStages.write_judged
+
+    def stop(self: Any, piece: int, *args: Any) -> None:
+        if piece == 2:
+            raise RuntimeError("stopped")
+        write(self, piece, *args)
+
+    asked = ["audit", str(table), "--memory", "4GB", "--out", str(tmp_path / "run")]
+    with monkeypatch.context() as patch:
+        patch.setattr(stages.FinishedStages, "write_judged", stop)
+        assert "stopped" in str(CliRunner().invoke(app, asked).exception)
+    assert len(list(tmp_path.glob(".run.*.training/suspects/*.parquet"))) == 2
+    assert CliRunner().invoke(app, [*asked, "--seed", "1"], catch_exceptions=False).exit_code == 0
+    rows, other = pd.read_parquet(tmp_path / "run" / "suspects"), audit(str(table), seed=1)
+    np.testing.assert_allclose(rows["score"][other.index], other.log_odds, atol=SAME)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -212,20 +235,31 @@ class Fatal:
         return self.piece.read()
 
 
+@pytest.fixture(scope="module")
+def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A cluster of two workers on this machine."""
+    ray = pytest.importorskip("ray", reason="the extra `cluster` is not installed")
+    # The workers must find this module.
+    places = [str(Path(__file__).parent), str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(places))
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.setenv("COMPENSATE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.delenv("RAY_ADDRESS", raising=False)
+        try:
+            ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+            yield ray
+        finally:
+            ray.shutdown()
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray Data's own
 def test_a_cluster_finds_the_same_though_a_worker_is_killed(
-    table: Path, audited: Audit, tmp_path: Path, monkeypatch: Any
+    ray: Any, table: Path, audited: Audit, tmp_path: Path
 ) -> None:
-    ray = pytest.importorskip("ray", reason="the extra `cluster` is not installed")
     from encoders.saved_models import WORDS, save_bert
 
-    # The workers must find this module.
-    places = [str(Path(__file__).parent), str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(places))
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    monkeypatch.setenv("COMPENSATE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     encoder = save_bert(tmp_path / "bert")
     rng = np.random.default_rng(0)
     _, y = made(300)
@@ -233,10 +267,51 @@ def test_a_cluster_finds_the_same_though_a_worker_is_killed(
     source = pieces.open_pieces(table, None, {})
     mark = tmp_path / "killed"
     source = replace(source, pieces=(*source.pieces[:2], Fatal(source.pieces[2], mark), *source.pieces[3:]))
-    try:
-        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-        assert_same(audit(source, backend="ray"), audited)
-        assert mark.exists()
-        assert_same(audit(texts, y, encoder=encoder, backend="ray"), audit(texts, y, encoder=encoder))
-    finally:
-        ray.shutdown()
+    assert_same(audit(source, backend="ray"), audited)
+    assert mark.exists()
+    assert_same(audit(texts, y, encoder=encoder, backend="ray"), audit(texts, y, encoder=encoder))
+
+
+FATAL_COMMAND = """
+import os, signal, sys
+import compensate.auditing.audit as room
+from compensate.auditing import folds, learners, pieces
+pieces.ROWS, learners.TREES, folds.REPEATS, whole = 120, 16, 1, room.audit  # as in the process of the tests
+
+def audit(source, *, progress, **more):
+    def told(stage, done, total):
+        if stage == "judging" and done == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return whole(source, progress=told, **more)
+
+room.audit = audit
+from compensate.cli import app
+app(sys.argv[1:])
+"""
+"""The command whose process is killed in the middle of its last stage."""
+
+
+@pytest.mark.slow
+def test_the_same_command_goes_on_after_its_process_was_killed(
+    ray: Any, table: Path, audited: Audit, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    asked = ["audit", str(table), "--backend", "ray", "--out", str(out)]
+    address = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+    killed = subprocess.run(
+        [sys.executable, "-c", FATAL_COMMAND, *asked], env={**os.environ, **address}, capture_output=True, check=False
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    assert not out.exists()
+    before = {part.name: part.stat().st_mtime_ns for part in tmp_path.glob(".run.*.training/suspects/*.parquet")}
+    assert len(before) >= 2
+    assert CliRunner().invoke(app, asked, catch_exceptions=False).exit_code == 0
+    after = {name: (out / "suspects" / name).stat().st_mtime_ns for name in before}
+    assert after == before  # what was judged is not judged again
+    rows = pd.read_parquet(out / "suspects")
+    np.testing.assert_allclose(rows["score"][audited.index], audited.log_odds, atol=SAME)
+    assert int(rows["flagged"].sum()) == int(audited.mask.sum())
+    listed = Audit.load(out / "audit")
+    assert listed.noise_rate.value == pytest.approx(audited.noise_rate.value, abs=SAME)
+    assert listed.source_digest == audited.source_digest
+    assert not list(tmp_path.glob(".run*"))

@@ -160,6 +160,15 @@ def test_early_stopping_waits_for_patience_and_best_is_kept(tmp_path):
     assert result.selected_on == "validation"
 
 
+def test_a_run_that_stopped_early_stays_so_when_it_is_resumed(tmp_path):
+    config = small(lr=0.0, epochs=9, patience=2)
+    stopped = fit(config, folder=tmp_path / "run")
+    steps = []
+    again = fit(config, folder=tmp_path / "run", resume=True, on_step=steps.append)
+    assert not steps
+    assert again.history == stopped.history
+
+
 def test_best_epoch_is_chosen_on_validation_and_its_weights_are_stored(tmp_path):
     config = small(epochs=8, noise="pair:0.3", lr=0.02)
     result = fit(config, folder=tmp_path)

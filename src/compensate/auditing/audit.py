@@ -18,12 +18,14 @@ from compensate.auditing.fitted import StoredLearner
 from compensate.auditing.folds import FOLDS, assign_folds, num_divisions
 from compensate.auditing.learners import judge_divisions
 from compensate.auditing.noise_model import BY_CHANCE, Verdict, after_decisions, judge, pool, shares
+from compensate.auditing.pieces import PiecedSource, open_pieces
 from compensate.auditing.result import Audit
 from compensate.auditing.scorer import Scorer
 from compensate.auditing.source import CHOSEN, KINDS, labeled, read
 from compensate.auditing.views import FeatureViews, make_views, unused_encoder
 from compensate.data.dataset import UNLABELED, Data
 from compensate.errors import InputError
+from compensate.files import is_address
 
 if TYPE_CHECKING:
     import torch
@@ -126,7 +128,7 @@ def audit(
                 "finetune=True for texts and images."
             )
     _check_training(**training, device=device, deep=model is not None or finetune)
-    if memory is not None or backend != "local":
+    if memory is not None or backend != "local" or is_address(data) or isinstance(data, PiecedSource):
         given = [
             n
             for n, v in {"model": model, "finetune": finetune, "decisions": decisions, "features": features}.items()
@@ -220,7 +222,6 @@ def _in_pieces(
 ) -> Audit:
     """The audit of data that is larger than memory, or on a cluster: see `compensate.auditing.large`."""
     from compensate.auditing.large import audit_pieces, bytes_of
-    from compensate.auditing.pieces import PiecedSource, open_pieces
 
     if given:
         raise InputError(

@@ -15,7 +15,7 @@ from typing import Any, final
 
 import numpy as np
 
-from compensate.extras import connect_ray, require
+from compensate.extras import ray_cluster, require
 
 SMALL = 100_000
 """Bytes of an array that travels with a task; larger ones are put into the object store, once."""
@@ -140,10 +140,5 @@ class _OnDevice:
 @contextmanager
 def cluster() -> Iterator[Cluster]:
     """A cluster to compute on; one that was started for it ends with it."""
-    before = require("ray", 'backend="ray"', "cluster").is_initialized()
-    ray = connect_ray('backend="ray"')
-    try:
+    with ray_cluster('backend="ray"') as ray:
         yield Cluster(ray)
-    finally:
-        if not before:
-            ray.shutdown()

@@ -17,17 +17,18 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from compensate.auditing.arrays import Ints
-from compensate.auditing.digests import digest_source
+from compensate.auditing.digests import digest_source, digest_text, short_digest
 from compensate.auditing.source import read
 from compensate.data.arrays import not_finite
 from compensate.data.columns import is_nested
 from compensate.data.dataset import Data
 from compensate.data.labels import encode_labels, is_missing, read_labels
 from compensate.data.parquet import SUFFIXES, is_pattern, parquet_files
+from compensate.data.remote import parquet_source, remote_files
 from compensate.data.tables import from_frame
 from compensate.errors import InputError
 from compensate.extras import require
-from compensate.files import numpy_damage
+from compensate.files import is_address, numpy_damage
 
 ROWS = 100_000
 """Rows of a piece: small row groups are read together up to this number."""
@@ -96,12 +97,12 @@ class PiecedSource:
 
 def open_pieces(data: Any, labels: Any, options: Mapping[str, Any]) -> PiecedSource:
     """The data in pieces; what is neither Parquet nor an .npy file is read as a whole and cut."""
-    if isinstance(data, (str, Path)) and _is_parquet(Path(data)):
+    if is_address(data) or (isinstance(data, (str, Path)) and _is_parquet(Path(data))):
         if labels is not None:
             raise InputError(
                 "a Parquet table has its labels in a column; name it by label= (--label), and leave labels out."
             )
-        return _of_parquet(Path(data).expanduser(), options)
+        return _of_parquet(data if is_address(data) else Path(data).expanduser(), options)
     if isinstance(data, (str, Path)) and Path(data).suffix.lower() == ".npy":
         return _of_array(Path(data).expanduser(), labels, options)
     return cut(read(data, labels, None, options))
@@ -185,7 +186,7 @@ class RowGroups:
         """The rows as a data frame."""
         from pyarrow import parquet
 
-        with parquet.ParquetFile(self.path) as file:
+        with parquet_source(self.path) as where, parquet.ParquetFile(where) as file:
             return file.read_row_groups(range(self.first, self.last), columns=columns, use_threads=False).to_pandas()
 
     def read(self) -> Data:
@@ -205,14 +206,16 @@ def _is_parquet(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES or is_pattern(path) or (path.is_dir() and bool(parquet_files(path)))
 
 
-def _row_groups(files: Iterable[Path]) -> Iterator[RowGroups]:
+def _row_groups(files: Iterable[str]) -> Iterator[RowGroups]:
     """Pieces of some files, numbered by the row counts in their footers."""
     parquet = require("pyarrow.parquet", "reading Parquet", "parquet")
     start, names = 0, None
     for path in files:
         try:
-            head = parquet.read_metadata(path)
-            columns = sorted(parquet.read_schema(path).names)
+            with parquet_source(path) as where, parquet.ParquetFile(where) as file:
+                head, columns = file.metadata, sorted(file.schema_arrow.names)
+        except InputError:
+            raise
         except Exception as error:  # of Arrow: what is there may be anything
             raise InputError(f"{path} is damaged or not a Parquet file ({error}). Write or fetch it again.") from error
         names = columns if names is None else names
@@ -226,14 +229,26 @@ def _row_groups(files: Iterable[Path]) -> Iterator[RowGroups]:
             taken = total - sum(sizes[:first])
             if last or taken + sizes[k + 1] > ROWS:
                 if taken:
-                    yield RowGroups(str(path), first, k + 1, start, taken)
+                    yield RowGroups(path, first, k + 1, start, taken)
                 start, first = start + taken, k + 1
 
 
-def _of_parquet(path: Path, options: Mapping[str, Any]) -> PiecedSource:
+def _files(path: str | Path) -> tuple[list[str], str, str]:
+    """The files of a table, a digest of them, and a title. Of remote files, what the storage says of their versions is digested."""
+    if isinstance(path, str):
+        require("pyarrow.parquet", "reading Parquet", "parquet")
+        found = remote_files(path)
+        folder, _, name = path.rstrip("/").rpartition("/")
+        title = folder.rpartition("/")[2] if "*" in name else name
+        return [file for file, _ in found], digest_text(short_digest(repr(found).encode())), title
     files = [path] if path.is_file() else parquet_files(path)
     if not files:
         raise InputError(f"there is no file {path}; check the path.")
+    return [str(file) for file in files], digest_source(path), path.parent.name if is_pattern(path) else path.name
+
+
+def _of_parquet(path: str | Path, options: Mapping[str, Any]) -> PiecedSource:
+    files, digest, title = _files(path)
     pieces = list(_row_groups(files))
     rows = sum(piece.rows for piece in pieces)
     if not rows:
@@ -247,8 +262,7 @@ def _of_parquet(path: Path, options: Mapping[str, Any]) -> PiecedSource:
             f'{path} has a column "split", by which rows are not told apart here; write the training rows to files of their own.'
         )
     _check_labels(sample.train)
-    title = path.parent.name if is_pattern(path) else path.name
-    told = {"rows": rows, "source": str(path), "source_digest": digest_source(path), "title": title}
+    told = {"rows": rows, "source": str(path), "source_digest": digest, "title": title}
     info = {**sample.train.info, **told}
     label = str(info["label"])
     labels, classes = _all_labels(pieces, label)

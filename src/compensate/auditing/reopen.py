@@ -11,6 +11,7 @@ import numpy as np
 from compensate.auditing.result import Audit
 from compensate.auditing.source import read
 from compensate.errors import InputError
+from compensate.files import is_address
 
 
 def reopen(folder: str | Path) -> Audit:
@@ -25,7 +26,7 @@ def reopen(folder: str | Path) -> Audit:
         "options": {name: found.config[name] for name in ("label", "text") if found.config.get(name)} | found.reading,
     }
     path = asked.get("data")
-    if not path or not found.source_digest:
+    if not path or is_address(path) or not found.source_digest:
         return found
     data = read(path, asked.get("labels"), asked.get("features"), _options(asked))
     if data.info.get("source_digest") != found.source_digest:

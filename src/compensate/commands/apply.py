@@ -10,6 +10,7 @@ import typer
 from compensate.commands import options as o
 from compensate.commands.terminal import console
 from compensate.errors import InputError
+from compensate.files import is_address
 
 if TYPE_CHECKING:
     from compensate.auditing.corrections import Correction, Matched
@@ -111,6 +112,11 @@ def _source_of(run: Path) -> Path:
     if not source:
         raise InputError(
             f"{run} is an audit of arrays, not of a file, so that there is no file to correct. Choose another run."
+        )
+    if is_address(source):
+        raise InputError(
+            f"{run} is an audit of {source}, and corrections are written to files on a disk. Copy them, and have the rows found by "
+            f"content: compensate apply COPY {run} --rematch."
         )
     if not Path(source).exists():
         raise InputError(

@@ -20,6 +20,7 @@ from rich.text import Text
 from compensate.commands import options as o
 from compensate.commands.terminal import console
 from compensate.errors import InputError
+from compensate.files import is_address
 
 if TYPE_CHECKING:
     from compensate.auditing.again import Before
@@ -38,7 +39,7 @@ def audit(
         str | None,
         typer.Argument(
             help="A .csv, .tsv, .jsonl, .xlsx, .parquet, .npy, .npz or .conll file, a folder of images or of Parquet files, "
-            "a quoted pattern such as 'data/*.parquet', or a named data set.",
+            "a quoted pattern such as 'data/*.parquet' or 's3://bucket/data/*.parquet', or a named data set.",
             show_default=False,
         ),
     ] = None,
@@ -116,7 +117,7 @@ def audit(
         str | None,
         o.option("Memory that the audit may take, e.g. 2GB: Parquet and .npy files are then read in pieces."),
     ] = None,
-    backend: Annotated[str | None, o.option("Where to compute: local, or ray, for a cluster [default: local].")] = None,
+    backend: o.Backend = None,
     out: Annotated[Path | None, o.option("Run folder [default: runs/NAME-DIGEST].")] = None,
 ) -> None:
     """Find the labels that look wrong, and write a page to review them on.
@@ -227,7 +228,7 @@ class _Asked:
     @property
     def in_pieces(self) -> bool:
         """Whether the data are read in pieces."""
-        return self.memory is not None or self.backend != "local"
+        return self.memory is not None or self.backend != "local" or is_address(self.data)
 
     @property
     def deep(self) -> bool:
@@ -267,10 +268,12 @@ def _run(asked: _Asked, before: Before | None, out: Path | None, judged: Callabl
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         source = _source(asked)
-        folder = out or runs / _name(source, asked, decided)
+        name = _name(source, asked, decided)
+        folder = out or runs / name
         check_run_folder(folder, "" if source is None else source.info.get("source_digest", ""))
-        # Checkpoints of a model's training, and finished stages, lie beside the run's folder until the run is written.
-        training = folder.with_name(f".{folder.name}.training")
+        # Checkpoints of a model's training, and finished stages, lie beside the run's folder until the run is written. Those of the same
+        # data and options are found again; others, of an audit that was interrupted, are left alone.
+        training = folder.with_name(f".{folder.name}.{name.rpartition('-')[2]}.training")
         if asked.probs is not None:
             found = _of_probabilities(source, asked.probs, asked.labels, asked.options.get("labels_key"))
             found = replace(found, notes=(*found.notes, *unused_encoder(asked.encoder, "probabilities")))
@@ -363,7 +366,8 @@ def _name(source: Any, asked: _Asked, decided: dict[str, Any]) -> str:
 
     files = (asked.labels, asked.features, asked.probs)
     info = {} if source is None else source.info
-    path = info.get("source") and str(Path(str(info["source"])).absolute())
+    path = info.get("source")
+    path = path if path is None or is_address(path) else str(Path(str(path)).absolute())
     given = {
         "data": path,
         "digest": info.get("source_digest"),

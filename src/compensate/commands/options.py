@@ -17,7 +17,7 @@ import typer
 from rich.prompt import Prompt
 
 from compensate.errors import InputError
-from compensate.files import decode
+from compensate.files import decode, is_address
 
 if TYPE_CHECKING:
     from compensate.data import UnclearLabel
@@ -54,6 +54,7 @@ Columns = Annotated[str | None, option("Feature columns, e.g. age,town [default:
 Hyper = Annotated[list[str] | None, option("Hyper-parameter of the method, e.g. lam=0.1; may be repeated.")]
 Set = Annotated[list[str] | None, option("Any other setting, e.g. weight_decay=1e-4; may be repeated.", "--set")]
 Workers = Annotated[int | None, option("Worker processes [default: number of cores].", min=1)]
+Backend = Annotated[str | None, option("Where to compute: local, or ray, for a cluster [default: local].")]
 Encoding = Annotated[str | None, option("File encoding [default: utf-8].")]
 Delimiter = Annotated[str | None, option("Column delimiter [default: detected].")]
 
@@ -144,7 +145,7 @@ def ask_label(error: UnclearLabel) -> str:
 
 def check_path(*paths: str | Path | None) -> None:
     """Refuses what can only be a path and is not there, before anything heavy is imported to read it."""
-    for path in (p for p in paths if p is not None):
+    for path in (p for p in paths if p is not None and not is_address(p)):
         named = isinstance(path, str) and not Path(path).suffix and len(Path(path).parts) == 1
         if not named and not Path(path).expanduser().exists() and not glob(str(path)):
             raise InputError(f"there is no file or folder {path}; check the path.")

@@ -27,6 +27,8 @@ def train(
     out: Annotated[Path | None, o.option("Run folder [default: runs/NAME].")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume from the last checkpoint.")] = False,
     every: Annotated[int | None, o.option("Steps between checkpoints [default: one checkpoint a minute].")] = None,
+    backend: o.Backend = None,
+    workers: o.Workers = None,
     tracker: Annotated[list[str] | None, o.option("Experiment tracker, e.g. tensorboard; may be repeated.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress bar.")] = False,
 ) -> None:
@@ -35,6 +37,8 @@ def train(
     **Example:** `compensate train digits --method logcomp --noise pair:0.2`
 
     Distributed: `torchrun --nproc-per-node 2 -m compensate train ...`, or `accelerate launch -m compensate train ...`
+
+    On a Ray cluster: `compensate train ... --backend ray --workers 2`. Each worker keeps the table rows of its own samples only.
     """
     merged = shared.merged(
         method=method, hyper=o.pairs(hyper, "--hyper"), clean=clean, teacher=teacher, patience=patience,
@@ -49,7 +53,7 @@ def train(
     try:
         result = fit(
             asked, data_dir=shared.data_dir, folder=folder, resume=resume, every=every, console=None if quiet else console,
-            trackers=tuple(tracker or ()),
+            trackers=tuple(tracker or ()), backend=backend or "local", workers=workers,
         )  # fmt: skip
     except Interrupted as stop:
         if Processes.current().main:

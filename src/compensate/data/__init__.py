@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from compensate.data import noise
 from compensate.data.arrays import from_arrays, read_npz
-from compensate.data.batches import batches, draws, gather, order
+from compensate.data.batches import batches, draws, gather, order, order_in_ranges, ranges_of
 from compensate.data.columns import Column, analyze
 from compensate.data.dataset import UNLABELED, Data, Splits
 from compensate.data.features import TableEncoder, TableViews, table_views
@@ -71,7 +71,9 @@ __all__ = [
     "neighbor_graph",
     "noise",
     "order",
+    "order_in_ranges",
     "override_labels",
+    "ranges_of",
     "read_cifar",
     "read_folder",
     "read_frame",

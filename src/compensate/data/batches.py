@@ -59,6 +59,49 @@ def order(
     return batches
 
 
+def order_in_ranges(data: Data, batch_size: int, *, seed: int = 0, epoch: int = 0) -> list[Rows]:
+    """The positions of each batch of an epoch, where every range of samples has the same share of every batch.
+
+    With :math:`K` batches, the samples in the order of their index are cut in ranges of :math:`K`, and each range gives one sample to each
+    batch, in a random order that is new in every epoch. Processes that own some ranges each then have, in every batch of every
+    epoch, samples of their own ranges alone, and as many; the order does not depend on how many processes there are. What is left over
+    after the last whole range goes to some of the batches.
+
+    Of sequences, which are bucketed by length, each range gives its samples of about one rank in length to a batch.
+
+    >>> data = Data(np.zeros((8, 2)), np.zeros(8, int), ("a",))
+    >>> [sorted(rows.tolist()) for rows in order_in_ranges(data, 4)]      # a sample of 0..1, of 2..3, of 4..5 and of 6..7
+    [[0, 3, 5, 6], [1, 2, 4, 7]]
+    """
+    count, whole = ranges_of(len(data), batch_size)
+    rng = generator(seed, "ranges", epoch)
+    ranked = np.argsort(data.index, kind="stable")
+    rows = rng.permuted(ranked[: whole * count].reshape(whole, count), axis=1)
+    if isinstance(data.x, Ragged):
+        lengths = data.x.lengths
+        for pool in np.array_split(np.arange(count), max(count // POOL, 1)):
+            part = rows[:, pool]
+            rows[:, pool] = np.take_along_axis(part, np.argsort(lengths[part], axis=1, kind="stable"), 1)
+        rows = rows[:, rng.permutation(count)]
+    batches = list(rows.T)
+    left = rng.permutation(ranked[whole * count :])
+    for batch, row in zip(rng.permutation(count), left, strict=False):
+        batches[batch] = np.append(batches[batch], row)
+    return batches
+
+
+def ranges_of(n: int, batch_size: int) -> tuple[int, int]:
+    """The number of batches of an epoch, and of ranges with a sample for each of them; see `order_in_ranges`.
+
+    >>> ranges_of(10, 4)
+    (3, 3)
+    """
+    if batch_size < 1:
+        raise InputError(f"batch_size is {batch_size}; it must be at least 1.")
+    count = max(-(-n // batch_size), 1)
+    return count, n // count
+
+
 def draws(data: Data, *, seed: int = 0, epoch: int = 0) -> NDArray[np.float64]:
     """(N, 3) the random numbers that augmentation has for each sample in this epoch.
 

@@ -21,7 +21,7 @@ from compensate.data.parquet import is_pattern, parquet_files
 from compensate.data.tables import from_frame, is_table, read_table
 from compensate.errors import InputError, nearest
 from compensate.extras import require
-from compensate.files import check_width, is_archive
+from compensate.files import check_width, is_address, is_archive
 
 ALIASES = {"cifar-10": "cifar10", "cifar-100": "cifar100", "fashionmnist": "fashion-mnist", "sst-2": "sst2"}
 
@@ -53,6 +53,11 @@ def load(
     """
     if isinstance(data, str) and (name := ALIASES.get(data.lower(), data.lower())) in (*SOURCES, "digits"):
         splits = _options(data, digits_splits if name == "digits" else _named(name, data_dir), options)
+    elif is_address(data):
+        raise InputError(
+            f"{data} is the address of files on remote storage, which `compensate audit` reads in pieces. For this task copy them to a "
+            "disk, and give their path."
+        )
     elif isinstance(data, (str, Path)):
         path = Path(data).expanduser()
         if path.is_dir() and _looks_like_images(path):

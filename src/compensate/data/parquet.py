@@ -42,9 +42,18 @@ def parquet_files(path: str | Path) -> list[Path]:
         found = [p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES]
     else:
         return []
-    return sorted(
-        p for p in found if p.is_file() and not p.name.startswith((".", "_")) and p.name != "metadata.parquet"
-    )
+    return sorted(p for p in found if p.is_file() and is_part(p))
+
+
+def is_part(path: str | Path) -> bool:
+    """Whether a file among others is a part of their table, by its name.
+
+    >>> is_part("data/1.parquet"), is_part("data/_SUCCESS"), is_part("images/metadata.parquet")
+    (True, False, False)
+    """
+    path = Path(path)
+    named = not path.name.startswith((".", "_")) and path.name != "metadata.parquet"
+    return named and path.suffix.lower() in SUFFIXES
 
 
 def read_parquet(path: str | Path) -> pd.DataFrame:

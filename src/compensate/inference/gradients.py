@@ -77,6 +77,11 @@ class ClipGradient(nn.Module):
         self.c, self.at = c, at
 
     @property
+    def whole_batch(self) -> bool:
+        """Whether it looks at the samples of a batch together."""
+        return self.at == "parameters"
+
+    @property
     def granularity(self) -> str:
         """Whose gradient is one."""
         return "corpus" if self.at == "parameters" else "sample"
@@ -129,6 +134,11 @@ class GradientNoise(nn.Module):
         self.sigma, self.at = sigma, at
 
     @property
+    def whole_batch(self) -> bool:
+        """Whether it looks at the samples of a batch together."""
+        return self.at == "parameters"
+
+    @property
     def granularity(self) -> str:
         """Whether noise is drawn for samples or for the batch."""
         return "corpus" if self.at == "parameters" else "sample"
@@ -168,7 +178,7 @@ class SharpnessAware(nn.Module):
     Reference: Foret et al., Sharpness-Aware Minimization for Efficiently Improving Generalization, ICLR 2021.
     """
 
-    inference, granularity, direction = "adversarial", "corpus", "mixed"
+    inference, granularity, direction, whole_batch = "adversarial", "corpus", "mixed", True
 
     def __init__(self, rho: float = 0.05) -> None:
         super().__init__()
@@ -231,6 +241,11 @@ class Amplify(nn.Module):
         if per not in ("sample", "category", "corpus"):
             raise InputError(f'per is "{per}"; expected "sample", "category" or "corpus".')
         self.eps, self.sign, self.per = eps, sign, per
+
+    @property
+    def whole_batch(self) -> bool:
+        """Whether it looks at the samples of a batch together."""
+        return self.per != "sample"
 
     @property
     def granularity(self) -> str:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from compensate.checks import at_hand, checked_classes, checked_index
 from compensate.errors import InputError
 from compensate.fused import blocks, cross_entropy
+from compensate.held import held_range
 from compensate.state import State
 from compensate.touched import distinct_rows
 
@@ -56,10 +57,15 @@ class Statistic(nn.Module, ABC):
         """Classes, if it keeps something of each."""
         self.rolls = False
         """True if it is renewed by `end_epoch`."""
+        self.first_row = 0
+        """The row of the sample whose row comes first: other than 0 where rows are cut among several processes."""
         self.merges: dict[str, Merge] = {}
 
     def track(self, name: str, start: Tensor, *, merge: Merge) -> None:
-        """Adds a buffer and says how its copies merge."""
+        """Adds a buffer and says how its copies merge. Of rows, a process may hold a part; see `compensate.held`."""
+        held = held_range(len(start)) if merge == "rows" else range(0)
+        if merge == "rows" and len(held) < len(start):
+            self.first_row, start = held.start, start[held.start : held.stop].clone()
         self.register_buffer(name, start)
         self.merges[name] = merge
 
@@ -78,7 +84,8 @@ class Statistic(nn.Module, ABC):
     def index(self, s: State) -> Tensor:
         """(B,) the index of each sample."""
         assert self.num_samples is not None
-        return checked_index(s, self.num_samples, self.reader)
+        index = checked_index(s, self.num_samples, self.reader)
+        return index - self.first_row if self.first_row else index
 
     @abstractmethod
     def observe(self, s: State) -> None:

@@ -183,7 +183,7 @@ class Top(Statistic):
         """The threshold now, a scalar tensor."""
         pool, pro = s.plain_losses, at(self.pro, s)
         if not at_hand(pool):
-            now = _kth_largest(pool, s.valid, pro)
+            now = _kth_largest(s.everyone(pool), s.everyone(s.valid), pro)
             if self.over == "batch":
                 return now
             known = self.last.isfinite()
@@ -191,8 +191,8 @@ class Top(Statistic):
         past = self.last[self.last.isfinite()] if self.over == "epoch" else None
         if past is not None and len(past):
             pool = past
-        elif not s.complete:
-            pool = pool[s.valid]
+        else:
+            pool = s.everyone(pool if s.complete else pool[s.valid])
         k = int(pro * len(pool) / 100)
         return pool.topk(k, sorted=False).values.amin() if k else pool.new_full((), torch.inf)
 

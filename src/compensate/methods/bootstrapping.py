@@ -285,6 +285,7 @@ class Dimensionality(Statistic):
     """
 
     direction = "positive"  # of trust in the likeliest class; a guess of another direction says so itself
+    whole_batch = True  # neighbors are looked for in the batch
 
     def __init__(self, k: int = 20, window: int = 5, patience: int = 5) -> None:
         super().__init__()

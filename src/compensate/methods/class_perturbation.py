@@ -68,6 +68,7 @@ class ClassPerturbation(nn.Module):
     """
 
     inference, granularity, direction = "adversarial", "category", "mixed"
+    whole_batch = True
     binary = True
     shares: Tensor | None
 

@@ -30,6 +30,7 @@ class ByClass(nn.Module):
         class_counts: if given, the share of a class says whether it is rare; else its mean probability in the batch.
     """
 
+    whole_batch = True
     shares: Tensor | None
 
     def __init__(self, eps: float | None, growth: float, class_counts: Counts | None) -> None:

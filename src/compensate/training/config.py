@@ -50,6 +50,8 @@ class Config:
         max_length: the maximum number of words of a text.
         augment: ``crop-flip``, ``crop`` or ``none``.
         epochs, batch_size: of the training; a batch is shared among processes.
+        order: ``random``, or ``ranges``: every batch has the same share of every range of samples, and where several processes
+            train, each owns the samples of one range and holds the rows of tables for these alone.
         optimizer: a name in `OPTIMIZERS`; with `lr`, `momentum` (SGD's) and `weight_decay`.
         schedule: a name in `SCHEDULES`, after a linear `warmup` (share of all steps).
         clip: largest norm of the gradient; None for no limit.
@@ -85,6 +87,7 @@ class Config:
     augment: str | None = None
     epochs: int | None = None
     batch_size: int | None = None
+    order: str | None = None
     optimizer: str | None = None
     lr: float | None = None
     momentum: float = 0.9
@@ -102,6 +105,8 @@ class Config:
             self._check(name, kinds)
         object.__setattr__(self, "method", self.method.replace("-", "_").lower())
         object.__setattr__(self, "noise", str(noises.parse(self.noise)))
+        if self.order == "random":  # what is said and what holds anyway are one run
+            object.__setattr__(self, "order", None)
         for name, low, high in _RANGES:
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
@@ -165,7 +170,7 @@ class Config:
         return f"{Path(self.data).name.split('.')[0] or 'data'}-{self.method.replace('_', '-')}-{self.id[:8]}"
 
 
-_LATER = ("limit_test",)
+_LATER = ("limit_test", "order")
 _FIRST = {"optimizer": "optimiser"}
 """Options by the names that they had when the first runs got theirs."""
 _WORDS: dict[type, str] = {
@@ -190,6 +195,7 @@ _RANGES: list[tuple[str, float, float]] = [
 _CHOICES: dict[str, tuple[str, ...]] = {
     "precision": ("no", "bf16", "fp16"),
     "augment": ("none", "crop", "crop-flip"),
+    "order": ("random", "ranges"),
     "optimizer": ("sgd", "adam", "adamw"),
     "schedule": ("constant", "cosine", "linear", "step"),
 }

@@ -98,6 +98,29 @@ class Processes:
             dist.all_reduce(value, group=self.group)
         return value
 
+    def collect(self, values: Tensor) -> list[Tensor]:
+        """What each process has, of any length each, in all of them."""
+        if self.size == 1:
+            return [values]
+        lengths = torch.zeros(self.size, dtype=torch.long, device=values.device)
+        lengths[self.rank] = len(values)
+        counts = self.sum(lengths).tolist()
+        # Not every channel takes numbers of 16 bits.
+        kind = torch.int32 if values.dtype == torch.int16 else values.dtype
+        padded = values.new_zeros(max(counts), *values.shape[1:], dtype=kind)
+        padded[: len(values)] = values
+        parts = [torch.empty_like(padded) for _ in counts]
+        dist.all_gather(parts, padded, group=self.group)
+        return [part[:count].to(values.dtype) for part, count in zip(parts, counts, strict=True)]
+
+    def bring(self, own: Any) -> list[Any] | None:
+        """What each process has, in the main one; None in the others."""
+        if self.size == 1:
+            return [own]
+        found = [None] * self.size if self.main else None
+        dist.gather_object(own, found, 0, group=self.group)
+        return found
+
     def share(self, tensors: Iterator[Tensor]) -> None:
         """The main process's values for all."""
         if self.size > 1:
@@ -308,6 +331,7 @@ class Exchange:
     Args:
         criterion: equal in all processes at this moment.
         processes: those that were started, if not given.
+        rows: whether rows of samples are sent; not where each process holds those of its own samples alone.
 
     Usage: ``exchange = Exchange(criterion)``; after each epoch ``exchange.end_epoch()`` instead of
     ``criterion.end_epoch()``; before a checkpoint ``exchange()``.
@@ -318,8 +342,8 @@ class Exchange:
     >>> exchange.end_epoch()      # in every process, where `criterion.end_epoch()` would stand; alone it changes nothing
     """
 
-    def __init__(self, criterion: Compensated, processes: Processes | None = None) -> None:
-        self.criterion = criterion
+    def __init__(self, criterion: Compensated, processes: Processes | None = None, *, rows: bool = True) -> None:
+        self.criterion, self.rows = criterion, rows
         self.processes = Processes.current() if processes is None else processes
         self._before = self._copies()
         if self.processes.size > 1:
@@ -351,47 +375,30 @@ class Exchange:
 
     def _rows(self, now: Tensor, before: Tensor) -> None:
         keys = (now != before).flatten(1).any(1).nonzero()[:, 0] if now.ndim > 1 else (now != before).nonzero()[:, 0]
-        counts = torch.zeros(self.processes.size, dtype=torch.long, device=now.device)
-        counts[self.processes.rank] = len(keys)
-        most = int(self.processes.sum(counts).max())
-        if most == 0:
-            return
-        all_keys, all_rows = self._gather(keys, most), self._gather(now[keys], most)
-        for count, theirs, rows in zip(counts.tolist(), all_keys, all_rows, strict=True):
-            now[theirs[:count]] = rows[:count].to(now.dtype)
+        all_keys, all_rows = self.processes.collect(keys), self.processes.collect(now[keys])
+        for theirs, rows in zip(all_keys, all_rows, strict=True):
+            now[theirs] = rows
 
     def _swap(self, kept: Kept) -> None:
         """Rows of a store that were written since the last exchange, sent without their zeros."""
         store = kept.store
         mine = store.pack(store.changed()).tensors()
-        sizes = torch.zeros(self.processes.size, 2, dtype=torch.long)
-        sizes[self.processes.rank] = torch.tensor([len(mine["rows"]), len(mine["columns"])])
-        sizes = self.processes.sum(sizes)
-        rows, entries = sizes.amax(0).tolist()
-        most = {"rows": rows, "counts": rows, "columns": entries, "values": entries}
-        theirs = {name: self._gather(mine[name], most[name]) for name in most}
-        for rank, (rows, entries) in enumerate(sizes.tolist()):
+        theirs = {name: self.processes.collect(part) for name, part in mine.items()}
+        for rank in range(self.processes.size):
             if rank != self.processes.rank:
-                ends = {"rows": rows, "counts": rows, "columns": entries, "values": entries}
-                store.put(Packed.from_tensors({name: theirs[name][rank][: ends[name]] for name in ends}))
+                store.put(Packed.from_tensors({name: parts[rank] for name, parts in theirs.items()}))
         store.changed()  # what came from others is known to all
-
-    def _gather(self, values: Tensor, size: int) -> list[Tensor]:
-        # Not every channel takes numbers of 16 bits.
-        kind = torch.int32 if values.dtype == torch.int16 else values.dtype
-        padded = values.new_zeros(size, *values.shape[1:], dtype=kind)
-        padded[: len(values)] = values
-        parts = [torch.empty_like(padded) for _ in range(self.processes.size)]
-        dist.all_gather(parts, padded, group=self.processes.group)
-        return parts
 
     def _parts(self) -> Iterator[tuple[str, Tensor, Merge]]:
         """Name, value and kind of everything that processes may disagree on."""
+        alike = ("same",) if self.rows else ("same", "rows")
         for path, module in self.criterion.named_modules():
-            yield from ((f"{path}.{name}", value, merge) for name, value, merge in _declared(module) if merge != "same")
+            yield from (
+                (f"{path}.{name}", value, merge) for name, value, merge in _declared(module) if merge not in alike
+            )
 
     def _kept(self) -> list[Kept]:
-        return [table.kept for table in self.criterion.tables() if table.kept is not None]
+        return [table.kept for table in self.criterion.tables() if table.kept is not None] if self.rows else []
 
     def _copies(self) -> dict[str, Tensor]:
         if self.processes.size == 1:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from compensate.data import Data, Splits, gather, order
+from compensate.data import Data, Splits, gather, order, order_in_ranges
 from compensate.equation import Compensated
 from compensate.errors import InputError
 from compensate.state import State
@@ -22,6 +22,7 @@ from compensate.training.evaluation import agreement
 from compensate.training.hardware import Hardware, Trackers
 from compensate.training.optimization import make_optimizer, rate
 from compensate.training.preparation import Prepared, clean_batch, make_criterion, make_model, prepare_run
+from compensate.training.ranges import INSTEAD, Ranges, check_ranges
 from compensate.training.run import Result, Run, description
 from compensate.training.samples import Samples
 from compensate.training.step import Learner
@@ -45,6 +46,8 @@ def fit(
     criterion: Compensated | None = None,
     on_step: Callable[[State], None] | None = None,
     on_epoch: Callable[[Metrics], None] | None = None,
+    backend: str = "local",
+    workers: int | None = None,
 ) -> Result:
     """Trains as the configuration says, with any method of `METHODS`.
 
@@ -60,6 +63,9 @@ def fit(
         model, criterion: own ones instead of those that the configuration names.
         on_step: called with the state of every training step.
         on_epoch: called with the metrics of every epoch; what it raises ends the training, which can be resumed.
+        backend: "local", this process and those that were started beside it; or "ray", the workers of a Ray cluster, among which
+            the rows of tables are cut (`order="ranges"`).
+        workers: of the cluster; a processor each, or a graphics card where there are some. All of them if not given.
 
     >>> result = fit(Config(data="digits", noise="pair:0.2", method="logcomp", epochs=1))
     >>> sorted(result.last)
@@ -67,13 +73,34 @@ def fit(
     """
     if every is not None and every < 1:
         raise InputError(f"every is {every}; expected at least 1 step between two checkpoints.")
+    if backend == "ray":
+        from compensate.training.cluster import fit_on_cluster  # late: it calls this function in its workers
+
+        if criterion is not None or on_step is not None or on_epoch is not None:
+            raise InputError(
+                'criterion, on_step and on_epoch belong to one process, and backend="ray" trains in others; leave them out, and name '
+                "the method in the configuration."
+            )
+        return fit_on_cluster(
+            config, workers=workers, data=data, data_dir=data_dir, folder=folder, resume=resume, every=every,
+            trackers=trackers, model=model,
+        )  # fmt: skip
+    if backend != "local" or workers is not None:
+        raise InputError(
+            f'backend is "{backend}" and workers is {workers}; expected backend="ray" with a number of workers, or "local" without '
+            "one: torchrun --nproc-per-node N starts several processes on this machine."
+        )
     begun = time.monotonic()
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         hardware = Hardware.found(precision=config.precision)
         processes = hardware.processes
         prepared = prepare_run(config, data, data_dir)
         model = make_model(prepared) if model is None else model
-        criterion = make_criterion(prepared, model, data_dir) if criterion is None else criterion
+        ranges = _ranges(prepared, hardware, criterion)
+        with nullcontext() if ranges is None else ranges.holding():
+            criterion = make_criterion(prepared, model, data_dir) if criterion is None else criterion
+        if ranges is not None:
+            check_ranges(criterion, prepared.method.needs, config.method)
         run = Run(folder)
         tracked = Trackers(trackers if processes.main else (), folder)
         with run.alone() if processes.main else nullcontext():
@@ -90,7 +117,7 @@ def fit(
                 if on_epoch is not None:
                     on_epoch(row)
 
-            trainer = _trainer(prepared, model, criterion, hardware, run, begun, on_step, told)
+            trainer = _trainer(prepared, model, criterion, hardware, ranges, run, begun, on_step, told)
             if found is not None:
                 trainer.restore(found)
             with Bar(console if processes.main else None, trainer) as bar:
@@ -103,11 +130,25 @@ def fit(
             return result
 
 
+def _ranges(prepared: Prepared, hardware: Hardware, criterion: Compensated | None) -> Ranges | None:
+    """The samples that this process owns, if each of several owns a range."""
+    config, processes = prepared.config, hardware.processes
+    if config.order != "ranges" or processes.size == 1:
+        return None
+    if criterion is not None:
+        raise InputError(
+            'a criterion of your own cannot be cut by order="ranges", for it holds the rows of all samples; name its method '
+            f"instead, or {INSTEAD}"
+        )
+    return Ranges(prepared.train, config.batch_size or 1, processes)
+
+
 def _trainer(
     prepared: Prepared,
     model: nn.Module,
     criterion: Compensated,
     hardware: Hardware,
+    ranges: Ranges | None,
     run: Run,
     begun: float,
     on_step: Callable[[State], None] | None,
@@ -120,11 +161,14 @@ def _trainer(
     decay = config.weight_decay or 0.0
     make = partial(make_optimizer, str(config.optimizer), lr=config.lr, momentum=config.momentum, weight_decay=decay)
     parts = {"val": prepared.validation, "test": prepared.test}
+    ordered = order_in_ranges if config.order == "ranges" else order
     trainer = Trainer(
-        Learner(model, criterion, make, needs=prepared.method.needs, clip=config.clip, hardware=hardware),
+        Learner(
+            model, criterion, make, needs=prepared.method.needs, clip=config.clip, hardware=hardware, ranges=ranges
+        ),
         Samples.of(data, augment=prepared.augment, seed=config.seed),
         epochs=config.epochs,
-        order=lambda epoch: order(data, config.batch_size or 1, seed=config.seed, epoch=epoch),
+        order=lambda epoch: ordered(data, config.batch_size or 1, seed=config.seed, epoch=epoch),
         rate=partial(rate, config.lr, schedule=config.schedule or "constant", warmup=config.warmup),
         accumulate=config.accumulate,
         held_out={name: Samples.of(part) for name, part in parts.items() if part is not None and len(part)},

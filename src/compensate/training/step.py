@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +15,10 @@ from compensate.forwards import ModelStages
 from compensate.inference.meta import meta_step, networks
 from compensate.methods.registry import Need
 from compensate.state import State
-from compensate.training.distribution import Whole, WholeStages
+from compensate.training.distribution import Whole, WholeStages, apart
 from compensate.training.divergence import DivergenceCheck
 from compensate.training.hardware import Hardware, gathering
+from compensate.training.ranges import Ranges
 
 META_RATE = 1e-3
 """Of the optimizer that moves a criterion's own networks in meta steps."""
@@ -26,7 +28,7 @@ MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """A global batch as one process has it.
+    """A global batch as one process has it; where each process owns a range of samples, its own slice of the batch and nothing else.
 
     Attributes:
         x: inputs: of the whole batch, or of the own slice where no term looks at them (see `Learner.whole_inputs`).
@@ -87,6 +89,7 @@ class Learner:
         needs: what the method asks of a training loop, `METHODS[name].needs`.
         clip: largest norm of the gradient.
         hardware: device, precision and processes.
+        ranges: of samples that processes own, where the tables of the criterion are cut among them.
 
     >>> from compensate import methods
     >>> model = nn.Linear(3, 2)
@@ -105,14 +108,17 @@ class Learner:
         needs: Collection[Need] = (),
         clip: float | None = None,
         hardware: Hardware | None = None,
+        ranges: Ranges | None = None,
     ) -> None:
         self.hardware = Hardware() if hardware is None else hardware
+        self.ranges = ranges
         self.processes, self.device, self.clip = self.hardware.processes, self.hardware.device, clip
         self.model = model.to(self.device).train()
         criterion = criterion.to(self.device).train()
         # Terms on features and views, and teachers, look at the inputs of the whole batch; others leave each process its own.
         self._given = criterion.reads_inputs or "teacher" in needs
         self.meta = "clean" in needs
+        criterion.peers = None if ranges is None else ranges.everyone
         self.forward = Forward(self._view("features" in needs), criterion)
         self._wrapped = self.hardware.wrap(self.forward)
         self.optimizer = optimizer([p for p in model.parameters() if p.requires_grad])
@@ -126,12 +132,12 @@ class Learner:
 
     @property
     def whole_inputs(self) -> bool:
-        """Whether a process needs the inputs of the whole batch, and not only those of its own slice."""
-        return self.processes.size == 1 or self._given or self.meta
+        """Whether a process needs the inputs of all samples that it is given, and not only of a slice of them."""
+        return self.processes.size == 1 or self.ranges is not None or self._given or self.meta
 
     def _view(self, reads_features: bool) -> nn.Module:
-        """The model as the criterion sees it: one that speaks of the whole batch."""
-        if self.processes.size == 1:
+        """The model as the criterion sees it: one that speaks of the whole batch, unless batches are cut by ranges of samples."""
+        if self.processes.size == 1 or self.ranges is not None:
             return self.model
         if ModelStages.of(self.model).features is not None and (reads_features or self._given):
             return WholeStages(self.model, self.processes, given=self._given)
@@ -200,7 +206,8 @@ class Learner:
     def _loss(self, batch: Batch) -> Tensor:
         if isinstance(self.forward.view, Whole | WholeStages):
             self.forward.view.expect(len(batch.target))
-        with self.check.over(batch.x, batch.index), self.hardware.autocast():
+        own = nullcontext() if self.ranges is None else apart(self.processes.rank)
+        with self.check.over(batch.x, batch.index), self.hardware.autocast(), own:
             loss: Tensor = self._wrapped(batch)
         if self.hardware.scaler is None:  # a scaler skips such steps by itself
             self.check.loss(loss.detach())
@@ -209,16 +216,19 @@ class Learner:
     def _backward(self, loss: Tensor, share: float) -> None:
         # The mean over processes is taken of slices of one gradient, so that their sum is `size` times as much.
         factor = share * self.processes.size
+        if self.ranges is not None and self.criterion.reduction == "mean":
+            assert self.forward.state is not None
+            factor *= self.ranges.part(self.criterion.divisor(self.forward.state))
         self.hardware.backward(loss if factor == 1 else loss * factor)
 
     # --- checkpoints ------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next step depends on, but for random numbers."""
-        scaler, meta = self.hardware.scaler, self.meta_optimizer
+        scaler, meta, ranges = self.hardware.scaler, self.meta_optimizer, self.ranges
         return {
             "model": self.model.state_dict(),
-            "criterion": self.criterion.state_dict(),
+            "criterion": self.criterion.state_dict() if ranges is None else ranges.whole_state(self.criterion),
             "optimizer": self.optimizer.state_dict(),
             "meta_optimizer": None if meta is None else meta.state_dict(),
             "scaler": None if scaler is None else scaler.state_dict(),
@@ -227,7 +237,8 @@ class Learner:
     def load_state_dict(self, tree: dict[str, Any]) -> None:
         """Goes back to such a state."""
         self.model.load_state_dict(tree["model"])
-        self.criterion.load_state_dict(tree["criterion"])
+        known, ranges = tree["criterion"], self.ranges
+        self.criterion.load_state_dict(known if ranges is None else ranges.part_of_state(self.criterion, known))
         self.optimizer.load_state_dict(tree["optimizer"])
         if self.meta_optimizer is not None:
             self.meta_optimizer.load_state_dict(tree["meta_optimizer"])

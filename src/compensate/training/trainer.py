@@ -17,6 +17,7 @@ from torch import Tensor
 from compensate.errors import InputError
 from compensate.state import State
 from compensate.training import checkpoint
+from compensate.training.distribution import Exchange
 from compensate.training.evaluation import means_of, sums
 from compensate.training.hardware import move
 from compensate.training.run import Run
@@ -152,6 +153,7 @@ class Trainer:
         self.processes, self.device = learner.processes, learner.device
         self._order, self._rate = order, rate
         self._begun, self._before = time.monotonic() if begun is None else begun, 0.0
+        self._exchange: Exchange | None = None
         self.at = Position()
         self.totals = torch.zeros(4, dtype=torch.float64, device=self.device)
         self.total = epochs * len(self.order(0))
@@ -192,6 +194,8 @@ class Trainer:
             progress: told after each step of the epoch, the steps done and the sums of the epoch so far.
         """
         self.learner.train()
+        if self.learner.ranges is not None:
+            self._exchange = Exchange(self.learner.criterion, self.processes, rows=False)
         saved = time.monotonic()
         with _stop_signals(self.run_folder.path is not None) as signals:
             while not self.done:
@@ -205,7 +209,7 @@ class Trainer:
                         batches = []
                     late, stop = self._agreed(time.monotonic() - saved > SECONDS, bool(signals))
                     due = late if every is None else self.at.step % every == 0
-                    if self._can_save() and (due or stop or self.at.epoch == self.epochs):
+                    if self._can_save() and (due or stop or self.done):
                         self.save()
                         saved = time.monotonic()
                         if stop and not self.done:
@@ -237,13 +241,20 @@ class Trainer:
             first=at.batch == first,
             last=at.batch == first + len(group) - 1,
         )
-        self._count(s, batches[at.batch])
+        if self._exchange is not None:
+            self._exchange()
+        self._count(s, self._own(batches[at.batch]))
         if self.on_step is not None:
             self.on_step(s)
         at.batch, at.step = at.batch + 1, at.step + 1
 
+    def _own(self, rows: Rows) -> Rows:
+        """What this process has to do with a batch: all of it, or the samples that it owns."""
+        ranges = self.learner.ranges
+        return rows if ranges is None else ranges.own(rows, self.samples.index)
+
     def _batch(self, rows: Rows) -> Batch:
-        samples = self.samples
+        samples, rows = self.samples, self._own(rows)
         x = samples.batch(rows if self.learner.whole_inputs else self.processes.slice(rows), self.at.epoch)
         target, index = (torch.from_numpy(a[rows]) for a in (samples.labels, samples.index))
         x, target = self._on_device(x, target)
@@ -272,11 +283,14 @@ class Trainer:
         self.totals[:3] += torch.stack([v.to(self.totals.dtype) for v in values])
         self.totals[3] += len(rows)
 
+    def _whole_totals(self) -> Tensor:
+        return self.totals if self.learner.ranges is None else self.processes.sum(self.totals.clone())
+
     def _end_epoch(self) -> None:
         at, learner = self.at, self.learner
         learner.check.weights(learner.model)
-        learner.criterion.end_epoch()
-        loss, right, moved, count = self.totals.tolist()
+        (learner.criterion if self._exchange is None else self._exchange).end_epoch()
+        loss, right, moved, count = self._whole_totals().tolist()
         row = {
             "epoch": at.epoch + 1,
             "lr": self._rate(at.step - 1, self.total),
@@ -306,12 +320,13 @@ class Trainer:
     def save(self) -> None:
         """A checkpoint of everything that the next step depends on."""
         self.at.seconds = self.seconds
+        state, totals = self.learner.state_dict(), self._whole_totals()  # of all processes, if they own a part each
         if self.processes.main:
             self.learner.check.weights(self.learner.model)
             tree = {
-                **self.learner.state_dict(),
+                **state,
                 "random": checkpoint.random_state(),
-                "totals": self.totals,
+                "totals": totals,
                 "at": vars(self.at),
             }
             checkpoint.save_checkpoint(self.run_folder / "checkpoint", self.at.step, tree)
@@ -321,6 +336,8 @@ class Trainer:
         """Goes back to a checkpoint."""
         self.learner.load_state_dict(tree)
         self.totals.copy_(tree["totals"])
+        if self.learner.ranges is not None and not self.processes.main:
+            self.totals.zero_()
         self.at = Position(**tree["at"])
         self._before = self.at.seconds
         self.learner.check.saved = self.at.step

@@ -1,0 +1,62 @@
+"""Whose rows a process holds: those of all samples, or of a range of them, where several processes cut the tables among themselves.
+
+Tables and records that are made inside `holding_rows` keep the rows of that range alone. Samples keep their numbers: what reads a batch
+subtracts the first row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class HeldRows:
+    """A range of samples.
+
+    Attributes:
+        first, last: the range, without `last`.
+        of: the number of all samples.
+    """
+
+    first: int
+    last: int
+    of: int
+
+
+_held: ContextVar[HeldRows | None] = ContextVar("_held", default=None)
+
+
+@contextmanager
+def holding_rows(rows: HeldRows) -> Iterator[None]:
+    """Tables and statistics of samples made inside hold these rows alone.
+
+    >>> from compensate.terms import L1, Sample
+    >>> with holding_rows(HeldRows(20, 50, of=100)):
+    ...     table = Sample(100, 3, penalty=L1(0.1))
+    >>> table.num_samples, table.shape
+    (100, (30, 3))
+    """
+    token = _held.set(rows)
+    try:
+        yield
+    finally:
+        _held.reset(token)
+
+
+def held_range(rows: int) -> range:
+    """Which of so many rows are held by what is made now; a sample may have several, one after the other.
+
+    >>> held_range(100)
+    range(0, 100)
+    >>> with holding_rows(HeldRows(20, 50, of=100)):
+    ...     held_range(200)
+    range(40, 100)
+    """
+    held = _held.get()
+    if held is None:
+        return range(rows)
+    each = rows // held.of
+    return range(held.first * each, held.last * each)
