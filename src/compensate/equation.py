@@ -172,12 +172,8 @@ class Compensated(nn.Module):
         self.only_logits = self._in_order.keys() <= {"logit"}
         """True if logits are compensated, or nothing at all."""
         logit = self._in_order.get("logit", ())
-        self.only_tables = (
-            bool(logit)
-            and self.only_logits
-            and all(isinstance(term, Table) and term.update != "manual" for term in logit)
-        )
-        """True if compensation is tables on logits and nothing else, none of them an optimizer's: their slope is that of the losses."""
+        on_logits = self.only_logits and all(isinstance(term, Table) for term in logit)
+        self._logit_tables = tuple(cast(Table, term) for term in logit) if on_logits else ()
         if reduction not in ("mean", "sum", "none"):
             raise InputError(f'reduction is "{reduction}"; expected "mean", "sum" or "none".')
         if onto not in _ONTO:
@@ -353,6 +349,14 @@ class Compensated(nn.Module):
         given = s.labels[:, None]
         losses = -(s.p.gather(1, given) + s.dp.gather(1, given)).clamp(min=SMALLEST).log()[:, 0]
         return losses if s.complete else torch.where(s.valid, losses, 0.0)
+
+    @property
+    def only_tables(self) -> bool:
+        """True if compensation is tables on logits and nothing else, none of them an optimizer's: their slope is that of the losses."""
+        for table in self._logit_tables:
+            if table.update == "manual":
+                return False
+        return bool(self._logit_tables)
 
     def _infer(self, s: State, name: str) -> None:
         s.slot = SLOTS[name]
