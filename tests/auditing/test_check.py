@@ -138,7 +138,7 @@ def test_stored_trees_vote_as_those_of_scikit_learn(monkeypatch: pytest.MonkeyPa
     x = rng.normal(size=(300, 5)).astype(np.float32)
     y = (x[:, 0] + x[:, 1] > 0) + 2 * (x[:, 2] > 1)
     forest = ExtraTreesClassifier(20, min_samples_leaf=3, random_state=0).fit(x, y)
-    mine = Forest.of(Forest.fitted(forest, 5).arrays(), 5)
+    mine = Forest.of(Forest.fitted([(tree.tree_, forest.classes_) for tree in forest.estimators_], 5).arrays(), 5)
     new = rng.normal(size=(100, 5)).astype(np.float32)
     p = np.zeros((100, 5))
     p[:, forest.classes_] = forest.predict_proba(new)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, final
 
 import numpy as np
@@ -24,6 +26,9 @@ SHARED = 16
 AHEAD = 2
 """Tasks for each worker that are submitted before one is done: with more, their results would fill the object store."""
 
+IMPORTED = ("compensate.auditing.large", "sklearn.ensemble")
+"""What every worker needs."""
+
 
 @final
 class Cluster:
@@ -38,6 +43,8 @@ class Cluster:
         self.workers = max(1, int(ray.cluster_resources().get("CPU", 1)))
         self._call = ray.remote(num_cpus=1, max_retries=-1)(_called)
         self._kept: OrderedDict[int, tuple[Any, Any]] = OrderedDict()
+        # Workers import libraries for seconds, which they may as well do while the first rows are read.
+        self._started = [self._call.remote(_imported, IMPORTED) for _ in range(self.workers)]
 
     def map(self, function: Callable[..., Any], items: Iterable[Any], *shared: Any) -> Iterator[Any]:
         """As `Execution.map`."""
@@ -77,15 +84,44 @@ class Cluster:
         if callable(value) and getattr(value, "__closure__", None) is None and hasattr(value, "__qualname__"):
             return value
         if id(value) not in self._kept:
-            self._kept[id(value)] = (value, self.ray.put(value))
+            self._kept[id(value)] = (value, _Stored(self.ray.put(value)))
             if len(self._kept) > SHARED:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(id(value))
         return self._kept[id(value)][1]
 
 
+@dataclass(frozen=True)
+class _Stored:
+    """What lies in the object store. Inside of this, Ray leaves it to the task to fetch it."""
+
+    reference: Any
+
+
+_FETCHED: OrderedDict[Any, Any] = OrderedDict()
+"""What the tasks of this worker have fetched: hundreds of trees are unpacked once, and not by each task."""
+
+
+def _fetched(value: Any) -> Any:
+    if not isinstance(value, _Stored):
+        return value
+    if value.reference not in _FETCHED:
+        import ray
+
+        _FETCHED[value.reference] = ray.get(value.reference)
+        if len(_FETCHED) > SHARED:
+            _FETCHED.popitem(last=False)
+    _FETCHED.move_to_end(value.reference)
+    return _FETCHED[value.reference]
+
+
+def _imported(names: tuple[str, ...]) -> None:
+    for name in names:
+        import_module(name)
+
+
 def _called(function: Callable[..., Any], item: Any, *shared: Any) -> Any:
-    return function(item, *shared)
+    return function(item, *map(_fetched, shared))
 
 
 class _OnDevice:

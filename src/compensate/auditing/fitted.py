@@ -14,12 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compensate.auditing.arrays import Ints, Singles
-from compensate.auditing.linear import BLOCK, softmax
+from compensate.auditing.linear import BLOCK, CACHED, softmax
 from compensate.errors import InputError
 
 Arrays = Mapping[str, NDArray[Any]]
 
 SMALLEST = 1e-6
+
+COSINES = 500_000
+"""That are looked through at once: they stay in the processor's cache."""
 
 ABSENT = -30.0
 """The logit of a class that no row has."""
@@ -42,10 +45,10 @@ class Linear:
     def log_p(self, x: Any, trees: Singles | None) -> Singles:
         """(N, C) log probabilities."""
         found = np.empty((x.shape[0], self.weights.shape[1]), np.float32)
-        size = max(1, BLOCK // max(found.shape[1], x.shape[1] if isinstance(x, np.ndarray) else 1))
+        size = max(1, min(CACHED, BLOCK // max(found.shape[1], x.shape[1] if isinstance(x, np.ndarray) else 1)))
         for start in range(0, len(found), size):
             part = slice(start, start + size)
-            found[part] = softmax(np.asarray(x[part] @ self.weights) + self.intercept)[1]
+            found[part] = softmax(np.asfortranarray(x[part] @ self.weights) + self.intercept)[1]
         if self.absent is not None:
             found[:, self.absent] = np.log(SMALLEST)
         return found
@@ -86,7 +89,7 @@ class Neighbors:
     def log_p(self, x: Any, trees: Singles | None) -> Singles:
         """(N, C) log probabilities."""
         found = np.empty((len(x), self.num_classes), np.float32)
-        for start in range(0, len(x), size := max(1, BLOCK // len(self.rows))):
+        for start in range(0, len(x), size := max(64, COSINES // len(self.rows))):
             z = unit_length((x[start : start + size] - self.center) @ self.axes)
             cosines, who = nearest_by_cosine(z, self.rows, self.near)
             found[start : start + size] = votes(cosines, self.labels[who], self.labels, self.spread, self.num_classes)
@@ -127,7 +130,7 @@ def unit_length(z: Singles) -> Singles:
 def nearest_by_cosine(z: Singles, rows: Singles, near: int) -> tuple[Singles, Ints]:
     """(B, near) the cosines of the nearest rows, and which they are."""
     cosines = z @ rows.T
-    who = np.argpartition(-cosines, near - 1, axis=1)[:, :near]
+    who = np.argpartition(cosines, len(rows) - near, axis=1)[:, len(rows) - near :]
     return np.take_along_axis(cosines, who, 1), who
 
 
@@ -168,13 +171,12 @@ class Forest:
     leaves: NDArray[np.float16]
 
     @staticmethod
-    def fitted(forest: Any, classes: int) -> Forest:
-        """From extra trees of scikit-learn."""
-        trees = [tree.tree_ for tree in forest.estimators_]
-        starts = np.cumsum([0, *(tree.node_count for tree in trees)])
+    def fitted(trees: Sequence[tuple[Any, Ints]], classes: int) -> Forest:
+        """From trees of scikit-learn, each with the classes that it knows."""
+        starts = np.cumsum([0, *(tree.node_count for tree, _ in trees)])
         parts: dict[str, list[NDArray[Any]]] = {"feature": [], "threshold": [], "right": [], "leaves": []}
         leaves = 0
-        for start, tree in zip(starts, trees, strict=False):
+        for start, (tree, known) in zip(starts, trees, strict=False):
             leaf = tree.children_left < 0
             inner = np.flatnonzero(~leaf)
             assert (tree.children_left[inner] == inner + 1).all()
@@ -182,7 +184,7 @@ class Forest:
             right[leaf] = leaves + np.arange(leaf.sum())
             leaves += int(leaf.sum())
             value = np.zeros((int(leaf.sum()), classes))
-            value[:, forest.classes_] = tree.value[leaf, 0]
+            value[:, known] = tree.value[leaf, 0]
             parts["feature"].append(np.where(leaf, -1, tree.feature))
             parts["threshold"].append(tree.threshold)
             parts["right"].append(right)

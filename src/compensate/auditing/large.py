@@ -30,7 +30,7 @@ from compensate.auditing.digests import digest_frame
 from compensate.auditing.execution import HERE, Execution
 from compensate.auditing.fitted import ByFold, StoredLearner
 from compensate.auditing.folds import FOLDS, assign_folds, num_divisions
-from compensate.auditing.learners import GROWN_ON, Forests, Grown, Learned, View, fit_view
+from compensate.auditing.learners import GROWN_ON, Forests, Grown, Learned, Tree, View, fit_view
 from compensate.auditing.linear import softmax
 from compensate.auditing.noise_model import (
     BY_CHANCE,
@@ -69,6 +69,9 @@ FORESTS = 0.3
 
 PER_ROW, REST = 60, 800_000_000
 """Bytes for each row of the source, and for libraries, trees and a piece: without them there is no audit."""
+
+POOLED = 8_000_000
+"""Entries of log probabilities, for each learner, that are kept of all rows where memory is not bounded."""
 
 LISTED = 2 * MOST_ITEMS
 """Suspects that are listed with their samples; all rows are in the partitions."""
@@ -154,13 +157,14 @@ def audit_pieces(
         del keys
         size = {"rows": len(source), "trees": trees_for(memory, len(part), len(source.classes), times)}
         held = folds[:, part].astype(np.int64)
-        judge = _fitted(views, given[part], held, len(source.classes), size, seed, run, told)
+        whole = memory is None and len(part) == len(source)
+        judge, log_q = _fitted(views, given[part], held, len(source.classes), size, seed, run, told, whole=whole)
         del views
-        judged = _judge(source, given, folds, judge, makers, stages, run, told)
+        judged = _judge(source, given, folds, judge, log_q, makers, stages, run, told)
         notes = (*notes, *makers.notes, _how(len(part), len(source)))
-        whole = _result(source, given, judge, judged, makers, notes, {"seed": seed, "fitted_rows": len(part)})
+        found = _result(source, given, judge, judged, makers, notes, {"seed": seed, "fitted_rows": len(part)})
         del judged
-        return replace(whole, listed=_listed(whole, source, folds, judge, makers, stages))
+        return replace(found, listed=_listed(found, source, folds, judge, makers, stages))
 
 
 def _how(part: int, rows: int) -> str:
@@ -343,27 +347,37 @@ def _fitted(
     seed: int,
     run: Execution,
     told: Progress,
-) -> Judge:
-    """Learners of all views, fitted on the part; weights and the noise model, from rows of it."""
+    *,
+    whole: bool,
+) -> tuple[Judge, Floats | None]:
+    """Learners of all views, fitted on the part; weights and the noise model, from rows of it.
+
+    Where the part is the whole and there is room, also the pooled log probabilities (N, C), so that no row is judged twice.
+    """
     known = some_rows(np.flatnonzero(labels >= 0), classes)
+    whole = whole and len(labels) * classes <= POOLED
+    rows = np.arange(len(labels)) if whole else known
     by_fold, models, transitions, log_p = [], [], [], []
     for k, view in enumerate(views):
         told("fitting", k, len(views))
-        learned = [_learned(view, labels, held, classes, size, seed + draw, run) for draw, held in enumerate(folds)]
-        found = {name: Divided(tuple(one.by_fold[name] for one in learned)) for name in learned[0].by_fold}
-        parts = np.array_split(known, max(1, min(4 * run.workers, len(known) // 1000)))
+        fits = [_learned(view, labels, held, classes, size, seed + draw, run) for draw, held in enumerate(folds)]
+        found = {name: Divided(tuple(one.by_fold[name] for one in fits)) for name in fits[0].by_fold}
+        parts = np.array_split(rows, max(1, min(8 * run.workers, len(rows) // 1000)))
         said = list(run.map(_said, parts, view, found, folds))
         log_p.append({name: np.concatenate([one[name] for one in said]) for name in found})
         by_fold.append(found)
-        models.append(learned[0].models)
-        transitions.append(np.mean([one.transition for one in learned], axis=0))
+        models.append(fits[0].models)
+        transitions.append(np.mean([one.transition for one in fits], axis=0))
     told("fitting", len(views), len(views))
-    stacked = np.stack([np.asarray(values, np.float64) for one in log_p for values in one.values()])
-    found_weights = pool_weights(stacked, labels[known])
-    noise = fit_noise(pooled(found_weights, stacked), labels[known], np.mean(transitions, axis=0), run=run)
+    learned = [values for one in log_p for values in one.values()]
+    estimated = known if whole else np.arange(len(known))
+    found_weights = pool_weights(np.stack([np.asarray(one[estimated], np.float64) for one in learned]), labels[known])
+    log_q = pooled(found_weights, learned)
+    noise = fit_noise(log_q[estimated], labels[known], np.mean(transitions, axis=0), run=run)
     values = iter(found_weights.tolist())
     weights = tuple({name: next(values) for name in one} for one in log_p)
-    return Judge(tuple(view.name for view in views), tuple(by_fold), weights, noise, tuple(models))
+    judge = Judge(tuple(view.name for view in views), tuple(by_fold), weights, noise, tuple(models))
+    return judge, log_q if whole else None
 
 
 def _learned(
@@ -373,14 +387,16 @@ def _learned(
     found = fit_view(view, labels, folds, FOLDS, classes, seed=seed, run=run, rows=size["rows"], trees=size["trees"])
     if "trees" in found.by_fold:
         forests = cast(Forests, found.by_fold["trees"].models)
-        parts = list(run.map(_grown, [(fold, part) for fold in range(FOLDS) for part in range(forests.parts)], forests))
-        ones = [tuple(parts[k : k + forests.parts]) for k in range(0, len(parts), forests.parts)]
-        found.by_fold["trees"] = ByFold([Grown(one, classes) for one in ones])
+        parts = forests.parts(range(FOLDS))
+        trees: list[list[Tree]] = [[] for _ in range(FOLDS)]
+        for (fold, _), grown in zip(parts, run.map(_grown, parts, forests), strict=True):
+            trees[fold] += grown
+        found.by_fold["trees"] = ByFold([Grown(one, classes) for one in trees])
     return found
 
 
-def _grown(item: tuple[int, int], forests: Forests) -> Any:
-    return forests.grow(*item)
+def _grown(part: tuple[int, slice], forests: Forests) -> list[Tree]:
+    return forests.grow(part)
 
 
 def _said(rows: Ints, view: View, by_fold: dict[str, Divided], folds: Ints) -> dict[str, Singles]:
@@ -396,6 +412,7 @@ def _judge(
     given: Ints,
     folds: NDArray[np.int8],
     judge: Judge,
+    log_q: Floats | None,
     makers: Makers,
     stages: FinishedStages,
     run: Execution,
@@ -404,14 +421,15 @@ def _judge(
     """(N,) each: score, p_error, suggested, margin and loss of all rows; each piece writes its own to a file first."""
     ends = [slice(piece.start, piece.start + piece.rows) for piece in source.pieces]
     todo = [
-        (k, piece, given[ends[k]], folds[:, ends[k]])
+        (k, piece.start, given[ends[k]], (piece, folds[:, ends[k]]) if log_q is None else log_q[ends[k]])
         for k, piece in enumerate(source.pieces)
         if not stages.judged(k).exists()
     ]
     total = len(source.pieces)
-    for done, _ in enumerate(
-        run.map(_judged, todo, replace(judge, models=()), makers, source.classes, stages), total - len(todo) + 1
-    ):
+    # Learners are handed over as they were when they were fitted: workers have them already.
+    light = replace(judge, by_fold=(), models=())
+    calls = run.map(_judged, todo, light, makers, source.classes, stages, *judge.by_fold)
+    for done, _ in enumerate(calls, total - len(todo) + 1):
         told("judging", done, total)
     kept = KEPT if (source.labels != UNLABELED).all() else {**KEPT, "probability": np.float32}
     found: dict[str, NDArray[Any]] = {name: np.empty(len(source), kind) for name, kind in kept.items()}
@@ -426,15 +444,21 @@ KEPT = {"score": np.float32, "p_error": np.float32, "suggested": np.int32, "marg
 
 
 def _judged(
-    item: tuple[int, Piece, Ints, NDArray[np.int8]],
+    item: tuple[int, int, Ints, tuple[Piece, NDArray[np.int8]] | Floats],
     judge: Judge,
     makers: Makers,
     classes: tuple[str, ...],
     stages: FinishedStages,
+    *by_fold: dict[str, Divided],
 ) -> int:
     """Judges a piece and writes what was found; a row without a label has the probability of its suggestion in place of an error's."""
-    k, piece, given, folds = item
-    log_q = judge.log_q(makers.views(piece.read(), _embedded(makers, stages, k)), folds.astype(np.int64))
+    k, start, given, rows_or_log_q = item
+    if isinstance(rows_or_log_q, tuple):
+        piece, folds = rows_or_log_q
+        views = makers.views(piece.read(), _embedded(makers, stages, k))
+        log_q = replace(judge, by_fold=by_fold).log_q(views, folds.astype(np.int64))
+    else:
+        log_q = rows_or_log_q
     rows = np.flatnonzero(given != UNLABELED)
     found = {
         name: np.full(len(given), np.nan, kind if name != "suggested" else np.float32) for name, kind in KEPT.items()
@@ -446,7 +470,7 @@ def _judged(
     for name, values in evidence(log_q[rows], given[rows]).items():
         found[name][rows] = values
     found["probability"][rows] = np.nan
-    stages.write_judged(k, piece.start, given, found, classes)
+    stages.write_judged(k, start, given, found, classes)
     return k
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -47,11 +47,8 @@ comparisons that are made in all: of many rows each is compared with fewer."""
 SPREAD = 500
 """Rows of a fold of which the usual deviation of their neighbors' cosines is taken."""
 
-TREES, GROWN_ON = 200, 50_000
-"""Extra trees, and the rows that each is grown on; of many rows there are fewer trees."""
-
-PARTS = 4
-"""Parts in which forests of more rows are grown, so that several workers have something to do at the end, too."""
+TREES, GROWN_ON, LEAF = 200, 50_000, 3
+"""Extra trees, the rows that each is grown on, and the fewest rows of a leaf; of many rows there are fewer trees."""
 
 STORED_TREES = 0.25
 """The part of so many trees that is grown on all rows, to judge rows that are not there yet."""
@@ -252,7 +249,7 @@ def _posterior_counts(
     fitted: LinearFolds, labels: Ints, trusted: NDArray[np.bool_] | None, a: Singles, w: Singles
 ) -> Floats:
     """(K, C, C) shares of rows by true and given class, each fold over the rows it learned from."""
-    (counts,) = fitted.add_up(_counted, labels, trusted, a.transpose(2, 0, 1), *fitted.weights(w))
+    (counts,) = fitted.add_up(_counted, labels, trusted, a, *fitted.weights(w))
     return counts.transpose(1, 2, 0)
 
 
@@ -261,13 +258,14 @@ def _counted(
     part: slice,
     labels: Ints,
     trusted: NDArray[np.bool_] | None,
-    columns: Singles,
+    transition: Singles,
     weights: Singles,
     intercept: Singles,
 ) -> Terms:
-    rows = fitted.fitted[part]
+    rows = fitted.rows(part)
     given, classes = labels[rows], fitted.num_classes
-    r = softmax(fitted.logits(fitted.centered(rows), weights, intercept))[0] * columns[given]
+    r = softmax(fitted.logits(fitted.centered(rows), weights, intercept))[0]
+    r = r * np.take(transition, given, 2).transpose(2, 0, 1)
     if trusted is not None:
         r = np.where(trusted[rows][:, None, None], np.eye(classes, dtype=np.float32)[given][:, None], r)
     r *= (fitted.train[part] / np.maximum(r.sum(2), 1e-12))[..., None]
@@ -316,9 +314,9 @@ def forest_size(rows: int, most: int | None = None) -> dict[str, Any]:
     """
     most = TREES if most is None else most
     if rows <= GROWN_ON:
-        return {"n_estimators": most, "min_samples_leaf": 3}
+        return {"n_estimators": most, "min_samples_leaf": LEAF}
     trees = max(min(30, most), most * GROWN_ON // rows)
-    return {"n_estimators": trees, "min_samples_leaf": 3, "bootstrap": True, "max_samples": GROWN_ON}
+    return {"n_estimators": trees, "min_samples_leaf": LEAF, "bootstrap": True, "max_samples": GROWN_ON}
 
 
 def _quietly(fit: Callable[..., Any], x: Any, labels: Ints) -> Any:
@@ -341,15 +339,43 @@ def _naive_bayes(x: Any, labels: Ints, num_classes: int) -> Linear:
     return Linear(weights, intercept, np.setdiff1d(np.arange(num_classes), bayes.classes_))
 
 
+@dataclass(frozen=True, eq=False)
+class Tree:
+    """An extra tree of scikit-learn.
+
+    Attributes:
+        model: the tree.
+        classes: (C',) that it knows; of many rows it was grown on some, among which a rare class may be missing.
+    """
+
+    model: Any
+    classes: Ints
+
+
+def _grow(x: Singles, labels: Ints, rows: Ints, trees: slice, seed: int) -> list[Tree]:
+    """Some of the extra trees of these rows. Of many rows each tree is grown on a sample of its own."""
+    from sklearn.ensemble import ExtraTreesClassifier
+    from sklearn.tree import ExtraTreeClassifier
+
+    if len(rows) <= GROWN_ON:
+        forest = ExtraTreesClassifier(trees.stop, min_samples_leaf=LEAF, random_state=seed)
+        _quietly(forest.fit, x[rows], labels[rows])
+        return [Tree(model, forest.classes_) for model in forest.estimators_]
+    found = []
+    for k in range(trees.start, trees.stop):
+        rng = np.random.default_rng([seed, k])
+        some = _some(rows, GROWN_ON, rng)
+        tree = ExtraTreeClassifier(min_samples_leaf=LEAF, random_state=int(rng.integers(1 << 31)))
+        found.append(Tree(_quietly(tree.fit, x[some], labels[some]), tree.classes_))
+    return found
+
+
 def _tree_model(x: Singles, labels: Ints, num_classes: int, seed: int) -> Forest:
     """Fewer trees, of all rows."""
-    from sklearn.ensemble import ExtraTreesClassifier
-
     rows = np.flatnonzero(labels >= 0)
-    size = forest_size(len(rows))
-    size["n_estimators"] = max(1, int(STORED_TREES * size["n_estimators"]))
-    forest = _quietly(ExtraTreesClassifier(**size, random_state=seed).fit, x[rows], labels[rows])
-    return Forest.fitted(forest, num_classes)
+    number = max(1, int(STORED_TREES * forest_size(len(rows))["n_estimators"]))
+    trees = _grow(x, labels, rows, slice(0, number), seed)
+    return Forest.fitted([(tree.model.tree_, tree.classes) for tree in trees], num_classes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -374,38 +400,39 @@ class Forests(Sequence[Any]):
         return self.num_folds
 
     def __getitem__(self, fold: Any) -> Any:
-        return Grown(tuple(self.grow(fold, part) for part in range(self.parts)), self.num_classes)
+        return Grown([tree for _, part in self.parts([fold]) for tree in self.grow((fold, part))], self.num_classes)
 
-    @property
-    def parts(self) -> int:
-        """How many each forest is grown in."""
-        return 1 if len(self.labels) <= GROWN_ON else PARTS
+    def parts(self, folds: Iterable[int]) -> list[tuple[int, slice]]:
+        """What `grow` can grow by itself: a forest of few rows, or a tree of many, so that several workers end at the same time."""
+        found = []
+        for fold in folds:
+            rows = len(self._rest(fold))
+            number = forest_size(rows, self.trees)["n_estimators"]
+            step = number if rows <= GROWN_ON else 1
+            found += [(fold, slice(start, start + step)) for start in range(0, number, step)]
+        return found
 
-    def grow(self, fold: int, part: int) -> Any:
-        """A part of the trees of a fold."""
-        from sklearn.ensemble import ExtraTreesClassifier
+    def grow(self, part: tuple[int, slice]) -> list[Tree]:
+        """Some trees of a fold."""
+        fold, trees = part
+        return _grow(self.x, self.labels, self._rest(fold), trees, self.seed)
 
-        rest = (self.folds != fold) & (self.labels >= 0)
-        size = forest_size(int(rest.sum()), self.trees)
-        size["n_estimators"] = -(-size["n_estimators"] // self.parts)
-        forest = ExtraTreesClassifier(**size, random_state=self.seed + 1000 * part)
-        return _quietly(forest.fit, self.x[rest], self.labels[rest])
+    def _rest(self, fold: int) -> Ints:
+        return np.flatnonzero((self.folds != fold) & (self.labels >= 0))
 
 
 @dataclass(frozen=True, eq=False)
 class Grown:
-    """Extra trees of scikit-learn: an average over many is sturdy against wrong labels.
+    """Extra trees of scikit-learn: an average over many is sturdy against wrong labels."""
 
-    Attributes:
-        forests: the parts of one, of as many trees each.
-    """
-
-    forests: tuple[Any, ...]
+    trees: Sequence[Tree]
     num_classes: int
 
     def log_p(self, x: Any, trees: Singles | None) -> Singles:
         """(N, C) log probabilities."""
         assert trees is not None
-        p = np.zeros((len(trees), self.num_classes))
-        p[:, self.forests[0].classes_] = sum(forest.predict_proba(trees) for forest in self.forests) / len(self.forests)
-        return smoothed(p)
+        rows = np.ascontiguousarray(trees, np.float32)
+        p = np.zeros((len(rows), self.num_classes))
+        for tree in self.trees:
+            p[:, tree.classes] += tree.model.predict_proba(rows, check_input=False)
+        return smoothed(p / len(self.trees))

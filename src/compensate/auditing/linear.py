@@ -36,11 +36,15 @@ from scipy.optimize import minimize
 from compensate.auditing.arrays import Floats, Ints, Singles
 from compensate.auditing.execution import HERE, Execution
 
-Slope = Callable[[Singles, Singles, Ints], tuple[NDArray[np.floating], Singles]]
+Slope = Callable[[Singles, Singles, Ints | slice], tuple[NDArray[np.floating], Singles]]
 """From probabilities (B, K, C), their logarithms and the rows: the losses (B, K) and their slopes in the logits (B, K, C)."""
 
 BLOCK = 4_000_000
 """Entries of logits, and of dense features, that are in memory at once."""
+
+CACHED = 4_096
+"""Dense rows that are computed with at once: what is made of them stays in the processor's cache. Sparse rows are taken by the `BLOCK`, for
+the slope of each portion has an entry for every word."""
 
 WORK = 20_000_000_000
 """Multiplications in one pass over the rows that are fitted on: of more rows a part is drawn, evenly, and the others are judged only."""
@@ -90,7 +94,7 @@ class LinearFolds:
         if len(self.fitted) > most:
             self.fitted = self.fitted[np.linspace(0, len(self.fitted) - 1, most).astype(np.int64)]
         train = folds[self.fitted, None] != np.arange(num_folds)
-        self.train: Singles = (train / np.maximum(train.sum(0), 1)).astype(np.float32)
+        self.train: Singles = np.asfortranarray(train / np.maximum(train.sum(0), 1), np.float32)
         self.center, self.scale, self.axes, self.spread = _coordinates(self.x)
         self.shape = (len(self.spread) + 1, num_folds * num_classes)
 
@@ -112,8 +116,13 @@ class LinearFolds:
         """So many rows in portions that bound memory."""
         width = 0 if self.axes is None else self.x.shape[1]  # a portion of dense rows is a copy of them
         size = max(1, BLOCK // max(self.num_folds * self.num_classes, width))
+        size = size if self.axes is None else min(size, CACHED)
         for start in range(0, number, size):
             yield slice(start, min(start + size, number))
+
+    def rows(self, part: slice) -> Ints | slice:
+        """The rows of a portion of those that are fitted on; as a slice where these are all rows, so that nothing is copied."""
+        return part if len(self.fitted) == self.x.shape[0] else self.fitted[part]
 
     def weights(self, w: Singles) -> tuple[Singles, Singles]:
         """Weights (D, K C) and intercepts (K C,) for `centered` rows."""
@@ -125,8 +134,13 @@ class LinearFolds:
         return self.x[rows] if self.axes is None else self.x[rows] - self.center
 
     def logits(self, x: Any, weights: Singles, intercept: Singles) -> Singles:
-        """(B, K, C) of some `centered` rows under the weights of all folds."""
-        return (np.asarray(x @ weights) + intercept).reshape(-1, self.num_folds, self.num_classes)
+        """(B, K, C) of some `centered` rows under the weights of all folds.
+
+        In memory rows are next to each other, in place of classes: sums over few classes are then sums of long arrays.
+        """
+        u = np.ascontiguousarray((x @ weights).T) if is_sparse(x) else weights.T @ x.T
+        u += intercept[:, None]
+        return u.reshape(self.num_folds, self.num_classes, -1).transpose(2, 0, 1)
 
     def fit(self, slope: Slope, decay: float, start: Singles | None = None) -> Singles:
         """The weights (D' + 1, K C) that minimize a loss plus weight decay.
@@ -197,16 +211,16 @@ def _total(terms: Iterable[Terms]) -> Terms:
 
 def _slopes(fitted: LinearFolds, part: slice, slope: Slope, weights: Singles, intercept: Singles) -> Terms:
     """The loss of a portion, and its gradient in weights and intercepts."""
-    rows, share = fitted.fitted[part], fitted.train[part]
+    rows, share = fitted.rows(part), fitted.train[part]
     x = fitted.centered(rows)
     loss, r = slope(*softmax(fitted.logits(x, weights, intercept)), rows)
-    r = (r * share[:, :, None]).reshape(len(r), -1)
-    return (loss * share).sum(dtype=np.float64), np.asarray(x.T @ r), r.sum(0)
+    r = (r * share[:, :, None]).transpose(1, 2, 0).reshape(-1, len(share))
+    return (loss * share).sum(dtype=np.float64), np.asarray(x.T @ r.T), r.sum(1)
 
 
 def _held_out_loss(fitted: LinearFolds, part: slice, labels: Ints, weights: Singles, intercept: Singles) -> Terms:
-    rows = fitted.fitted[part]
-    place = np.arange(len(rows))
+    rows = fitted.rows(part)
+    place = np.arange(part.stop - part.start)
     u = fitted.logits(fitted.centered(rows), weights, intercept)[place, fitted.folds[rows]]
     return (-softmax(u)[1][place, labels[rows]].sum(dtype=np.float64),)
 
@@ -228,16 +242,16 @@ def compensated(labels: Ints, lam: float, trusted: NDArray[np.bool_] | None = No
     """LogComp with its compensation at the optimum; ``lam`` of 1 is plain cross entropy, and so is the loss of trusted labels."""
     edge = np.log((1 - lam) / lam) if lam < 1 else -np.inf
 
-    def slope(p: Singles, log_p: Singles, rows: Ints) -> tuple[NDArray[np.floating], Singles]:
-        given = np.maximum(labels[rows], 0)[:, None, None]
-        own = np.take_along_axis(log_p, given, 2)[..., 0]
+    def slope(p: Singles, log_p: Singles, rows: Ints | slice) -> tuple[NDArray[np.floating], Singles]:
+        given = np.maximum(labels[rows], 0)[None, None]
+        own = np.take_along_axis(log_p.transpose(1, 2, 0), given, 1)[:, 0].T
         rest = np.maximum(-np.expm1(own), 1e-12)
         far = rest > lam
         if trusted is not None:
             far &= ~trusted[rows][:, None]
         loss = np.where(far, lam * (edge - own + np.log(rest)) - np.log(max(1 - lam, 1e-12)), -own)
-        r = p.copy()
-        np.put_along_axis(r, given, np.take_along_axis(p, given, 2) - 1, 2)
+        r = p.copy("K")
+        np.put_along_axis(r.transpose(1, 2, 0), given, -rest.T[:, None], 1)
         return loss, r * np.where(far, lam / rest, 1)[..., None]
 
     return slope
@@ -245,12 +259,11 @@ def compensated(labels: Ints, lam: float, trusted: NDArray[np.bool_] | None = No
 
 def transferred(labels: Ints, transition: Singles, trusted: NDArray[np.bool_] | None = None) -> Slope:
     """Cross entropy of the given labels under transitions (K, C, C) from true to given classes; trusted labels are the true ones."""
-    columns = np.ascontiguousarray(transition.transpose(2, 0, 1))
     own = np.eye(transition.shape[1], dtype=np.float32)[:, None]
 
-    def slope(p: Singles, log_p: Singles, rows: Ints) -> tuple[NDArray[np.floating], Singles]:
+    def slope(p: Singles, log_p: Singles, rows: Ints | slice) -> tuple[NDArray[np.floating], Singles]:
         given = np.maximum(labels[rows], 0)
-        a = columns[given]
+        a = np.take(transition, given, 2).transpose(2, 0, 1)
         if trusted is not None:
             a = np.where(trusted[rows][:, None, None], own[given], a)
         joint = p * a

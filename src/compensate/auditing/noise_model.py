@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq, minimize
-from scipy.special import expit, logit, logsumexp
+from scipy.special import expit, logit
 
 from compensate.auditing.arrays import Floats, Ints
 from compensate.auditing.execution import HERE, Execution
@@ -88,6 +88,9 @@ BY_CHANCE = (
 )
 """The note on such labels or values."""
 
+PORTION = 16_384
+"""Rows whose likelihoods are computed at once: what is made of them stays in the processor's cache."""
+
 SMALLEST = 1e-12
 
 
@@ -117,6 +120,7 @@ class NoiseModel:
             log_q: (N, C) pooled log probabilities by models that did not learn from the row.
             labels: (N,) class numbers, none missing.
         """
+        log_q = _by_class(log_q)
         seen = self.contradicting(log_q, labels)
         odds, suggested = _scores(self.sharpness * log_q, labels, self.ratios)
         p = 1 - (1 - seen) * (1 - expit(odds + self.offset))
@@ -126,7 +130,7 @@ class NoiseModel:
         """(N,) the posterior of an error that contradicts the model."""
         q = np.exp(_normalized(self.sharpness * log_q))
         rates = self.share * self.directions
-        wrong = (q * rates.T[labels]).sum(1)
+        wrong = (q * np.take(rates, labels, 1).T).sum(1)
         right = (1 - rates.sum(1)[labels]) * q[np.arange(len(labels)), labels]
         return wrong / np.maximum(wrong + right, SMALLEST)
 
@@ -198,11 +202,13 @@ def pool_weights(part: Floats, given: Ints) -> Floats:
     """(M,) the weights of learners, from their log probabilities (M, N, C) of some rows and the labels of these."""
     equal = 1 / len(part)
     own = part[:, np.arange(len(given)), given]
+    learners = np.ascontiguousarray(part.transpose(0, 2, 1))
 
     def loss(w: Floats) -> tuple[float, Floats]:
-        u = np.tensordot(w, part, 1)
-        total = logsumexp(u, axis=1)
-        gradient = (np.einsum("nc,mnc->m", np.exp(u - total[:, None]), part) - own.sum(1)) / len(given)
+        u = np.tensordot(w, learners, 1).T
+        total = _log_sum(u)
+        p = np.exp(u - total[:, None]).T
+        gradient = (learners.reshape(len(w), -1) @ p.ravel() - own.sum(1)) / len(given)
         value = float((total - w @ own).mean() + 0.5 * RIDGE * ((w - equal) ** 2).sum())
         return value, gradient + RIDGE * (w - equal)
 
@@ -213,7 +219,7 @@ def pool_weights(part: Floats, given: Ints) -> Floats:
 
 def pooled(weights: Floats, log_p: Iterable[NDArray[np.floating]]) -> Floats:
     """(N, C) the pooled log probabilities of learners (M, N, C) with these weights (M,)."""
-    total: Any = sum(w * np.asarray(value, np.float64) for w, value in zip(weights, log_p, strict=True) if w > 0)
+    total: Any = sum(w * _by_class(value) for w, value in zip(weights, log_p, strict=True) if w > 0)
     return _normalized(total)
 
 
@@ -272,7 +278,7 @@ def fit_noise(
     run: Execution = HERE,
 ) -> FittedNoise:
     """The noise model of some rows; arguments as for `judge`, and where to compute."""
-    classes = log_q.shape[1]
+    classes, log_q = log_q.shape[1], _by_class(log_q)
     a = np.eye(classes) if transition is None else np.asarray(transition, np.float64)
     ratios = np.log((a + EVEN) / (a.T + EVEN))
     least = (SIMPLER if simpler is None else simpler) * max(classes * (classes - 1) - 1, 1)
@@ -330,10 +336,10 @@ def recalibration(log_odds: Floats, wrong: NDArray[np.bool_]) -> float:
 def _scores(log_q: Floats, labels: Ints, direction: Floats) -> tuple[Floats, Ints]:
     """(N,) log odds of any other class against the given one, and the likeliest other class."""
     rows = np.arange(len(labels))
-    u = log_q + direction.T[labels]
+    u = log_q + np.take(direction, labels, 1).T
     own = u[rows, labels].copy()
     u[rows, labels] = -np.inf
-    return logsumexp(u, axis=1) - own, u.argmax(1)
+    return _log_sum(u) - own, u.argmax(1)
 
 
 def offset_of_mean(score: Floats, mean: float) -> float:
@@ -398,20 +404,25 @@ def _likelihoods(rows: slice, log_q: Floats, labels: Ints, directions: Floats) -
 
     There are hundreds of passes over the rows: 32 bits for each of them, and 64 for their sum.
     """
-    log_q, labels = log_q[rows], labels[rows]
-    below = (log_q - log_q.max(1, keepdims=True)).astype(np.float32)
-    toward, out = directions.T.astype(np.float32)[labels], directions.sum(1).astype(np.float32)
+    out = directions.sum(1).astype(np.float32)
     free = SHARES[SHARES * out.max() <= MOST_WRONG].astype(np.float32)
     bounded = [_rates(directions, e).astype(np.float32) for e in SHARES[len(free) :]]
-    table = np.empty((len(SHARPNESS), len(SHARES)))
-    for k, t in enumerate(SHARPNESS.astype(np.float32)):
-        q = np.exp(t * below)
-        q /= q.sum(1, keepdims=True)
-        own = q[np.arange(len(labels)), labels]
-        change = np.einsum("nc,nc->n", q, toward) - out[labels] * own
-        likely = [own + e * change for e in free]
-        likely += [own * (1 - r.sum(1))[labels] + np.einsum("nc,nc->n", q, r.T[labels]) for r in bounded]
-        table[k] = [float(np.log(one + np.float32(SMALLEST)).sum(dtype=np.float64)) for one in likely]
+    table = np.zeros((len(SHARPNESS), len(SHARES)))
+    for start in range(rows.start, rows.stop, PORTION):
+        part = slice(start, min(start + PORTION, rows.stop))
+        given = labels[part]
+        below = (log_q[part] - log_q[part].max(1, keepdims=True)).astype(np.float32)
+        toward = np.take(directions.astype(np.float32), given, 1).T
+        left, place = out[given], np.arange(len(given))
+        kept = [((1 - r.sum(1))[given], np.take(r, given, 1).T) for r in bounded]
+        for k, t in enumerate(SHARPNESS.astype(np.float32)):
+            q = np.exp(t * below)
+            q /= q.sum(1, keepdims=True)
+            own = q[place, given]
+            change = (q * toward).sum(1) - left * own
+            likely = [own + e * change for e in free]
+            likely += [own * right + (q * wrong).sum(1) for right, wrong in kept]
+            table[k] += [float(np.log(one + np.float32(SMALLEST)).sum(dtype=np.float64)) for one in likely]
     return table
 
 
@@ -420,7 +431,7 @@ def _directions(log_q: Floats, labels: Ints, directions: Floats, share: float, s
     classes = log_q.shape[1]
     q = np.exp(_normalized(sharpness * log_q))
     rates = _rates(directions, share)
-    joint = q * rates.T[labels]
+    joint = q * np.take(rates, labels, 1).T
     joint /= (joint.sum(1) + (1 - rates.sum(1)[labels]) * q[np.arange(len(labels)), labels])[:, None] + SMALLEST
     counts = np.zeros((classes, classes))
     for j in range(classes):
@@ -431,5 +442,15 @@ def _directions(log_q: Floats, labels: Ints, directions: Floats, share: float, s
 
 
 def _normalized(u: Floats) -> Floats:
-    u = u - u.max(1, keepdims=True)
-    return u - np.log(np.exp(u).sum(1, keepdims=True))
+    return u - _log_sum(u)[:, None]
+
+
+def _log_sum(u: Floats) -> Floats:
+    """(N,) the logarithm of the sum of exponentials; no row is infinite in all classes."""
+    most = u.max(1)
+    return most + np.log(np.exp(u - most[:, None]).sum(1))
+
+
+def _by_class(values: NDArray[np.floating]) -> Floats:
+    """(N, C) in 64 bits, the rows of a class next to each other: sums over few classes are then sums of long arrays."""
+    return np.asarray(values, np.float64, order="F")
