@@ -30,7 +30,7 @@ from compensate.auditing.digests import digest_frame
 from compensate.auditing.execution import HERE, Execution
 from compensate.auditing.fitted import ByFold, StoredLearner
 from compensate.auditing.folds import FOLDS, assign_folds, num_divisions
-from compensate.auditing.learners import GROWN_ON, Forests, Grown, Learned, Tree, View, fit_view
+from compensate.auditing.learners import GROWN_ON, Forests, Grown, Learned, Tree, View, fit_view, grow
 from compensate.auditing.linear import softmax
 from compensate.auditing.noise_model import (
     BY_CHANCE,
@@ -389,14 +389,10 @@ def _learned(
         forests = cast(Forests, found.by_fold["trees"].models)
         parts = forests.parts(range(FOLDS))
         trees: list[list[Tree]] = [[] for _ in range(FOLDS)]
-        for (fold, _), grown in zip(parts, run.map(_grown, parts, forests), strict=True):
+        for (fold, _), grown in zip(parts, run.map(grow, parts, forests), strict=True):
             trees[fold] += grown
         found.by_fold["trees"] = ByFold([Grown(one, classes) for one in trees])
     return found
-
-
-def _grown(part: tuple[int, slice], forests: Forests) -> list[Tree]:
-    return forests.grow(part)
 
 
 def _said(rows: Ints, view: View, by_fold: dict[str, Divided], folds: Ints) -> dict[str, Singles]:

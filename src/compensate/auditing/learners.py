@@ -50,6 +50,9 @@ SPREAD = 500
 TREES, GROWN_ON, LEAF = 200, 50_000, 3
 """Extra trees, the rows that each is grown on, and the fewest rows of a leaf; of many rows there are fewer trees."""
 
+NO_FOLD = -1
+"""Trees of all rows."""
+
 STORED_TREES = 0.25
 """The part of so many trees that is grown on all rows, to judge rows that are not there yet."""
 
@@ -185,8 +188,9 @@ def fit_view(
         found.by_fold["neighbors"], found.models["neighbors"] = _neighbors(fitted, labels, seed, rows or len(labels))
     if view.trees is not None:
         most = TREES if trees is None else trees
-        found.by_fold["trees"] = ByFold(Forests(view.trees, labels, folds, num_folds, num_classes, seed, most))
-        found.models["trees"] = _tree_model(view.trees, labels, num_classes, seed)
+        forests = Forests(view.trees, labels, folds, num_folds, num_classes, seed, most)
+        found.by_fold["trees"] = ByFold(forests)
+        found.models["trees"] = _tree_model(forests, run)
     return found
 
 
@@ -370,14 +374,6 @@ def _grow(x: Singles, labels: Ints, rows: Ints, trees: slice, seed: int) -> list
     return found
 
 
-def _tree_model(x: Singles, labels: Ints, num_classes: int, seed: int) -> Forest:
-    """Fewer trees, of all rows."""
-    rows = np.flatnonzero(labels >= 0)
-    number = max(1, int(STORED_TREES * forest_size(len(rows))["n_estimators"]))
-    trees = _grow(x, labels, rows, slice(0, number), seed)
-    return Forest.fitted([(tree.model.tree_, tree.classes) for tree in trees], num_classes)
-
-
 @dataclass(frozen=True, eq=False)
 class Forests(Sequence[Any]):
     """Extra trees, a forest for each fold, grown when it is asked for: five large ones at once would take gigabytes.
@@ -400,25 +396,35 @@ class Forests(Sequence[Any]):
         return self.num_folds
 
     def __getitem__(self, fold: Any) -> Any:
-        return Grown([tree for _, part in self.parts([fold]) for tree in self.grow((fold, part))], self.num_classes)
+        return Grown([tree for part in self.parts([fold]) for tree in grow(part, self)], self.num_classes)
 
-    def parts(self, folds: Iterable[int]) -> list[tuple[int, slice]]:
+    def parts(self, folds: Iterable[int], trees: int | None = None) -> list[tuple[int, slice]]:
         """What `grow` can grow by itself: a forest of few rows, or a tree of many, so that several workers end at the same time."""
         found = []
         for fold in folds:
-            rows = len(self._rest(fold))
-            number = forest_size(rows, self.trees)["n_estimators"]
+            rows = len(self.rest(fold))
+            number = trees or forest_size(rows, self.trees)["n_estimators"]
             step = number if rows <= GROWN_ON else 1
             found += [(fold, slice(start, start + step)) for start in range(0, number, step)]
         return found
 
-    def grow(self, part: tuple[int, slice]) -> list[Tree]:
-        """Some trees of a fold."""
-        fold, trees = part
-        return _grow(self.x, self.labels, self._rest(fold), trees, self.seed)
-
-    def _rest(self, fold: int) -> Ints:
+    def rest(self, fold: int) -> Ints:
+        """The rows that the trees of a fold are grown on."""
         return np.flatnonzero((self.folds != fold) & (self.labels >= 0))
+
+
+def grow(part: tuple[int, slice], forests: Forests) -> list[Tree]:
+    """Some trees of a fold."""
+    fold, trees = part
+    return _grow(forests.x, forests.labels, forests.rest(fold), trees, forests.seed)
+
+
+def _tree_model(forests: Forests, run: Execution) -> Forest:
+    """Fewer trees, of all rows."""
+    rows = int((forests.labels >= 0).sum())
+    number = max(1, int(STORED_TREES * forest_size(rows)["n_estimators"]))
+    trees = run.map(grow, forests.parts([NO_FOLD], number), forests)
+    return Forest.fitted([(tree.model.tree_, tree.classes) for part in trees for tree in part], forests.num_classes)
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,12 +24,13 @@ Reference: Northcutt, Jiang and Chuang, Confident Learning, 2021, for errors by 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import scipy.sparse as sp
 from numpy.typing import NDArray
 from scipy.optimize import brentq, minimize
 from scipy.special import expit, logit
@@ -360,7 +361,7 @@ def _contradictions(
     best = -np.inf
     alike = assumed = _all_alike(labels, classes)
     for _ in range(ROUNDS):  # which errors there would be if there were some
-        assumed = _directions(log_q, labels, assumed, *ASSUMED)
+        assumed = _directions(log_q, labels, assumed, *ASSUMED, run)
     for start in (alike, learned * classes / learned.sum(), assumed):
         d = start
         for _ in range(ROUNDS + 1):
@@ -370,7 +371,7 @@ def _contradictions(
                 best, profile, sharp, way = float(likelihood[k]), likelihood, sharpness, d
             if SHARES[k] < 0.005:
                 break
-            d = _directions(log_q, labels, d, SHARES[k], sharpness[k])
+            d = _directions(log_q, labels, d, SHARES[k], sharpness[k], run)
     k = int(np.flatnonzero(profile >= best - ALIKE).max())
     frequency = np.exp(log_q).mean(0)
     shares = np.array([float(frequency @ _rates(way, share).sum(1)) for share in SHARES])
@@ -394,9 +395,17 @@ def _rates(directions: Floats, share: float) -> Floats:
 
 def _profile(log_q: Floats, labels: Ints, directions: Floats, run: Execution) -> tuple[Floats, Floats]:
     """The log likelihood of each share with its best sharpness, and that sharpness."""
-    cuts = np.linspace(0, len(labels), run.workers + 1).astype(int)
-    table: Floats = sum(run.map(_likelihoods, [slice(a, b) for a, b in pairwise(cuts)], log_q, labels, directions))
+    table: Floats = sum(run.map(_likelihoods, _by_worker(len(labels), run), log_q, labels, directions))
     return table.max(0), SHARPNESS[table.argmax(0)]
+
+
+def _by_worker(rows: int, run: Execution) -> list[slice]:
+    return [slice(a, b) for a, b in pairwise(np.linspace(0, rows, run.workers + 1).astype(int).tolist())]
+
+
+def _portions(rows: slice) -> Iterator[slice]:
+    for start in range(rows.start, rows.stop, PORTION):
+        yield slice(start, min(start + PORTION, rows.stop))
 
 
 def _likelihoods(rows: slice, log_q: Floats, labels: Ints, directions: Floats) -> Floats:
@@ -408,8 +417,7 @@ def _likelihoods(rows: slice, log_q: Floats, labels: Ints, directions: Floats) -
     free = SHARES[SHARES * out.max() <= MOST_WRONG].astype(np.float32)
     bounded = [_rates(directions, e).astype(np.float32) for e in SHARES[len(free) :]]
     table = np.zeros((len(SHARPNESS), len(SHARES)))
-    for start in range(rows.start, rows.stop, PORTION):
-        part = slice(start, min(start + PORTION, rows.stop))
+    for part in _portions(rows):
         given = labels[part]
         below = (log_q[part] - log_q[part].max(1, keepdims=True)).astype(np.float32)
         toward = np.take(directions.astype(np.float32), given, 1).T
@@ -426,19 +434,31 @@ def _likelihoods(rows: slice, log_q: Floats, labels: Ints, directions: Floats) -
     return table
 
 
-def _directions(log_q: Floats, labels: Ints, directions: Floats, share: float, sharpness: float) -> Floats:
+def _directions(
+    log_q: Floats, labels: Ints, directions: Floats, share: float, sharpness: float, run: Execution
+) -> Floats:
     """Directions anew, from the expected number of errors by true and given class; their mean row sums to one."""
     classes = log_q.shape[1]
-    q = np.exp(_normalized(sharpness * log_q))
     rates = _rates(directions, share)
-    joint = q * np.take(rates, labels, 1).T
-    joint /= (joint.sum(1) + (1 - rates.sum(1)[labels]) * q[np.arange(len(labels)), labels])[:, None] + SMALLEST
-    counts = np.zeros((classes, classes))
-    for j in range(classes):
-        counts[:, j] = joint[labels == j].sum(0)
-    rows = np.maximum(q.sum(0)[:, None], SMALLEST)
-    d = (counts * (1 - np.eye(classes)) + 2 * _all_alike(labels, classes) * rows / rows.mean()) / rows
+    counts: Floats = sum(run.map(_expected, _by_worker(len(labels), run), log_q, labels, rates, sharpness))
+    rows = np.maximum(counts[:, classes:], SMALLEST)
+    d = (counts[:, :classes] * (1 - np.eye(classes)) + 2 * _all_alike(labels, classes) * rows / rows.mean()) / rows
     return d * rows.sum() / (d.sum(1) * rows[:, 0]).sum()
+
+
+def _expected(rows: slice, log_q: Floats, labels: Ints, rates: Floats, sharpness: float) -> Floats:
+    """(C, C + 1) the expected number of errors by true and given class, and in the last column that of rows of the true class."""
+    classes = log_q.shape[1]
+    found = np.zeros((classes, classes + 1))
+    for part in _portions(rows):
+        given = labels[part]
+        q = np.exp(_normalized(sharpness * log_q[part]))
+        joint = q * np.take(rates, given, 1).T
+        joint /= (joint.sum(1) + (1 - rates.sum(1)[given]) * q[np.arange(len(given)), given])[:, None] + SMALLEST
+        one = sp.csr_matrix((np.ones(len(given)), (given, np.arange(len(given)))), (classes, len(given)))
+        found[:, :classes] += (one @ joint).T
+        found[:, classes] += q.sum(0)
+    return found
 
 
 def _normalized(u: Floats) -> Floats:
