@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from compensate.auditing.folds import COPIES, assign_folds, content_keys
+from compensate.auditing import learners
+from compensate.auditing.folds import COPIES, _first_copies, assign_folds, content_keys
 from compensate.auditing.learners import View, judge_divisions, judge_view, transition_from
 
 
@@ -161,3 +162,35 @@ def test_a_trusted_label_is_learned_from_in_full():
         np.testing.assert_allclose(r[1], plain[1], atol=1e-6)
         assert np.abs(r[0]).max() < 0.75 * np.abs(plain[0]).max()
         assert loss[1, 0] == pytest.approx(-float(log_p[1, 0, 0]), rel=1e-5)
+
+
+def test_trees_of_many_rows_are_grown_on_samples_that_may_lack_a_rare_class(monkeypatch):
+    monkeypatch.setattr(learners, "GROWN_ON", 40)
+    rng = np.random.default_rng(0)
+    labels = np.append(rng.integers(2, size=198), [2, 2])
+    x = (labels[:, None] + rng.normal(size=(200, 3))).astype(np.float32)
+    folds = np.arange(200) % 5
+    forests = learners.Forests(x, labels, folds, 5, 3, seed=0, trees=12)
+    grown = forests[1]
+    assert len(grown.trees) == 12
+    assert {len(tree.classes) for tree in grown.trees} == {2, 3}
+    assert all(tree.model.tree_.n_node_samples[0] == 40 for tree in grown.trees)
+    p = np.zeros((200, 3))
+    for tree in grown.trees:
+        for place, c in enumerate(tree.classes):
+            p[:, c] += tree.model.predict_proba(x)[:, place] / 12
+    np.testing.assert_allclose(grown.log_p(x, x), np.log((50 * p + 1 / 3) / 51), atol=1e-5)
+    # A changed label of the fold changes nothing: its trees do not learn from it.
+    flipped = np.where(folds == 1, 1 - np.minimum(labels, 1), labels)
+    again = learners.Forests(x, flipped, folds, 5, 3, seed=0, trees=12)[1]
+    np.testing.assert_array_equal(again.log_p(x, x), grown.log_p(x, x))
+
+
+def test_the_first_copy_of_a_row_is_that_of_a_loop():
+    keys = np.random.default_rng(0).integers(300, size=900)
+    keys[:20] = 7  # more than are copies of one sample
+    seen: dict[int, int] = {}
+    expected = [seen.setdefault(int(key), row) for row, key in enumerate(keys)]
+    many = np.bincount(keys)[keys] > COPIES
+    np.testing.assert_array_equal(_first_copies(keys), np.where(many, np.arange(900), expected))
+    assert not _first_copies(np.array([], np.int64)).size

@@ -440,4 +440,6 @@ def _texts(column: pd.Series[Any]) -> list[str]:
         return [f"{value:.6g}" for value in values]
     if column.dtype.kind in "iu":
         return [str(value) for value in values]
-    return [guard(str(value)) for value in values]
+    texts = [str(value) for value in values]
+    guarded = {text: guard(text) for text in set(texts)}  # most columns have few distinct cells
+    return [guarded[text] for text in texts]
