@@ -61,7 +61,7 @@ Progress = Callable[[str, int, int], None]
 ROOM = 1_000_000_000
 """Bytes of features that learners are fitted on, where nothing else is asked for."""
 
-SHARE = 0.12
+SHARE = 0.1
 """The part of the memory that may be used which these features take: fitting copies them, and holds the trees beside them."""
 
 FORESTS = 0.3
