@@ -172,5 +172,7 @@ def cross_entropy(u: Tensor, labels: Tensor) -> Tensor:
     u = u.detach()
     if not at_hand(u):
         return F.cross_entropy(u, labels, reduction="none")
-    found = [F.nll_loss(log_softmax(u[rows]), labels[rows], reduction="none") for rows in blocks(u)]
+    # Row by row, and not by columns as `log_softmax`, whose last bit depends on the place of a row in the batch: a record adds up
+    # batches together, other ones in a run that was resumed.
+    found = [F.cross_entropy(u[rows], labels[rows], reduction="none") for rows in blocks(u)]
     return found[0] if len(found) == 1 else torch.cat(found)
