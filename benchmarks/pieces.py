@@ -37,8 +37,9 @@ SPEED, RANKING = 0.6, 0.999
 ABOUT = """`compensate audit FOLDER --memory 2GB` in a process of its own with one thread: Parquet files of 64 numeric columns around five centers, and of
 texts of twelve words (TF-IDF of words alone, `--encoder none`); one label in ten is wrong. Learners are fitted on as many evenly drawn rows as
 fit; all of them judge every row. Memory is the peak of the resident set, interpreter and libraries included. Then a million embeddings of 64 numbers,
-`audit(x, y)` in one process with one thread beside `audit(x, y, backend="ray")` with two workers, Ray's start included; seconds on the
-wall, with the number of processes that wanted a core on average: on a machine of two cores that others use, they say little."""
+`audit(x, y)` in one process with one thread beside `audit(x, y, backend="ray")` with two workers at the same priority
+(`RAY_worker_niceness=0`), Ray's start included; seconds on the wall, with the number of processes that wanted a core on average: on a machine of two cores
+that others use, they say little."""
 
 
 @dataclass(frozen=True)
