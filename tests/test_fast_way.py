@@ -16,7 +16,7 @@ from compensate import Compensated
 from compensate.gates import above
 from compensate.granularity import pool_
 from compensate.inference.statistics import Evidence
-from compensate.methods import METHODS, logcomp, mixcomp, mixcomp_adaptive
+from compensate.methods import METHODS, elr, logcomp, mixcomp, mixcomp_adaptive, sop
 from compensate.terms import L1, L2, Ball, Category, Corpus, GroupL2, Pull, Sample, Where
 
 N, DTYPES = 40, [torch.float64, torch.float32]
@@ -50,11 +50,14 @@ def assert_alike(short: Compensated, long: Compensated, batches: list[tuple[Tens
             v = u.clone().requires_grad_()
             s = criterion.evaluate(torch.nn.Identity(), v, y, i)
             assert (s.slope is not None) == (criterion is short)
+            gradient = s.gradient
             (slope,) = torch.autograd.grad(s.losses.square().sum(), v, create_graph=True)
             (curve,) = torch.autograd.grad(slope.square().sum(), v)
-            found.append((s.losses, s.loss, s.du, slope, curve))
+            found.append((s.losses, s.loss, s.du, s.dp, s.dl, s.l, s.plain_losses, gradient, slope, curve))
         for a, b in zip(*found, strict=True):
-            torch.testing.assert_close(a, b, equal_nan=True, **tight)
+            assert (a is None) == (b is None)
+            if a is not None:
+                torch.testing.assert_close(a, b, equal_nan=True, **tight)
         for name, kept in short.state_dict().items():
             torch.testing.assert_close(kept, long.state_dict()[name], msg=lambda m, n=name: f"{n}: {m}", **tight)
 
@@ -105,6 +108,25 @@ def test_pulled_logits_by_the_fast_way_are_those_of_the_definition(build: Any, s
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the epoch is not ended
         assert_alike(short, by_definition(short), [drawn(seed=seed + k, **shape) for k in range(3)])
+
+
+@pytest.mark.parametrize("build", [
+    lambda c: elr(num_samples=N, num_classes=c), lambda c: elr(num_samples=N, num_classes=c, beta=0.4, lam=0.5),
+    lambda c: sop(num_samples=N, num_classes=c, spread=0.4, lr_u=0.1, lr_v=0.1), lambda c: sop(num_samples=N, num_classes=c, floor=0.2),
+    lambda c: sop(num_samples=N, num_classes=c, spread=2.0, joint=False),
+])  # fmt: skip
+@pytest.mark.parametrize("block", [2**16, 12])
+@settings(max_examples=8, deadline=None)
+@given(shape=shapes)
+def test_terms_with_a_slope_of_their_own_are_those_of_the_definition(
+    build: Any, block: int, shape: dict[str, Any]
+) -> None:
+    seed, classes, dtype = shape.pop("seed"), shape["classes"], shape["dtype"]
+    short = build(classes).to(dtype)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("compensate.fused.BLOCK", block)
+        batches = [drawn(seed=seed + k, **{**shape, "twice": False, "ignored": False}) for k in range(3)]
+        assert_alike(short, by_definition(short), batches)
 
 
 def test_a_batch_in_portions_is_the_batch_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

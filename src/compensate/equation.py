@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from compensate.checks import Check, check_losses, checked_weights
+from compensate.checks import Check, at_hand, check_losses, checked_weights
 from compensate.equation_text import equation_text, in_bytes
 from compensate.errors import InputError
 from compensate.fused import losses_and_slope, reduced
@@ -171,6 +171,8 @@ class Compensated(nn.Module):
         self._logits_and_labels = tuple(name for name in ("logit", "label", "prediction") if name in self._in_order)
         self.only_logits = self._in_order.keys() <= {"logit"}
         """True if logits are compensated, or nothing at all."""
+        every = [term for terms in self._in_order.values() for term in terms]
+        self._fused = every[0] if len(every) == 1 and callable(getattr(every[0], "fused", None)) else None
         logit = self._in_order.get("logit", ())
         on_logits = self.only_logits and all(isinstance(term, Table) for term in logit)
         self._logit_tables = tuple(cast(Table, term) for term in logit) if on_logits else ()
@@ -315,6 +317,9 @@ class Compensated(nn.Module):
             raise
 
     def _losses(self, s: State) -> None:
+        if self._found_together(s):
+            check_losses(s)
+            return
         for name in self._logits_and_labels if self.training else ():
             self._infer(s, name)
         if self._slopes(s):
@@ -332,6 +337,18 @@ class Compensated(nn.Module):
                 s.lean(s.u, s.dg)
         if self._in_order or s.seen_by_loss or s.masked or not s.ordinary:
             check_losses(s)
+
+    def _found_together(self, s: State) -> bool:
+        """True if the only term has found compensation, losses and slope in one walk over the batch, portion by portion."""
+        if self._fused is None or not (self.fast and s.learn and s.ordinary and at_hand(s.u) and s.complete):
+            return False
+        found = cast(Any, self._fused).fused(s)
+        if found is None:
+            return False
+        (name,) = self._in_order
+        setattr(s, SLOTS[name], found.delta)
+        _, s.known, s.plain_losses, s.slope, s.definition = found
+        return True
 
     def _slopes(self, s: State) -> bool:
         """True if the fast way gives the same: under cross entropy of logits with a constant added, the slope is S(u + du) - y."""
@@ -353,10 +370,7 @@ class Compensated(nn.Module):
     @property
     def only_tables(self) -> bool:
         """True if compensation is tables on logits and nothing else, none of them an optimizer's: their slope is that of the losses."""
-        for table in self._logit_tables:
-            if table.update == "manual":
-                return False
-        return bool(self._logit_tables)
+        return bool(self._logit_tables) and all(table.update != "manual" for table in self._logit_tables)
 
     def _infer(self, s: State, name: str) -> None:
         s.slot = SLOTS[name]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -44,23 +45,53 @@ def row_sizes(v: Tensor) -> Tensor:
     return torch.cat([v[rows].abs().sum(1) for rows in blocks(v)])
 
 
+Definition = Callable[[Tensor], Tensor]
+"""Losses (B,) as a function of the logits (B, C)."""
+
+
+class Fused(NamedTuple):
+    """What a term that is the only one of its criterion finds together with the losses; all constants."""
+
+    delta: Tensor
+    """The compensation, as the term returns it."""
+    losses: Tensor
+    """(B,) the base losses."""
+    plain: Tensor
+    """(B,) the base losses without compensation."""
+    slope: Tensor
+    """(B, C) the derivative of the base losses and of what compensation adds to them by the logits."""
+    definition: Definition
+    """What the slope is the derivative of: second derivatives go by it. The graph keeps it, so it must not hold the state, which keeps the graph."""
+
+
 class _Sloped(torch.autograd.Function):
     """Losses (B,), or their sum over a divisor, whose slope (B, C) in the logits is known already."""
 
     @staticmethod
     def forward(
-        ctx: Any, u: Tensor, losses: Tensor, slope: Tensor, target: Tensor, divisor: Tensor | int | None
+        ctx: Any,
+        u: Tensor,
+        losses: Tensor,
+        slope: Tensor,
+        target: Tensor,
+        divisor: Tensor | int | None,
+        definition: Definition | None,
     ) -> Tensor:
         ctx.save_for_backward(u, slope, target)
-        ctx.divisor = divisor
+        ctx.divisor, ctx.definition = divisor, definition
         return losses.view_as(losses) if divisor is None else reduced(losses, divisor)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         u, slope, target = ctx.saved_tensors
         if torch.is_grad_enabled():  # a second derivative is wanted, as in a gradient penalty
-            slope = _again(u, slope, target)
-        return slope * (grad[:, None] if ctx.divisor is None else grad / ctx.divisor), None, None, None, None
+            slope = _again(u, slope, target) if ctx.definition is None else _derivative(ctx.definition, u)
+        return slope * (grad[:, None] if ctx.divisor is None else grad / ctx.divisor), None, None, None, None, None
+
+
+def _derivative(definition: Definition, u: Tensor) -> Tensor:
+    """(B, C) the derivative of the losses of a definition, differentiable."""
+    return torch.autograd.grad(definition(u).sum(), u, create_graph=True)[0]
 
 
 def _again(u: Tensor, slope: Tensor, target: Tensor) -> Tensor:
@@ -84,8 +115,15 @@ def reduced(losses: Tensor, divisor: Tensor | int) -> Tensor:
     return total if isinstance(divisor, int) and divisor == 1 else total / divisor
 
 
-def sloped(u: Tensor, losses: Tensor, slope: Tensor, target: Tensor, divisor: Tensor | int | None = None) -> Tensor:
-    r"""Cross entropies (B,) that are known, tied to their logits by a slope that is known; or their sum over a divisor.
+def sloped(
+    u: Tensor,
+    losses: Tensor,
+    slope: Tensor,
+    target: Tensor,
+    divisor: Tensor | int | None = None,
+    definition: Definition | None = None,
+) -> Tensor:
+    r"""Losses (B,) that are known, tied to their logits by a slope that is known; or their sum over a divisor.
 
     Args:
         u: (B, C) logits.
@@ -93,13 +131,14 @@ def sloped(u: Tensor, losses: Tensor, slope: Tensor, target: Tensor, divisor: Te
         slope: (B, C) the derivative of the losses, :math:`S(u + \Delta u) - y`; zero rows for samples that do not count.
         target: (B,) class numbers.
         divisor: what the sum is divided by, if it is asked for: the node of a sum has no slopes of single losses to pass on.
+        definition: what the losses are, if they are not cross entropies of logits with a constant added.
 
     >>> u = torch.zeros(1, 2, requires_grad=True)
     >>> sloped(u, torch.tensor([0.7]), torch.tensor([[-0.5, 0.5]]), torch.tensor([0])).sum().backward()
     >>> u.grad
     tensor([[-0.5000,  0.5000]])
     """
-    return _Sloped.apply(u, losses, slope, target, divisor)  # type: ignore[no-untyped-call]
+    return _Sloped.apply(u, losses, slope, target, divisor, definition)  # type: ignore[no-untyped-call]
 
 
 def losses_and_slope(
@@ -122,7 +161,7 @@ def losses_and_slope(
     q = u.detach() + du
     if torch.compiler.is_compiling():
         return _compiled(q, target, valid)
-    logp = log_softmax(q, over=True)
+    logp = log_softmax(q, out=q)
     losses = F.nll_loss(logp, target, ignore_index=ignore_index, reduction="none")
     if valid is None:
         return losses, torch.exp(logp, out=q).scatter_(1, target[:, None], -1.0, reduce="add")
@@ -132,8 +171,8 @@ def losses_and_slope(
     return losses, torch.ops.aten._log_softmax_backward_data(given, logp, 1, logp.dtype)
 
 
-def log_softmax(u: Tensor, *, over: bool = False) -> Tensor:
-    """(B, C) log-probabilities of logits; with `over`, where it costs least they are written over these: fresh memory costs more than numbers.
+def log_softmax(u: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """(B, C) log-probabilities of logits; where it costs least, they are written over `out`: fresh memory costs more than numbers.
 
     >>> log_softmax(torch.tensor([[3.0, 0.8, 0.2]]))
     tensor([[-0.1584, -2.3584, -2.9584]])
@@ -142,7 +181,7 @@ def log_softmax(u: Tensor, *, over: bool = False) -> Tensor:
         return u.log_softmax(-1)
     if u.shape[-1] < VECTOR:
         return u.t().log_softmax(0).t()
-    return torch.log_softmax(u, -1, out=u if over else None)
+    return torch.log_softmax(u, -1, out=out)
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from torch import Tensor
 from compensate.checks import Looks, at_hand, check_batch, check_target, resolved
 from compensate.errors import InputError
 from compensate.forwards import ModelStages, seeded, traceless
-from compensate.fused import cross_entropy, log_softmax, row_sizes, sloped
+from compensate.fused import Definition, cross_entropy, log_softmax, row_sizes, sloped
 from compensate.once import once
 from compensate.places import Places
 from compensate.touched import Touched, touched_rows
@@ -92,6 +92,7 @@ class State:
     known: Tensor | None = None  # (B,) the losses as constants, where their slope is known
     tilt: Tensor | None = None  # (B,) zeros whose gradient is what was added to that of the losses
     slope: Tensor | None = None
+    definition: Definition | None = None  # what the slope is the derivative of, `dl` included, if a term has found it
     penalty: Tensor | None = None
     slot: Slot | None = None
     gate: Tensor | None = None
@@ -128,9 +129,8 @@ class State:
         self.check: Looks = resolved(criterion.check, target)
         self.touched: list[Touched] = []
         self.writes: list[Callable[[], None]] = []
-        self.checked: dict[
-            tuple[int, bool], Tensor
-        ] = {}  # the index, by the numbers of rows that it was found to address
+        # The index, by the numbers of rows that it was found to address.
+        self.checked: dict[tuple[int, bool], Tensor] = {}
         self._recording = torch.is_grad_enabled()
         if logits is not None:
             self.u = self._rows(logits)
@@ -175,9 +175,7 @@ class State:
     @once
     def y(self) -> Tensor:
         """(B, C) the given labels as distributions; zero rows where ignored."""
-        if (
-            self._form is None
-        ):  # not if any logits are known: inner loops ask for `y` before `dx`, and so `u`, is settled
+        if self._form is None:  # no logits are known: inner loops ask for `y` before `dx`, and so `u`, is settled
             _ = self.u
         assert self._form is not None
         classes, kind, device = self._form
@@ -552,12 +550,20 @@ class State:
         """(B,) the losses without those of `dl`, penalties left out; set by the criterion, unless their slope is known."""
         if self.known is None or self.slope is None:
             raise AttributeError("l is asked for before it is known.")
-        return sloped(self.u, self.known, self.slope, self.target)
+        if self.definition is not None and self.dl is not None:
+            return self.criterion.losses_of(self, self.u, du=self.du, dp=self.dp, dy=self.dy)
+        return self._tied(self.known)
+
+    def _tied(self, losses: Tensor, divisor: Tensor | int | None = None) -> Tensor:
+        assert self.slope is not None
+        return sloped(self.u, losses, self.slope, self.target, divisor, self.definition)
 
     @property
     def compensated(self) -> Tensor:
         """(B,) losses with compensation, penalties left out."""
-        return self.l if self.dl is None else self.l + self.dl
+        if self.dl is None:
+            return self.l
+        return self.l + self.dl if self.definition is None or self.known is None else self._tied(self.known + self.dl)
 
     @property
     def losses(self) -> Tensor:
@@ -577,15 +583,14 @@ class State:
         if not self._constant:
             return self.criterion.reduce(self, self.losses)
         assert self.known is not None
-        assert self.slope is not None
-        known = self.known if self.penalty is None else self.known + self.penalty
-        return sloped(self.u, known, self.slope, self.target, self.criterion.divided_by(self))
+        known = self.known if self.dl is None else self.known + self.dl
+        return self._tied(known if self.penalty is None else known + self.penalty, self.criterion.divided_by(self))
 
     @property
     def _constant(self) -> bool:
-        """True if the slope of the base losses is all that there is to differentiate."""
-        alone = self.known is not None and self.dl is None and self.tilt is None and self.criterion.reduction != "none"
-        return alone and (self.penalty is None or not self.penalty.requires_grad)
+        """True if the slope that is known is all that there is to differentiate."""
+        known = self.known is not None and (self.dl is None or self.definition is not None) and self.tilt is None
+        return known and self.criterion.reduction != "none" and not getattr(self.penalty, "requires_grad", False)
 
     @once
     def finite(self) -> bool:

@@ -27,7 +27,7 @@ from compensate.proximal import group_soft_threshold, soft_threshold
 
 PenaltyName = Literal["l2", "l1"]
 PROX = {"l2": group_soft_threshold, "l1": soft_threshold}
-ROWS = 4096  # samples handled at once, so that their distances stay in the cache
+ROWS = 2048  # samples handled at once, so that their distances stay in the cache
 SOFT_STEPS = 1000  # the maximum number of alternations between degrees of membership and compensation of a new sample
 
 
@@ -60,35 +60,37 @@ def nearest_center(X: np.ndarray, centers: np.ndarray) -> tuple[np.ndarray, np.n
     >>> nearest_center(np.array([[0.0, 1.0], [4.0, 3.0]]), np.array([[0.0, 0.0], [4.0, 0.0]]))
     (array([0, 1]), array([1., 3.]))
     """
-    return _nearest(_with_ones(X), np.einsum("ij,ij->i", X, X), centers)
+    return _nearest(_columns(X), np.einsum("ij,ij->i", X, X), centers)
 
 
-def _with_ones(X: np.ndarray) -> np.ndarray:
-    return np.hstack([X, np.ones((len(X), 1), X.dtype)])
+def _columns(X: np.ndarray) -> np.ndarray:
+    """(d + 1, n) the samples as columns, each with a one below: their product with centers takes half as long as that of rows."""
+    return np.ascontiguousarray(np.vstack([X.T, np.ones((1, len(X)), X.dtype)]))
 
 
 Found = tuple[np.ndarray, np.ndarray]
 
 
-def _nearest(rows: np.ndarray, square: np.ndarray, centers: np.ndarray, out: Found | None = None) -> Found:
-    """`nearest_center` for samples with a column of ones and their squared lengths, which an iteration need not find anew.
+def _nearest(columns: np.ndarray, square: np.ndarray, centers: np.ndarray, out: Found | None = None) -> Found:
+    """`nearest_center` for samples as `_columns` and their squared lengths, which an iteration need not find anew.
 
     The answer is written over `out`, if it is given: fresh memory for every iteration would cost more than the square roots.
     """
-    # |x - m|^2 - |x|^2 = (x, 1) (-2m, |m|^2) is one matrix product.
-    product, k = np.hstack([-2 * centers, (centers**2).sum(1)[:, None]]), len(centers)
-    labels, distance = (np.empty(len(rows), np.intp), np.empty(len(rows), rows.dtype)) if out is None else out
-    size = min(ROWS, len(rows))
+    # |x - m|^2 - |x|^2 = (-2m, |m|^2) (x, 1) is one matrix product.
+    product, k, n = np.hstack([-2 * centers, (centers**2).sum(1)[:, None]]), len(centers), columns.shape[1]
+    labels, distance = (np.empty(n, np.intp), np.empty(n, columns.dtype)) if out is None else out
+    size = min(ROWS, n)
     # With a row for each center, the least of each column is found in vectors of the processor, and so is the first center that has it:
-    # those that have not are k numbers up. An argmin of short rows branches at every number, and took half of the iteration.
-    held, kind = np.empty((k, size), rows.dtype), np.min_scalar_type(2 * k)
-    others, numbers = np.empty((k, size), bool), np.arange(k, dtype=kind)[:, None]
-    for start in range(0, len(rows), ROWS):
-        part, size = slice(start, start + ROWS), min(ROWS, len(rows) - start)
-        found = np.matmul(product, rows[part].T, out=held[:, :size])
+    # the one that counts most. An argmin of short rows branches at every number, and took half of the iteration.
+    held, kind = np.empty((k, size), columns.dtype), np.min_scalar_type(k)
+    nearest, codes = np.empty((k, size), bool), np.empty((k, size), kind)
+    left = np.arange(k, 0, -1, dtype=kind)[:, None]
+    for start in range(0, n, ROWS):
+        part, size = slice(start, start + ROWS), min(ROWS, n - start)
+        found = np.matmul(product, columns[:, part], out=held[:, :size])
         least = np.min(found, axis=0, out=distance[part])
-        codes = np.not_equal(found, least, out=others[:, :size]) * kind.type(k) + numbers
-        labels[part] = codes.min(0) % k
+        code = np.multiply(np.equal(found, least, out=nearest[:, :size]).view(np.uint8), left, out=codes[:, :size])
+        np.subtract(k, code.max(0, initial=1), out=labels[part], dtype=np.intp)  # of NaN, which equals none, the last
     distance += square
     return labels, np.sqrt(np.maximum(distance, 0, out=distance), out=distance)
 
@@ -104,8 +106,8 @@ class _Problem:
     contamination: float
 
     @cached_property
-    def rows(self) -> np.ndarray:
-        return _with_ones(self.X)
+    def columns(self) -> np.ndarray:
+        return _columns(self.X)
 
     @cached_property
     def square(self) -> np.ndarray:
@@ -119,10 +121,10 @@ class _Problem:
     def assign(self, centers: np.ndarray, out: Found | None = None) -> Found:
         """Labels and residual sizes: (n,) for l2, (n, d) for l1. The label is the center of least profiled cost."""
         if self.penalty == "l2":
-            return _nearest(self.rows, self.square, centers, out)
+            return _nearest(self.columns, self.square, centers, out)
         t = self.t
         if t is None:
-            labels, _ = _nearest(self.rows, self.square, centers)
+            labels, _ = _nearest(self.columns, self.square, centers)
             t = self.level(np.abs(self.X - centers[labels]))
         costs = np.stack([profile(np.abs(self.X - m), t).sum(1) for m in centers], axis=1)
         labels = costs.argmin(1)

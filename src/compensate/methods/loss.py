@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import final
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from compensate.equation import Compensated, Weights
 from compensate.errors import InputError
 from compensate.forwards import full_precision
+from compensate.fused import Fused, blocks, log_softmax
 from compensate.inference.statistics import Evidence, Statistic
 from compensate.methods.registry import method
 from compensate.methods.search import Real, Space, each
@@ -60,11 +62,17 @@ class TemporalEnsemble(Statistic):
         with torch.no_grad():
             rows = self.rows.index_select(0, index)
             if s.learn:
-                p = p.detach().to(rows.dtype)
-                rows.mul_(self.beta).addcdiv_(p, p.sum(-1, keepdim=True), value=1 - self.beta)
-                valid = None if s.complete else s.valid
-                s.later(lambda: put_rows(self.rows, index, rows, valid))
+                self.move_(rows, p.detach().to(rows.dtype))
+                self.later(s, rows)
             return rows.to(s.u.dtype)
+
+    def move_(self, rows: Tensor, p: Tensor) -> Tensor:
+        """Running means with these predictions in them, in place."""
+        return rows.mul_(self.beta).addcdiv_(p, p.sum(-1, keepdim=True), value=1 - self.beta)
+
+    def later(self, s: State, rows: Tensor) -> None:
+        """Writes the running means of a batch if it is accepted."""
+        s.later(partial(put_rows, self.rows, self.index(s), rows, None if s.complete else s.valid))
 
     def observe(self, s: State) -> None:
         """The term that reads the means has moved them."""
@@ -72,6 +80,11 @@ class TemporalEnsemble(Statistic):
     def extra_repr(self) -> str:
         """Size and momentum."""
         return f"{self.num_samples} samples, beta={self.beta:g}"
+
+
+def _disagreement(t: Tensor, p: Tensor) -> Tensor:
+    r"""(B,) :math:`\log(1 - \langle t_i, p_i \rangle)`."""
+    return torch.log1p(-(t * p).sum(-1))
 
 
 @final
@@ -92,9 +105,45 @@ class EarlyLearning(nn.Module):
     def forward(self, s: State) -> Tensor:
         """(B,) the loss compensation."""
         p = self.ensemble.bounded(s.p)
-        agreement = (self.ensemble.moved(s, p) * p).sum(-1)
-        delta = at(self.lam, s) * torch.log1p(-agreement)
+        delta = at(self.lam, s) * _disagreement(self.ensemble.moved(s, p), p)
         return delta if s.complete else torch.where(s.valid, delta, 0.0)
+
+    @torch.no_grad()
+    def fused(self, s: State) -> Fused | None:
+        r"""The same, with the base losses and the slope of both.
+
+        .. math:: \frac{\partial (l_i + \Delta l_i)}{\partial u_i} = p_i - y_i + \frac{\lambda}{1 - \langle t_i, p_i \rangle}
+                  (\langle t_i, p_i \rangle - t_i)\, p_i
+
+        where classes whose probability is out of bounds have no part in the second summand.
+        """
+        ensemble, u, given = self.ensemble, s.u.detach(), s.labels[:, None]
+        if callable(self.lam) or ensemble.rows.dtype != u.dtype:
+            return None
+        index, low, high = ensemble.index(s), ensemble.floor, 1 - ensemble.floor
+        means, slope, losses, delta = torch.empty_like(u), torch.empty_like(u), u.new_empty(len(u)), u.new_empty(len(u))
+        held = torch.empty_like(u[blocks(u)[0]])
+        for part in blocks(u):
+            logp = log_softmax(u[part], out=slope[part])
+            losses[part] = -logp.gather(1, given[part])[:, 0]
+            p = torch.exp(logp, out=slope[part])
+            bounded = torch.clamp(p, low, high, out=held[: len(p)])
+            t = ensemble.move_(torch.index_select(ensemble.rows, 0, index[part], out=means[part]), bounded)
+            left = 1 - bounded.mul_(t).sum(-1, keepdim=True)
+            delta[part] = left[:, 0]
+            weight = self.lam / left
+            pull = torch.mul(t, p, out=bounded)
+            torch.ops.aten.hardtanh_backward.grad_input(pull, p, low, high, grad_input=pull)
+            p.mul_(1 + weight * pull.sum(-1, keepdim=True)).sub_(pull.mul_(weight))
+        ensemble.later(s, means)
+        definition = partial(self._losses, means, s.labels)
+        slope.scatter_(1, given, -1.0, reduce="add")
+        return Fused(delta.log_().mul_(self.lam), losses, losses, slope, definition)
+
+    def _losses(self, t: Tensor, labels: Tensor, u: Tensor) -> Tensor:
+        """(B,) losses with compensation by running means that are known."""
+        delta = self.lam * _disagreement(t, self.ensemble.bounded(u.softmax(-1)))
+        return F.cross_entropy(u, labels, reduction="none") + delta
 
     def extra_repr(self) -> str:
         """The weight."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any, final
+from functools import partial
+from typing import final
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from compensate.checks import at_hand
-from compensate.equation import Compensated, Weights
+from compensate.equation import SMALLEST, Compensated, Weights
 from compensate.errors import InputError
+from compensate.fused import Fused, blocks, log_softmax
 from compensate.granularity import finite
 from compensate.inference.statistics import Evidence, Statistic, largest
 from compensate.methods.registry import method
@@ -24,27 +27,34 @@ REFERENCE_BATCH = 128
 """The authors' steps act on the mean over a batch of this size."""
 
 
-class _Renormalized(torch.autograd.Function):
-    """What leads from predictions p to r / S, where r is what noise made of them and S its sum; its derivative in few passes over memory."""
+def _noise(mu: Tensor, nu: Tensor, given: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """(B, C) a - b, each between 0 and 1, where `given` (B, 1) are classes."""
+    return torch.square(nu, out=out).neg_().clamp_(min=-1).scatter_(1, given, mu.square().clamp_(max=1))
 
-    @staticmethod
-    def forward(ctx: Any, p: Tensor, r: Tensor, total: Tensor, floor: float) -> Tensor:
-        ctx.save_for_backward(p, r, total)
-        ctx.floor = floor
-        return (r / total).sub_(p)
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        p, r, total = ctx.saved_tensors
-        cut = r <= ctx.floor
-        if torch.is_grad_enabled():  # a second derivative is wanted
-            q = torch.where(cut, r, r + (p - p.detach()))
-            (found,) = torch.autograd.grad(q / q.sum(-1, keepdim=True) - p, p, grad, create_graph=True)
-            return found, None, None, None
-        slope = grad * r
-        mean = slope.sum(-1, keepdim=True).div_(total)
-        torch.sub(grad, mean, out=slope)
-        return slope.masked_fill_(cut, 0.0).div_(total).sub_(grad), None, None, None
+def _error_(noise: Tensor, given: Tensor, decided: Tensor) -> Tensor:
+    """Makes noise (B, C) the (1 - y) e that nu descends, in place; returns the e of given classes, (B, 1)."""
+    over = None if at_hand(noise) and (not noise.numel() or float(noise.min()) > -1) else noise <= -1
+    noise.scatter_(1, decided, 1.0, reduce="add")
+    own = noise.gather(1, given) - 1
+    noise.scatter_(1, given, 0.0)
+    if over is not None:
+        noise.masked_fill_(over, 0.0)
+    return own
+
+
+def _losses(given: Tensor, delta: Tensor, total: Tensor, cut: Tensor, u: Tensor) -> Tensor:
+    """(B,) the losses as a function of logits near those for which r / S - p is `delta`, S is `total` and r is `cut` off."""
+    p = u.softmax(-1)
+    r = (p.detach() + delta) * total + torch.where(cut, 0.0, p - p.detach())
+    return (r.sum(-1, keepdim=True) / r.gather(1, given)).log()[:, 0]
+
+
+def _put(kept: Tensor, index: Tensor, new: Tensor) -> None:
+    """Writes rows where they belong; one that is not finite stays as it was."""
+    if not (at_hand(new) and math.isfinite(new.sum().item())):
+        new = torch.where(finite(new), new, kept.index_select(0, index).to(new.dtype))
+    kept.index_copy_(0, index, new.to(kept.dtype))
 
 
 @final
@@ -105,19 +115,57 @@ class OverParameterized(Statistic):
         p, index = s.p, self.index(s)
         with torch.no_grad():
             mu, nu = self.mu.index_select(0, index).to(p.dtype), self.nu.index_select(0, index).to(p.dtype)
-            noise = self._noise(s, mu, nu)
-            r = (p + noise).clamp_(min=self.floor)
-            total = r.sum(-1, keepdim=True)
+            if s.hard:
+                noise = _noise(mu, nu, s.labels[:, None])
+            else:
+                noise = (mu.square() * s.y).clamp(max=1) - (nu.square() * (1 - s.y)).clamp(max=1)
+        r = (p + noise).clamp(min=self.floor)
+        total = r.sum(-1, keepdim=True)
         if s.learn:
-            s.later(lambda: self._step(s, index, mu, nu, noise, r, total))
-        return _Renormalized.apply(p, r, total, self.floor)  # type: ignore[no-untyped-call]
+            s.later(partial(self._step, s, index, mu, nu, noise, r.detach(), total.detach()))
+        return r / total - p
 
-    def _noise(self, s: State, mu: Tensor, nu: Tensor) -> Tensor:
-        """(B, C) a - b, each between 0 and 1."""
-        if s.hard:
-            noise = nu.square().neg_().clamp_(min=-1)
-            return noise.scatter_(1, s.labels[:, None], mu.square().clamp_(max=1))
-        return (mu.square() * s.y).clamp(max=1) - (nu.square() * (1 - s.y)).clamp(max=1)
+    @torch.no_grad()
+    def fused(self, s: State) -> Fused | None:
+        r"""The same, with the losses, their slope and the step of the rows.
+
+        .. math:: \frac{\partial l_i}{\partial u_i} = p_i (g_i - \langle p_i, g_i \rangle), \qquad g_i = \frac1{S_i} - \frac{y_i}{r_i}
+
+        where :math:`r = \max(p + a - b, \epsilon)`, :math:`S` is its sum, and :math:`g` is zero where :math:`r` is cut off.
+        """
+        self.check(s)
+        u, index, given = s.u.detach(), self.index(s), s.labels[:, None]
+        exact = self.nu.dtype == u.dtype and self.floor > 4 * SMALLEST  # so that no prediction is below the smallest
+        if not exact or distinct_rows(index)[1] is not None:
+            return None
+        mus = self.mu.index_select(0, index)
+        nus, delta, slope, cut = *(torch.empty_like(u) for _ in range(3)), torch.empty_like(u, dtype=torch.bool)
+        plain, total, near, own, error = (torch.empty_like(mus) for _ in range(5))
+        held, free = (torch.empty_like(u[blocks(u)[0]]) for _ in range(2))
+        for part in blocks(u):
+            label = given[part]
+            logp = log_softmax(u[part], out=slope[part])
+            torch.gather(logp, 1, label, out=plain[part])
+            p = torch.exp(logp, out=slope[part])
+            nu = torch.index_select(self.nu, 0, index[part], out=nus[part])
+            noise = _noise(mus[part], nu, label, out=held[: len(p)])
+            r = torch.add(p, noise, out=delta[part]).clamp_(min=self.floor)
+            np.less_equal(r.numpy(), self.floor, out=cut[part].numpy())  # in vectors, as torch does not
+            torch.sum(r, -1, keepdim=True, out=total[part])
+            torch.gather(r, 1, label, out=near[part])
+            inner = torch.ops.aten.threshold_backward.grad_input(p, r, self.floor, grad_input=free[: len(p)])
+            torch.div(inner.gather(1, label), near[part], out=own[part])
+            error[part] = _error_(noise, label, largest(p)[1][:, None])
+            nu.addcmul_(noise, nu, value=4 * self.lr_v)
+            r.div_(total[part]).sub_(p)
+            mean = inner.div_(total[part]).sum(-1, keepdim=True)
+            torch.addcmul(inner, p, mean - own[part], value=-1, out=p)
+        slope.scatter_add_(1, given, own.neg_())
+        mus.sub_(self._slope(mus, near, total, error), alpha=self.lr_u)
+        s.later(partial(_put, self.mu, index, mus))
+        s.later(partial(_put, self.nu, index, nus))
+        definition = partial(_losses, given, delta, total, cut)
+        return Fused(delta, (total / near).log_()[:, 0], plain.neg_()[:, 0], slope, definition)
 
     def _step(self, s: State, index: Tensor, mu: Tensor, nu: Tensor, noise: Tensor, r: Tensor, total: Tensor) -> None:
         r"""One step of the rows of the batch, down the derivatives in closed form.
@@ -127,28 +175,26 @@ class OverParameterized(Statistic):
 
         where :math:`r = \max(p + a - b, \epsilon)` and :math:`S` is its sum; there is no slope where a part is cut off.
         """
-        given = s.labels[:, None]
-        saturated, decided = mu.square() > 1, largest(s.p.detach())[1][:, None]
+        decided = largest(s.p.detach())[1][:, None]
         if s.hard:
-            e = noise  # in its place: nobody reads it any more
-            over = None if at_hand(e) and (not e.numel() or float(e.min()) > -1) else e <= -1
-            e.scatter_add_(1, decided, torch.ones_like(mu))
-            own = e.gather(1, given) - 1
-            near = r.gather(1, given)
-            slope = (1 / total - 1 / near) * (near > self.floor)
-            slope = slope + 2 * own if self.joint else slope
-            e.scatter_(1, given, 0.0)
-            e = e if over is None else e.masked_fill_(over, 0.0)
+            given = s.labels[:, None]
+            own = _error_(noise, given, decided)
+            slope, e = self._slope(mu, r.gather(1, given), total, own), noise
         else:
             y = s.y
             e = (noise - y).scatter_add_(1, decided, torch.ones_like(mu))
             slope = (y.sum(-1, keepdim=True) / total - y / r) * (r > self.floor)
             slope = y * (slope + 2 * e if self.joint else slope) * (mu.square() * y <= 1)
-            slope = slope.sum(-1, keepdim=True)
+            slope = 2 * mu * slope.sum(-1, keepdim=True)
             e = e * (1 - y) * (nu.square() * (1 - y) <= 1)
-            saturated = torch.zeros_like(saturated)
-        self._move(s, index, self.mu, mu, (2 * mu * slope).masked_fill_(saturated, 0.0), self.lr_u)
+        self._move(s, index, self.mu, mu, slope, self.lr_u)
         self._move(s, index, self.nu, nu, e.mul_(nu), -4 * self.lr_v)
+
+    def _slope(self, mu: Tensor, near: Tensor, total: Tensor, own: Tensor) -> Tensor:
+        """(B, 1) the derivative by mu, where labels are classes; `near` and `own` are r and e of theirs."""
+        slope = (1 / total - 1 / near) * (near > self.floor)
+        slope = slope + 2 * own if self.joint else slope
+        return (2 * mu * slope).masked_fill_(mu.square() > 1, 0.0)
 
     def _move(self, s: State, index: Tensor, kept: Tensor, old: Tensor, slope: Tensor, lr: float) -> None:
         """Rows go down the mean slope of the samples that share them; one that would not be finite stays."""
@@ -159,10 +205,7 @@ class OverParameterized(Statistic):
             count = slope.new_zeros(len(distinct), 1).index_add_(0, which, s.valid[:, None].to(slope.dtype))
             slope = slope.new_zeros(len(distinct), slope.shape[1]).index_add_(0, which, slope) / count.clamp(min=1)
             slope = slope[which]
-        new = old.add_(slope, alpha=-lr)
-        if not (at_hand(new) and math.isfinite(new.sum().item())):
-            new = torch.where(finite(new), new, kept.index_select(0, index).to(new.dtype))
-        kept.index_copy_(0, index, new.to(kept.dtype))
+        _put(kept, index, old.add_(slope, alpha=-lr))
 
     def observe(self, s: State) -> None:
         """The term has moved its rows."""
