@@ -172,7 +172,7 @@ class Compensated(nn.Module):
         self.only_logits = self._in_order.keys() <= {"logit"}
         """True if logits are compensated, or nothing at all."""
         every = [term for terms in self._in_order.values() for term in terms]
-        self._fused = every[0] if len(every) == 1 and callable(getattr(every[0], "fused", None)) else None
+        self._fused = every if len(every) == 1 and callable(getattr(every[0], "fused", None)) else []  # not a module
         logit = self._in_order.get("logit", ())
         on_logits = self.only_logits and all(isinstance(term, Table) for term in logit)
         self._logit_tables = tuple(cast(Table, term) for term in logit) if on_logits else ()
@@ -340,9 +340,9 @@ class Compensated(nn.Module):
 
     def _found_together(self, s: State) -> bool:
         """True if the only term has found compensation, losses and slope in one walk over the batch, portion by portion."""
-        if self._fused is None or not (self.fast and s.learn and s.ordinary and at_hand(s.u) and s.complete):
+        if not (self._fused and self.fast and s.learn and s.ordinary and at_hand(s.u) and s.complete):
             return False
-        found = cast(Any, self._fused).fused(s)
+        found = cast(Any, self._fused[0]).fused(s)
         if found is None:
             return False
         (name,) = self._in_order

@@ -72,6 +72,13 @@ def test_state_survives_copies_pickles_and_state_dicts(name):
             assert torch.equal(a, b), (how, key)
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_what_a_criterion_keeps_has_one_name(name):
+    """A module under two names would be saved twice, and states of other versions would not load."""
+    places = [kept.data_ptr() for kept in METHODS[name].make(**SIZES).state_dict().values() if kept.numel()]
+    assert len(set(places)) == len(places)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_measured_direction_agrees_with_the_taxonomy(name):
