@@ -27,7 +27,7 @@ def checked(ratios: list[measure.Ratio]) -> None:
 
 
 def test_calls_and_shares_are_measured() -> None:
-    checked(criterion.calls(8, 3, repeats=1, compiled=False))
+    checked(criterion.calls(8, 3, repeats=1, compiling=False))
     checked(dense.calls((2, 3, 4, 4), repeats=1))
     checked(criterion.shares(depth=8, repeats=1))
 

@@ -15,9 +15,9 @@ from compensate.equation_text import equation_text, in_bytes
 from compensate.errors import InputError
 from compensate.fused import losses_and_slope, reduced
 from compensate.granularity import Sample, Table
-from compensate.inference.statistics import Evidence, Statistic
+from compensate.inference.statistics import Evidence, Statistic, find_statistics
 from compensate.markup import element, escape
-from compensate.proximal import project_simplex
+from compensate.proximal import ONTO, SMALLEST
 from compensate.rows import step_rows
 from compensate.state import Slot, State
 from compensate.taxonomy import Taxonomy, taxonomy_of
@@ -39,9 +39,6 @@ SOFTMAX_ONLY = tuple(
 Weights = Tensor | Sequence[float]
 """(C,) a weight for each class."""
 
-SMALLEST = 1e-12
-"""Predictions are kept above this before the logarithm."""
-
 PATIENCE = 100
 """Training steps after which a criterion that waits for its first meta step says so."""
 
@@ -53,23 +50,6 @@ SLOTS: dict[str, Slot] = {
 
 BEFORE = ("structure", "view", "feature")
 """The targets that lie before the logits, in the order in which they are inferred."""
-
-
-def normalized(q: Tensor) -> Tensor:
-    """Rows divided by their sum, entries cut off at zero first.
-
-    >>> normalized(torch.tensor([[1.0, 3.0, -1.0]]))
-    tensor([[0.2500, 0.7500, 0.0000]])
-    """
-    q = q.clamp(min=0)
-    return q / q.sum(-1, keepdim=True).clamp(min=SMALLEST)
-
-
-_ONTO: dict[str, Callable[[Tensor], Tensor]] = {
-    "project": project_simplex,
-    "normalize": normalized,
-    "none": lambda q: q,
-}
 
 
 class Sum(nn.Module):
@@ -178,8 +158,8 @@ class Compensated(nn.Module):
         self._logit_tables = tuple(cast(Table, term) for term in logit) if on_logits else ()
         if reduction not in ("mean", "sum", "none"):
             raise InputError(f'reduction is "{reduction}"; expected "mean", "sum" or "none".')
-        if onto not in _ONTO:
-            raise InputError(f'onto is "{onto}"; expected {", ".join(_ONTO)}.')
+        if onto not in ONTO:
+            raise InputError(f'onto is "{onto}"; expected {", ".join(ONTO)}.')
         self.fast = True
         """Whether the losses may be found together with their slope, in one softmax, where that gives the same."""
         if isinstance(base, str) and base != "bce":
@@ -429,7 +409,7 @@ class Compensated(nn.Module):
         if dp is not None:
             # The logarithm of a distribution is a logit vector of it, so one base loss serves both sides of Eq. 5.
             q = u.to(torch.promote_types(u.dtype, torch.float32)).softmax(-1) + dp
-            q = q if self._stays_on_simplex("prediction") else _ONTO[self.onto](q)
+            q = q if self._stays_on_simplex("prediction") else ONTO[self.onto](q)
             u = q.clamp(min=SMALLEST).log()
         if dy is not None:
             y = s.y + dy
@@ -437,7 +417,7 @@ class Compensated(nn.Module):
                 # Labels sit in corners of the simplex, where a projection has no slope. A table or an inner loop on them
                 # takes the slope of the plane that the simplex lies in, as a projected gradient method does.
                 y = y if self.binary else y - (dy.mean(-1, keepdim=True) - dy.mean(-1, keepdim=True).detach())
-                y = y + ((y.clamp(0, 1) if self.binary else _ONTO[self.onto](y)) - y).detach()
+                y = y + ((y.clamp(0, 1) if self.binary else ONTO[self.onto](y)) - y).detach()
         else:
             y = s.labels if s.hard else s.y
         weight = None if self.weight is None or not weighted else self.weight.to(u.dtype)
@@ -478,6 +458,17 @@ class Compensated(nn.Module):
         return torch.where(total == 0, torch.ones_like(total), total)
 
     # --- what follows a step ----------------------------------------------------------------------------------
+
+    def compile(self, *args: Any, **settings: Any) -> None:
+        """As of every module: from here on, calls run a compiled graph.
+
+        In each call such a graph asks whether anything has changed that it was made from. Functions of this package and of torch do not
+        change, and are not asked for, unless `mode` or `options` say how to compile.
+        """
+        skipped = getattr(torch.compiler, "skip_guard_on_globals_unsafe", None)  # torch 2.4 has none
+        if skipped is not None and not settings.keys() & {"mode", "options"}:
+            settings["options"] = {"guard_filter_fn": skipped}
+        super().compile(*args, **settings)
 
     def _tick(self, s: State, watching: list[Statistic]) -> None:
         self.step.add_(1)
@@ -549,20 +540,16 @@ class Compensated(nn.Module):
 
     def _statistics(self) -> list[Statistic]:
         """In the order of `modules()`. This runs in every step: it walks again only where a module was replaced since."""
-        for held, before in self._walked:
-            if (*held.values(),) != before:
-                break
-        else:
-            # A shallow copy of a criterion has modules of its own.
-            if self._walked and self._walked[0][0] is self._modules:
-                return self._found
-        modules = [*self.modules()]
-        # An abstract class takes ten times as long to look into its instances.
-        found = [cast(Statistic, module) for module in modules if Statistic in type(module).__mro__]
         if not torch.compiler.is_compiling():
-            self._walked = [(module._modules, (*module._modules.values(),)) for module in modules]
-            self._found = found
-        return found
+            for held, before in self._walked:
+                if (*held.values(),) != before:
+                    break
+            else:
+                # A shallow copy of a criterion has modules of its own.
+                if self._walked and self._walked[0][0] is self._modules:
+                    return self._found
+        find_statistics(self, self.record)
+        return self._found
 
     def suspects(self, top: int | None = None) -> Any:
         """The samples whose labels look wrong, most suspect first; see :meth:`Evidence.suspects`."""

@@ -164,7 +164,9 @@ def losses_and_slope(
     logp = log_softmax(q, out=q)
     losses = F.nll_loss(logp, target, ignore_index=ignore_index, reduction="none")
     if valid is None:
-        return losses, torch.exp(logp, out=q).scatter_(1, target[:, None], -1.0, reduce="add")
+        # Numbers that lie in another order are moved first: the exponential takes them one by one otherwise.
+        p = q.exp_() if logp is q else q.copy_(logp).exp_()
+        return losses, p.scatter_(1, target.unsqueeze(1), -1.0, reduce="add")
     # Torch's own derivatives leave out who does not count: fewer operations than masks.
     one, total = _one(logp.dtype, logp.device), 2
     given = torch.ops.aten.nll_loss_backward(one, logp, target, None, total, ignore_index, one)
@@ -181,7 +183,7 @@ def log_softmax(u: Tensor, *, out: Tensor | None = None) -> Tensor:
         return u.log_softmax(-1)
     if u.shape[-1] < VECTOR:
         return u.t().log_softmax(0).t()
-    return torch.log_softmax(u, -1, out=out)
+    return u.log_softmax(-1) if out is None else torch.log_softmax(u, -1, out=out)
 
 
 @functools.cache

@@ -66,7 +66,7 @@ class Where(nn.Module):
 
     Args:
         gate: a callable of the state that returns (B,) booleans.
-        term: the term.
+        term: the term. One with `gated = True` reads `s.gate` and is zero by itself for samples that are kept out.
 
     >>> from compensate import Compensated
     >>> from compensate.terms import Pull
@@ -92,4 +92,4 @@ class Where(nn.Module):
             delta = self.term(s)
         finally:
             s.gate = outer
-        return torch.where(rowwise(mask, delta), delta, 0.0)
+        return delta if getattr(self.term, "gated", False) else torch.where(rowwise(mask, delta), delta, 0.0)

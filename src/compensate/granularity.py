@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from compensate.checks import at_hand, checked_index, checked_keys
 from compensate.errors import InputError
-from compensate.fused import blocks
+from compensate.fused import BLOCK, blocks
 from compensate.held import held_range
 from compensate.inference.regularized import L1, L2, Bound, GroupL2, Penalty, row_step
 from compensate.state import THROUGH, State
 from compensate.stores import Kept, Spec, Store, choose
 from compensate.stores.transfer import restored
-from compensate.touched import Touched
+from compensate.touched import Touched, distinct_rows
 
 Update = Literal["prox", "subgradient", "meta", "manual", "inner"]
 
@@ -218,10 +218,10 @@ class Table(nn.Module, ABC):
 
     def _in_portions(self, rows: Tensor) -> bool:
         """True if rows are so many that it pays to move them portion by portion, and if nothing that moves them has a value for each."""
-        by_number = self.penalty is None or (
-            isinstance(self.penalty, L1 | L2 | GroupL2) and not callable(self.penalty.lam)
-        )
-        return by_number and self.kept is None and rows.ndim == 2 and at_hand(rows) and len(blocks(rows)) > 1
+        if rows.ndim != 2 or rows.numel() <= BLOCK or len(rows) < 2 or self.kept is not None or not at_hand(rows):
+            return False
+        penalty = self.penalty
+        return penalty is None or (isinstance(penalty, L1 | L2 | GroupL2) and not callable(penalty.lam))
 
     def _descend_together(self, touched: Touched, old: Tensor, grad: Tensor, s: State) -> None:
         """The step in a compiled graph, in as few passes over the rows as it takes: old ones are read once, new ones written once."""
@@ -404,23 +404,24 @@ def pool_(rows: Tensor, count: Tensor, keys: Tensor) -> None:
     (tensor([2., 5., 2.]), tensor([2., 1., 2.]))
     """
     if keys.device.type == "cpu":
-        _look_and_pool_(rows, count, keys)
+        torch.ops.compensate.pool_(rows, count, keys)
         return
     values, order = keys.sort(stable=True)
     _pool_(rows, count, order[torch.searchsorted(values, keys)], len(keys))
 
 
-# Its signature is spelled out: torch 2.4 cannot read annotations that are texts, as all are in this file.
-@torch.library.custom_op(
-    "compensate::pool_",
-    mutates_args=("rows", "count"),
-    schema="(Tensor(a!) rows, Tensor(b!) count, Tensor keys) -> ()",
-)
 def _look_and_pool_(rows: Tensor, count: Tensor, keys: Tensor) -> None:
     """On a CPU a look at the keys is cheap, and mostly saves the rest. Compiled graphs take it as one opaque step."""
-    distinct, which = keys.unique(return_inverse=True)
-    if len(distinct) < len(keys):
+    distinct, which = distinct_rows(keys)
+    if which is not None:
         _pool_(rows, count, which, len(distinct))
+
+
+# An operator of the dispatcher itself: the wrapper that torch.library.custom_op puts around a function takes four times as long as the function.
+_OPERATORS = torch.library.Library("compensate", "DEF")
+_OPERATORS.define("pool_(Tensor(a!) rows, Tensor(b!) count, Tensor keys) -> ()")
+_OPERATORS.impl("pool_", _look_and_pool_, "CPU")
+_OPERATORS.impl("pool_", lambda rows, count, keys: None, "Meta")
 
 
 def _pool_(rows: Tensor, count: Tensor, which: Tensor, places: int) -> None:

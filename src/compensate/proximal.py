@@ -9,6 +9,7 @@ A *row* is one entry of the first axis with all its other axes; `t` and `radius`
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -20,6 +21,9 @@ Norm = Literal["l2", "linf"]
 
 
 TINY = float(np.finfo(np.float32).tiny)
+
+SMALLEST = 1e-12
+"""Probabilities are kept above this before a logarithm or a division."""
 
 
 def _per_row(t: Any, v: Any) -> Any:
@@ -112,3 +116,21 @@ def project_simplex(v: Array) -> Array:
     excess = (falling.cumsum(-1) - 1) / torch.arange(1, v.shape[-1] + 1).to(v)
     support = (falling > excess).sum(-1, keepdim=True)
     return (v - excess.gather(-1, (support - 1).clamp(min=0))).clip(0)
+
+
+def normalized(q: torch.Tensor) -> torch.Tensor:
+    """Rows divided by their sum, entries cut off at zero first.
+
+    >>> normalized(torch.tensor([[1.0, 3.0, -1.0]]))
+    tensor([[0.2500, 0.7500, 0.0000]])
+    """
+    q = q.clamp(min=0)
+    return q / q.sum(-1, keepdim=True).clamp(min=SMALLEST)
+
+
+ONTO: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "project": project_simplex,
+    "normalize": normalized,
+    "none": lambda q: q,
+}
+"""How rows become distributions: by the nearest point of the simplex, by division by the sum, or not at all."""

@@ -49,6 +49,8 @@ def rowwise(v: Any, like: Tensor) -> Any:
     """
     if not isinstance(v, Tensor) or v.ndim == 0 or v.ndim >= like.ndim:
         return v
+    if v.ndim == 1 and like.ndim == 2:
+        return v.unsqueeze(1)
     return v.reshape(v.shape[:1] + (1,) * (like.ndim - v.ndim) + v.shape[1:])
 
 

@@ -186,6 +186,7 @@ class Pull(nn.Module):
     """
 
     inference, granularity, direction = "adversarial", "sample", "positive"
+    gated = True
 
     def __init__(self, eta: Value) -> None:
         super().__init__()
@@ -197,13 +198,17 @@ class Pull(nn.Module):
         """(B, C) the logit compensation."""
         eta = rowwise(at(self.eta, s), s.u)
         if not s.hard or torch.compiler.is_compiling() or (isinstance(eta, Tensor) and eta.requires_grad):
-            return eta * (s.y - s.logq.exp())
+            v = eta * (s.y - s.logq.exp())
+            return v if s.gate is None else torch.where(s.gate.unsqueeze(1), v, 0.0)
         # The same without an array of labels, and in one place: many classes are many numbers.
-        v = s.logq.exp().mul_(-eta)
-        if s.complete and not isinstance(eta, Tensor):
-            return v.scatter_(1, s.labels[:, None], eta, reduce="add")
-        given = torch.as_tensor(eta).to(v).expand(len(v), 1) * s.valid[:, None]
-        return v.scatter_add_(1, s.labels[:, None], given)
+        labels, gate = s.labels.unsqueeze(1), s.gate
+        away = s.logq.exp()
+        away = (
+            away.scatter_(1, labels, -1.0, reduce="add")
+            if s.complete
+            else away.scatter_add_(1, labels, -s.valid[:, None].to(away))
+        )
+        return away.mul_(-eta if gate is None else gate.unsqueeze(1) * -eta)
 
     def extra_repr(self) -> str:
         """The step."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Literal, final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -179,8 +180,8 @@ class Top(Statistic):
             self.track("seen", torch.full((num_samples,), torch.inf), merge="rows")
             self.track("last", torch.full((num_samples,), torch.inf), merge="same")
 
-    def forward(self, s: State) -> Tensor:
-        """The threshold now, a scalar tensor."""
+    def forward(self, s: State) -> Tensor | float:
+        """The threshold now: a number where the losses are at hand, else a scalar tensor."""
         pool, pro = s.plain_losses, at(self.pro, s)
         if not at_hand(pool):
             now = _kth_largest(s.everyone(pool), s.everyone(s.valid), pro)
@@ -193,8 +194,9 @@ class Top(Statistic):
             pool = past
         else:
             pool = s.everyone(pool if s.complete else pool[s.valid])
-        k = int(pro * len(pool) / 100)
-        return pool.topk(k, sorted=False).values.amin() if k else pool.new_full((), torch.inf)
+        losses = pool.numpy() if pool.dtype in (torch.float32, torch.float64) else pool.double().numpy()
+        k = int(pro * losses.size / 100)
+        return float(np.partition(losses, -k)[-k]) if k else math.inf
 
     def observe(self, s: State) -> None:
         """Keeps the plain losses of the batch."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Literal, final
 
-import torch
 from torch import Tensor, nn
 
 from compensate.equation import BinaryBase, Compensated, Weights
@@ -79,9 +78,10 @@ class FlooredThreshold(nn.Module):
         super().__init__()
         self.tau, self.floor = tau, floor
 
-    def forward(self, s: State) -> Tensor:
-        """The threshold now, a scalar tensor."""
-        return torch.as_tensor(at(self.tau, s)).clamp(min=self.floor)
+    def forward(self, s: State) -> Tensor | float:
+        """The threshold now, a number or a scalar tensor, as the threshold itself gives it."""
+        tau = at(self.tau, s)
+        return tau.clamp(min=self.floor) if isinstance(tau, Tensor) else max(tau, self.floor)
 
     def extra_repr(self) -> str:
         """The floor."""

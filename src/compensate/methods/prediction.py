@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from compensate.checks import at_hand
-from compensate.equation import SMALLEST, Compensated, Weights
+from compensate.equation import Compensated, Weights
 from compensate.errors import InputError
 from compensate.fused import Fused, blocks, log_softmax
 from compensate.granularity import finite
 from compensate.inference.statistics import Evidence, Statistic, largest
 from compensate.methods.registry import method
 from compensate.methods.search import Real, Space, each
+from compensate.proximal import SMALLEST
 from compensate.state import State
 from compensate.touched import distinct_rows
 
