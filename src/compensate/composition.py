@@ -27,8 +27,9 @@ from compensate.inference.statistics import recorded
 from compensate.inference.tuning import Top
 from compensate.methods.registry import METHODS, Method, find
 from compensate.methods.search import Range, Real, Space
+from compensate.places import rowwise
 from compensate.proximal import TINY, row_norm
-from compensate.state import THROUGH, State, Value, at, rowwise
+from compensate.state import THROUGH, State, Value, at
 from compensate.structure import Dissimilarity, Edges
 from compensate.taxonomy import DIRECTIONS, GRANULARITIES, INFERENCES, TARGETS, Taxonomy
 from compensate.views import DEFAULT, Views

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from compensate.errors import InputError
-from compensate.state import State, Value, at, rowwise
+from compensate.places import rowwise
+from compensate.state import State, Value, at
 
 
 @final

@@ -6,7 +6,7 @@ The equation is written for rows (R, C). Batches with more axes become rows here
 from __future__ import annotations
 
 import math
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -154,3 +154,20 @@ def _unlike(values: Tensor, places: Places, name: str) -> str:
             'classes at once are base="bce"'
         )
     return f"{name} have shape {tuple(values.shape)} for a target whose places are {places.shape}; expected {wanted}."
+
+
+def rowwise(v: Any, like: Tensor) -> Any:
+    """`v` with one value (or row) per sample, shaped to broadcast against `like`.
+
+    Axes are filled in after the first, so that one row of a text table serves all tokens of its sample.
+
+    >>> rowwise(torch.ones(4), torch.ones(4, 7, 3)).shape
+    torch.Size([4, 1, 1])
+    >>> rowwise(torch.ones(4, 3), torch.ones(4, 7, 3)).shape
+    torch.Size([4, 1, 3])
+    """
+    if not isinstance(v, Tensor) or v.ndim == 0 or v.ndim >= like.ndim:
+        return v
+    if v.ndim == 1 and like.ndim == 2:
+        return v.unsqueeze(1)
+    return v.reshape(v.shape[:1] + (1,) * (like.ndim - v.ndim) + v.shape[1:])

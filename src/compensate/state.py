@@ -15,7 +15,7 @@ from compensate.errors import InputError
 from compensate.forwards import ModelStages, seeded, traceless
 from compensate.fused import Definition, cross_entropy, log_softmax, row_sizes, sloped
 from compensate.once import once
-from compensate.places import Places
+from compensate.places import Places, rowwise
 from compensate.touched import Touched, touched_rows
 
 if TYPE_CHECKING:
@@ -34,24 +34,6 @@ THROUGH: tuple[Slot, ...] = ("da", "dv", "dx")
 def at(value: Value, s: State) -> Any:
     """A hyper-parameter at this moment: itself if a number, else what it says for the state."""
     return value(s) if callable(value) else value
-
-
-def rowwise(v: Any, like: Tensor) -> Any:
-    """`v` with one value (or row) per sample, shaped to broadcast against `like`.
-
-    Axes are filled in after the first, so that one row of a text table serves all tokens of its sample.
-
-    >>> import torch
-    >>> rowwise(torch.ones(4), torch.ones(4, 7, 3)).shape
-    torch.Size([4, 1, 1])
-    >>> rowwise(torch.ones(4, 3), torch.ones(4, 7, 3)).shape
-    torch.Size([4, 1, 3])
-    """
-    if not isinstance(v, Tensor) or v.ndim == 0 or v.ndim >= like.ndim:
-        return v
-    if v.ndim == 1 and like.ndim == 2:
-        return v.unsqueeze(1)
-    return v.reshape(v.shape[:1] + (1,) * (like.ndim - v.ndim) + v.shape[1:])
 
 
 class State:
@@ -149,6 +131,8 @@ class State:
     @property
     def visits(self) -> int:
         """Rows of a table that the batch visits: its samples; its places, if the index names them; the labels of each."""
+        if not self.places.several:
+            return self.places.batch
         named = self.places.batch * (math.prod(self.places.shape) if self.index is not None and not self.shared else 1)
         return named * self.places.labels
 
@@ -496,6 +480,12 @@ class State:
             return self.u.new_zeros(len(self.u))
         du = self.du.detach() if self.du.requires_grad else self.du
         return self.sizes(du if du.shape == self.u.shape else du.expand_as(self.u))
+
+    @property
+    def size_known(self) -> bool:
+        """False if :attr:`size` is still to be found, from compensation that is a constant for each logit."""
+        du, sized = self.du, self._sized
+        return du is None or (sized is not None and sized[0] is du) or du.requires_grad or du.shape != self.u.shape
 
     def sizes(self, v: Tensor) -> Tensor:
         r"""(R,) the size :math:`\|v_i\|_1` of each row (R, \*shape); of rows that both a penalty and a record ask for, once."""

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from compensate.errors import InputError
 from compensate.granularity import Fresh, Table
+from compensate.places import rowwise
 from compensate.proximal import TINY, Norm, project_ball, row_norm
-from compensate.state import THROUGH, State, Value, at, rowwise
+from compensate.state import THROUGH, State, Value, at
 from compensate.touched import distinct_rows, present_rows
 
 

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from compensate.errors import InputError
 from compensate.forwards import under
+from compensate.places import rowwise
 from compensate.proximal import TINY, row_norm
-from compensate.state import State, Value, at, rowwise
+from compensate.state import State, Value, at
 from compensate.touched import present_rows
 
 Place = Literal["logits", "features", "parameters"]

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from compensate.checks import checked_classes
 from compensate.errors import InputError
-from compensate.state import State, Value, at, rowwise
+from compensate.places import rowwise
+from compensate.state import State, Value, at
 
 
 def live_prediction(s: State) -> Tensor:

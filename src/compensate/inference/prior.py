@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from compensate.errors import InputError
-from compensate.state import State, Value, at, rowwise
+from compensate.places import rowwise
+from compensate.state import State, Value, at
 
 TINY = 1e-9
 """A temperature below this is none."""

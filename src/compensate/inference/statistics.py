@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, NamedTuple, final
+from typing import Any, ClassVar, Literal, NamedTuple, cast, final
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from compensate.checks import at_hand, checked_classes, checked_index
 from compensate.errors import InputError
-from compensate.fused import blocks, cross_entropy
+from compensate.fused import blocks, cross_entropy, row_sizes
 from compensate.held import held_range
 from compensate.state import State
 from compensate.touched import distinct_rows
@@ -123,9 +123,9 @@ class _Waiting:
     """Small batches on their way into a record."""
 
     batches: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
-    """(B, C) logits; (B,) how much they are compensated; (2, B) index and target."""
-    form: tuple[int, int] = (0, 0)
-    """C and the class that is ignored."""
+    """(B, C) logits; (B,) how much they are compensated, or (B, C) by what; (2, B) index and target."""
+    form: tuple[int, int, int] = (0, 0, 0)
+    """C, the class that is ignored, and the axes of the second."""
     numbers: int = 0
     """Logits in all batches."""
 
@@ -314,10 +314,11 @@ class Evidence(Statistic):
     def _wait(self, s: State) -> None:
         """Keeps copies: what was given may be written over before it is added up."""
         u, waiting = s.u, self._waiting
-        form = (u.shape[1], s.criterion.ignore_index)
+        delta = s.size if s.size_known else cast(Tensor, s.du).clone()
+        form = (u.shape[1], s.criterion.ignore_index, delta.ndim)
         if waiting.batches and waiting.form != form:
             self.settle()
-        waiting.batches.append((u.clone(), s.size, torch.stack((self.index(s), s.target))))
+        waiting.batches.append((u.clone(), delta, torch.stack((self.index(s), s.target))))
         waiting.form, waiting.numbers = form, waiting.numbers + u.numel()
         if waiting.numbers > WAITING:
             self.settle()
@@ -325,21 +326,21 @@ class Evidence(Statistic):
     @torch.no_grad()
     def settle(self) -> None:
         """Adds up what is waiting; every look at the record does so first."""
-        waiting, ignored = self._waiting.batches, self._waiting.form[-1]
+        waiting, ignored = self._waiting.batches, self._waiting.form[1]
         if not waiting:
             return
         self._waiting.batches, self._waiting.numbers = [], 0
-        logits, sizes, names = zip(*waiting, strict=True)
-        whole = torch.cat(logits), torch.cat(sizes), torch.cat(names, 1)
+        logits, deltas, names = zip(*waiting, strict=True)
+        whole = torch.cat(logits), torch.cat(deltas), torch.cat(names, 1)
         # The vote depends on the order of visits: a sample that comes twice must be counted twice.
         once = not at_hand(whole[0]) or distinct_rows(whole[2][0])[1] is None
-        for u, size, (index, target) in [whole] if once else waiting:
+        for u, delta, (index, target) in [whole] if once else waiting:
             valid = target != ignored
             counts = None if at_hand(valid) and bool(valid.all()) else valid
             labels = target if counts is None else target * valid
             losses = cross_entropy(u, labels)
             u = u if self.classes is None else u[:, : self.classes]
-            self._add_up(Visits(index, u, labels, losses, size, counts))
+            self._add_up(Visits(index, u, labels, losses, row_sizes(delta) if delta.ndim > 1 else delta, counts))
 
     def __getattr__(self, name: str) -> Any:
         """Buffers are looked at when nothing is waiting."""

@@ -16,8 +16,9 @@ from compensate.inference.statistics import Statistic
 from compensate.inference.tuning import Top
 from compensate.methods.registry import method
 from compensate.methods.search import Choice, PaperData, Real, Space, each
+from compensate.places import rowwise
 from compensate.proximal import Norm
-from compensate.state import State, Value, at, rowwise
+from compensate.state import State, Value, at
 
 __all__ = ["adversarial_feature", "center_feature", "pgd_at"]
 

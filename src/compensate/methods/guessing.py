@@ -18,7 +18,8 @@ from compensate.inference.teachers import Softened, guess_of, logits_of
 from compensate.inference.tuning import StepSchedule
 from compensate.methods.registry import method
 from compensate.methods.search import Real, Space
-from compensate.state import State, Value, at, rowwise
+from compensate.places import rowwise
+from compensate.state import State, Value, at
 from compensate.touched import put_rows
 
 __all__ = ["deep_self_learning", "distillation", "guess_label"]

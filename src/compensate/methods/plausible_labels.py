@@ -15,7 +15,8 @@ from compensate.inference.statistics import recorded
 from compensate.inference.tuning import Ramp
 from compensate.methods.registry import method
 from compensate.methods.search import Real, Space, each
-from compensate.state import State, Value, at, rowwise
+from compensate.places import rowwise
+from compensate.state import State, Value, at
 
 __all__ = ["data_ambiguation"]
 
