@@ -326,7 +326,7 @@ class Compensated(nn.Module):
         if found is None:
             return False
         (name,) = self._in_order
-        setattr(s, SLOTS[name], found.delta)
+        setattr(s, SLOTS[name] if isinstance(found.delta, Tensor) else "find_dp", found.delta)
         _, s.known, s.plain_losses, s.slope, s.definition = found
         return True
 

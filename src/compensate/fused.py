@@ -52,8 +52,8 @@ Definition = Callable[[Tensor], Tensor]
 class Fused(NamedTuple):
     """What a term that is the only one of its criterion finds together with the losses; all constants."""
 
-    delta: Tensor
-    """The compensation, as the term returns it."""
+    delta: Tensor | Callable[[], Tensor]
+    """The compensation, as the term returns it; of predictions, what finds it if somebody asks."""
     losses: Tensor
     """(B,) the base losses."""
     plain: Tensor

@@ -67,7 +67,7 @@ class State:
     # What a batch starts with; a class keeps it in less time than each batch would.
     dx: Tensor | None = None
     du: Tensor | None = None
-    dp: Tensor | None = None
+    find_dp: Callable[[], Tensor] | None = None  # where a term has found the losses without it
     dy: Tensor | None = None
     dl: Tensor | None = None
     dg: Tensor | None = None
@@ -198,6 +198,11 @@ class State:
         """How much of the training is done, from 0 to 1, a scalar tensor."""
         self.criterion.require_total()
         return (self.criterion.step / self.criterion.total).clamp(max=1.0)
+
+    @once
+    def dp(self) -> Tensor | None:
+        """(B, C) the compensation of predictions so far."""
+        return None if self.find_dp is None else self.find_dp()
 
     def everyone(self, values: Tensor) -> Tensor:
         """(n,) these numbers, and those of the samples that other processes have of this batch, where it is shared."""

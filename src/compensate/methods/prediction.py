@@ -6,7 +6,6 @@ import math
 from functools import partial
 from typing import final
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,11 +43,16 @@ def _error_(noise: Tensor, given: Tensor, decided: Tensor) -> Tensor:
     return own
 
 
-def _losses(given: Tensor, delta: Tensor, total: Tensor, cut: Tensor, u: Tensor) -> Tensor:
-    """(B,) the losses as a function of logits near those for which r / S - p is `delta`, S is `total` and r is `cut` off."""
+def _losses(given: Tensor, r: Tensor, floor: float, u: Tensor) -> Tensor:
+    """(B,) the losses as a function of logits near those that gave `r`."""
     p = u.softmax(-1)
-    r = (p.detach() + delta) * total + torch.where(cut, 0.0, p - p.detach())
+    r = r + torch.where(r <= floor, 0.0, p - p.detach())
     return (r.sum(-1, keepdim=True) / r.gather(1, given)).log()[:, 0]
+
+
+def _change(r: Tensor, total: Tensor, u: Tensor) -> Tensor:
+    """(B, C) what is added to predictions so that they become r over its sum."""
+    return r / total - log_softmax(u).exp()
 
 
 def _put(kept: Tensor, index: Tensor, new: Tensor) -> None:
@@ -140,7 +144,7 @@ class OverParameterized(Statistic):
         if not exact or distinct_rows(index)[1] is not None:
             return None
         mus = self.mu.index_select(0, index)
-        nus, delta, slope, cut = *(torch.empty_like(u) for _ in range(3)), torch.empty_like(u, dtype=torch.bool)
+        nus, rs, slope = (torch.empty_like(u) for _ in range(3))
         plain, total, near, own, error = (torch.empty_like(mus) for _ in range(5))
         held, free = (torch.empty_like(u[blocks(u)[0]]) for _ in range(2))
         for part in blocks(u):
@@ -150,23 +154,21 @@ class OverParameterized(Statistic):
             p = torch.exp(logp, out=slope[part])
             nu = torch.index_select(self.nu, 0, index[part], out=nus[part])
             noise = _noise(mus[part], nu, label, out=held[: len(p)])
-            r = torch.add(p, noise, out=delta[part]).clamp_(min=self.floor)
-            np.less_equal(r.numpy(), self.floor, out=cut[part].numpy())  # in vectors, as torch does not
+            r = torch.add(p, noise, out=rs[part]).clamp_(min=self.floor)
             torch.sum(r, -1, keepdim=True, out=total[part])
             torch.gather(r, 1, label, out=near[part])
             inner = torch.ops.aten.threshold_backward.grad_input(p, r, self.floor, grad_input=free[: len(p)])
             torch.div(inner.gather(1, label), near[part], out=own[part])
             error[part] = _error_(noise, label, largest(p)[1][:, None])
             nu.addcmul_(noise, nu, value=4 * self.lr_v)
-            r.div_(total[part]).sub_(p)
             mean = inner.div_(total[part]).sum(-1, keepdim=True)
             torch.addcmul(inner, p, mean - own[part], value=-1, out=p)
         slope.scatter_add_(1, given, own.neg_())
         mus.sub_(self._slope(mus, near, total, error), alpha=self.lr_u)
         s.later(partial(_put, self.mu, index, mus))
         s.later(partial(_put, self.nu, index, nus))
-        definition = partial(_losses, given, delta, total, cut)
-        return Fused(delta, (total / near).log_()[:, 0], plain.neg_()[:, 0], slope, definition)
+        definition = partial(_losses, given, rs, self.floor)
+        return Fused(partial(_change, rs, total, u), (total / near).log_()[:, 0], plain.neg_()[:, 0], slope, definition)
 
     def _step(self, s: State, index: Tensor, mu: Tensor, nu: Tensor, noise: Tensor, r: Tensor, total: Tensor) -> None:
         r"""One step of the rows of the batch, down the derivatives in closed form.
