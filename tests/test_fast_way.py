@@ -230,7 +230,8 @@ def test_a_criterion_that_was_told_to_compile_still_notices_what_changes() -> No
     torch.compiler.reset()
     compiled.compile(fullgraph=True, backend="aot_eager")
     kept = compiled.record
-    assert record is not None and kept is not None
+    assert record is not None
+    assert kept is not None
 
     def equal(seed: int) -> None:
         u, y, i = drawn(8, 5, torch.float32, seed)
