@@ -37,6 +37,6 @@ def defaults(
             failed = study.train(
                 Place(results, runs, data_dir, workers), data_dir or Path("data"), names, lambda: bar.advance(task)
             )
-    console.print("\n".join(study.sections(results)), markup=False, soft_wrap=True)
+    console.print("\n".join([*study.sections(results), *study.details(results)]), markup=False, soft_wrap=True)
     for one, message in failed:
         console.print(f"[red]{one.name}:[/red] {message}")
