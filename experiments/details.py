@@ -8,6 +8,7 @@ from pathlib import Path
 
 from experiments.claims import CLAIMS
 from experiments.comparing import Comparison, Value, table_lines, words
+from experiments.cost import NOTE
 from experiments.protocols import PROTOCOLS, Scale
 from experiments.report import table_section
 from experiments.tables import published
@@ -87,4 +88,4 @@ def _cost(results: Path) -> list[str]:
     for row in stored["tables"]:
         hours = [f"{row['core_hours']:,.0f}", f"{row['gpu_hours']:,.0f}"]
         rows.append([row["table"], str(row["runs"]), str(row["trials"]), *hours])
-    return ["## What the paper's own protocol would cost", stored["note"], table_lines(rows)]
+    return ["## What the paper's own protocol would cost", NOTE, table_lines(rows)]

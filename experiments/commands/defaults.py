@@ -24,6 +24,8 @@ def defaults(
     """Try settings of LogComp and MixComp on five data sets, and choose defaults with each set left out in turn.
 
     **Example:** `python -m experiments defaults --data-dir data`
+
+    The same command resumes: finished runs are read.
     """
     from experiments import defaults as study
     from experiments.commands.reproduce import progress_bar
