@@ -142,6 +142,31 @@ def test_sheet_shows_the_samples_with_the_largest_compensation(noisy):
     assert result.prepared.wrong[order[: len(figure.axes)]].mean() > 0.8
 
 
+def test_the_figure_of_the_strength_is_a_mean_over_seeds(monkeypatch, tmp_path):
+    monkeypatch.setattr(trained, "STRENGTHS", (0.05, 0.5))
+    monkeypatch.setattr(trained, "SEEDS", 2)
+    request = Request("digits", options={"epochs": 16, "limit": 300, "seed": 5}, runs=tmp_path)
+    clean, noisy = trained.strengths(request, "none"), trained.strengths(request, "random:0.2")
+    assert clean.found is None
+    assert noisy.share.shape == noisy.gain.shape == noisy.found.shape == (2, 2)
+    assert clean.epochs.shape == (2, 2, 16)
+    assert (clean.epochs[:, 0] >= clean.epochs[:, 1]).all(), (
+        "a smaller penalty compensates more samples, in every epoch"
+    )
+    assert (clean.epochs[:, 0, -1] > clean.epochs[:, 1, -1] + 10).all()
+    assert (noisy.share[:, 0] > noisy.share[:, 1]).all()
+    assert len(list(tmp_path.iterdir())) == 2 * 2 * 3, (
+        "two kinds of labels, two seeds; plain training and two strengths"
+    )
+    base = request.train(request.config(method="base", noise="random:0.2", seed=5))
+    ours = request.train(request.config(method="logcomp", noise="random:0.2", seed=5, hyper={"lam": 0.5}))
+    assert noisy.gain[0, 1] == pytest.approx(100 * (ours.last["test_accuracy"] - base.last["test_accuracy"]))
+    young, share, accuracy, found = trained.strength(request).axes
+    assert np.allclose(young.get_lines()[0].get_ydata(), clean.epochs[:, 0].mean(0))
+    for ax, each in ((share, noisy.share), (accuracy, noisy.gain), (found, noisy.found)):
+        assert np.allclose(ax.containers[-1].lines[0].get_ydata(), each.mean(0))
+
+
 @pytest.mark.parametrize("method", ["base", "label_smoothing"])
 def test_a_training_without_logit_compensation_is_refused(method):
     request = Request("digits", options={"method": method, "epochs": 1, "limit": 100})
