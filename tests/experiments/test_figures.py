@@ -13,13 +13,14 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from compensate.data import Data
+from compensate.data import Data, load
 from compensate.errors import InputError
 from compensate.granularity import Sample
 from compensate.methods import METHODS, logit_adjustment
 from compensate.taxonomy import TARGETS
 from experiments.__main__ import app
 from experiments.figures import FIGURES, Request, curves, draw, find_figure, trained, tree
+from experiments.figures import request as asked
 from experiments.figures.pages import figures_page, figures_section
 
 pytestmark = pytest.mark.slow
@@ -165,6 +166,23 @@ def test_the_figure_of_the_strength_is_a_mean_over_seeds(monkeypatch, tmp_path):
     assert np.allclose(young.get_lines()[0].get_ydata(), clean.epochs[:, 0].mean(0))
     for ax, each in ((share, noisy.share), (accuracy, noisy.gain), (found, noisy.found)):
         assert np.allclose(ax.containers[-1].lines[0].get_ydata(), each.mean(0))
+
+
+def test_encoded_data_are_read_once(monkeypatch):
+    read = []
+    digits = load("digits")
+    monkeypatch.setattr(asked, "load", lambda *given: read.append(given) or digits)
+    monkeypatch.setattr(
+        asked, "encode_data", lambda data, name: SimpleNamespace(values=data.x.reshape(len(data), -1) + len(name))
+    )
+    asked._named_features.cache_clear()
+    request = Request("digits", encoder="made up")
+    first, again = request.encoded("digits"), request.encoded("digits")
+    assert first is again
+    assert np.allclose(first.train.x, digits.train.x.reshape(len(digits.train), -1) + 7)
+    assert not np.allclose(Request("digits", encoder="other").encoded("digits").train.x, first.train.x)
+    assert len(read) == 2, "once for each encoder"
+    asked._named_features.cache_clear()
 
 
 @pytest.mark.parametrize("method", ["base", "label_smoothing"])
