@@ -337,14 +337,24 @@ def _gained(own: Mapping[Column, Sequence[float]]) -> str:
     noisy, clean = (
         [float(np.mean(each)) for (_, n), each in own.items() if (n != "none") == wrong] for wrong in (True, False)
     )
-    below = [
-        f"{name}, {n} ({_interval(each)})" for (name, n), each in own.items() if len(each) > 2 and paired(each)[2] < 0
-    ]
+    judged = {column: each for column, each in own.items() if len(each) > 2}
+    below = [f"{_named(column)} ({_interval(each)})" for column, each in judged.items() if paired(each)[2] < 0]
     lowest = min(own, key=lambda column: float(np.mean(own[column])))
     return (
         f"gains {np.mean(noisy):+.1f} points with wrong labels and {np.mean(clean):+.1f} without on the mean over {len(clean)} data sets; its 95 % interval is "
-        f"below zero {'on ' + ', '.join(below) if below else 'nowhere'} (lowest mean: {_interval(own[lowest])} on {lowest[0]}, {lowest[1].replace(':', ' ')})"
+        f"below zero in {len(below) or 'none'} of {len(judged)} columns with three seeds{': ' + ', '.join(below) if below else ''} "
+        f"(lowest mean: {_interval(own[lowest])}, {_named(lowest)})"
     )
+
+
+def _named(column: Column) -> str:
+    """A column as text.
+
+    >>> _named(("imdb", "none")), _named(("imdb", "symmetric:0.3"))
+    ('imdb without noise', 'imdb, symmetric 0.3')
+    """
+    name, noise = column
+    return f"{name} without noise" if noise == "none" else f"{name}, {noise.replace(':', ' ')}"
 
 
 def _behind(own: Mapping[Column, Sequence[float]], deviation: float) -> list[str]:

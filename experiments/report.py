@@ -96,11 +96,11 @@ def table_section(found: Comparison, scale: Scale) -> list[str]:
 
 def run_said(found: Comparison) -> str:
     """How much of a table was run: rows, columns, seeds, and what it took."""
-    rows = [row for row in found.table.rows if not row.endswith("-adversarial")]
-    present = [row for row in rows if any((row, c) in found.ours for c in found.columns)]
-    seeds = [len(v.each) for (row, _), v in found.ours.items() if row in rows]
+    rows = list(found.table.rows)
+    seeds = {(row.partition(" at ")[0], c): len(v.each) for (row, c), v in found.ours.items() if row in found.own_rows}
+    present = {row for row, _ in seeds}
     holes = len(present) * len(found.columns) - len(seeds)
-    counts = dict.fromkeys((min(seeds, default=0), max(seeds, default=0)))
+    counts = dict.fromkeys((min(seeds.values(), default=0), max(seeds.values(), default=0)))
     named = f"{' to '.join(_NUMBERS[n] for n in counts)} seed{'s' * (max(counts) > 1)}"
     columns = _of(len(found.columns), len(found.table.columns), "column")
     parts = [f"{_of(len(present), len(rows), 'row')} and {columns}, {named}"]
