@@ -222,7 +222,7 @@ def strength(request: Request) -> Figure:
         if runs.found is not None:
             _over_strengths(found, runs.found, color, name)
     accuracy.axhline(0, color="gray", linewidth=0.8)
-    young.set(xlabel="epoch", title="right labels compensated, %")
+    young.set(xlabel="epoch", title="clean samples compensated, %")
     for ax, name in (
         (share, "compensated at the end, %"),
         (accuracy, "test accuracy minus base, points"),
@@ -234,8 +234,10 @@ def strength(request: Request) -> Figure:
     for ax in figure.axes:
         ax.title.set_fontsize(10)
         ax.spines[["top", "right"]].set_visible(False)
-    young.legend(frameon=False, fontsize=8)
-    share.legend(frameon=False, fontsize=8)
+    for ax, columns in ((young, 2), (share, 1)):
+        ax.set_ylim(-5, 145)  # room for the legend above the curves
+        ax.set_yticks(range(0, 101, 20))
+        ax.legend(frameon=False, fontsize=8, ncols=columns, loc="upper right")
     return figure
 
 

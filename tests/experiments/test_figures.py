@@ -321,6 +321,16 @@ def test_page_has_a_picture_and_a_command_for_each_figure(tmp_path):
     assert "python -m experiments figure samples --data cifar10" in text
 
 
+def test_pictures_of_other_data_come_in_the_order_of_their_captions(tmp_path):
+    for name in ("cifar10-none", "cifar10_auto-none", "unknown"):
+        (tmp_path / f"figure-distribution-{name}.png").touch()
+    text = "\n".join(figures_section(tmp_path))
+    places = [
+        text.index(f"figure-distribution-{name}.png") for name in ("cifar10_auto-none", "cifar10-none", "unknown")
+    ]
+    assert places == sorted(places), "the caption of the small network says what differs from the one before"
+
+
 def test_stored_page_and_pictures_are_up_to_date():
     page = (ROOT / "docs" / "figures.md").read_text()
     assert figures_page(ROOT / "results", ROOT / "docs" / "img") == page, "run `make docs`"
