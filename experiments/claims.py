@@ -77,8 +77,17 @@ def _of_each(below: bool, above: bool, open_columns: bool) -> Answer:
 
 
 def _shown(each: tuple[float, ...], digits: int) -> str:
+    """A mean difference with its interval; with one more digit where rounding would hide that the interval excludes zero.
+
+    >>> _shown((0.7, 0.86, 0.38), 1), _shown((0.7, 0.9, 0.1), 1), _shown((0.7,), 1)
+    ('+0.65 (+0.04 to +1.25)', '+0.6 (-0.5 to +1.6)', '+0.7 (1 seed)')
+    """
     mean, low, high = paired(each)
-    return f"{mean:+.{digits}f}" + (f" ({low:+.{digits}f} to {high:+.{digits}f})" if len(each) > 1 else " (1 seed)")
+    if len(each) < 2:
+        return f"{mean:+.{digits}f} (1 seed)"
+    if low * high > 0 and 0.0 in (round(low, digits), round(high, digits)):
+        digits += 1
+    return f"{mean:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})"
 
 
 @dataclass(frozen=True)
