@@ -1,4 +1,4 @@
-"""`python -m experiments reproduce|figure|sentences`, in the folder of the checkout."""
+"""`python -m experiments COMMAND`, in the folder of the checkout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from experiments.commands.sentences import sentences
 
 app = typer.Typer(
     name="python -m experiments",
-    help="The tables, figures and sentences of the paper.",
+    help="The tables, figures and sentences of the paper, trained again, and the studies behind the library's defaults.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -11,8 +11,9 @@ import numpy as np
 from compensate.training.comparison import paired
 from experiments.comparing import Comparison
 
-Answer = Literal["holds", "level", "does not hold", "one seed", "not run here"]
-"""A claim holds where the interval over the seeds excludes zero; "level" where it does not."""
+Answer = Literal["holds", "level", "does not hold", "not judged", "not run here"]
+"""A claim holds where the 95 % interval over the seeds is above zero, does not where it is below, and is level where it includes zero. One seed, or a
+table without some of its rows, gives no verdict."""
 
 Tables = Mapping[str, Comparison]
 Gaps = list[tuple[str, tuple[float, ...]]]
@@ -23,50 +24,70 @@ OURS = ("logcomp", "mixcomp")
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a claim holds, and the figures behind that."""
+    """Whether a claim holds, and the figures behind that: in a word, and column by column."""
 
     answer: Answer
     figures: str
+    short: str = ""
 
 
 NOT_RUN = Verdict("not run here", "")
 
 
-def judged(gaps: Gaps, *, every: bool = False, alone: bool = False, digits: int = 1) -> Verdict:
+def judged(gaps: Gaps, *, every: bool = False, pooled: bool = True, digits: int = 1) -> Verdict:
     """Of differences that a claim says are positive: over all columns together, and each by itself.
 
-    Columns with one seed are shown and not judged, unless there are no others. With `every`, it holds only if no column goes the other way;
-    with `alone`, for differences that have no common mean, only if each holds by itself.
+    Columns with one seed are shown and not judged. With `every`, for a claim about each column, it holds only if each holds by itself, and not as long as
+    one cannot be judged. `pooled` is False for differences that have no common mean.
 
     >>> judged([("20 %", (1.0, 1.2, 1.1)), ("30 %", (2.0, 2.2, 1.9))]).answer
     'holds'
     >>> judged([("20 %", (0.3, -0.2, 0.1))]).answer, judged([("20 %", (0.3,))]).answer
-    ('level', 'one seed')
+    ('level', 'not judged')
     """
     if not gaps:
         return NOT_RUN
     said = "; ".join(f"{name}: {_shown(each, digits)}" for name, each in gaps)
-    gaps = [(name, each) for name, each in gaps if len(each) > 1]
-    if not gaps:
-        return Verdict("one seed", said)
-    if alone:
-        ends = [paired(each)[1:] for _, each in gaps]
-        wrong, right = any(high < 0 for _, high in ends), all(low > 0 for low, _ in ends)
-        return Verdict("does not hold" if wrong else "holds" if right else "level", said)
-    seeds = min(len(each) for _, each in gaps)
-    _, low, high = paired(list(np.mean([each[:seeds] for _, each in gaps], axis=0)))
-    if len(gaps) > 1:
-        said = f"together {_shown(tuple(np.mean([each[:seeds] for _, each in gaps], axis=0)), digits)}; {said}"
-    below = [name for name, each in gaps if paired(each)[2] < 0]
-    if high < 0 or (below and low <= 0):
-        return Verdict("does not hold", said)
-    against = every and any(np.mean(each) <= 0 for _, each in gaps)
-    return Verdict("holds" if low > 0 and not below and not against else "level", said)
+    several = [each for _, each in gaps if len(each) > 1]
+    if not several:
+        return Verdict("not judged", said, f"{len(gaps)} column{'s' * (len(gaps) > 1)} with one seed")
+    seeds = min(map(len, several))
+    mean = tuple(np.mean([each[:seeds] for each in several], axis=0))
+    lows, highs = zip(*(paired(each)[1:] for each in several), strict=True)
+    below = any(high < 0 for high in highs)
+    if every:
+        answer = _of_each(below, min(lows) > 0, len(several) < len(gaps))
+    else:
+        _, low, high = paired(mean)
+        answer = "does not hold" if high < 0 or (below and low <= 0) else "holds" if low > 0 and not below else "level"
+    if not pooled:
+        return Verdict(answer, said, said)
+    counted = f", {len(several)} column{'s' * (len(several) > 1)}"
+    counted += f" of {len(gaps)} (one seed in the others)" if len(several) < len(gaps) else ""
+    return Verdict(answer, said, _shown(mean, digits) + counted)
+
+
+def _of_each(below: bool, above: bool, open_columns: bool) -> Answer:
+    """The verdict of a claim about every column: one column below zero refutes it, one that cannot be judged keeps it open."""
+    if below:
+        return "does not hold"
+    if not above:
+        return "level"
+    return "not judged" if open_columns else "holds"
 
 
 def _shown(each: tuple[float, ...], digits: int) -> str:
+    """A mean difference with its interval; with one more digit where rounding would hide that the interval excludes zero.
+
+    >>> _shown((0.7, 0.86, 0.38), 1), _shown((0.7, 0.9, 0.1), 1), _shown((0.7,), 1)
+    ('+0.65 (+0.04 to +1.25)', '+0.6 (-0.5 to +1.6)', '+0.7 (1 seed)')
+    """
     mean, low, high = paired(each)
-    return f"{mean:+.{digits}f}" + (f" ({low:+.{digits}f} to {high:+.{digits}f})" if len(each) > 1 else " (1 seed)")
+    if len(each) < 2:
+        return f"{mean:+.{digits}f} (1 seed)"
+    if low * high > 0 and 0.0 in (round(low, digits), round(high, digits)):
+        digits += 1
+    return f"{mean:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})"
 
 
 @dataclass(frozen=True)
@@ -91,7 +112,7 @@ def _gaps(tables: Tables, ids: tuple[str, ...], of: Callable[[Comparison, int], 
         for c in one.columns:
             name = one.table.column_name(c)
             if column(name) and (each := of(one, c)) is not None:
-                found.append((f"{one.table.dataset} {name}", each))
+                found.append((f"{one.table.dataset} {one.head(c)}", each))
     return found
 
 
@@ -106,13 +127,25 @@ def _best(*ids: str) -> Callable[[Tables], Verdict]:
 
     def gap(found: Comparison, c: int) -> tuple[float, ...] | None:
         ranks = found.ranks(c)
-        if not set(OURS) <= set(ranks):
+        rivals = [row for row in ranks if row not in OURS]
+        if not set(OURS) <= set(ranks) or not rivals:
             return None
         ours = min(OURS, key=lambda row: ranks[row])
-        rival = min((row for row in ranks if row not in OURS), key=lambda row: ranks[row])
-        return _minus(found, ours, rival, c)
+        return _minus(found, ours, min(rivals, key=lambda row: ranks[row]), c)
 
-    return lambda tables: judged(_gaps(tables, ids, gap, lambda name: True), every=True)
+    def judge(tables: Tables) -> Verdict:
+        found = judged(_gaps(tables, ids, gap, lambda name: True), every=True)
+        missing = any(not _whole(tables[i]) for i in ids if i in tables)
+        if missing and found.answer == "holds":
+            return Verdict("not judged", found.figures, f"{found.short}; some rows or columns were not run")
+        return found
+
+    return judge
+
+
+def _whole(found: Comparison) -> bool:
+    """Whether all rows of the table were run in all its columns."""
+    return all((row, c) in found.ours for row in found.table.rows for c in range(len(found.table.columns)))
 
 
 def _above(row: str, other: str, ids: tuple[str, ...], column: Callable[[str], bool] = lambda name: True) -> Callable[[Tables], Verdict]:  # fmt: skip
@@ -130,7 +163,7 @@ def _not_above(row: str, other: str, table: str) -> Callable[[Tables], Verdict]:
     def judge(tables: Tables) -> Verdict:
         found = _above(row, other, (table,))(tables)
         turned: dict[Answer, Answer] = {"holds": "does not hold", "does not hold": "holds"}
-        return Verdict(turned.get(found.answer, found.answer), found.figures)
+        return Verdict(turned.get(found.answer, found.answer), found.figures, found.short)
 
     return judge
 
@@ -148,7 +181,7 @@ def _trade_off(tables: Tables) -> Verdict:
             sign = -1 if row == "mixcomp-clean" else 1
             change = "loss of" if sign < 0 else "gain of"
             gaps.append((f"{change} {row}", tuple(sign * (y - x) for x, y in zip(a.each, b.each, strict=False))))
-    return judged(gaps, alone=True)
+    return judged(gaps, every=True, pooled=False)
 
 
 def _slower(tables: Tables) -> Verdict:

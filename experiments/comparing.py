@@ -7,7 +7,7 @@ import io
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,9 @@ from compensate.files import make_folder, write_atomically
 from experiments.archive import Archive, Record
 from experiments.protocols import Cell
 from experiments.tables import Published
+
+SEEDS = 3
+"""Of a cell that is complete; cells with fewer say how many they have."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,8 @@ class Comparison:
         epochs: the best epoch.
         seconds: of a run.
         hyper: hyper-parameters by row.
+        models: the network that was trained, by column.
+        trials: how many settings a row's hyper-parameters were chosen from; nothing for rows without a choice.
     """
 
     table: Published
@@ -63,19 +68,27 @@ class Comparison:
     epochs: Mapping[tuple[str, int], Value]
     seconds: Mapping[tuple[str, int], Value]
     hyper: Mapping[str, Mapping[str, Any]]
+    models: Mapping[int, str] = field(default_factory=dict)
+    trials: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, table: Published, cells: Sequence[Cell], archive: Archive) -> Comparison:
+    def of(
+        cls, table: Published, cells: Sequence[Cell], archive: Archive, trials: Mapping[str, int] | None = None
+    ) -> Comparison:
         """Of the cells that are finished: a cell counts once its first seed is, a column once plain training is, where a table has it.
 
-        Tables share runs, and a run of one would else begin a column of another.
+        Tables share runs, and a run of one would else begin a column of another. Seeds after one that is missing do not count: rows are
+        compared seed by seed.
         """
         found: dict[tuple[str, int], list[Record]] = {}
         hyper: dict[str, Mapping[str, Any]] = {}
-        for cell in cells:
+        ended: set[tuple[str, int]] = set()
+        for cell in sorted(cells, key=lambda cell: cell.seed):
             hyper[cell.row] = cell.config.hyper
             record = archive.get(cell.config.id)
-            if record is not None:
+            if record is None:
+                ended.add((cell.row, cell.column))
+            elif (cell.row, cell.column) not in ended:
                 found.setdefault((cell.row, cell.column), []).append(record)
                 if cell.attacked and "adversarial" in record:
                     for radius in record["adversarial"]:
@@ -98,7 +111,8 @@ class Comparison:
                 if all(v is not None for v in values):
                     tables[name][row, column] = Value.of(values)
         columns = tuple(sorted({column for _, column in found}))
-        return cls(table, columns, hyper=hyper, **tables)
+        models = {cell.column: cell.config.model for cell in cells}
+        return cls(table, columns, hyper=hyper, models=models, trials=trials or {}, **tables)
 
     @property
     def rows(self) -> list[str]:
@@ -106,6 +120,32 @@ class Comparison:
         present = list(dict.fromkeys(row for row, _ in self.ours))
         known = list(self.table.rows)
         return sorted(present, key=lambda row: (known.index(row) if row in known else len(known), present.index(row)))
+
+    @property
+    def own_rows(self) -> list[str]:
+        """The rows of the paper's table that were run."""
+        return [row for row in self.rows if row.partition(" at ")[0] in self.table.rows]
+
+    @property
+    def further_rows(self) -> list[str]:
+        """Rows that the paper's table does not have."""
+        return [row for row in self.rows if row not in self.own_rows]
+
+    @property
+    def full_columns(self) -> list[int]:
+        """The columns in which all rows of the paper's table were run with as many seeds as any cell of the table."""
+        rows = [row for row in self.table.rows if not row.endswith("-adversarial")]
+        seeds = {key: len(value.each) for key, value in self.ours.items()}
+        most = max(seeds.values(), default=0)
+        return [c for c in self.columns if all(seeds.get((row, c), 0) == most for row in rows)]
+
+    def head(self, column: int) -> str:
+        """The head of a column; in a table of depths the network that was trained, and which of the paper's it stands for."""
+        theirs = self.table.columns[column].get("model")
+        if theirs is None:
+            return self.table.column_name(column)
+        ours, theirs = _network(self.models.get(column, theirs)), _network(theirs)
+        return ours if ours == theirs or not any(self.table.rows.values()) else f"{ours} (paper: {theirs})"
 
     def paper(self, row: str, column: int) -> tuple[float, float] | None:
         """The paper's mean and deviation in percent."""
@@ -128,23 +168,62 @@ def stored_choice(path: Path) -> dict[str, dict[str, Any]]:
     return {method: found["chosen"] for method, found in json.loads(path.read_text(encoding="utf-8")).items()}
 
 
-def lines(found: Comparison) -> list[list[str]]:
-    """Head and rows: ours, the paper's, and the rank of both, column by column."""
-    head = ["%", *(found.table.column_name(c) for c in found.columns)]
+def stored_trials(path: Path) -> dict[str, int]:
+    """How many settings each method's hyper-parameters were chosen from, by the name of its row."""
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    return {method.replace("_", "-"): len(found["trials"]) for method, found in stored.items()}
+
+
+def _network(name: str) -> str:
+    """The usual spelling of a network.
+
+    >>> _network("resnet14")
+    'ResNet-14'
+    """
+    return name.replace("resnet", "ResNet-")
+
+
+def seeds_said(value: Value) -> str:
+    """How many seeds a cell has, if not all.
+
+    >>> seeds_said(Value.of([0.5])), seeds_said(Value.of([0.5, 0.6])), seeds_said(Value.of([0.5, 0.6, 0.5]))
+    (' (1 seed)', ' (2 seeds)', '')
+    """
+    count = len(value.each)
+    return "" if count >= SEEDS else f" ({count} seed{'s' * (count > 1)})"
+
+
+def lines(found: Comparison, rows: Sequence[str] | None = None) -> list[list[str]]:
+    """Head and rows (all, if none are given): ours, the paper's, and the rank of both, column by column."""
+    head = ["%", *map(found.head, found.columns)]
     body = []
     ranks = {c: (found.ranks(c), found.ranks(c, paper=True)) for c in found.columns}
-    for row in found.rows:
+    for row in found.rows if rows is None else rows:
         cells = []
         for c in found.columns:
             value, theirs = found.ours.get((row, c)), found.paper(row, c)
-            text = "" if value is None else str(value) + ("" if len(value.each) > 1 else " (1 seed)")
-            if value is not None and row in ranks[c][0]:
+            text = "" if value is None else f"{value}{seeds_said(value)}"
+            ranked = len(ranks[c][0]) > 1  # the only row of a table is the best of it, and that says nothing
+            if value is not None and ranked and row in ranks[c][0]:
                 text += f" [{ranks[c][0][row]}]"
             if theirs is not None:
-                text += f" / {theirs[0]:.1f}" + (f" [{ranks[c][1][row]}]" if row in ranks[c][1] else "")
+                text += f" / {theirs[0]:.1f}" + (f" [{ranks[c][1][row]}]" if ranked and row in ranks[c][1] else "")
             cells.append(text)
         body.append([row, *cells])
     return [head, *body]
+
+
+def further_lines(found: Comparison) -> list[list[str]]:
+    """Head and rows of what the paper's table does not have: ours, and the place that it would have among the paper's rows."""
+    body = []
+    for row in found.further_rows:
+        cells = []
+        for c in found.columns:
+            value = found.ours.get((row, c))
+            higher = 0 if value is None else sum(found.ours[r, c].mean > value.mean for r in found.ranks(c))
+            cells.append("" if value is None else f"{value}{seeds_said(value)} [{1 + higher}]")
+        body.append([row, *cells])
+    return [["%", *map(found.head, found.columns)], *body]
 
 
 def shown(found: Comparison) -> Table:
@@ -205,7 +284,7 @@ def comma_separated(found: Comparison) -> str:
             figures = [value.mean, value.std, mean, std, value.mean - mean]
             writer.writerow(
                 [
-                    row, found.table.column_name(c), len(value.each), *(_number(v) for v in figures), mine, theirs,
+                    row, found.head(c), len(value.each), *(_number(v) for v in figures), mine, theirs,
                     _number(found.best[row, c].mean), "" if fitted is None else _number(fitted.mean),
                     _number(found.seconds[row, c].mean),
                 ]
@@ -217,7 +296,7 @@ def latex(found: Comparison) -> str:
     r"""A LaTeX table in the paper's form, our best of each column in bold."""
     best = {c: max((v.mean for (_, k), v in found.ours.items() if k == c), default=math.nan) for c in found.columns}
     out = [rf"\begin{{tabular}}{{l{'c' * len(found.columns)}}}", r"\hline"]
-    out.append(" & ".join(["", *(_tex(found.table.column_name(c)) for c in found.columns)]) + r" \\ \hline")
+    out.append(" & ".join(["", *(_tex(found.head(c)) for c in found.columns)]) + r" \\ \hline")
     for row in found.rows:
         cells = []
         for c in found.columns:

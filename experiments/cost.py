@@ -24,6 +24,12 @@ WORDS = {"imdb": 230, "sst2": 20}
 SUSTAINED = 5e12
 """Operations a second that a GPU is taken to sustain on such small networks; an assumption, not a measurement."""
 
+NOTE = (
+    "`python -m experiments reproduce TABLE --scale paper` on a machine with GPUs is the one command; `--backend ray` shares its runs "
+    "among machines. Hours on one core are steps (three seeds, every cell, and every combination of the paper's search "
+    "sets once) times the measured seconds of a step here; hours on a GPU take the same operations at an assumed "
+    f"{SUSTAINED / 1e12:g} Tera-operations a second, which nobody measured."
+)
 
 MEASURED: dict[tuple[str, str, int, int], tuple[float, float]] = {}
 """Seconds and operations of a step, by model, data set, batch size and width."""
@@ -99,13 +105,7 @@ def main(arguments: list[str] | None = None) -> None:
     torch.set_num_threads(1)
     rows = [estimate(table) for table in published().values()]
     used = {f"{k[0]}, {k[1]}, batch {k[2]}": v for k, v in MEASURED.items()}
-    note = (
-        "`python -m experiments reproduce TABLE --scale paper` on a machine with GPUs is the one command; `--backend ray` shares its runs "
-        "among machines. Hours on one core are steps (three seeds, every cell, and every combination of the paper's search "
-        "sets once) times the measured seconds of a step here; hours on a GPU take the same operations at an assumed "
-        f"{SUSTAINED / 1e12:g} Tera-operations a second, which nobody measured."
-    )
-    content = {"note": note, "steps": used, "tables": rows}
+    content = {"steps": used, "tables": rows}
     write_atomically(folder / "cost.json", (json.dumps(content, indent=1) + "\n").encode())
 
 

@@ -7,7 +7,7 @@ standard error, and of those the one with the largest mean gain; with each data 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -212,74 +212,149 @@ def best(method: str, found: Gains, without: str | None = None) -> str:
     return max(full, key=lambda setting: judged(found[method, setting]))
 
 
-def sections(results: Path) -> list[str]:
-    """Parts of the page of results; nothing where nothing is stored."""
+@dataclass(frozen=True)
+class Stored:
+    """What is stored of the study.
+
+    Attributes:
+        runs: how many.
+        found: gains of all candidates on the seeds of the choice.
+        fresh: gains on fresh seeds, of "default", "paper" and "tuned".
+    """
+
+    runs: int
+    found: Gains
+    fresh: Mapping[str, Gains]
+
+    @property
+    def columns(self) -> list[Column]:
+        """Sets and noise that were run."""
+        return [(name, noise) for name in SETS for noise in SETS[name][1] if any((name, noise) in g for g in self.found.values())]  # fmt: skip
+
+    @property
+    def heads(self) -> list[str]:
+        """The columns as text."""
+        return [f"{name}, {noise.replace(':', ' ')}" for name, noise in self.columns]
+
+
+def stored(results: Path) -> Stored | None:
+    """What is stored, if anything."""
     if not (results / "defaults.jsonl").is_file():
-        return []
+        return None
     archive, runs = archive_of(results), Path("runs/human")
     found = gains(archive, trials(runs))
-    columns = [(name, noise) for name in SETS for noise in SETS[name][1] if any((name, noise) in g for g in found.values())]  # fmt: skip
-    heads = [f"{name}, {noise.replace(':', ' ')}" for name, noise in columns]
-    seeds = ", ".join(f"{name} {max(len(g.get((name, noise), ())) for g in found.values())}" for name, noise in columns if noise == "none")  # fmt: skip
+    made = fresh_trials(runs, found)
+    fresh = {kind: gains(archive, [*made["base"], *made[kind]]) for kind in ("default", "paper", "tuned")}
+    return Stored(len(archive), found, fresh)
+
+
+def sections(results: Path) -> list[str]:
+    """Part of the page of results: the defaults on fresh seeds; nothing where nothing is stored."""
+    study = stored(results)
+    shown = [] if study is None else _on_fresh_seeds(study)
+    return ["## Defaults that hold", *shown] if shown else []
+
+
+def details(results: Path) -> list[str]:
+    """How the defaults were chosen; nothing where nothing is stored."""
+    study = stored(results)
+    if study is None:
+        return []
+    found, columns = study.found, study.columns
     said = (
-        f"`python -m experiments defaults`: test accuracy minus that of cross entropy with the same seed, in points ({seeds} seeds, which serve for "
-        f"nothing else; {len(archive)} runs in all). From seed to seed a difference varies by {spread(found):.1f} points. **The rule:** the setting "
+        f"`python -m experiments defaults`: test accuracy minus that of cross entropy with the same seed, in points ({_counts(found.values())} seeds, which "
+        f"serve for nothing else; {study.runs} runs in all). From seed to seed a difference varies by {spread(found):.1f} points. **The rule:** the setting "
         "that is nowhere behind cross entropy by more than one standard error, and of those the one with the largest mean gain; if all are behind "
         "somewhere, the one that is least behind. The 95 % interval over the seeds is given for the defaults where there are three seeds or more."
     )
-    rows = [["", *heads]]
+    rows = [["", *study.heads]]
     for method in DEFAULTS:
         if any(m == method for m, _ in found):
             rows += _compared(method, found, columns)
-    every = [["setting", *heads]]
+    every = [["setting", *study.heads]]
     for (method, setting), each in found.items():
         every.append([f"{method} {setting}", *(_mean(each.get(c)) for c in columns)])
-    made = fresh_trials(runs, found)
-    fresh = {kind: gains(archive, [*made["base"], *made[kind]]) for kind in ("default", "paper", "tuned")}
     return [
-        "## Defaults that hold", *_on_fresh_seeds(fresh, columns, heads), "### How they were chosen", said, table_lines(rows), *_told(found),
-        "All candidates:", table_lines(every),
+        "## How the defaults were chosen", said, table_lines(rows), *_told(found), "All candidates:", table_lines(every),
     ]  # fmt: skip
 
 
-def _on_fresh_seeds(fresh: Mapping[str, Gains], columns: Sequence[Column], heads: Sequence[str]) -> list[str]:
+def _counts(gained: Iterable[Mapping[Column, Sequence[float]]]) -> str:
+    """The number of seeds by data set."""
+    most: dict[str, int] = {}
+    for columns in gained:
+        for (name, _), each in columns.items():
+            most[name] = max(most.get(name, 0), len(each))
+    return ", ".join(f"{name} {most[name]}" for name in SETS if name in most)
+
+
+def _by_column(gained: Gains, method: str) -> dict[Column, list[float]]:
+    """Gains of a method, whatever its setting is in a column."""
+    each: dict[Column, list[float]] = {}
+    for (m, _), columns in gained.items():
+        each |= columns if m == method else {}
+    return each
+
+
+def _on_fresh_seeds(study: Stored) -> list[str]:
     """Default, paper's form and tuned setting on seeds that nothing was chosen on; nothing where none is stored."""
     rows = []
     for method in DEFAULTS:
         for kind, named in (("default", "default"), ("paper", "the paper's form"), ("tuned", "tuned for the column")):
-            each: dict[Column, list[float]] = {}
-            for (m, _), by_column in fresh[kind].items():
-                each |= by_column if m == method else {}
+            each = _by_column(study.fresh[kind], method)
             if each:
-                rows.append([f"{method}, {named}", *(_interval(each.get(c)) for c in columns)])
+                rows.append([f"{method}, {named}", *(_interval(each.get(c)) for c in study.columns)])
     if not rows:
         return []
-    seeds = ", ".join(f"{name} {len(ones)}" for name, ones in FRESH_SEEDS.items())
+    seeds = _counts(columns for gained in study.fresh.values() for columns in gained.values())
     said = (
         f"Test accuracy minus that of cross entropy with the same seed, in points, on fresh seeds ({seeds}) that served for no choice. *Tuned for the "
         "column* is the candidate with the highest accuracy in this column on the seeds of the choice. In brackets the 95 % interval, where there are "
-        "three seeds. An empty cell was not run."
+        "three seeds. An empty cell was not run. [How they were chosen](results-details.md#how-the-defaults-were-chosen)."
     )
-    return [said, table_lines([["", *heads], *rows])]
+    return [said, table_lines([["", *study.heads], *rows])]
 
 
 def in_a_line(results: Path) -> list[str]:
-    """Where the defaults are behind cross entropy, for the summary; nothing where nothing is stored."""
-    if not (results / "defaults.jsonl").is_file():
-        return []
-    archive, runs = archive_of(results), Path("runs/human")
-    found = gains(archive, trials(runs))
-    said = []
-    for method, hyper in DEFAULTS.items():
-        own = found.get((method, key(hyper)), {})
-        if own:
-            mean = np.mean([np.mean(each) for (_, noise), each in own.items() if noise != "none"])
-            behind = _behind(own, spread(found))
-            said.append(
-                f"{method} gains {mean:+.1f} points under noise on the mean over five data sets, and is behind cross entropy by more than a standard "
-                f"error {'on ' + ', '.join(behind) if behind else 'nowhere'}"
-            )
-    return [f"- **As they come, untuned**: {'; '.join(said)} ([defaults](#defaults-that-hold))."] if said else []
+    """What the defaults gain and lose on fresh seeds, for the summary; nothing where nothing is stored."""
+    study = stored(results)
+    said = (
+        []
+        if study is None
+        else [f"{m} {_gained(own)}" for m in DEFAULTS if (own := _by_column(study.fresh["default"], m))]
+    )
+    return (
+        [
+            f"- **As they come, untuned**, on seeds that served for no choice: {'; '.join(said)} ([defaults](#defaults-that-hold))."
+        ]
+        if said
+        else []
+    )
+
+
+def _gained(own: Mapping[Column, Sequence[float]]) -> str:
+    """Mean gains with and without noise, and where the interval over the seeds is below zero."""
+    noisy, clean = (
+        [float(np.mean(each)) for (_, n), each in own.items() if (n != "none") == wrong] for wrong in (True, False)
+    )
+    judged = {column: each for column, each in own.items() if len(each) > 2}
+    below = [f"{_named(column)} ({_interval(each)})" for column, each in judged.items() if paired(each)[2] < 0]
+    lowest = min(own, key=lambda column: float(np.mean(own[column])))
+    return (
+        f"gains {np.mean(noisy):+.1f} points with wrong labels and {np.mean(clean):+.1f} without on the mean over {len(clean)} data sets; its 95 % interval is "
+        f"below zero in {len(below) or 'none'} of {len(judged)} columns with three seeds{': ' + ', '.join(below) if below else ''} "
+        f"(lowest mean: {_interval(own[lowest])}, {_named(lowest)})"
+    )
+
+
+def _named(column: Column) -> str:
+    """A column as text.
+
+    >>> _named(("imdb", "none")), _named(("imdb", "symmetric:0.3"))
+    ('imdb without noise', 'imdb, symmetric 0.3')
+    """
+    name, noise = column
+    return f"{name} without noise" if noise == "none" else f"{name}, {noise.replace(':', ' ')}"
 
 
 def _behind(own: Mapping[Column, Sequence[float]], deviation: float) -> list[str]:

@@ -22,7 +22,12 @@ def sections(results: Path) -> list[str]:
     if not (results / "labels.json").is_file():
         return []
     picture = "![Accuracy by the number of labels that a person read.](img/human-errors.png)"
-    return ["## Errors that people made", markdown(results), picture]
+    return ["## Errors that people made", markdown(results, brief=True), picture]
+
+
+def details(results: Path) -> list[str]:
+    """The table with every row; nothing where nothing is stored."""
+    return ["## Errors that people made, all rows", markdown(results)] if (results / "labels.json").is_file() else []
 
 
 def trained_on_people(results: Path) -> dict[str, dict[int, float]]:
@@ -47,8 +52,8 @@ def in_a_line(results: Path) -> list[str]:
     ]
 
 
-def markdown(results: Path) -> str:
-    """The whole section."""
+def markdown(results: Path, brief: bool = False) -> str:
+    """The whole section; `brief` leaves out LogComp on cleaned labels."""
     stored = json.loads((results / "labels.json").read_text(encoding="utf-8"))
     values = {kind: accuracies(results, kind) for kind in FEATURES}
     audit = stored["audit"]
@@ -63,14 +68,19 @@ def markdown(results: Path) -> str:
     for method in ROBUST:
         rows.append([f"{method}, as given", *(_cells(values[kind], method, "given") for kind in FEATURES)])
     for name, says in stored["says"].items():
-        for method in CLEANED if name != "given" else ():
+        for method in () if name == "given" else CLEANED[:1] if brief else CLEANED:
             if not any((method, name) in values[kind] for kind in FEATURES):
                 continue
             wrong = 100 * stored["labels"][name]["wrong"]
             rows.append(
                 [f"{method}, {says} ({wrong:.1f} % wrong)", *(_cells(values[k], method, name) for k in FEATURES)]
             )
-    return "\n\n".join([intro, _lines(rows), *_said(values)])
+    more = (
+        [f"{CLEANED[1]} on cleaned labels too: [all rows](results-details.md#errors-that-people-made-all-rows)."]
+        if brief
+        else []
+    )
+    return "\n\n".join([intro, _lines(rows), *_said(values), *more])
 
 
 def _lines(rows: list[list[str]]) -> str:

@@ -1,4 +1,4 @@
-"""The page of results, made from the stored runs alone: `python -m experiments.pages results docs/results.md`."""
+"""The page of results and what stands behind it, made from the stored runs alone: `python -m experiments.pages results docs/results.md`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from compensate.files import write_atomically
-from experiments import choices, defaults, explained, graph, human_report
+from experiments import choices, defaults, details, explained, graph, human_report
 from experiments.archive import Archive
 from experiments.comparing import table_lines, words
 from experiments.report import sections, trained_tables
 from experiments.summary import drawn, summary
+
+DETAILS = "results-details.md"
+"""The name of the second page, beside the first."""
 
 _TITLES = {
     "last": "accuracy, last epoch",
@@ -37,12 +40,14 @@ def percent(value: Sequence[float | None]) -> str:
 
 
 def results_page(results: Path) -> str:
-    """The whole page as Markdown."""
+    """The page of what was found, as Markdown."""
     tables = trained_tables(results / "reproduce")
     parts = [
         "# Results",
         "Made from the files in `results/` by `make docs`; every figure is stored there with its seeds and settings. Accuracy is "
-        "on clean test data, in percent, mean ± deviation over seeds.",
+        "on clean test data, in percent, mean ± deviation over seeds. Best epochs, tables that the paper does not have, all candidates "
+        "of the defaults, comparisons on digits, searches: "
+        f"[details]({DETAILS}).",
         *summary(
             tables,
             human_report.trained_on_people(results / "human"),
@@ -53,14 +58,26 @@ def results_page(results: Path) -> str:
             ],
             cost(results),
         ),
+        *sections(tables),
         *human_report.sections(results / "human"),
         *defaults.sections(results / "defaults"),
-        *choices.sections(results / "defaults"),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def details_page(results: Path) -> str:
+    """The page of what stands behind that, as Markdown."""
+    parts = [
+        "# Results in detail",
+        "What stands behind [the page of results](results.md), and further comparisons. Made from the files in `results/` by `make docs`.",
         *_demo(results / "demo" / "results.json"),
         *(part for path in sorted((results / "compare").glob("*.json")) for part in _comparison(path)),
         *(part for path in sorted((results / "search").glob("*.json")) for part in _search(path)),
         *graph.section(results / "graph" / "digits.json"),
-        *sections(results / "reproduce"),
+        *human_report.details(results / "human"),
+        *defaults.details(results / "defaults"),
+        *choices.sections(results / "defaults"),
+        *details.sections(trained_tables(results / "reproduce"), results / "reproduce"),
         *_runs(sorted((results / "train").glob("*.json"))),
     ]
     return "\n\n".join(parts) + "\n"
@@ -176,12 +193,13 @@ def _runs(paths: list[Path]) -> list[str]:
 
 
 def main(arguments: list[str] | None = None) -> Any:
-    """Writes the page and its pictures."""
+    """Writes both pages and their pictures."""
     results, page = map(Path, arguments or sys.argv[1:])
     drawn(trained_tables(results / "reproduce")).savefig(page.parent / "img" / "ranks.png", dpi=150)
     if (results / "human" / "labels.json").is_file():
         human_report.drawn(results / "human").savefig(page.parent / "img" / "human-errors.png", dpi=150)
     write_atomically(page, results_page(results).encode())
+    write_atomically(page.parent / DETAILS, details_page(results).encode())
 
 
 if __name__ == "__main__":

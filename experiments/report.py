@@ -1,16 +1,23 @@
-"""The paper's tables on the page of results: ours beside the paper's, the claims, what the full protocol would cost."""
+"""The paper's tables on the page of results: ours beside the paper's, those beyond it, the claims, and what was not run."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from experiments.archive import Archive
 from experiments.claims import CLAIMS
-from experiments.comparing import Comparison, Value, markdown, stored_choice, table_lines, words
+from experiments.comparing import (
+    SEEDS,
+    Comparison,
+    further_lines,
+    lines,
+    stored_choice,
+    stored_trials,
+    table_lines,
+)
 from experiments.explained import explained
-from experiments.protocols import PROTOCOLS, Scale, cells
+from experiments.protocols import Scale, cells
 from experiments.tables import Published, every, published
 
 _SAID = {
@@ -19,22 +26,32 @@ _SAID = {
     "sst2": "the 6,920 training sentences, BiLSTM with attention of 50 units, GloVe 100-d",
     "imdb": "2,000 reviews cut after 200 words, 2,000 test reviews, BiLSTM with attention of 32 units, GloVe 100-d",
 }
+_NUMBERS = ("no", "one", "two", "three")
 
 
 def comparison(table: Published, results: Path, scale: Scale) -> Comparison | None:
-    """A table as far as it is trained, all methods that were, or nothing."""
+    """A table as far as it is trained, or nothing; where methods are compared, with the methods that the paper does not have."""
     archive = Archive(results / f"{table.dataset}-{scale}.jsonl")
     path = results / f"{table.dataset}-{scale}-chosen.json"
     if not len(archive) or not path.is_file():
         return None
     chosen = stored_choice(path)
-    beyond = [m.replace("_", "-") for m in chosen if m.replace("_", "-") not in table.rows]
-    extra = [*beyond, "mixcomp-warmup", *(f"{m}-default" for m in ("logcomp", "mixcomp", *beyond))]
-    extra = [] if "eps2" in table.columns[0] else extra
-    found = Comparison.of(table, cells(table, scale, chosen, 3, extra), archive)
+    extra = _further(table, list(chosen)) if _compares_methods(table) else []
+    found = Comparison.of(table, cells(table, scale, chosen, SEEDS, extra), archive, stored_trials(path))
     # The first column of a table of depths is a column of another table.
     fewest = 2 if "model" in table.columns[0] else 1
     return found if len(found.columns) >= fewest else None
+
+
+def _compares_methods(table: Published) -> bool:
+    """Whether a table is about methods; one about parts of MixComp, its radius or the depth of a network has the paper's rows alone."""
+    return "mixcomp-positive" not in table.rows and not {"eps2", "model"} & set(table.columns[0])
+
+
+def _further(table: Published, chosen: Sequence[str]) -> list[str]:
+    """Rows that were perhaps trained beside those of the table: other methods that were tuned, and methods with their defaults."""
+    tuned = [name for m in chosen if (name := m.replace("_", "-")) not in table.rows]
+    return [*tuned, "mixcomp-warmup", *(f"{m}-default" for m in ("logcomp", "mixcomp", *tuned))]
 
 
 def trained_tables(results: Path, scale: Scale = "small") -> dict[str, Comparison]:
@@ -42,133 +59,135 @@ def trained_tables(results: Path, scale: Scale = "small") -> dict[str, Compariso
     return {t.id: found for t in every().values() if (found := comparison(t, results, scale)) is not None}
 
 
-def sections(results: Path, scale: Scale = "small") -> list[str]:
+def sections(tables: Mapping[str, Comparison], scale: Scale = "small") -> list[str]:
     """Markdown parts, one after another; nothing where nothing is stored."""
-    tables = trained_tables(results, scale)
     if not tables:
         return []
     intro = (
-        "Test accuracy on clean labels after the *last* epoch, in percent, mean ± deviation over the seeds: ours [its rank] / the "
-        "paper's [its rank]. The two cannot be compared as numbers: ours are from small data and short training, made so that "
-        "plain training learns nearly all wrong labels by heart. What can be compared is the order of the methods. Ranks "
-        "are among the paper's methods. Methods the paper does not have are at the end; `-default` is a method with its "
-        "own defaults instead of chosen hyper-parameters, `mixcomp-warmup` is MixComp as chosen whose bound grows from zero between a "
-        "tenth and four tenths of the training: compensated from the first step on, a small BiLSTM learns slowly. "
-        "The text noise flips the first samples of the corpus, as in the paper."
+        "Test accuracy on clean labels after the *last* epoch, in percent, mean ± deviation over three seeds where no other number is said: ours [its "
+        "rank] / the paper's [its rank]. The two cannot be compared as numbers: ours are from small data and short training, made so that plain "
+        "training learns nearly all wrong labels by heart. What can be compared is the order of the methods; ranks are among the paper's rows. The text "
+        "noise flips the first samples of the corpus, as in the paper. Each table with its best epochs and with the share of wrong labels that was learned: "
+        "[details](results-details.md#the-papers-tables-in-detail)."
     )
-    parts = ["## The paper's tables, small scale", intro]
-    for found in tables.values():
-        parts += _table(found, scale)
-    parts += [
+    return [
+        "## The paper's tables, small scale",
+        intro,
+        *(part for name, found in tables.items() if name in published() for part in table_section(found, scale)),
         "## What the paper claims",
+        "A claim holds where the 95 % interval over the seeds is above zero, and does not where it is below; level: it includes zero; one seed gives no "
+        "verdict. A claim about every column has to hold in each. The figure is the mean difference over the columns, in points; "
+        "[column by column](results-details.md#claims-column-by-column).",
         _claims(tables),
         *explained(tables),
-        *_missing(tables, scale),
-        *_choices(results, tables.values(), scale),
-        *_cost(results),
+        *_missing(tables),
     ]
-    return parts
 
 
-def _table(found: Comparison, scale: Scale) -> list[str]:
+def table_section(found: Comparison, scale: Scale) -> list[str]:
+    """A table with what was run for it; rows that it does not have are apart."""
     table = found.table
-    head = f"### {table.id}: {table.caption}"
-    runs = sum(len(v.each) for v in found.ours.values())
-    seconds = sum(v.mean * len(v.each) for v in found.seconds.values())
-    said = (
-        f"`python -m experiments reproduce {table.id} --scale {scale}`: {_said(table, scale)}; "
-        f"{runs} figures from {seconds / 3600:.1f} hours of training on one core."
-    )
-    parts = [head, said, markdown(found).strip()]
-    parts += _beside(found, "After the epoch with the best accuracy on noisy validation labels instead:", found.best, 1)
-    if found.fitted:
-        title = "Share of the wrong training labels that the model gives back at the end (100: all learned by heart):"
-        parts += _beside(found, title, found.fitted, 0)
+    said = f"`python -m experiments reproduce {table.id} --scale {scale}`: {_said(table)}. Run: {run_said(found)}."
+    parts = [f"### {table.id}: {table.caption}", said, table_lines(lines(found, found.own_rows))]
+    if found.further_rows:
+        parts += [_further_said(found), table_lines(further_lines(found))]
     return parts
 
 
-def _said(table: Published, scale: Scale) -> str:
-    said = _SAID[table.dataset]
-    if "model" in table.columns[0]:  # the heads name the paper's networks
-        nets = PROTOCOLS[scale][table.dataset].models
-        said = said.replace(
-            "ResNet-8", "; ".join(f"{m} is a {nets[m]} here" for m in (c["model"] for c in table.columns))
+def run_said(found: Comparison) -> str:
+    """How much of a table was run: rows, columns, seeds, and what it took."""
+    rows = list(found.table.rows)
+    seeds = {(row.partition(" at ")[0], c): len(v.each) for (row, c), v in found.ours.items() if row in found.own_rows}
+    present = {row for row, _ in seeds}
+    holes = len(present) * len(found.columns) - len(seeds)
+    counts = dict.fromkeys((min(seeds.values(), default=0), max(seeds.values(), default=0)))
+    named = f"{' to '.join(_NUMBERS[n] for n in counts)} seed{'s' * (max(counts) > 1)}"
+    columns = _of(len(found.columns), len(found.table.columns), "column")
+    parts = [f"{_of(len(present), len(rows), 'row')} and {columns}, {named}"]
+    parts += [f"{holes} of these cells {'is' if holes == 1 else 'are'} empty"] if holes else []
+    done = [v for (row, _), v in found.seconds.items() if " at " not in row]
+    count, seconds = sum(len(v.each) for v in done), sum(v.mean * len(v.each) for v in done)
+    further = ", further rows included" if found.further_rows else ""
+    return f"{'; '.join(parts)} ({count} runs{further}, {seconds / 3600:.1f} hours of one thread)"
+
+
+def _of(count: int, whole: int, what: str) -> str:
+    """A count of all.
+
+    >>> _of(9, 9, "row"), _of(4, 7, "column"), _of(2, 2, "column"), _of(1, 1, "column")
+    ('all 9 rows', '4 of 7 columns', 'both columns', 'the one column')
+    """
+    if count == whole < 3:
+        return f"the one {what}" if whole == 1 else f"both {what}s"
+    return f"all {whole} {what}s" if count == whole else f"{count} of {whole} {what}s"
+
+
+def _further_said(found: Comparison) -> str:
+    """What the rows are that the table does not have."""
+    rows = found.further_rows
+    by_trials: dict[int, list[str]] = {}
+    for row in rows:
+        if row in found.trials:
+            by_trials.setdefault(found.trials[row], []).append(row)
+    parts = [f"{', '.join(names)}: tuned as the rows above, {count} trials each" for count, names in by_trials.items()]
+    if "mixcomp-warmup" in rows:
+        parts.append(
+            "mixcomp-warmup: MixComp as chosen, with a bound that grows from zero between a tenth and four tenths of the training"
         )
+    if any(row.endswith("-default") for row in rows):
+        parts.append("-default: with the library's defaults, untuned")
+    among = "the paper's rows" if found.table.id in published() else "the rows above"
+    return f"**Beside these rows** [the place that each would have among {among}]. {'; '.join(parts)}."
+
+
+def _said(table: Published) -> str:
+    said = _SAID[table.dataset]
+    if "model" in table.columns[0]:  # the heads name the networks
+        said = said.removesuffix(", ResNet-8")
     return said.replace("no augmentation", "crops and flips") if table.fixed.get("augment") == "crop-flip" else said
 
 
-def _beside(found: Comparison, title: str, values: Mapping[tuple[str, int], Value], digits: int) -> list[str]:
-    """The same rows and columns with another figure."""
-    rows = [
-        [row, *(f"{v.mean:.{digits}f}" if (v := values.get((row, c))) else "" for c in found.columns)]
-        for row in found.rows
-        if " at " not in row
-    ]
-    return [title, table_lines([["%", *(found.table.column_name(c) for c in found.columns)], *rows])]
-
-
-def _claims(tables: dict[str, Comparison]) -> str:
-    rows = [["where", "claim", "here", "difference of means in points (95 % interval over the seeds)"]]
+def _claims(tables: Mapping[str, Comparison]) -> str:
+    rows = [["where", "claim", "here", "mean difference in points (95 % interval over the seeds)"]]
     for claim in CLAIMS:
         verdict = claim.judge(tables)
-        rows.append([claim.where, claim.says, verdict.answer, verdict.figures])
+        rows.append([claim.where, claim.says, verdict.answer, verdict.short])
     return table_lines(rows)
 
 
-def _missing(tables: Mapping[str, Comparison], scale: Scale) -> list[str]:
-    """The paper's cells that have no run or one seed, by table, so that nobody takes a gap for a result."""
-    rows = [["table", "columns without a run", "rows without a run in the other columns", "one or two seeds only"]]
-    for table in published().values():
+def _missing(tables: Mapping[str, Comparison]) -> list[str]:
+    """What was not run, cell by cell."""
+    rows = [["table", "columns without a run", "cells without a run in the other columns", "fewer than three seeds"]]
+    for table in every().values():
         found = tables.get(table.id)
         if found is None:
-            said = "all: the images are not to be had here" if table.dataset == "cifar100" else "all"
-            rows.append([table.id, said, "", ""])
+            rows.append(
+                [table.id, "all: the images are not to be had here" if table.dataset == "cifar100" else "all", "", ""]
+            )
             continue
-        every_row = dict.fromkeys(row for row in table.rows if not row.endswith("-adversarial"))
-        columns = [table.column_name(c) for c in range(len(table.columns)) if c not in found.columns]
-        absent = [r for r in every_row if not any((r, c) in found.ours for c in found.columns)]
-        few = [f"{r}, {table.column_name(c)}" for (r, c), v in found.ours.items() if r in every_row and len(v.each) < 3]
+        known = [row for row in table.rows if not row.endswith("-adversarial")] + found.further_rows
+        wanted = [(row, c) for row in known for c in found.columns]
+        absent = [cell for cell in wanted if cell not in found.ours]
+        few = [cell for cell in wanted if cell in found.ours and len(found.ours[cell].each) < SEEDS]
+        columns = [found.head(c) for c in range(len(table.columns)) if c not in found.columns]
         if columns or absent or few:
-            rows.append([table.id, ", ".join(columns), ", ".join(absent), "; ".join(few)])
+            rows.append([table.id, ", ".join(columns), _grouped(found, absent), _grouped(found, few)])
     said = (
         "Two cores and a few hours did not do for these. `python -m experiments reproduce TABLE` goes on where it was, and `--columns` and `--only` name the "
         "cells to train."
     )
-    return ["### What was not run", said, table_lines(rows)] if len(rows) > 1 else []
+    return ["## What was not run", said, table_lines(rows)] if len(rows) > 1 else []
 
 
-def _choices(results: Path, tables: Iterable[Comparison], scale: Scale) -> list[str]:
-    rows = [["data", "method", "chosen of", "chosen", "noisy validation accuracy of each trial, %"]]
-    for dataset in dict.fromkeys(found.table.dataset for found in tables):
-        path = results / f"{dataset}-{scale}-chosen.json"
-        for method, found in json.loads(path.read_text(encoding="utf-8")).items():
-            trials = [f"{100 * t['validation']:.1f}" for t in found["trials"]]
-            hyper = words(found["chosen"], " = ", 4)
-            rows.append([dataset, method, str(len(trials)), hyper, " ".join(trials)])
-    said = (
-        "The same number of trials for every method (`experiments/protocols.py` lists them), one noise level for each data set "
-        f"({', '.join(f'{d}: {p.tuned_at}' for d, p in PROTOCOLS[scale].items() if d != 'cifar100')}), "
-        "one seed that is not among the reported, judged by the mean over the last five "
-        "epochs of the accuracy on held-out labels that are as noisy as the training labels. Chosen once, used in all columns. Cross "
-        "entropy has nothing to choose."
+def _grouped(found: Comparison, wanted: Sequence[tuple[str, int]]) -> str:
+    """Cells as text, rows with the same columns together."""
+    by_row: dict[str, list[int]] = {}
+    for row, column in wanted:
+        by_row.setdefault(row, []).append(column)
+    by_columns: dict[tuple[int, ...], list[str]] = {}
+    for row, columns in by_row.items():
+        by_columns.setdefault(tuple(columns), []).append(row)
+    return "; ".join(
+        f"{', '.join(rows)}: {'all' if columns == found.columns else ', '.join(map(found.head, columns))}"
+        for columns, rows in by_columns.items()
     )
-    return ["### How hyper-parameters were chosen", said, table_lines(rows)]
-
-
-def _cost(results: Path) -> list[str]:
-    path = results / "cost.json"
-    if not path.is_file():
-        return []
-    stored = json.loads(path.read_text(encoding="utf-8"))
-    rows = [["table", "runs", "search trials", "hours, one such core", "hours, one GPU"]]
-    for row in stored["tables"]:
-        rows.append(
-            [
-                row["table"],
-                str(row["runs"]),
-                str(row["trials"]),
-                f"{row['core_hours']:,.0f}",
-                f"{row['gpu_hours']:,.0f}",
-            ]
-        )
-    return ["### What the paper's own protocol would cost", stored["note"], table_lines(rows)]

@@ -41,10 +41,11 @@ def test_the_page_of_methods_is_made_from_the_table(tmp_path):
     assert (tmp_path / "methods.md").read_text() == (ROOT / "docs" / "methods.md").read_text(), "run `make docs`"
 
 
-def test_the_page_of_results_is_made_from_the_stored_runs():
-    from experiments.pages import results_page
+def test_the_pages_of_results_are_made_from_the_stored_runs():
+    from experiments.pages import DETAILS, details_page, results_page
 
     assert results_page(ROOT / "results") == (ROOT / "docs" / "results.md").read_text(), "run `make docs`"
+    assert details_page(ROOT / "results") == (ROOT / "docs" / DETAILS).read_text(), "run `make docs`"
 
 
 def test_import_brings_no_heavy_library_along():

@@ -24,6 +24,8 @@ def defaults(
     """Try settings of LogComp and MixComp on five data sets, and choose defaults with each set left out in turn.
 
     **Example:** `python -m experiments defaults --data-dir data`
+
+    The same command resumes: finished runs are read.
     """
     from experiments import defaults as study
     from experiments.commands.reproduce import progress_bar
@@ -37,6 +39,6 @@ def defaults(
             failed = study.train(
                 Place(results, runs, data_dir, workers), data_dir or Path("data"), names, lambda: bar.advance(task)
             )
-    console.print("\n".join(study.sections(results)), markup=False, soft_wrap=True)
+    console.print("\n".join([*study.sections(results), *study.details(results)]), markup=False, soft_wrap=True)
     for one, message in failed:
         console.print(f"[red]{one.name}:[/red] {message}")

@@ -39,7 +39,11 @@ def figure(
 ) -> None:
     """Draw a figure of the paper from the code, from stored runs or from a short training.
 
-    **Example:** `python -m experiments figure samples`, or `python -m experiments figure distribution --data cifar10 --data-dir data -o cifar.pdf`
+    **Example:** `python -m experiments figure samples`, or
+    `python -m experiments figure distribution --data cifar10 --encoder auto --noise none --data-dir data -o cifar.pdf`
+
+    Trainings have the library's defaults; `--set hyper.lam=0.05` is another penalty of LogComp. `strength` trains with three seeds,
+    of which `--seed` is the first.
     """
     from compensate.files import write_atomically
     from experiments.figures import FIGURES, Request, draw

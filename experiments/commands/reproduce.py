@@ -25,17 +25,19 @@ def reproduce(
     scale: Annotated[
         str, typer.Option(help="Scale: paper (GPUs, days), small (two cores, hours) or tiny (a test).")
     ] = "small",
-    seeds: Annotated[int, typer.Option(help="Seeds per cell.", min=1)] = 3,
+    seeds: Annotated[int, typer.Option(help="Seeds per cell; one gives no interval.", min=1)] = 3,
     extra: Annotated[
         str | None,
-        o.option("Further methods, separated by commas, e.g. elr or logcomp-default."),
+        o.option("Methods beyond the rows of the table, separated by commas, e.g. elr or logcomp-default."),
     ] = None,
     defaults: Annotated[
         bool, typer.Option("--defaults", help="Skip the hyper-parameter search; use the defaults of each method.")
     ] = False,
-    only: Annotated[str | None, o.option("Rows to train, separated by commas [default: all].")] = None,
+    only: Annotated[
+        str | None, o.option("Rows to train, separated by commas, e.g. base,logcomp [default: all].")
+    ] = None,
     columns: Annotated[
-        str | None, o.option("Columns to train, separated by commas, e.g. 'random 30 %' [default: all].")
+        str | None, o.option("Columns to train, separated by commas, e.g. 'random 30 %' or resnet44 [default: all].")
     ] = None,
     results: Annotated[Path, typer.Option(help="Folder of finished runs.")] = Path("results/reproduce"),
     runs: Annotated[Path, typer.Option(help="Folder of unfinished runs.")] = Path("runs/reproduce"),
@@ -50,7 +52,8 @@ def reproduce(
     **Example:** `python -m experiments reproduce table-9-sst2 --scale small`
 
     First each method's hyper-parameters are chosen on held-out noisy labels, with the same number of trials for all; then
-    every cell is trained over the seeds. The same command resumes: finished runs are read.
+    every cell is trained over the seeds. The same command resumes: finished runs are read. Without a name it lists all tables, with those that the
+    paper does not have.
     """
     from compensate.training.workers import BACKENDS
     from experiments import comparing

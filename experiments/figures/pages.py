@@ -23,8 +23,12 @@ def figures_section(pictures: Path, where: str = "img") -> list[str]:
         if stored.is_file():
             parts += [f"![{row.summary}.]({where}/{stored.name})"]
         parts += [f"{row.caption} Draw it: `python -m experiments figure {name}`."]
-        for other in sorted(pictures.glob(f"figure-{name}-*.png")):
-            where_from, _, noise = other.stem.removeprefix(f"figure-{name}-").partition("-")
+        known = list(row.elsewhere)
+        others = [(*_origin(path, name), path) for path in sorted(pictures.glob(f"figure-{name}-*.png"))]
+        # In the order of the captions: the main one first.
+        for where_from, noise, other in sorted(
+            others, key=lambda o: known.index(o[0]) if o[0] in known else len(known)
+        ):
             data, _, encoder = where_from.partition("_")
             more = (f" --encoder {encoder}" if encoder else "") + (f" --noise {noise}" if noise else "")
             parts += [
@@ -32,6 +36,16 @@ def figures_section(pictures: Path, where: str = "img") -> list[str]:
                 f"{row.elsewhere.get(where_from, '')} Draw it: `python -m experiments figure {name} --data {data}{more} --data-dir DATA`.".strip(),
             ]
     return parts
+
+
+def _origin(picture: Path, name: str) -> tuple[str, str]:
+    """Data (with an encoder) and noise of a stored picture, by its name.
+
+    >>> _origin(Path("figure-samples-cifar10_auto-none.png"), "samples")
+    ('cifar10_auto', 'none')
+    """
+    data, _, noise = picture.stem.removeprefix(f"figure-{name}-").partition("-")
+    return data, noise
 
 
 def figures_page(results: Path, pictures: Path) -> str:

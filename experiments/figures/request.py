@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -78,12 +79,25 @@ class Request:
 
     def encoded(self, name: str) -> Splits:
         """The features of (at most `LIMIT`) training samples."""
-        train = (load(name, self.data_dir) if self.given is None else self.given).train
-        if len(train) > LIMIT:
-            train = train.split((share := LIMIT / len(train), 1 - share), seed=0)[0]
-        found = encode_data(train, self.encoder or "auto")
-        if found is None:
-            raise InputError(
-                f'{name} has nothing that the encoder "{self.encoder}" reads; it takes texts and images, and needs:  pip install "compensate[encoders]"'
-            )
-        return Splits(replace(train, x=found.values), None, None)
+        encoder = self.encoder or "auto"
+        return (
+            _named_features(name, self.data_dir, encoder) if self.given is None else features(name, self.given, encoder)
+        )
+
+
+@lru_cache(maxsize=1)  # a figure of many trainings reads the data once
+def _named_features(name: str, data_dir: Path | None, encoder: str) -> Splits:
+    return features(name, load(name, data_dir), encoder)
+
+
+def features(name: str, data: Splits, encoder: str) -> Splits:
+    """Training samples as the encoder sees them."""
+    train = data.train
+    if len(train) > LIMIT:
+        train = train.split((share := LIMIT / len(train), 1 - share), seed=0)[0]
+    found = encode_data(train, encoder)
+    if found is None:
+        raise InputError(
+            f'{name} has nothing that the encoder "{encoder}" reads; it takes texts and images, and needs:  pip install "compensate[encoders]"'
+        )
+    return Splits(replace(train, x=found.values), None, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from compensate.training.samples import Samples
 from experiments.figures.request import Request
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from compensate.state import State
@@ -29,6 +30,9 @@ ROWS, COLUMNS = 3, 8
 """Of the sheet of samples."""
 
 RIGHT, WRONG = "#0072B2", "#D55E00"
+
+SEEDS = 3
+"""Trainings with each strength, for the figure of the strength."""
 
 STRENGTHS = (0.02, 0.05, 0.1, 0.25, 0.5)
 """Values of lambda; from 1 on nothing is compensated."""
@@ -165,47 +169,82 @@ def _said(noise: str) -> str:
     return "labels as they come" if kind == "none" else f"{kind} noise, {100 * float(rate):g} %"
 
 
+@dataclass(frozen=True)
+class Strengths:
+    """What LogComp does with each strength of its penalty, in trainings with several seeds.
+
+    Attributes:
+        share: (S, L) samples that are compensated at the end, in percent, by seed and strength.
+        gain: (S, L) test accuracy minus that of plain training with the same seed, in points.
+        found: (S, L) average precision of finding the wrong labels; nothing without noise.
+        epochs: (S, L, E) samples that were compensated in each epoch, in percent.
+    """
+
+    share: NDArray[np.float64]
+    gain: NDArray[np.float64]
+    found: NDArray[np.float64] | None
+    epochs: NDArray[np.float64]
+
+
+def strengths(request: Request, noise: str) -> Strengths:
+    """Trains with each strength and seed under this noise."""
+    first = int(request.options.get("seed", 0))
+    share, gain, found, epochs = [], [], [], []
+    for seed in range(first, first + SEEDS):
+        asked = replace(request, options={**request.options, "noise": noise, "seed": seed})
+        base = asked.train(asked.config(method="base")).last["test_accuracy"]
+        runs = [asked.train(asked.config(method="logcomp", hyper={"lam": lam})) for lam in STRENGTHS]
+        share.append([100 * float((last_sizes(r, empty=True) > 0).mean()) for r in runs])
+        gain.append([100 * (r.last["test_accuracy"] - base) for r in runs])
+        epochs.append([[100 * row["compensated"] for row in r.history] for r in runs])
+        found.append([_found(r, r.prepared.wrong) for r in runs] if noise != "none" else [])
+    return Strengths(
+        np.array(share), np.array(gain), None if noise == "none" else np.array(found), np.array(epochs)
+    )  # fmt: skip
+
+
 def strength(request: Request) -> Figure:
-    """What the penalty of LogComp decides: how many samples are compensated, accuracy, and how well errors are found."""
+    """What the penalty of LogComp decides: how many samples are compensated and when, accuracy, and how well errors are found."""
+    from matplotlib import colormaps
     from matplotlib.figure import Figure
 
     noisy = str(request.options.get("noise", "random:0.2"))
-    clean_runs, noisy_runs = [_strengths(request, noise) for noise in ("none", noisy)]
-    figure = Figure(figsize=(9.0, 3.1), layout="constrained")
-    share, accuracy, found = figure.subplots(1, 3)
+    clean_runs, noisy_runs = strengths(request, "none"), strengths(request, noisy)
+    figure = Figure(figsize=(11.4, 3.1), layout="constrained")
+    young, share, accuracy, found = figure.subplots(1, 4)
+    for at, lam in enumerate(STRENGTHS):
+        curve = clean_runs.epochs[:, at].mean(0)
+        shade = colormaps["viridis"](at / len(STRENGTHS))
+        young.plot(range(1, len(curve) + 1), curve, color=shade, label=f"λ = {lam:g}")
     for runs, color, name in ((clean_runs, RIGHT, "labels as they come"), (noisy_runs, WRONG, _said(noisy))):
-        base, rows = runs
-        share.plot(
-            STRENGTHS,
-            [100 * float((last_sizes(r, empty=True) > 0).mean()) for r in rows],
-            "o-",
-            color=color,
-            label=name,
-        )
-        gains = [100 * (r.last["test_accuracy"] - base.last["test_accuracy"]) for r in rows]
-        accuracy.plot(STRENGTHS, gains, "o-", color=color)
-    wrong = [r.prepared.wrong for r in noisy_runs[1]]
-    found.plot(STRENGTHS, [_found(r, w) for r, w in zip(noisy_runs[1], wrong, strict=True)], "o-", color=WRONG)
+        _over_strengths(share, runs.share, color, name)
+        _over_strengths(accuracy, runs.gain, color, name)
+        if runs.found is not None:
+            _over_strengths(found, runs.found, color, name)
     accuracy.axhline(0, color="gray", linewidth=0.8)
+    young.set(xlabel="epoch", title="clean samples compensated, %")
     for ax, name in (
-        (share, "samples compensated, %"),
+        (share, "compensated at the end, %"),
         (accuracy, "test accuracy minus base, points"),
         (found, "errors found: average precision"),
     ):
         ax.set(xscale="log", xlabel="λ", title=name)
         ax.set_xticks(STRENGTHS, [f"{v:g}" for v in STRENGTHS])
         ax.minorticks_off()
+    for ax in figure.axes:
         ax.title.set_fontsize(10)
         ax.spines[["top", "right"]].set_visible(False)
-    share.legend(frameon=False, fontsize=8)
+    for ax, columns in ((young, 2), (share, 1)):
+        ax.set_ylim(-5, 145)  # room for the legend above the curves
+        ax.set_yticks(range(0, 101, 20))
+        ax.legend(frameon=False, fontsize=8, ncols=columns, loc="upper right")
     return figure
 
 
-def _strengths(request: Request, noise: str) -> tuple[Result, list[Result]]:
-    """Plain training, and LogComp with each strength."""
-    asked = replace(request, options={k: v for k, v in request.options.items() if k != "noise"})
-    base = asked.train(asked.config(method="base", noise=noise))
-    return base, [asked.train(asked.config(method="logcomp", noise=noise, hyper={"lam": v})) for v in STRENGTHS]
+def _over_strengths(ax: Axes, values: NDArray[np.float64], color: str, name: str) -> None:
+    """The mean over the seeds, with its deviation, at each strength."""
+    spread = values.std(0, ddof=1)
+    ax.errorbar(STRENGTHS, values.mean(0), spread, marker="o", markersize=4, capsize=3, color=color, label=name)
 
 
 def _found(result: Result, wrong: NDArray[np.bool_]) -> float:

@@ -51,5 +51,38 @@ def test_columns_with_one_seed_are_shown_and_not_judged():
 
 def test_differences_without_a_common_mean_hold_only_each_by_itself():
     sure, unsure = ("a", (1.0, 1.2, 1.1)), ("b", (9.0, -3.0, 5.0))
-    assert claims.judged([sure, unsure], alone=True).answer == "level"
-    assert claims.judged([sure, sure], alone=True).answer == "holds"
+    assert claims.judged([sure, unsure], every=True, pooled=False).answer == "level"
+    assert claims.judged([sure, sure], every=True, pooled=False).answer == "holds"
+
+
+def test_a_claim_about_every_column_has_to_hold_in_each():
+    sure, unsure, against, one = (1.0, 1.2, 1.1), (0.9, -0.5, 0.4), (-1.0, -1.2, -1.1), (2.0,)
+    for second, answer in ((sure, "holds"), (unsure, "level"), (against, "does not hold"), (one, "not judged")):
+        assert claims.judged([("a", sure), ("b", second)], every=True).answer == answer
+    strong = (9.0, 9.1, 9.2)
+    assert claims.judged([("a", strong), ("b", unsure)]).answer == "holds", "a claim about the mean"
+    assert (
+        claims.judged([("a", strong), ("b", one)]).short
+        == "+9.1 (+8.9 to +9.3), 1 column of 2 (one seed in the others)"
+    )
+
+
+def test_the_summary_says_what_defaults_do_on_fresh_seeds():
+    own = {
+        ("digits", "none"): [-1.0, -1.1, -0.9],
+        ("digits", "symmetric:0.3"): [2.0, 2.2, 2.4],
+        ("imdb", "none"): [0.5, 0.7],
+    }
+    said = defaults._gained(own)
+    assert "gains +2.2 points with wrong labels and -0.2 without on the mean over 2 data sets" in said
+    assert "below zero in 1 of 2 columns with three seeds: digits without noise (-1.0 (-1.2 to -0.8))" in said
+    assert "below zero in none of 1 columns" in defaults._gained(
+        {c: each for c, each in own.items() if c != ("digits", "none")}
+    )
+
+
+def test_seeds_are_counted_not_promised():
+    fresh = {"default": found(any_setting=(0.0, 1.0, 1.0)), "paper": {}, "tuned": {}}
+    told, table = defaults._on_fresh_seeds(defaults.Stored(4, fresh["default"], fresh))
+    assert "(digits 2, sst2 2)" in told, "two seeds are stored, though three are planned"
+    assert "| mixcomp, default | +0.0 | +1.0 | +1.0 |" in table

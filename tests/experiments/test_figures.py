@@ -13,13 +13,14 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from compensate.data import Data
+from compensate.data import Data, load
 from compensate.errors import InputError
 from compensate.granularity import Sample
 from compensate.methods import METHODS, logit_adjustment
 from compensate.taxonomy import TARGETS
 from experiments.__main__ import app
 from experiments.figures import FIGURES, Request, curves, draw, find_figure, trained, tree
+from experiments.figures import request as asked
 from experiments.figures.pages import figures_page, figures_section
 
 pytestmark = pytest.mark.slow
@@ -140,6 +141,48 @@ def test_sheet_shows_the_samples_with_the_largest_compensation(noisy):
         assert np.allclose(ax.images[0].get_array(), train.x[row, 0])
         assert float(ax.get_xlabel()) == pytest.approx(sizes[row], abs=0.051)
     assert result.prepared.wrong[order[: len(figure.axes)]].mean() > 0.8
+
+
+def test_the_figure_of_the_strength_is_a_mean_over_seeds(monkeypatch, tmp_path):
+    monkeypatch.setattr(trained, "STRENGTHS", (0.05, 0.5))
+    monkeypatch.setattr(trained, "SEEDS", 2)
+    request = Request("digits", options={"epochs": 16, "limit": 300, "seed": 5}, runs=tmp_path)
+    clean, noisy = trained.strengths(request, "none"), trained.strengths(request, "random:0.2")
+    assert clean.found is None
+    assert noisy.share.shape == noisy.gain.shape == noisy.found.shape == (2, 2)
+    assert clean.epochs.shape == (2, 2, 16)
+    assert (clean.epochs[:, 0] >= clean.epochs[:, 1]).all(), (
+        "a smaller penalty compensates more samples, in every epoch"
+    )
+    assert (clean.epochs[:, 0, -1] > clean.epochs[:, 1, -1] + 10).all()
+    assert (noisy.share[:, 0] > noisy.share[:, 1]).all()
+    assert len(list(tmp_path.iterdir())) == 2 * 2 * 3, (
+        "two kinds of labels, two seeds; plain training and two strengths"
+    )
+    base = request.train(request.config(method="base", noise="random:0.2", seed=5))
+    ours = request.train(request.config(method="logcomp", noise="random:0.2", seed=5, hyper={"lam": 0.5}))
+    assert noisy.gain[0, 1] == pytest.approx(100 * (ours.last["test_accuracy"] - base.last["test_accuracy"]))
+    young, share, accuracy, found = trained.strength(request).axes
+    assert np.allclose(young.get_lines()[0].get_ydata(), clean.epochs[:, 0].mean(0))
+    for ax, each in ((share, noisy.share), (accuracy, noisy.gain), (found, noisy.found)):
+        assert np.allclose(ax.containers[-1].lines[0].get_ydata(), each.mean(0))
+
+
+def test_encoded_data_are_read_once(monkeypatch):
+    read = []
+    digits = load("digits")
+    monkeypatch.setattr(asked, "load", lambda *given: read.append(given) or digits)
+    monkeypatch.setattr(
+        asked, "encode_data", lambda data, name: SimpleNamespace(values=data.x.reshape(len(data), -1) + len(name))
+    )
+    asked._named_features.cache_clear()
+    request = Request("digits", encoder="made up")
+    first, again = request.encoded("digits"), request.encoded("digits")
+    assert first is again
+    assert np.allclose(first.train.x, digits.train.x.reshape(len(digits.train), -1) + 7)
+    assert not np.allclose(Request("digits", encoder="other").encoded("digits").train.x, first.train.x)
+    assert len(read) == 2, "once for each encoder"
+    asked._named_features.cache_clear()
 
 
 @pytest.mark.parametrize("method", ["base", "label_smoothing"])
@@ -276,6 +319,16 @@ def test_page_has_a_picture_and_a_command_for_each_figure(tmp_path):
     assert text.count("![") == 3
     assert "python -m experiments figure distribution --data cifar10 --noise none" in text
     assert "python -m experiments figure samples --data cifar10" in text
+
+
+def test_pictures_of_other_data_come_in_the_order_of_their_captions(tmp_path):
+    for name in ("cifar10-none", "cifar10_auto-none", "unknown"):
+        (tmp_path / f"figure-distribution-{name}.png").touch()
+    text = "\n".join(figures_section(tmp_path))
+    places = [
+        text.index(f"figure-distribution-{name}.png") for name in ("cifar10_auto-none", "cifar10-none", "unknown")
+    ]
+    assert places == sorted(places), "the caption of the small network says what differs from the one before"
 
 
 def test_stored_page_and_pictures_are_up_to_date():
