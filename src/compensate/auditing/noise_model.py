@@ -202,16 +202,22 @@ def some_rows(rows: Ints, classes: int) -> Ints:
 def pool_weights(part: Floats, given: Ints) -> Floats:
     """(M,) the weights of learners, from their log probabilities (M, N, C) of some rows and the labels of these."""
     equal = 1 / len(part)
-    own = part[:, np.arange(len(given)), given]
+    own = part[:, np.arange(len(given)), given].sum(1)
     learners = np.ascontiguousarray(part.transpose(0, 2, 1))
 
     def loss(w: Floats) -> tuple[float, Floats]:
-        u = np.tensordot(w, learners, 1).T
-        total = _log_sum(u)
-        p = np.exp(u - total[:, None]).T
-        gradient = (learners.reshape(len(w), -1) @ p.ravel() - own.sum(1)) / len(given)
-        value = float((total - w @ own).mean() + 0.5 * RIDGE * ((w - equal) ** 2).sum())
-        return value, gradient + RIDGE * (w - equal)
+        total, gradient = 0.0, np.zeros(len(w))
+        for rows in _portions(slice(0, len(given))):
+            here = np.ascontiguousarray(learners[:, :, rows])
+            u = np.tensordot(w, here, 1)
+            most = u.max(0)
+            p = np.exp(u - most)
+            norm = p.sum(0)
+            p /= norm
+            total += float((most + np.log(norm)).sum())
+            gradient += here.reshape(len(w), -1) @ p.ravel()
+        value = (total - w @ own) / len(given) + 0.5 * RIDGE * ((w - equal) ** 2).sum()
+        return float(value), (gradient - own) / len(given) + RIDGE * (w - equal)
 
     start = np.full(len(part), equal)
     found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=[(0, None)] * len(part)).x
