@@ -14,7 +14,10 @@ class Execution(Protocol):
         """How many calls run at the same time; it may become more while an execution starts."""
 
     def map(self, function: Callable[..., Any], items: Iterable[Any], *shared: Any) -> Iterator[Any]:
-        """``function(item, *shared)`` of each item, in their order. A call that is lost with its worker is made again."""
+        """``function(item, *shared)`` of each item, in their order. A call that is lost with its worker is made again.
+
+        Workers keep what is shared: neither an object nor an array in it may be changed after it was shared once.
+        """
 
     def map_on_devices(self, function: Callable[..., Any], items: Sequence[Any], *shared: Any) -> Iterator[Any]:
         """As `map`, one call at a time on each device; the results may come in any order."""

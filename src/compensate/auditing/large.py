@@ -26,10 +26,11 @@ from scipy.special import expit
 
 from compensate.auditing import learners
 from compensate.auditing.arrays import Floats, Ints, Singles
+from compensate.auditing.asked import Divided, some_of
 from compensate.auditing.digests import digest_frame
 from compensate.auditing.execution import HERE, Execution
 from compensate.auditing.folds import FOLDS, assign_folds, num_divisions
-from compensate.auditing.large_fit import Divided, Judge, fit_part, some_of
+from compensate.auditing.large_fit import Judge, fit_part
 from compensate.auditing.learners import GROWN_ON, View
 from compensate.auditing.noise_model import BY_CHANCE, evidence, shares
 from compensate.auditing.page.examples import POOL
@@ -146,8 +147,6 @@ def audit_pieces(
         whole = memory is None and len(part) == len(source)
         judge, log_q = fit_part(views, given[part], held, len(source.classes), size, seed, run, told, whole=whole)
         del views
-        if log_q is not None:  # what is left takes a second
-            run.finish()
         judged = _judge(source, given, folds, judge, log_q, makers, stages, run, told)
         notes = (*notes, *makers.notes, _how(len(part), len(source)))
         found = _result(source, given, judge, judged, makers, notes, {"seed": seed, "fitted_rows": len(part)})
@@ -255,6 +254,9 @@ def _stacked(parts: list[Any]) -> Any:
     """The rows of all parts; each part is let go once it is copied."""
     if sp.issparse(parts[0]):
         return sp.vstack(parts, format="csr")
+    found = _uncut(parts)
+    if found is not None:
+        return found
     found = np.empty((sum(map(len, parts)), parts[0].shape[1]), parts[0].dtype)
     start = 0
     for k, part in enumerate(parts):
@@ -262,6 +264,30 @@ def _stacked(parts: list[Any]) -> Any:
         start += len(part)
         parts[k] = None
     return found
+
+
+def _uncut(parts: list[Any]) -> NDArray[Any] | None:
+    """The rows of all parts without a copy, if they follow each other in one array: data in memory that were cut.
+
+    >>> x = np.arange(12).reshape(6, 2)
+    >>> np.shares_memory(_uncut([x[1:4], x[4:]]), x), _uncut([x[:4], x[3:]]) is None, _uncut([x[:4], x[4:].copy()]) is None
+    (True, True, True)
+    """
+    whole, first = parts[0].base, parts[0]
+    if not isinstance(whole, np.ndarray) or not whole.flags.c_contiguous:
+        return None
+    places = np.cumsum([_place(first), *(part.nbytes for part in parts)])
+    if any(
+        part.base is not whole or not part.flags.c_contiguous or part.dtype != first.dtype or _place(part) != place
+        for part, place in zip(parts, places, strict=False)
+    ):
+        return None
+    shape = (sum(map(len, parts)), *first.shape[1:])
+    return np.ndarray(shape, first.dtype, whole.data, int(places[0]) - _place(whole))
+
+
+def _place(x: NDArray[Any]) -> int:
+    return int(x.__array_interface__["data"][0])
 
 
 def _embedded(makers: Makers, stages: FinishedStages, k: int) -> Singles | None:

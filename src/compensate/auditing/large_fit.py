@@ -6,18 +6,18 @@ task that has grown them: only what they say travels, which is a tenth of the tr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from compensate.auditing.arrays import Floats, Ints, Singles
+from compensate.auditing.asked import Asked, Divided, answer, mean_log_p, said_of, stored_of, votes_of
 from compensate.auditing.execution import Execution
 from compensate.auditing.fitted import ByFold, Forest, StoredLearner, smoothed
 from compensate.auditing.folds import FOLDS
 from compensate.auditing.learners import Forests, Grown, Tree, View, fit_view, grow, stored_trees
-from compensate.auditing.linear import softmax
 from compensate.auditing.noise_model import (
     CHANCE,
     FittedNoise,
@@ -34,25 +34,6 @@ POOLED = 8_000_000
 
 TOGETHER, TASKS = 10, 4
 """The most trees of a task that also judges rows, which it copies first; and the fewest such tasks for each worker."""
-
-
-@dataclass(frozen=True, eq=False)
-class Divided:
-    """A learner that was fitted for several divisions into folds.
-
-    Attributes:
-        divisions: (R) one for each.
-    """
-
-    divisions: tuple[ByFold, ...]
-
-    def log_p(self, x: Any, trees: Singles | None, folds: Ints) -> Singles:
-        """(N, C) log probabilities, the mean over divisions, of rows in these folds (R, N)."""
-        return _mean([one.log_p(x, trees, held) for one, held in zip(self.divisions, folds, strict=True)])
-
-
-def _mean(log_p: Sequence[Singles]) -> Singles:
-    return log_p[0] if len(log_p) == 1 else softmax(np.mean(log_p, axis=0))[1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +84,8 @@ def fit_part(
 ) -> tuple[Judge, Floats | None]:
     """Learners of all views, fitted on the part; weights and the noise model, from rows of it.
 
-    Where the part is the whole and there is room, also the pooled log probabilities (N, C), so that no row is judged twice.
+    Where the part is the whole and there is room, also the pooled log probabilities (N, C), so that no row is judged twice. What is left then takes a
+    second, and workers are not needed for it.
 
     Args:
         views, labels: of the part.
@@ -131,7 +113,7 @@ def fit_part(
         if forests and not whole:
             stored = stored_trees(forests[0], run)
             found["trees"] = Divided(tuple(_grown(one, run) for one in forests))
-        said, stored = _ask(_Asked(view, found, folds, forests if whole else ()), rows, run, stored)
+        said, stored = _ask(Asked(view, found, folds, forests if whole else ()), rows, run, stored)
         if stored is not None:
             fits[0].models["trees"] = stored
         log_p.append(said)
@@ -143,7 +125,7 @@ def fit_part(
     estimated = known if whole else np.arange(len(known))
     found_weights = pool_weights(np.stack([np.asarray(one[estimated], np.float64) for one in learned]), labels[known])
     log_q = pooled(found_weights, learned)
-    noise = fit_noise(log_q[estimated], labels[known], np.mean(transitions, axis=0), run=run)
+    noise = fit_noise(log_q[estimated], labels[known], np.mean(transitions, axis=0), run=run, last=whole)
     values = iter(found_weights.tolist())
     weights = tuple({name: next(values) for name in one} for one in log_p)
     names = tuple(view.name for view in views)
@@ -172,74 +154,39 @@ def _grown(forests: Forests, run: Execution) -> ByFold:
 # --- what learners say ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class _Asked:
-    """The learners of a view, and the rows that they are asked about.
-
-    Attributes:
-        by_name: learners.
-        folds: (R, N) of each division.
-        forests: of each division, if trees are grown to judge all rows once; they are not among the learners then.
-    """
-
-    view: View
-    by_name: dict[str, Divided]
-    folds: Ints
-    forests: tuple[Forests, ...]
-
-
-def _ask(asked: _Asked, rows: Ints, run: Execution, stored: Forest | None) -> tuple[dict[str, Singles], Forest | None]:
+def _ask(asked: Asked, rows: Ints, run: Execution, stored: Forest | None) -> tuple[dict[str, Singles], Forest | None]:
     """By learner, (N, C) log probabilities of some rows; and the trees to store, which are grown along with the forests.
 
     All of it is one list of tasks, the longest first, so that no worker waits for another in between.
     """
     growing = [(draw, part) for draw, forests in enumerate(asked.forests) for part in _tree_tasks(forests, run)]
     portions = np.array_split(rows, max(1, min(8 * run.workers, len(rows) // 1000)))
-    tasks: list[tuple[Callable[..., Any], Any]] = [(_stored, draw) for draw in range(min(1, len(asked.forests)))]
-    tasks += [(_votes, one) for one in growing] + [(_said, one) for one in portions]
-    counted = [np.zeros((len(rows), forests.num_classes)) for forests in asked.forests]
-    said = []
-    for (function, what), answer in zip(tasks, run.map(_answer, tasks, asked), strict=True):
-        if function is _stored:
-            stored = answer
-        elif function is _votes:
-            draw, (fold, _) = what
-            counted[draw][asked.folds[draw] == fold] += answer
-        else:
-            said.append(answer)
-    found = {name: np.concatenate([one[name] for one in said]) for name in asked.by_name}
-    if counted:
-        found["trees"] = _mean([smoothed(votes) for votes in counted])
-    return found, stored
+    ends = np.cumsum([len(one) for one in portions]).tolist()
+    tasks: list[tuple[Callable[..., Any], Any]] = [(stored_of, draw) for draw in range(min(1, len(asked.forests)))]
+    tasks += [(votes_of, one) for one in growing] + [(said_of, one) for one in portions]
+    answers = run.map(answer, tasks, asked)
+    if asked.forests:
+        stored = next(answers)
+    voted = _counted(asked, growing, answers)
+    found: dict[str, Singles] = {}
+    for end, one in zip(ends, answers, strict=True):
+        for name, values in one.items():
+            if name not in found:
+                found[name] = np.empty((len(rows), values.shape[1]), np.float32)
+            found[name][end - len(values) : end] = values
+    return found | voted, stored
+
+
+def _counted(asked: Asked, growing: list[tuple[int, tuple[int, slice]]], answers: Iterator[Any]) -> dict[str, Singles]:
+    """What the forests say, if there are some, as the answers come; the learners are busy meanwhile."""
+    if not asked.forests:
+        return {}
+    votes = [np.zeros((asked.folds.shape[1], forests.num_classes)) for forests in asked.forests]
+    for (draw, (fold, _)), one in zip(growing, answers, strict=False):
+        votes[draw][asked.folds[draw] == fold] += one
+    return {"trees": mean_log_p([smoothed(one) for one in votes])}
 
 
 def _tree_tasks(forests: Forests, run: Execution) -> list[tuple[int, slice]]:
     number = FOLDS * forests.size(0)
     return forests.parts(range(FOLDS), together=max(1, min(TOGETHER, number // (TASKS * run.workers))))
-
-
-def _answer(task: tuple[Callable[..., Any], Any], asked: _Asked) -> Any:
-    function, what = task
-    return function(what, asked)
-
-
-def _said(rows: Ints, asked: _Asked) -> dict[str, Singles]:
-    part = some_of(asked.view, rows)
-    return {name: one.log_p(part.x, part.trees, asked.folds[:, rows]) for name, one in asked.by_name.items()}
-
-
-def _votes(what: tuple[int, tuple[int, slice]], asked: _Asked) -> Singles:
-    """(rows of the fold, C) the part that some trees of a fold have in the mean of all of them."""
-    draw, (fold, trees) = what
-    forests = asked.forests[draw]
-    return (forests.votes((fold, trees)) / forests.size(fold)).astype(np.float32)
-
-
-def _stored(draw: int, asked: _Asked) -> Forest:
-    return stored_trees(asked.forests[draw])
-
-
-def some_of(view: View, rows: Ints) -> View:
-    """Some rows of a view."""
-    x = view.x[rows]
-    return View(view.name, x, x if view.trees is view.x else None if view.trees is None else view.trees[rows])

@@ -225,8 +225,9 @@ def _transitions(fitted: LinearFolds, labels: Ints, trusted: NDArray[np.bool_] |
         if step == ROUNDS - 1:
             break
         counts = _posterior_counts(fitted, labels, trusted, a, w) * size
-        for k in range(fitted.num_folds):
-            a[k] = transition_from(counts[k])
+        a = np.stack([transition_from(one) for one in counts]).astype(
+            np.float32
+        )  # anew, for workers keep the former one
     assert w is not None
     _keep(fitted, "transitions", w, found)
     found.transition = a.mean(0).astype(np.float64)
@@ -358,13 +359,14 @@ class Tree:
 
 def _grow(x: Singles, labels: Ints, rows: Ints, trees: slice, seed: int) -> list[Tree]:
     """Some of the extra trees of these rows. Of many rows each tree is grown on a sample of its own."""
-    from sklearn.ensemble import ExtraTreesClassifier
-    from sklearn.tree import ExtraTreeClassifier
-
     if len(rows) <= GROWN_ON:
+        from sklearn.ensemble import ExtraTreesClassifier
+
         forest = ExtraTreesClassifier(trees.stop, min_samples_leaf=LEAF, random_state=seed)
         _quietly(forest.fit, x[rows], labels[rows])
         return [Tree(model, forest.classes_) for model in forest.estimators_]
+    from sklearn.tree import ExtraTreeClassifier
+
     found = []
     for k in range(trees.start, trees.stop):
         rng = np.random.default_rng([seed, k])

@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -37,7 +37,9 @@ from scipy.special import expit, logit
 
 from compensate.auditing.arrays import Floats, Ints
 from compensate.auditing.execution import HERE, Execution
-from compensate.auditing.page.model import Estimate
+
+if TYPE_CHECKING:
+    from compensate.auditing.page.model import Estimate
 
 RIDGE = 0.01
 """How strongly weights of learners are drawn to equal ones."""
@@ -273,6 +275,8 @@ class FittedNoise:
 
     def share(self, mean: float) -> Estimate:
         """The share of wrong labels with its interval, given the mean of their probabilities."""
+        from compensate.auditing.page.model import Estimate  # workers import this module, and not the page
+
         return Estimate(mean, min(self.low, mean), min(max(self.high, mean), 1.0))
 
 
@@ -283,13 +287,16 @@ def fit_noise(
     *,
     simpler: float | None = None,
     run: Execution = HERE,
+    last: bool = False,
 ) -> FittedNoise:
-    """The noise model of some rows; arguments as for `judge`, and where to compute."""
+    """The noise model of some rows; arguments as for `judge`, where to compute, and whether nothing else will be computed there."""
     classes, log_q = log_q.shape[1], _by_class(log_q)
     a = np.eye(classes) if transition is None else np.asarray(transition, np.float64)
     ratios = np.log((a + EVEN) / (a.T + EVEN))
     least = (SIMPLER if simpler is None else simpler) * max(classes * (classes - 1) - 1, 1)
     found, low, high = _contradictions(log_q, labels, a, ratios, least, run)
+    if last:
+        run.finish()
     seen = found.contradicting(log_q, labels)
     score, _ = _scores(found.sharpness * log_q, labels, ratios)
     doubt = max(float(expit(score).mean()) - float(seen.mean()), 0.0)
@@ -317,9 +324,10 @@ def after_decisions(verdict: Verdict, labels: Ints, given: Ints, decided: NDArra
     p = np.where(decided, 0.0, expit(odds))
     mean, found = float(p.mean()), float(corrected.mean())
     low, high = min(max(verdict.share.low - found, 0.0), mean), max(verdict.share.high - found, mean)
+    share = replace(verdict.share, value=mean, low=low, high=high)
     model = replace(verdict.model, shift=shift)
     suggested = np.where(decided & (verdict.suggested == labels), given, verdict.suggested)
-    return replace(verdict, log_odds=odds, p_error=p, suggested=suggested, share=Estimate(mean, low, high), model=model)
+    return replace(verdict, log_odds=odds, p_error=p, suggested=suggested, share=share, model=model)
 
 
 def recalibration(log_odds: Floats, wrong: NDArray[np.bool_]) -> float:
