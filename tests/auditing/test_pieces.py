@@ -25,6 +25,8 @@ from compensate import audit
 from compensate.auditing import cluster as cluster_room
 from compensate.auditing import large, pieces, stages
 from compensate.auditing.cluster import Cluster
+from compensate.auditing.execution import Here
+from compensate.auditing.learners import View, fit_view
 from compensate.auditing.result import Audit
 from compensate.cli import app
 from compensate.data.dataset import Data
@@ -303,9 +305,49 @@ def test_this_process_computes_until_workers_are_ready_and_once_they_are_not_nee
         numbers, processes = zip(*found, strict=True)
         assert numbers == tuple(range(5, 20))
         assert os.getpid() not in processes
+        monkeypatch.setattr(run, "_ours", True)  # of one share for each worker of this machine, it takes one itself
+        assert [process == os.getpid() for _, process in run.map(process_of, range(2))] == [False, True]
+        monkeypatch.setattr(run, "_ours", False)
         run.finish()
         assert list(run.map(process_of, [1])) == [(1, os.getpid())]
     assert ray.is_initialized()  # it was there before
+
+
+@pytest.mark.slow
+def test_an_array_of_two_objects_lies_in_the_object_store_once(ray: Any) -> None:
+    x = np.arange(2.0 * cluster_room.SMALL)
+    little = x[:10].copy()
+    with cluster_room.cluster() as run:
+        for shared in ({"first": x, "other": little}, {"second": x[:], "other": little + 1, "other one": -x}):
+            assert list(run.map(sum_of, [1], shared)) == [1 + sum_of(0, shared)]
+        first, second = (kept.places for kept in run._kept.values())
+        assert len(first) == 1
+        assert len(second) == 2
+        assert set(first.values()) <= set(second.values())
+
+
+def sum_of(number: int, arrays: dict[str, Any]) -> float:
+    """The sum of a number and all arrays."""
+    return float(number + sum(one.sum() for one in arrays.values()))
+
+
+class ReadOnly(Here):
+    """Shared arrays are not changed, for workers keep them as they were."""
+
+    def map(self, function: Any, items: Any, *shared: Any) -> Iterator[Any]:
+        """As `Execution.map`."""
+        for one in shared:
+            if isinstance(one, np.ndarray):
+                one.flags.writeable = False
+        return super().map(function, items, *shared)
+
+
+def test_what_was_shared_is_not_changed() -> None:
+    x, y = made()
+    folds = np.arange(len(y)) % 5
+    found = fit_view(View("features", x, x), y, folds, 5, 3, run=ReadOnly())
+    same = fit_view(View("features", x, x), y, folds, 5, 3)
+    np.testing.assert_array_equal(found.transition, same.transition)
 
 
 @pytest.mark.slow

@@ -95,19 +95,24 @@ class Cluster:
         return 1 if ready is None else ready.workers
 
     def map(self, function: Callable[..., Any], items: Iterable[Any], *shared: Any) -> Iterator[Any]:
-        """As `Execution.map`."""
+        """As `Execution.map`. Of an equal share for each worker of this machine, this process takes the last one: it would only wait for it."""
+        waiting = deque(items)
+        while waiting and (ready := self._ready) is None:
+            yield function(waiting.popleft(), *shared)
+        if not waiting:
+            return
+        assert ready is not None
+        last = [waiting.pop()] if self._ours and 1 < len(waiting) == ready.workers else []
+        passed = [self._shared(one, ready.ray) for one in shared]
         running: deque[Any] = deque()
-        ready = None
-        for item in items:
-            ready = ready or self._ready
-            if ready is None:
-                yield function(item, *shared)
-                continue
+        while waiting:
             if len(running) >= AHEAD * ready.workers:
                 yield ready.ray.get(running.popleft())
-            running.append(ready.call.remote(function, item, *(self._shared(one, ready.ray) for one in shared)))
-        while running and ready is not None:
+            running.append(ready.call.remote(function, waiting.popleft(), *passed))
+        mine = [function(item, *shared) for item in last]
+        while running:
             yield ready.ray.get(running.popleft())
+        yield from mine
 
     def finish(self) -> None:
         """As `Execution.finish`: a cluster that was started for this ends, while this process goes on."""
@@ -174,7 +179,8 @@ class Cluster:
         pickled = ray.cloudpickle.dumps(value, protocol=5, buffer_callback=within)
         known = {place: one for kept in self._kept.values() for place, one in kept.places.items()}
         places = {place: known.get(place) or ray.put(content) for place, content in arrays.items()}
-        stored = _Stored(ray.put(pickled), tuple(places[place] for place in order))
+        # Each reference costs a task a millisecond; those to arrays are read once by each worker.
+        stored = _Stored(ray.put((pickled, [places[place] for place in order])))
         return _Kept((value, arrays), stored, places)
 
 
@@ -198,12 +204,10 @@ class _Stored:
     """What lies in the object store. Inside of this, Ray leaves it to the task to fetch it.
 
     Attributes:
-        reference: to the object without its large arrays.
-        arrays: references to these.
+        reference: to the object without its large arrays, with references to these.
     """
 
     reference: Any
-    arrays: tuple[Any, ...]
 
 
 _FETCHED: OrderedDict[Any, Any] = OrderedDict()
@@ -216,8 +220,8 @@ def _fetched(value: Any) -> Any:
     if value.reference not in _FETCHED:
         import ray
 
-        arrays = ray.get(list(value.arrays))
-        _FETCHED[value.reference] = pickle.loads(ray.get(value.reference), buffers=arrays)
+        pickled, arrays = ray.get(value.reference)
+        _FETCHED[value.reference] = pickle.loads(pickled, buffers=ray.get(arrays))
         if len(_FETCHED) > SHARED:
             _FETCHED.popitem(last=False)
     _FETCHED.move_to_end(value.reference)

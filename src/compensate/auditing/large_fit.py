@@ -123,7 +123,7 @@ def fit_part(
     told("fitting", len(views), len(views))
     learned = [values for one in log_p for values in one.values()]
     estimated = known if whole else np.arange(len(known))
-    found_weights = pool_weights(np.stack([np.asarray(one[estimated], np.float64) for one in learned]), labels[known])
+    found_weights = pool_weights([one[estimated] for one in learned], labels[known])
     log_q = pooled(found_weights, learned)
     noise = fit_noise(log_q[estimated], labels[known], np.mean(transitions, axis=0), run=run, last=whole)
     values = iter(found_weights.tolist())

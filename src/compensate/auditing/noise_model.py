@@ -24,7 +24,7 @@ Reference: Northcutt, Jiang and Chuang, Confident Learning, 2021, for errors by 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -188,7 +188,7 @@ def pool(log_p: Mapping[str, NDArray[np.floating]], labels: Ints) -> tuple[Float
     """
     learned = list(log_p.values())
     known = some_rows(np.flatnonzero(labels >= 0), learned[0].shape[1])
-    weights = pool_weights(np.stack([np.asarray(value[known], np.float64) for value in learned]), labels[known])
+    weights = pool_weights([value[known] for value in learned], labels[known])
     return pooled(weights, learned), dict(zip(log_p, weights.tolist(), strict=True))
 
 
@@ -201,16 +201,16 @@ def some_rows(rows: Ints, classes: int) -> Ints:
     return rows[:: max(1, int(np.ceil(len(rows) * classes / ROOM)))]
 
 
-def pool_weights(part: Floats, given: Ints) -> Floats:
-    """(M,) the weights of learners, from their log probabilities (M, N, C) of some rows and the labels of these."""
-    equal = 1 / len(part)
-    own = part[:, np.arange(len(given)), given].sum(1)
-    learners = np.ascontiguousarray(part.transpose(0, 2, 1))
+def pool_weights(log_p: Sequence[NDArray[np.floating]], given: Ints) -> Floats:
+    """(M,) the weights of learners, from the log probabilities (N, C) that each gives to some rows, and the labels of these."""
+    equal = 1 / len(log_p)
+    own = np.array([one[np.arange(len(given)), given].sum(dtype=np.float64) for one in log_p])
+    learners = [np.ascontiguousarray(one.T) for one in log_p]
 
     def loss(w: Floats) -> tuple[float, Floats]:
         total, gradient = 0.0, np.zeros(len(w))
         for rows in _portions(slice(0, len(given))):
-            here = np.ascontiguousarray(learners[:, :, rows])
+            here = np.array([one[:, rows] for one in learners], np.float64)
             u = np.tensordot(w, here, 1)
             most = u.max(0)
             p = np.exp(u - most)
@@ -221,8 +221,8 @@ def pool_weights(part: Floats, given: Ints) -> Floats:
         value = (total - w @ own) / len(given) + 0.5 * RIDGE * ((w - equal) ** 2).sum()
         return float(value), (gradient - own) / len(given) + RIDGE * (w - equal)
 
-    start = np.full(len(part), equal)
-    found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=[(0, None)] * len(part)).x
+    start = np.full(len(log_p), equal)
+    found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=[(0, None)] * len(log_p)).x
     return found if found.sum() > 0 else start
 
 
