@@ -305,9 +305,9 @@ def test_this_process_computes_until_workers_are_ready_and_once_they_are_not_nee
         numbers, processes = zip(*found, strict=True)
         assert numbers == tuple(range(5, 20))
         assert os.getpid() not in processes
-        monkeypatch.setattr(run, "_ours", True)  # of one share for each worker of this machine, it takes one itself
+        assert not run._takes_part
+        run._takes_part = True  # as if it had started the cluster on this machine
         assert [process == os.getpid() for _, process in run.map(process_of, range(2))] == [False, True]
-        monkeypatch.setattr(run, "_ours", False)
         run.finish()
         assert list(run.map(process_of, [1])) == [(1, os.getpid())]
     assert ray.is_initialized()  # it was there before

@@ -10,6 +10,7 @@ until the first worker is ready, and after the last call that pays, this process
 from __future__ import annotations
 
 import logging
+import os
 import pickle
 import threading
 from collections import OrderedDict, deque
@@ -68,12 +69,14 @@ class Cluster:
         self._ended: Future[None] | None = None
         # Linux ends the processes of Ray with the thread that has started them: this one lives as long as the cluster.
         self._thread = ThreadPoolExecutor(1, "ray")
-        self._ours = False
+        self._ours = self._takes_part = False
         self._connected = self._thread.submit(self._connect)
 
     def _connect(self) -> _Connected:
         ray = require("ray", WHAT, "cluster")
         self._ours = not ray.is_initialized()
+        # The workers of a cluster that is started here are as many as the cores of this machine, and one of them is free while this process computes.
+        self._takes_part = self._ours and not os.environ.get("RAY_ADDRESS")
         with _without_advice():
             connect_ray(WHAT)
         workers = max(1, int(ray.cluster_resources().get("CPU", 1)))
@@ -95,14 +98,14 @@ class Cluster:
         return 1 if ready is None else ready.workers
 
     def map(self, function: Callable[..., Any], items: Iterable[Any], *shared: Any) -> Iterator[Any]:
-        """As `Execution.map`. Of an equal share for each worker of this machine, this process takes the last one: it would only wait for it."""
+        """As `Execution.map`. Of equal shares, one for each core of this machine, this process takes the last: it would only wait for it."""
         waiting = deque(items)
         while waiting and (ready := self._ready) is None:
             yield function(waiting.popleft(), *shared)
         if not waiting:
             return
         assert ready is not None
-        last = [waiting.pop()] if self._ours and 1 < len(waiting) == ready.workers else []
+        last = [waiting.pop()] if self._takes_part and 1 < len(waiting) == ready.workers else []
         passed = [self._shared(one, ready.ray) for one in shared]
         running: deque[Any] = deque()
         while waiting:

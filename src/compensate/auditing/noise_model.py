@@ -228,8 +228,12 @@ def pool_weights(log_p: Sequence[NDArray[np.floating]], given: Ints) -> Floats:
 
 def pooled(weights: Floats, log_p: Iterable[NDArray[np.floating]]) -> Floats:
     """(N, C) the pooled log probabilities of learners (M, N, C) with these weights (M,)."""
-    total: Any = sum(w * _by_class(value) for w, value in zip(weights, log_p, strict=True) if w > 0)
-    return _normalized(total)
+    used = [(w, value) for w, value in zip(weights, log_p, strict=True) if w > 0]
+    found = np.empty(used[0][1].shape, order="F")
+    for rows in _portions(slice(0, len(found))):
+        total: Any = sum(w * _by_class(value[rows]) for w, value in used)
+        found[rows] = _normalized(total)
+    return found
 
 
 def shares(weights: Mapping[str, float]) -> dict[str, float]:
