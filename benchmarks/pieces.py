@@ -37,8 +37,8 @@ SPEED, RANKING = 0.6, 0.999
 ABOUT = """`compensate audit FOLDER --memory 2GB` in a process of its own with one thread: Parquet files of 64 numeric columns around five centers, and of
 texts of twelve words (TF-IDF of words alone, `--encoder none`); one label in ten is wrong. Learners are fitted on as many evenly drawn rows as
 fit; all of them judge every row. Memory is the peak of the resident set, interpreter and libraries included. Then a million embeddings of 64 numbers,
-`audit(x, y)` in one process with one thread beside `audit(x, y, backend="ray")` with two workers at the same priority
-(`RAY_worker_niceness=0`), Ray's start included; seconds on the wall, with the number of processes that wanted a core on average: on a machine of two cores
+`audit(x, y)` in one process with one thread beside `audit(x, y, backend="ray")`, which starts a cluster of two workers at the same priority
+(`RAY_worker_niceness=0`) and ends it, both included; seconds on the wall, with the number of processes that wanted a core on average: on a machine of two cores
 that others use, they say little."""
 
 
@@ -147,13 +147,8 @@ import os, time, json, numpy as np
 x, y = np.load({x!r}), np.load({y!r})
 from compensate import audit
 before, wall = os.times(), time.perf_counter()
-if {backend!r} == "ray":
-    import ray
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-found = audit(x, y, **({{}} if {backend!r} == "local" else {{"backend": "ray"}}))
+found = audit(x, y, backend={backend!r})
 wall = time.perf_counter() - wall
-if {backend!r} == "ray":
-    ray.shutdown()
 np.save({out!r}, found.log_odds)
 print(json.dumps([wall, os.getloadavg()[0]]))
 """
@@ -170,8 +165,8 @@ def on_a_cluster(rows: int, folder: Path) -> dict[str, Any]:
         out = folder / f"{backend}.npy"
         code = MEASURED.format(x=str(folder / "x.npy"), y=str(folder / "y.npy"), out=str(out), backend=backend)
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-        # Ray gives way to other processes, which the one process does not.
-        threads["RAY_worker_niceness"] = "0"
+        # Ray gives way to other processes, which the one process does not; and it would take all cores.
+        threads |= {"RAY_worker_niceness": "0", "RAY_OVERRIDE_RESOURCES": '{"CPU": 2}'}
         started = os.times()
         done = subprocess.run(
             [sys.executable, "-c", code], check=True, capture_output=True, text=True, env=os.environ | threads

@@ -8,6 +8,8 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +22,11 @@ from scipy.stats import spearmanr
 from typer.testing import CliRunner
 
 from compensate import audit
+from compensate.auditing import cluster as cluster_room
 from compensate.auditing import large, pieces, stages
+from compensate.auditing.cluster import Cluster
+from compensate.auditing.execution import Here
+from compensate.auditing.learners import View, fit_view
 from compensate.auditing.result import Audit
 from compensate.cli import app
 from compensate.data.dataset import Data
@@ -235,6 +241,14 @@ class Fatal:
         return self.piece.read()
 
 
+READY = Cluster._ready
+
+
+def wait_for_workers() -> None:
+    """Calls are made by workers from the first one on; otherwise this process would have done all of the little work before they are ready."""
+    Cluster._ready = property(lambda self: None if self._finished.is_set() else self._connected.result())
+
+
 @pytest.fixture(scope="module")
 def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A cluster of two workers on this machine."""
@@ -246,6 +260,8 @@ def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         patch.setenv("RAY_AUTH_MODE", "disabled")
         patch.setenv("COMPENSATE_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.delenv("RAY_ADDRESS", raising=False)
+        patch.setattr(Cluster, "_ready", Cluster._ready)
+        wait_for_workers()
         try:
             ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
             yield ray
@@ -272,11 +288,90 @@ def test_a_cluster_finds_the_same_though_a_worker_is_killed(
     assert_same(audit(texts, y, encoder=encoder, backend="ray"), audit(texts, y, encoder=encoder))
 
 
+@pytest.mark.slow
+def test_this_process_computes_until_workers_are_ready_and_once_they_are_not_needed(
+    ray: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready = threading.Event()
+    monkeypatch.setattr(Cluster, "_ready", READY)
+    monkeypatch.setattr(cluster_room, "connect_ray", lambda what: ready.wait())
+    with cluster_room.cluster() as run:
+        found = run.map(process_of, range(20))
+        assert run.workers == 1
+        assert [next(found) for _ in range(5)] == [(k, os.getpid()) for k in range(5)]
+        ready.set()
+        while run.workers == 1:
+            time.sleep(0.01)
+        numbers, processes = zip(*found, strict=True)
+        assert numbers == tuple(range(5, 20))
+        assert os.getpid() not in processes
+        assert not run._takes_part
+        run._takes_part = True  # as if it had started the cluster on this machine
+        assert [process == os.getpid() for _, process in run.map(process_of, range(2))] == [False, True]
+        run.finish()
+        assert list(run.map(process_of, [1])) == [(1, os.getpid())]
+    assert ray.is_initialized()  # it was there before
+
+
+@pytest.mark.slow
+def test_an_array_of_two_objects_lies_in_the_object_store_once(ray: Any) -> None:
+    x = np.arange(2.0 * cluster_room.SMALL)
+    little = x[:10].copy()
+    with cluster_room.cluster() as run:
+        for shared in ({"first": x, "other": little}, {"second": x[:], "other": little + 1, "other one": -x}):
+            assert list(run.map(sum_of, [1], shared)) == [1 + sum_of(0, shared)]
+        first, second = (kept.places for kept in run._kept.values())
+        assert len(first) == 1
+        assert len(second) == 2
+        assert set(first.values()) <= set(second.values())
+
+
+def sum_of(number: int, arrays: dict[str, Any]) -> float:
+    """The sum of a number and all arrays."""
+    return float(number + sum(one.sum() for one in arrays.values()))
+
+
+class ReadOnly(Here):
+    """Shared arrays are not changed, for workers keep them as they were."""
+
+    def map(self, function: Any, items: Any, *shared: Any) -> Iterator[Any]:
+        """As `Execution.map`."""
+        for one in shared:
+            if isinstance(one, np.ndarray):
+                one.flags.writeable = False
+        return super().map(function, items, *shared)
+
+
+def test_what_was_shared_is_not_changed() -> None:
+    x, y = made()
+    folds = np.arange(len(y)) % 5
+    found = fit_view(View("features", x, x), y, folds, 5, 3, run=ReadOnly())
+    same = fit_view(View("features", x, x), y, folds, 5, 3)
+    np.testing.assert_array_equal(found.transition, same.transition)
+
+
+@pytest.mark.slow
+def test_a_cluster_that_cannot_be_reached_is_an_error(ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(what: str) -> None:
+        raise ConnectionError("nobody there")
+
+    monkeypatch.setattr(cluster_room, "connect_ray", refused)
+    with pytest.raises(ConnectionError, match="nobody there"), cluster_room.cluster():
+        pass
+
+
+def process_of(number: int) -> tuple[int, int]:
+    """The number, and the process that was asked."""
+    return number, os.getpid()
+
+
 FATAL_COMMAND = """
 import os, signal, sys
 import compensate.auditing.audit as room
 from compensate.auditing import folds, learners, pieces
 pieces.ROWS, learners.TREES, folds.REPEATS, whole = 120, 16, 1, room.audit  # as in the process of the tests
+from test_pieces import wait_for_workers
+wait_for_workers()
 
 def audit(source, *, progress, **more):
     def told(stage, done, total):

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,23 +26,13 @@ from scipy.special import expit
 
 from compensate.auditing import learners
 from compensate.auditing.arrays import Floats, Ints, Singles
+from compensate.auditing.asked import Divided, some_of
 from compensate.auditing.digests import digest_frame
 from compensate.auditing.execution import HERE, Execution
-from compensate.auditing.fitted import ByFold, StoredLearner
 from compensate.auditing.folds import FOLDS, assign_folds, num_divisions
-from compensate.auditing.learners import GROWN_ON, Forests, Grown, Learned, Tree, View, fit_view, grow
-from compensate.auditing.linear import softmax
-from compensate.auditing.noise_model import (
-    BY_CHANCE,
-    CHANCE,
-    FittedNoise,
-    evidence,
-    fit_noise,
-    pool_weights,
-    pooled,
-    shares,
-    some_rows,
-)
+from compensate.auditing.large_fit import Judge, fit_part
+from compensate.auditing.learners import GROWN_ON, View
+from compensate.auditing.noise_model import BY_CHANCE, evidence, shares
 from compensate.auditing.page.examples import POOL
 from compensate.auditing.page.fill import MOST_ITEMS
 from compensate.auditing.pieces import Piece, PiecedSource
@@ -69,9 +59,6 @@ FORESTS = 0.3
 
 PER_ROW, REST = 60, 800_000_000
 """Bytes for each row of the source, and for libraries, trees and a piece: without them there is no audit."""
-
-POOLED = 8_000_000
-"""Entries of log probabilities, for each learner, that are kept of all rows where memory is not bounded."""
 
 LISTED = 2 * MOST_ITEMS
 """Suspects that are listed with their samples; all rows are in the partitions."""
@@ -158,13 +145,13 @@ def audit_pieces(
         size = {"rows": len(source), "trees": trees_for(memory, len(part), len(source.classes), times)}
         held = folds[:, part].astype(np.int64)
         whole = memory is None and len(part) == len(source)
-        judge, log_q = _fitted(views, given[part], held, len(source.classes), size, seed, run, told, whole=whole)
+        judge, log_q = fit_part(views, given[part], held, len(source.classes), size, seed, run, told, whole=whole)
         del views
         judged = _judge(source, given, folds, judge, log_q, makers, stages, run, told)
         notes = (*notes, *makers.notes, _how(len(part), len(source)))
         found = _result(source, given, judge, judged, makers, notes, {"seed": seed, "fitted_rows": len(part)})
         del judged
-        return replace(found, listed=_listed(found, source, folds, judge, makers, stages))
+        return replace(found, listed=_listed(found, source, folds, judge, log_q, makers, stages))
 
 
 def _how(part: int, rows: int) -> str:
@@ -182,7 +169,7 @@ def _kept(folder: str | Path | None) -> Iterator[FinishedStages]:
         yield FinishedStages(make_folder(Path(folder)))
         return
     with tempfile.TemporaryDirectory(prefix="compensate-") as name:
-        yield FinishedStages(Path(name))
+        yield FinishedStages(Path(name), temporary=True)
 
 
 # --- features -------------------------------------------------------------------------------------------------
@@ -252,12 +239,7 @@ def _scanned(
     k, piece, rows = item
     data = piece.read()
     views = makers.views(data, _embedded(makers, stages, k))
-    return keys_of(data, views), tuple(_some(view, rows) for view in views)
-
-
-def _some(view: View, rows: Ints) -> View:
-    x = view.x[rows]
-    return View(view.name, x, x if view.trees is view.x else None if view.trees is None else view.trees[rows])
+    return keys_of(data, views), views if len(rows) == piece.rows else tuple(some_of(view, rows) for view in views)
 
 
 def _joined(views: list[View]) -> View:
@@ -272,6 +254,9 @@ def _stacked(parts: list[Any]) -> Any:
     """The rows of all parts; each part is let go once it is copied."""
     if sp.issparse(parts[0]):
         return sp.vstack(parts, format="csr")
+    found = _uncut(parts)
+    if found is not None:
+        return found
     found = np.empty((sum(map(len, parts)), parts[0].shape[1]), parts[0].dtype)
     start = 0
     for k, part in enumerate(parts):
@@ -281,123 +266,32 @@ def _stacked(parts: list[Any]) -> Any:
     return found
 
 
+def _uncut(parts: list[Any]) -> NDArray[Any] | None:
+    """The rows of all parts without a copy, if they follow each other in one array: data in memory that were cut.
+
+    >>> x = np.arange(12).reshape(6, 2)
+    >>> np.shares_memory(_uncut([x[1:4], x[4:]]), x), _uncut([x[:4], x[3:]]) is None, _uncut([x[:4], x[4:].copy()]) is None
+    (True, True, True)
+    """
+    whole, first = parts[0].base, parts[0]
+    if not isinstance(whole, np.ndarray) or not whole.flags.c_contiguous:
+        return None
+    places = np.cumsum([_place(first), *(part.nbytes for part in parts)])
+    if any(
+        part.base is not whole or not part.flags.c_contiguous or part.dtype != first.dtype or _place(part) != place
+        for part, place in zip(parts, places, strict=False)
+    ):
+        return None
+    shape = (sum(map(len, parts)), *first.shape[1:])
+    return np.ndarray(shape, first.dtype, whole.data, int(places[0]) - _place(whole))
+
+
+def _place(x: NDArray[Any]) -> int:
+    return int(x.__array_interface__["data"][0])
+
+
 def _embedded(makers: Makers, stages: FinishedStages, k: int) -> Singles | None:
     return None if makers.encoder is None else stages.embedded(k)
-
-
-# --- learners and the noise model -----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class Divided:
-    """A learner that was fitted for several divisions into folds.
-
-    Attributes:
-        divisions: (R) one for each.
-    """
-
-    divisions: tuple[ByFold, ...]
-
-    def log_p(self, x: Any, trees: Singles | None, folds: Ints) -> Singles:
-        """(N, C) log probabilities, the mean over divisions, of rows in these folds (R, N)."""
-        said = [one.log_p(x, trees, held) for one, held in zip(self.divisions, folds, strict=True)]
-        return said[0] if len(said) == 1 else softmax(np.mean(said, axis=0))[1]
-
-
-@dataclass(frozen=True, eq=False)
-class Judge:
-    """What judges the rows of a piece.
-
-    Attributes:
-        names: of the views.
-        by_fold: for each view, its learners by name.
-        weights: for each view, of its learners.
-        noise: the noise model, and how it was estimated.
-        models: for each view, what judges rows that are not among these.
-    """
-
-    names: tuple[str, ...]
-    by_fold: tuple[dict[str, Divided], ...]
-    weights: tuple[dict[str, float], ...]
-    noise: FittedNoise
-    models: tuple[dict[str, StoredLearner], ...] = ()
-
-    @property
-    def by_chance(self) -> bool:
-        """Whether labels are predicted no better than by chance."""
-        return self.noise.gain < CHANCE
-
-    def log_q(self, views: tuple[View, ...], folds: Ints) -> Floats:
-        """(N, C) the pooled log probabilities by models that did not learn from the row; folds are (R, N)."""
-        log_p, weights = [], []
-        for view, by_name, weight in zip(views, self.by_fold, self.weights, strict=True):
-            for name, learner in by_name.items():
-                if weight[name] > 0:
-                    log_p.append(learner.log_p(view.x, view.trees, folds))
-                    weights.append(weight[name])
-        return pooled(np.array(weights), log_p)
-
-
-def _fitted(
-    views: tuple[View, ...],
-    labels: Ints,
-    folds: Ints,
-    classes: int,
-    size: Mapping[str, int],
-    seed: int,
-    run: Execution,
-    told: Progress,
-    *,
-    whole: bool,
-) -> tuple[Judge, Floats | None]:
-    """Learners of all views, fitted on the part; weights and the noise model, from rows of it.
-
-    Where the part is the whole and there is room, also the pooled log probabilities (N, C), so that no row is judged twice.
-    """
-    known = some_rows(np.flatnonzero(labels >= 0), classes)
-    whole = whole and len(labels) * classes <= POOLED
-    rows = np.arange(len(labels)) if whole else known
-    by_fold, models, transitions, log_p = [], [], [], []
-    for k, view in enumerate(views):
-        told("fitting", k, len(views))
-        fits = [_learned(view, labels, held, classes, size, seed + draw, run) for draw, held in enumerate(folds)]
-        found = {name: Divided(tuple(one.by_fold[name] for one in fits)) for name in fits[0].by_fold}
-        parts = np.array_split(rows, max(1, min(8 * run.workers, len(rows) // 1000)))
-        said = list(run.map(_said, parts, view, found, folds))
-        log_p.append({name: np.concatenate([one[name] for one in said]) for name in found})
-        by_fold.append(found)
-        models.append(fits[0].models)
-        transitions.append(np.mean([one.transition for one in fits], axis=0))
-    told("fitting", len(views), len(views))
-    learned = [values for one in log_p for values in one.values()]
-    estimated = known if whole else np.arange(len(known))
-    found_weights = pool_weights(np.stack([np.asarray(one[estimated], np.float64) for one in learned]), labels[known])
-    log_q = pooled(found_weights, learned)
-    noise = fit_noise(log_q[estimated], labels[known], np.mean(transitions, axis=0), run=run)
-    values = iter(found_weights.tolist())
-    weights = tuple({name: next(values) for name in one} for one in log_p)
-    judge = Judge(tuple(view.name for view in views), tuple(by_fold), weights, noise, tuple(models))
-    return judge, log_q if whole else None
-
-
-def _learned(
-    view: View, labels: Ints, folds: Ints, classes: int, size: Mapping[str, int], seed: int, run: Execution
-) -> Learned:
-    """The learners of a view, with all forests: they are asked for again and again."""
-    found = fit_view(view, labels, folds, FOLDS, classes, seed=seed, run=run, rows=size["rows"], trees=size["trees"])
-    if "trees" in found.by_fold:
-        forests = cast(Forests, found.by_fold["trees"].models)
-        parts = forests.parts(range(FOLDS))
-        trees: list[list[Tree]] = [[] for _ in range(FOLDS)]
-        for (fold, _), grown in zip(parts, run.map(grow, parts, forests), strict=True):
-            trees[fold] += grown
-        found.by_fold["trees"] = ByFold([Grown(one, classes) for one in trees])
-    return found
-
-
-def _said(rows: Ints, view: View, by_fold: dict[str, Divided], folds: Ints) -> dict[str, Singles]:
-    part = _some(view, rows)
-    return {name: one.log_p(part.x, part.trees, folds[:, rows]) for name, one in by_fold.items()}
 
 
 # --- judging --------------------------------------------------------------------------------------------------
@@ -518,7 +412,13 @@ def _result(
 
 
 def _listed(
-    whole: Audit, source: PiecedSource, folds: NDArray[np.int8], judge: Judge, makers: Makers, stages: FinishedStages
+    whole: Audit,
+    source: PiecedSource,
+    folds: NDArray[np.int8],
+    judge: Judge,
+    log_q: Floats | None,
+    makers: Makers,
+    stages: FinishedStages,
 ) -> Audit:
     """The most suspect rows, and for each class some that are certain, with their samples."""
     order = np.argpartition(-whole.log_odds, min(LISTED, len(whole) - 1))[:LISTED]
@@ -533,12 +433,13 @@ def _listed(
     embedded = None if makers.encoder is None else stages.embedded_rows(source.pieces, index)
     views = makers.views(data, embedded)
     frame = isinstance(data.raw, pd.DataFrame)
+    said = judge.log_q(views, folds[:, index].astype(np.int64)) if log_q is None else log_q[index]
     return replace(
         whole,
         index=index,
         **{name: getattr(whole, name)[chosen] for name in ("given", "suggested", "log_odds", "p_error")},
         evidence={name: values[chosen] for name, values in whole.evidence.items()},
-        probabilities=np.exp(judge.log_q(views, folds[:, index].astype(np.int64))).astype(np.float32),
+        probabilities=np.exp(said).astype(np.float32),
         data=data,
         vectors=views[0].x,
         row_digests=digest_frame(data.raw, str(source.info.get("label"))) if frame else None,

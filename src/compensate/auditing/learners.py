@@ -23,7 +23,7 @@ from compensate.auditing.fitted import (
     smoothed,
     unit_length,
 )
-from compensate.auditing.linear import LinearFolds, Terms, compensated, softmax, transferred
+from compensate.auditing.linear import BLOCK, LinearFolds, Terms, compensated, softmax, transferred
 
 STRENGTHS = (3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5)
 """Weight decays that are tried, from strong to weak, until the log loss of held-out labels rises."""
@@ -109,7 +109,7 @@ def judge_view(
         folds: (N,) the fold in which each row is held out.
         trusted: (N,) labels that are known to be right: linear models learn from them without compensation.
         fitted: the linear models of this view, where many label sets are judged on it and every row has a label.
-        trees: their number where there are few rows; `TREES` by default.
+        trees: their number where there are few rows, 0 for none; `TREES` by default.
     """
     learned = fit_view(
         view, labels, folds, num_folds, num_classes, trusted=trusted, seed=seed, fitted=fitted, trees=trees
@@ -186,11 +186,11 @@ def fit_view(
         found.models["naive Bayes"] = _naive_bayes(view.x, labels, num_classes)
     else:
         found.by_fold["neighbors"], found.models["neighbors"] = _neighbors(fitted, labels, seed, rows or len(labels))
-    if view.trees is not None:
-        most = TREES if trees is None else trees
+    most = TREES if trees is None else trees
+    if view.trees is not None and most:
         forests = Forests(view.trees, labels, folds, num_folds, num_classes, seed, most)
         found.by_fold["trees"] = ByFold(forests)
-        found.models["trees"] = _tree_model(forests, run)
+        found.models["trees"] = stored_trees(forests, run)
     return found
 
 
@@ -225,8 +225,9 @@ def _transitions(fitted: LinearFolds, labels: Ints, trusted: NDArray[np.bool_] |
         if step == ROUNDS - 1:
             break
         counts = _posterior_counts(fitted, labels, trusted, a, w) * size
-        for k in range(fitted.num_folds):
-            a[k] = transition_from(counts[k])
+        a = np.stack([transition_from(one) for one in counts]).astype(
+            np.float32
+        )  # anew, for workers keep the former one
     assert w is not None
     _keep(fitted, "transitions", w, found)
     found.transition = a.mean(0).astype(np.float64)
@@ -358,13 +359,14 @@ class Tree:
 
 def _grow(x: Singles, labels: Ints, rows: Ints, trees: slice, seed: int) -> list[Tree]:
     """Some of the extra trees of these rows. Of many rows each tree is grown on a sample of its own."""
-    from sklearn.ensemble import ExtraTreesClassifier
-    from sklearn.tree import ExtraTreeClassifier
-
     if len(rows) <= GROWN_ON:
+        from sklearn.ensemble import ExtraTreesClassifier
+
         forest = ExtraTreesClassifier(trees.stop, min_samples_leaf=LEAF, random_state=seed)
         _quietly(forest.fit, x[rows], labels[rows])
         return [Tree(model, forest.classes_) for model in forest.estimators_]
+    from sklearn.tree import ExtraTreeClassifier
+
     found = []
     for k in range(trees.start, trees.stop):
         rng = np.random.default_rng([seed, k])
@@ -398,14 +400,26 @@ class Forests(Sequence[Any]):
     def __getitem__(self, fold: Any) -> Any:
         return Grown([tree for part in self.parts([fold]) for tree in grow(part, self)], self.num_classes)
 
-    def parts(self, folds: Iterable[int], trees: int | None = None) -> list[tuple[int, slice]]:
-        """What `grow` can grow by itself: a forest of few rows, or a tree of many, so that several workers end at the same time."""
+    def size(self, fold: int) -> int:
+        """The number of trees of a fold."""
+        return int(forest_size(len(self.rest(fold)), self.trees)["n_estimators"])
+
+    def parts(self, folds: Iterable[int], trees: int | None = None, together: int = 1) -> list[tuple[int, slice]]:
+        """What `grow` can grow by itself: a forest of few rows, or some trees of many, so that several workers end at the same time."""
         found = []
         for fold in folds:
-            rows = len(self.rest(fold))
-            number = trees or forest_size(rows, self.trees)["n_estimators"]
-            step = number if rows <= GROWN_ON else 1
-            found += [(fold, slice(start, start + step)) for start in range(0, number, step)]
+            number = trees or self.size(fold)
+            step = number if len(self.rest(fold)) <= GROWN_ON else together
+            found += [(fold, slice(start, min(start + step, number))) for start in range(0, number, step)]
+        return found
+
+    def votes(self, part: tuple[int, slice]) -> Floats:
+        """(rows of the fold, C) the sum of what some trees of a fold say of its rows."""
+        rows = np.flatnonzero(self.folds == part[0])
+        grown = Grown(grow(part, self), self.num_classes)
+        found = np.empty((len(rows), self.num_classes))
+        for start in range(0, len(rows), size := max(1, BLOCK // self.x.shape[1])):
+            found[start : start + size] = grown.votes(self.x[rows[start : start + size]])
         return found
 
     def rest(self, fold: int) -> Ints:
@@ -419,8 +433,8 @@ def grow(part: tuple[int, slice], forests: Forests) -> list[Tree]:
     return _grow(forests.x, forests.labels, forests.rest(fold), trees, forests.seed)
 
 
-def _tree_model(forests: Forests, run: Execution) -> Forest:
-    """Fewer trees, of all rows."""
+def stored_trees(forests: Forests, run: Execution = HERE) -> Forest:
+    """Fewer trees, of all rows, to judge rows that are in no fold."""
     rows = int((forests.labels >= 0).sum())
     number = max(1, int(STORED_TREES * forest_size(rows)["n_estimators"]))
     trees = run.map(grow, forests.parts([NO_FOLD], number), forests)
@@ -437,8 +451,12 @@ class Grown:
     def log_p(self, x: Any, trees: Singles | None) -> Singles:
         """(N, C) log probabilities."""
         assert trees is not None
+        return smoothed(self.votes(trees) / len(self.trees))
+
+    def votes(self, trees: Singles) -> Floats:
+        """(N, C) the sum of the shares that the trees give to the classes."""
         rows = np.ascontiguousarray(trees, np.float32)
         p = np.zeros((len(rows), self.num_classes))
         for tree in self.trees:
             p[:, tree.classes] += tree.model.predict_proba(rows, check_input=False)
-        return smoothed(p / len(self.trees))
+        return p

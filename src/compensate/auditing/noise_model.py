@@ -24,10 +24,10 @@ Reference: Northcutt, Jiang and Chuang, Confident Learning, 2021, for errors by 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -37,7 +37,9 @@ from scipy.special import expit, logit
 
 from compensate.auditing.arrays import Floats, Ints
 from compensate.auditing.execution import HERE, Execution
-from compensate.auditing.page.model import Estimate
+
+if TYPE_CHECKING:
+    from compensate.auditing.page.model import Estimate
 
 RIDGE = 0.01
 """How strongly weights of learners are drawn to equal ones."""
@@ -186,7 +188,7 @@ def pool(log_p: Mapping[str, NDArray[np.floating]], labels: Ints) -> tuple[Float
     """
     learned = list(log_p.values())
     known = some_rows(np.flatnonzero(labels >= 0), learned[0].shape[1])
-    weights = pool_weights(np.stack([np.asarray(value[known], np.float64) for value in learned]), labels[known])
+    weights = pool_weights([value[known] for value in learned], labels[known])
     return pooled(weights, learned), dict(zip(log_p, weights.tolist(), strict=True))
 
 
@@ -199,29 +201,39 @@ def some_rows(rows: Ints, classes: int) -> Ints:
     return rows[:: max(1, int(np.ceil(len(rows) * classes / ROOM)))]
 
 
-def pool_weights(part: Floats, given: Ints) -> Floats:
-    """(M,) the weights of learners, from their log probabilities (M, N, C) of some rows and the labels of these."""
-    equal = 1 / len(part)
-    own = part[:, np.arange(len(given)), given]
-    learners = np.ascontiguousarray(part.transpose(0, 2, 1))
+def pool_weights(log_p: Sequence[NDArray[np.floating]], given: Ints) -> Floats:
+    """(M,) the weights of learners, from the log probabilities (N, C) that each gives to some rows, and the labels of these."""
+    equal = 1 / len(log_p)
+    own = np.array([one[np.arange(len(given)), given].sum(dtype=np.float64) for one in log_p])
+    learners = [np.ascontiguousarray(one.T) for one in log_p]
 
     def loss(w: Floats) -> tuple[float, Floats]:
-        u = np.tensordot(w, learners, 1).T
-        total = _log_sum(u)
-        p = np.exp(u - total[:, None]).T
-        gradient = (learners.reshape(len(w), -1) @ p.ravel() - own.sum(1)) / len(given)
-        value = float((total - w @ own).mean() + 0.5 * RIDGE * ((w - equal) ** 2).sum())
-        return value, gradient + RIDGE * (w - equal)
+        total, gradient = 0.0, np.zeros(len(w))
+        for rows in _portions(slice(0, len(given))):
+            here = np.array([one[:, rows] for one in learners], np.float64)
+            u = np.tensordot(w, here, 1)
+            most = u.max(0)
+            p = np.exp(u - most)
+            norm = p.sum(0)
+            p /= norm
+            total += float((most + np.log(norm)).sum())
+            gradient += here.reshape(len(w), -1) @ p.ravel()
+        value = (total - w @ own) / len(given) + 0.5 * RIDGE * ((w - equal) ** 2).sum()
+        return float(value), (gradient - own) / len(given) + RIDGE * (w - equal)
 
-    start = np.full(len(part), equal)
-    found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=[(0, None)] * len(part)).x
+    start = np.full(len(log_p), equal)
+    found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=[(0, None)] * len(log_p)).x
     return found if found.sum() > 0 else start
 
 
 def pooled(weights: Floats, log_p: Iterable[NDArray[np.floating]]) -> Floats:
     """(N, C) the pooled log probabilities of learners (M, N, C) with these weights (M,)."""
-    total: Any = sum(w * _by_class(value) for w, value in zip(weights, log_p, strict=True) if w > 0)
-    return _normalized(total)
+    used = [(w, value) for w, value in zip(weights, log_p, strict=True) if w > 0]
+    found = np.empty(used[0][1].shape, order="F")
+    for rows in _portions(slice(0, len(found))):
+        total: Any = sum(w * _by_class(value[rows]) for w, value in used)
+        found[rows] = _normalized(total)
+    return found
 
 
 def shares(weights: Mapping[str, float]) -> dict[str, float]:
@@ -267,6 +279,8 @@ class FittedNoise:
 
     def share(self, mean: float) -> Estimate:
         """The share of wrong labels with its interval, given the mean of their probabilities."""
+        from compensate.auditing.page.model import Estimate  # workers import this module, and not the page
+
         return Estimate(mean, min(self.low, mean), min(max(self.high, mean), 1.0))
 
 
@@ -277,13 +291,16 @@ def fit_noise(
     *,
     simpler: float | None = None,
     run: Execution = HERE,
+    last: bool = False,
 ) -> FittedNoise:
-    """The noise model of some rows; arguments as for `judge`, and where to compute."""
+    """The noise model of some rows; arguments as for `judge`, where to compute, and whether nothing else will be computed there."""
     classes, log_q = log_q.shape[1], _by_class(log_q)
     a = np.eye(classes) if transition is None else np.asarray(transition, np.float64)
     ratios = np.log((a + EVEN) / (a.T + EVEN))
     least = (SIMPLER if simpler is None else simpler) * max(classes * (classes - 1) - 1, 1)
     found, low, high = _contradictions(log_q, labels, a, ratios, least, run)
+    if last:
+        run.finish()
     seen = found.contradicting(log_q, labels)
     score, _ = _scores(found.sharpness * log_q, labels, ratios)
     doubt = max(float(expit(score).mean()) - float(seen.mean()), 0.0)
@@ -311,9 +328,10 @@ def after_decisions(verdict: Verdict, labels: Ints, given: Ints, decided: NDArra
     p = np.where(decided, 0.0, expit(odds))
     mean, found = float(p.mean()), float(corrected.mean())
     low, high = min(max(verdict.share.low - found, 0.0), mean), max(verdict.share.high - found, mean)
+    share = replace(verdict.share, value=mean, low=low, high=high)
     model = replace(verdict.model, shift=shift)
     suggested = np.where(decided & (verdict.suggested == labels), given, verdict.suggested)
-    return replace(verdict, log_odds=odds, p_error=p, suggested=suggested, share=Estimate(mean, low, high), model=model)
+    return replace(verdict, log_odds=odds, p_error=p, suggested=suggested, share=share, model=model)
 
 
 def recalibration(log_odds: Floats, wrong: NDArray[np.bool_]) -> float:

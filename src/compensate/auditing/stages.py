@@ -30,9 +30,15 @@ SPARSE = ("data", "indices", "indptr")
 
 @dataclass(frozen=True)
 class FinishedStages:
-    """The stages in a folder."""
+    """The stages in a folder.
+
+    Attributes:
+        folder: where they are.
+        temporary: nobody will look for them later: what is in memory too is not written.
+    """
 
     folder: Path
+    temporary: bool = False
 
     # --- embeddings
 
@@ -68,6 +74,8 @@ class FinishedStages:
 
     def write_scan(self, keys: Ints | None, views: tuple[View, ...]) -> None:
         """Keeps them, each array in a file of its own: nothing is copied to be written."""
+        if self.temporary:
+            return
         with replaced_folder(self.scan) as new:
             if keys is not None:
                 np.save(new / "keys.npy", keys)

@@ -111,9 +111,11 @@ def fit_makers(data: Data, encoder: str | Path = "auto", *, device: Any = None) 
         encoder, device: as for `make_views`.
     """
     kind = str(data.info.get("kind") or kind_of(data.x))
+    if not _own_features(data) and kind == "table" and isinstance(data.raw, pd.DataFrame) and "columns" in data.info:
+        return Makers((_columns_maker(data),), {}, unused_encoder(encoder, "the columns of a table"))
     if _own_features(data) or kind not in ("text", "images"):
-        found = make_views(data, encoder)
-        return Makers(found.makers, found.about, found.notes)
+        maker = Features.fit(_rows_of_features(data.x))
+        return Makers((maker,), {}, unused_encoder(encoder, "embeddings and other features"))
     encoded, about = _encoded(data.subset([0]), encoder, "text" if kind == "text" else "image", device, None)
     makers: list[Maker] = [] if encoded is None else [encoded[0]]
     if kind == "text":
@@ -169,10 +171,15 @@ def _own_features(data: Data) -> bool:
     return bool(data.info.get("features_given"))
 
 
-def _of_features(x: Any) -> FeatureViews:
+def _rows_of_features(x: Any) -> Singles:
     values = flat_rows(x)
     if not values.shape[1]:
         raise InputError("the samples have no features; an audit needs at least one column beside the labels.")
+    return values
+
+
+def _of_features(x: Any) -> FeatureViews:
+    values = _rows_of_features(x)
     keys = content_keys(values)
     maker = Features.fit(values)
     values = maker.bounded(values)
@@ -180,8 +187,12 @@ def _of_features(x: Any) -> FeatureViews:
     return FeatureViews((View("features", values, values if few else None),), (maker,), keys, values, {})
 
 
+def _columns_maker(data: Data) -> Columns:
+    return Columns(TableEncoder.fit(data.raw, data.info["columns"]))
+
+
 def _of_table(data: Data) -> FeatureViews:
-    maker = Columns(TableEncoder.fit(data.raw, data.info["columns"]))
+    maker = _columns_maker(data)
     view = maker.view(data)
     return FeatureViews((view,), (maker,), content_keys(np.asarray(view.trees)), view.x, {})
 
