@@ -28,6 +28,9 @@ CLOSE = 0.05
 BY_CHANCE = 0.5
 """If more than this share of the rows of a table has an equal one, they are equal by chance: the table has few columns with few values."""
 
+JOINED = 10_000
+"""Rows of a table whose cells are joined at a time: lists of cells are quicker than their iterators, and of all rows they would be large."""
+
 Pair = tuple[int, int, float]
 """Two positions and their similarity, 1 for equal content."""
 
@@ -97,7 +100,9 @@ def _content(data: Data, kind: str) -> Any:
         used = [c.name for c in data.info.get("columns", ()) if c.used] or [
             c for c in table.columns if c != data.info.get("label")
         ]
-        return ["\x1f".join(cells) for cells in zip(*(map(str, table[name]) for name in used), strict=True)]
+        parts = (table.iloc[first : first + JOINED] for first in range(0, len(table), JOINED))
+        columns = ([map(str, part[name].tolist()) for name in used] for part in parts)
+        return ["\x1f".join(cells) for part in columns for cells in zip(*part, strict=True)]
     return np.asarray(data.x)
 
 
