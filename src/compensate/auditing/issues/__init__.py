@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from scipy import sparse
 
-from compensate.auditing.issues.columns import column_issues, empty_rows, rare_classes
+from compensate.auditing.issues.columns import column_issues, empty_rows, lost_cells, rare_classes
 from compensate.auditing.issues.duplicates import find_pairs, groups, shared_with
 from compensate.auditing.issues.neighbors import nearest_rows
 from compensate.auditing.issues.samples import NEIGHBORS, empty_texts, odd_images, other_languages, outliers
@@ -153,11 +153,12 @@ def find_issues(audit: Audit, test: Data | None = None) -> pd.DataFrame:
             add(name, score, detail, row)
     for row, score, detail in outliers(audit.vectors, near):
         add("outlier", score, detail, row)
-    if isinstance(data.raw, pd.DataFrame) and data.info.get("columns"):
-        for row, score, detail in empty_rows(data.raw, data.info["columns"]) if kind == "table" else ():
+    if isinstance(data.raw, pd.DataFrame) and (columns := data.info.get("columns")):
+        lost = lost_cells(data.raw, columns)
+        for row, score, detail in empty_rows(columns, lost) if kind == "table" else ():
             add("empty_row", score, detail, row)
         for name, column, score, detail in column_issues(
-            data.raw, data.info["columns"], np.asarray(audit.given), len(audit.classes)
+            data.raw, columns, lost, np.asarray(audit.given), len(audit.classes)
         ):
             add(name, score, detail, column=column)
     if not audit.regression:
