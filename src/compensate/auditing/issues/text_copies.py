@@ -34,7 +34,7 @@ CROWD = 20
 LONGEST = 20_000
 """Characters of a text that are looked at."""
 
-COMPARED, HASHED = 1 << 12, 1 << 17
+COMPARED, HASHED = 1 << 13, 1 << 17
 """Pairs that are compared, and sequences that are hashed, at a time: they stay in the processor's cache."""
 
 _OTHER = re.compile(r"[\W_]+")
@@ -51,13 +51,8 @@ def text_pairs(texts: Sequence[str], least: float) -> Iterator[tuple[int, int, f
     kept, hashes = _min_hashes(texts)
     if len(kept) < 2:
         return
-    sketches = _sketches(hashes)
-    enough = (least - LIKELY) * hashes.shape[1]
     seen: set[tuple[int, int]] = set()
-    for a, b in _candidates(hashes):
-        # Four bits of equal hashes are equal, so this leaves out no pair that would be likely.
-        near = _agreeing(sketches, a, b) >= enough
-        a, b = a[near], b[near]
+    for a, b in _candidates(hashes, least - LIKELY):
         likely = (hashes[a] == hashes[b]).mean(1, dtype=np.float32) >= np.float32(least - LIKELY)
         new = [
             pair for pair in zip(kept[a[likely]].tolist(), kept[b[likely]].tolist(), strict=True) if pair not in seen
@@ -155,32 +150,34 @@ def _one_after_the_other(bare: list[str]) -> tuple[NDArray[np.uint64], Ints]:
 
 
 def _sketches(hashes: NDArray[np.uint32]) -> NDArray[np.uint64]:
-    """(N, W) the lowest four bits of each hash, sixteen to a number."""
-    width = -(-hashes.shape[1] // 16)
-    found = np.zeros((len(hashes), width), np.uint64)
+    """(W, N) the lowest four bits of each hash, sixteen to a number."""
+    found = np.zeros((-(-hashes.shape[1] // 16), len(hashes)), np.uint64)
     for k in range(hashes.shape[1]):
-        found[:, k // 16] |= (hashes[:, k] & np.uint32(15)).astype(np.uint64) << np.uint64(4 * (k % 16))
+        found[k // 16] |= (hashes[:, k] & np.uint32(15)).astype(np.uint64) << np.uint64(4 * (k % 16))
     return found
 
 
 def _agreeing(sketches: NDArray[np.uint64], a: Ints, b: Ints) -> Ints:
-    """(P,) in how many hashes the rows of each pair may agree: their four bits do. What fills up the last number counts, too."""
+    """(P,) in how many hashes the texts of each pair may agree: their four bits do. What fills up the last number counts, too."""
     found = np.empty(len(a), np.int64)
     for first in range(0, len(a), COMPARED):
         part = slice(first, first + COMPARED)
-        differ = sketches[a[part]] ^ sketches[b[part]]
-        differ |= differ >> np.uint64(2)
-        differ |= differ >> np.uint64(1)
         # One bit of each four says whether they differ. Of eight numbers these add up without carrying over, and then by bytes.
-        sums = (differ & _NIBBLES).sum(1)
+        sums = np.zeros(len(a[part]), np.uint64)
+        for bits in sketches:
+            differ = bits[a[part]] ^ bits[b[part]]
+            differ |= differ >> np.uint64(2)
+            differ |= differ >> np.uint64(1)
+            sums += differ & _NIBBLES
         sums = (sums & np.uint64(15) * _BYTES) + (sums >> np.uint64(4) & np.uint64(15) * _BYTES)
-        found[part] = 16 * differ.shape[1] - (sums * _BYTES >> np.uint64(56)).astype(np.int64)
+        found[part] = 16 * len(sketches) - (sums * _BYTES >> np.uint64(56)).astype(np.int64)
     return found
 
 
-def _candidates(hashes: NDArray[np.uint32]) -> Iterator[tuple[Ints, Ints]]:
-    """Pairs that agree in a signature; a pair that agrees in several is given for each."""
-    n = len(hashes)
+def _candidates(hashes: NDArray[np.uint32], least: float) -> Iterator[tuple[Ints, Ints]]:
+    """Pairs that agree in a signature, and may agree in this share of all hashes; a pair that agrees in several signatures is given for each."""
+    n, enough = len(hashes), least * hashes.shape[1]
+    sketches = _sketches(hashes)
     for band in range(BANDS):
         part = hashes[:, band * IN_A_BAND : (band + 1) * IN_A_BAND].astype(np.uint64)
         key = (
@@ -190,9 +187,12 @@ def _candidates(hashes: NDArray[np.uint32]) -> Iterator[tuple[Ints, Ints]]:
         )
         order = np.argsort(key, kind="stable")
         ranked = key[order]
+        beside = sketches[:, order]  # pairs then lie near each other in memory
         for step in range(1, min(CROWD + 1, n)):
             same = np.flatnonzero(ranked[step:] == ranked[:-step])
             if not len(same):
                 break
-            a, b = order[same], order[same + step]
+            # Four bits of equal hashes are equal, so this leaves out no pair that would be likely.
+            near = same[_agreeing(beside, same, same + step) >= enough]
+            a, b = order[near], order[near + step]
             yield np.minimum(a, b), np.maximum(a, b)
