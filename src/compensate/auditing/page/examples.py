@@ -114,11 +114,11 @@ def _pool(audit: Audit, rows: Ints) -> Pool:
     if _is_sparse(vectors):
         vectors.sum_duplicates()
         vectors.eliminate_zeros()
-        each = [(one.indices.tobytes(), one.data.tobytes()) for one in vectors]
+        each = [one.indices.tobytes() + one.data.tobytes() for one in vectors]
     else:
         vectors = np.asarray(vectors, dtype=np.float32)
-        each = [(one.tobytes(),) for one in vectors + np.float32(0)]  # 0 and -0 are equal
-    numbers: dict[tuple[bytes, ...], int] = {}
+        each = [one.tobytes() for one in vectors + np.float32(0)]  # 0 and -0 are equal
+    numbers: dict[bytes, int] = {}
     return Pool(rows, vectors, _squares(vectors), [numbers.setdefault(one, len(numbers)) for one in each])
 
 
