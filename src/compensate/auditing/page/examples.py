@@ -42,7 +42,7 @@ class Pool:
     content: list[int]
 
 
-Comparison = tuple[int, Ints, Pool]
+Side = tuple[int, Ints, Pool]
 """0 for the given label or 1 for the suggested one, suspects, and the certain rows like this label of theirs."""
 
 
@@ -56,7 +56,7 @@ def beside(audit: Audit, suspects: Ints) -> dict[int, tuple[tuple[int, ...], tup
     return {i: (found[0][i], found[1][i]) for i in suspects.tolist()}
 
 
-def _of_classes(audit: Audit, suspects: Ints) -> Iterator[Comparison]:
+def _of_classes(audit: Audit, suspects: Ints) -> Iterator[Side]:
     margins = _margins(audit)
     labels = audit.given[suspects], audit.suggested[suspects]
     for c in np.unique(np.concatenate(labels)).tolist():
@@ -64,7 +64,7 @@ def _of_classes(audit: Audit, suspects: Ints) -> Iterator[Comparison]:
         yield from ((side, suspects[labels[side] == c], pool) for side in (0, 1))
 
 
-def _of_values(audit: Audit, suspects: Ints) -> Iterator[Comparison]:
+def _of_values(audit: Audit, suspects: Ints) -> Iterator[Side]:
     """Of quantities, a label is like another if few certain values lie between them."""
     rows = certain(audit, np.arange(len(audit)), None)
     rows = rows[np.argsort(audit.given[rows], kind="stable")]
