@@ -4,7 +4,7 @@ Every text is the set of its `LENGTH`-character sequences, without regard to cas
 texts is the Jaccard index of their sets: the share of all their sequences that both have. MinHash estimates it for pairs that agree
 in one of many short signatures, so that not all pairs are compared; what looks similar is then computed exactly.
 
-Memory: 570 bytes a text, for the smallest values of 126 hash functions and four bits of each. The sets themselves are made twice,
+Memory: about 570 bytes a text, for the smallest values of 126 hash functions and four bits of each. The sets themselves are made twice,
 some texts at a time, and not kept.
 """
 
