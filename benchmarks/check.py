@@ -15,8 +15,8 @@ import numpy as np
 import pandas as pd
 import torch
 
-from benchmarks.load import table
 from benchmarks.measure import Ratio, options, report
+from benchmarks.planted import table
 from compensate.auditing.audit import audit
 from compensate.auditing.check import check
 from compensate.auditing.result import Audit

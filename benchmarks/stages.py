@@ -1,6 +1,9 @@
 """What an audit costs, stage by stage: reading, encoding, learners, the noise model, other issues, writing.
 
-python -m benchmarks.stages [--quick] [--kinds table embeddings texts images] [--sizes 10000 100000 1000000]
+    python -m benchmarks.stages [--quick] [--kinds table embeddings texts images] [--sizes 10000 100000 1000000]
+    python -m benchmarks.stages --show     # the table of the stored results
+
+One kind and size can be measured at a time: what is stored of the others stays.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from benchmarks import load, pieces
+from benchmarks import pieces, planted
 from benchmarks.measure import RESULTS, Ratio, report
 
 SIZES = (10_000, 100_000, 1_000_000)
@@ -29,7 +32,16 @@ IMAGES = 100
 GROWTH = 10.0
 """The bar: a million rows of a table take at most so many times the seconds of a hundred thousand."""
 
-STAGES = ("read", "encode", "learners", "noise model", "issues", "write")
+STAGES = {
+    "read": "reading", "encode": "views", "learners": "learners", "noise model": "noise model", "issues": "other issues",
+    "write": "writing",
+}  # fmt: skip
+"""Names of stages in the stored results, and in the table."""
+
+SAID = {
+    "table": "table, 11 columns", "embeddings": "embeddings of 64 numbers", "texts": "texts of 12 words, no encoder",
+    "images": "images of 32 x 32 pixels",
+}  # fmt: skip
 
 ABOUT = """`compensate audit PATH` in a process of its own with one thread, and the seconds of the processor that each of its stages takes: a CSV table of
 numbers and categories, embeddings of 64 numbers in an .npy file, texts of twelve words (TF-IDF, no encoder), and images of 32 x 32 pixels by a
@@ -86,10 +98,10 @@ def make(kind: str, folder: Path, rows: int) -> tuple[list[str], np.ndarray]:
     """The arguments of the command, and which labels are wrong."""
     rng = np.random.default_rng(0)
     if kind == "table":
-        path, wrong = load.table(folder, rows)
+        path, wrong = planted.table(folder, rows)
         return [str(path)], wrong
     if kind == "images":
-        path, wrong = load.images(folder, rows, None)
+        path, wrong = planted.images(folder, rows)
         return [str(path)], wrong
     true, given, wrong = pieces.drawn(rows, rng)
     if kind == "embeddings":
@@ -145,17 +157,38 @@ def ratios(costs: list[Cost], *, barred: bool) -> list[Ratio]:
     ]  # fmt: skip
 
 
+def stored(path: Path) -> list[Cost]:
+    """What was measured before."""
+    return [Cost(**one) for one in json.loads(path.read_text())["audits"]] if path.exists() else []
+
+
+def table() -> str:
+    """The stored results."""
+    head = ["rows", *STAGES.values(), "in all", "peak", "flags right, errors flagged"]
+    rows = [
+        [
+            f"{cost.rows:,} ({SAID[cost.kind]})", *(f"{cost.stages[stage]:.1f}" for stage in STAGES), f"{cost.all:.0f}",
+            f"{cost.peak_bytes / 1e9:.2f} GB", f"{cost.precision:.3f}, {cost.recall:.3f}",
+        ]
+        for cost in stored(RESULTS / "stages.json")
+    ]  # fmt: skip
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)).replace(" --- ", "---")
+
+
 def main() -> None:
-    """Measures, prints and stores; what is stored of other kinds and sizes stays."""
+    """Measures, prints and stores."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a few hundred rows, stored apart in results/quick")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--sizes", nargs="+", type=int, default=list(SIZES))
+    parser.add_argument("--show", action="store_true", help="print the table of the stored results")
     asked = parser.parse_args()
+    if asked.show:
+        print(table())
+        return
     sizes = [500] if asked.quick else asked.sizes
     path = (RESULTS / "quick" if asked.quick else RESULTS) / "stages.json"
-    stored = json.loads(path.read_text())["audits"] if path.exists() else []
-    costs = {(one["kind"], one["rows"]): Cost(**one) for one in stored}
+    costs = {(one.kind, one.rows): one for one in stored(path)}
     for size in sizes:
         for kind in asked.kinds:
             rows = max(size // IMAGES, 100) if kind == "images" else size

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
-from benchmarks import criterion, dense, load, measure, pages, processes, steps
+from benchmarks import criterion, dense, measure, pages, planted, processes, stages, steps
 from benchmarks.__main__ import names
 from compensate import Compensated
 from compensate.terms import Adversarial
@@ -102,33 +102,36 @@ def test_the_page_shows_the_stored_figures() -> None:
 
 
 def test_large_data_is_made_with_the_labels_that_are_said_to_be_wrong(tmp_path: Path) -> None:
-    path, wrong = load.table(tmp_path, 3_000)
+    path, wrong = planted.table(tmp_path, 3_000)
     frame = pd.read_csv(path)
     assert len(frame) == len(wrong) == 3_000
     assert 0.08 < wrong.mean() < 0.12
     assert 0.01 < frame.isna().to_numpy().mean() < 0.03
-    folder, wrong = load.images(tmp_path, 60, None)
-    _, true = load._shapes(60, np.random.default_rng(0))
+    folder, wrong = planted.images(tmp_path, 60)
+    _, true = planted._shapes(60, np.random.default_rng(0))
     files = sorted(p for p in folder.rglob("*.png"))  # as the reader of folders sorts them
     given = [int(p.parent.name.removeprefix("class ")) for p in files]
     assert wrong.tolist() == [g != true[int(p.stem)] for g, p in zip(given, files, strict=True)]
 
 
 def test_a_large_audit_is_compared_with_a_smaller_one_of_its_kind() -> None:
-    def seen(kind: str, rows: int, seconds: float) -> load.Seen:
-        return load.Seen(kind, rows, 1000, 0.0, seconds, 5000, 0, 0, 0, 0, 1.0, 1.0, 0.1, 0.0)
+    def cost(kind: str, rows: int, seconds: float) -> stages.Cost:
+        return stages.Cost(kind, rows, dict.fromkeys(stages.STAGES, 0.0), seconds, 10**9, 1.0, 1.0, 0.0)
 
-    some = [seen("images", 10, 2.0), seen("table", 10, 3.0), seen("table", 100, 33.0)]
-    time, memory = load.ratios(some, barred=True)
-    assert time.median == pytest.approx(1.1)
-    assert time.bar == load.LINEAR
-    assert memory.median == 5.0
-    assert memory.bar == load.ROOM / 1000
+    some = [cost("table", 100_000, 30.0), cost("table", 1_000_000, 60.0), cost("texts", 1_000_000, 90.0)]
+    (growth,) = stages.ratios(some, barred=True)
+    assert growth.median == pytest.approx(2.0)
+    assert growth.bar == stages.GROWTH
+
+
+def test_the_page_shows_what_stages_cost() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "scaling.md").read_text(encoding="utf-8")
+    assert page.partition("<!-- stages -->\n")[2].partition("<!-- /stages -->")[0].strip() == stages.table()
 
 
 def test_every_benchmark_has_an_entry() -> None:
     assert {"criterion", "steps", "processes", "loader", "kmeans"} <= set(names())
-    assert not {"measure", "pages", "soak", "load"} & set(names())
+    assert not {"measure", "pages", "planted", "soak"} & set(names())
 
 
 def test_copies_are_found_as_the_documentation_says() -> None:

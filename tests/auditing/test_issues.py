@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,9 @@ from compensate.auditing.issues import COLUMNS, KINDS, find_issues, neighbors, s
 from compensate.auditing.issues.columns import predicts
 from compensate.auditing.issues.duplicates import SIMILAR_IMAGES
 from compensate.auditing.issues.image_copies import grey, image_pairs
-from compensate.auditing.issues.neighbors import nearest_rows
+from compensate.auditing.issues.neighbors import _smallest, nearest_rows
 from compensate.auditing.issues.samples import language, odd_images, oddity, other_languages, outliers
-from compensate.auditing.issues.text_copies import jaccard, sequences, text_pairs
+from compensate.auditing.issues.text_copies import _agreeing, _sketches, jaccard, sequences, text_pairs
 from compensate.auditing.page.fill import page_of
 from compensate.auditing.result import Audit
 from compensate.cli import app
@@ -58,6 +59,19 @@ def test_neighbors_are_those_of_a_plain_search() -> None:
     np.testing.assert_allclose(np.take_along_axis(apart, who, 1), far, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize(("k", "each"), [(1, 32), (10, 8), (10, 1), (3, 32)])
+def test_the_smallest_of_each_row_are_those_of_a_sort(k: int, each: int) -> None:
+    values = np.random.default_rng(0).integers(0, 40, size=(50, 320)).astype(np.float32)  # many are equal
+    found = np.take_along_axis(values, _smallest(values, k, each), 1)
+    np.testing.assert_array_equal(found, np.sort(values, axis=1)[:, :k])
+
+
+def test_rows_that_are_all_equal_have_neighbors_at_no_distance() -> None:
+    who, far = nearest_rows(np.ones((200, 3), np.float32), 10)
+    assert not far.any()
+    assert all(len({i, *row}) == 11 for i, row in enumerate(who.tolist()))
+
+
 def test_in_cells_nearly_all_copies_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(neighbors, "EXACT", 500)
     rng = np.random.default_rng(0)
@@ -78,6 +92,24 @@ def test_pairs_of_texts_are_those_of_a_plain_loop() -> None:
     plain = {(i, j): jaccard(sets[i], sets[j]) for i in range(len(texts)) for j in range(i + 1, len(texts))}
     assert found == {pair: s for pair, s in plain.items() if s >= 0.55}
     assert len(found) >= 60
+
+
+def test_four_bits_agree_wherever_hashes_do() -> None:
+    rng = np.random.default_rng(0)
+    hashes = rng.integers(0, 40, size=(60, 126)).astype(np.uint32)
+    a, b = rng.integers(0, 60, size=(2, 500))
+    spare = 2  # of 128 places
+    assert (_agreeing(_sketches(hashes), a, b) - spare == (hashes[a] % 16 == hashes[b] % 16).sum(1)).all()
+
+
+def test_texts_of_few_words_do_not_fill_the_memory_with_pairs() -> None:
+    texts = sentences(3000)
+    tracemalloc.start()
+    count = sum(1 for _ in text_pairs(texts, 0.9))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert count < 100
+    assert peak < 20e6
 
 
 def test_texts_that_differ_in_case_and_punctuation_alone_are_equal() -> None:

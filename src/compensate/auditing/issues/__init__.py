@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+from scipy import sparse
 
-from compensate.auditing.issues.columns import column_issues, empty_rows, rare_classes
+from compensate.auditing.issues.columns import column_issues, empty_rows, lost_cells, rare_classes
 from compensate.auditing.issues.duplicates import find_pairs, groups, shared_with
-from compensate.auditing.issues.samples import empty_texts, odd_images, other_languages, outliers
+from compensate.auditing.issues.neighbors import nearest_rows
+from compensate.auditing.issues.samples import NEIGHBORS, empty_texts, odd_images, other_languages, outliers
 from compensate.errors import InputError
 
 if TYPE_CHECKING:
@@ -111,7 +113,10 @@ def find_issues(audit: Audit, test: Data | None = None) -> pd.DataFrame:
             }
         )
 
-    where, partner = groups(find_pairs(data, kind, audit.vectors), len(data))
+    # Copies and outliers are looked for among the same nearest rows, which take most of the time.
+    dense = audit.vectors is not None and not sparse.issparse(audit.vectors)
+    near = nearest_rows(np.ascontiguousarray(audit.vectors, dtype=np.float32), NEIGHBORS) if dense else None
+    where, partner = groups(find_pairs(data, kind, audit.vectors, near), len(data))
     mixed = _mixed(where, audit)
     members: dict[int, list[int]] = {}
     for row in partner:
@@ -146,13 +151,14 @@ def find_issues(audit: Audit, test: Data | None = None) -> pd.DataFrame:
     if kind == "image" and np.ndim(data.x) == 4:
         for name, row, score, detail in odd_images(data.x):
             add(name, score, detail, row)
-    for row, score, detail in outliers(audit.vectors):
+    for row, score, detail in outliers(audit.vectors, near):
         add("outlier", score, detail, row)
-    if isinstance(data.raw, pd.DataFrame) and data.info.get("columns"):
-        for row, score, detail in empty_rows(data.raw, data.info["columns"]) if kind == "table" else ():
+    if isinstance(data.raw, pd.DataFrame) and (columns := data.info.get("columns")):
+        lost = lost_cells(data.raw, columns)
+        for row, score, detail in empty_rows(columns, lost) if kind == "table" else ():
             add("empty_row", score, detail, row)
         for name, column, score, detail in column_issues(
-            data.raw, data.info["columns"], np.asarray(audit.given), len(audit.classes)
+            data.raw, columns, lost, np.asarray(audit.given), len(audit.classes)
         ):
             add(name, score, detail, column=column)
     if not audit.regression:

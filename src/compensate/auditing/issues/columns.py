@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pandas as pd
@@ -25,12 +25,23 @@ RARE = 0.1
 LOOKED_AT = 5_000
 """Rows on which a column is tried."""
 
+CONTENT = ("number", "category", "date", "text")
+"""Roles of columns whose cells should have a value."""
+
+Lost = Mapping[str, NDArray[np.bool_]]
+"""By column, (N,) which cells are empty."""
+
 ColumnFinding = tuple[str, str, float, str]
 """A kind of issue, the column or class, the score and what to say of it."""
 
 
+def lost_cells(frame: pd.DataFrame, columns: tuple[Column, ...]) -> Lost:
+    """By column that is used or may have content, (N,) which of its cells are empty."""
+    return {c.name: _lost(frame[c.name]) for c in columns if c.used or c.role in CONTENT}
+
+
 def column_issues(
-    frame: pd.DataFrame, columns: tuple[Column, ...], given: Ints, classes: int
+    frame: pd.DataFrame, columns: tuple[Column, ...], lost: Lost, given: Ints, classes: int
 ) -> Iterator[ColumnFinding]:
     """Issues of the columns of a table whose labels are classes."""
     for column in columns:
@@ -43,18 +54,17 @@ def column_issues(
             share = predicts(frame[column.name], column, given, classes)
             if share >= TELLS:
                 yield "leaking_column", column.name, share, f"predicts {share:.1%} of the labels alone, beyond chance"
-        if column.role in ("number", "category", "date", "text"):
-            lost = _missing(frame[column.name])
-            if lost >= LACKS:
-                yield "missing_values", column.name, lost, f"{lost:.1%} of the cells are empty"
+        if column.role in CONTENT:
+            share = float(lost[column.name].mean())
+            if share >= LACKS:
+                yield "missing_values", column.name, share, f"{share:.1%} of the cells are empty"
 
 
-def empty_rows(frame: pd.DataFrame, columns: tuple[Column, ...]) -> Iterator[tuple[int, float, str]]:
+def empty_rows(columns: tuple[Column, ...], lost: Lost) -> Iterator[tuple[int, float, str]]:
     """Rows of a table without a value in any column that is used, as single rows are told."""
     used = [column.name for column in columns if column.used]
     if used:
-        lost = np.logical_and.reduce([_lost(frame[name]) for name in used])
-        for i in np.flatnonzero(lost).tolist():
+        for i in np.flatnonzero(np.logical_and.reduce([lost[name] for name in used])).tolist():
             yield i, 1.0, f"no value in any of {len(used)} columns"
 
 
@@ -95,10 +105,6 @@ def _by_value(x: Floats, y: Ints, held: Floats, classes: int) -> Ints:
     np.add.at(counts, (x.astype(np.int64), y), 1)
     found = counts[held.astype(np.int64)]
     return np.where(found.sum(1) > 0, found.argmax(1), np.bincount(y, minlength=classes).argmax())
-
-
-def _missing(column: pd.Series) -> float:
-    return float(_lost(column).mean())
 
 
 def _lost(column: pd.Series) -> NDArray[np.bool_]:

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from compensate.auditing.arrays import Ints, Singles
+from compensate.auditing.arrays import Ints
 from compensate.auditing.folds import COPIES, content_keys
 from compensate.auditing.issues.image_copies import grey, image_pairs
-from compensate.auditing.issues.neighbors import nearest_rows
+from compensate.auditing.issues.neighbors import Near, nearest_rows
 from compensate.auditing.issues.text_copies import text_pairs
 from compensate.data.dataset import Data
 
@@ -28,17 +28,27 @@ CLOSE = 0.05
 BY_CHANCE = 0.5
 """If more than this share of the rows of a table has an equal one, they are equal by chance: the table has few columns with few values."""
 
+JOINED = 10_000
+"""Rows of a table whose cells are joined at a time: lists of cells are quicker than their iterators, and of all rows they would be large."""
+
 Pair = tuple[int, int, float]
 """Two positions and their similarity, 1 for equal content."""
 
 
-def find_pairs(data: Data, kind: str, vectors: Any) -> list[Pair]:
-    """Pairs of rows with equal or nearly equal content."""
+def find_pairs(data: Data, kind: str, vectors: Any, near: Near | None = None) -> list[Pair]:
+    """Pairs of rows with equal or nearly equal content.
+
+    Args:
+        data: the rows.
+        kind: as the audit names it.
+        vectors: (N, D) their features, dense or sparse, or None.
+        near: the nearest rows by these features, where they are dense.
+    """
     content = _content(data, kind)
     equal = list(_equal(content))
     if kind == "table" and len({i for pair in equal for i in pair[:2]}) > BY_CHANCE * len(data):
         return []
-    return [*equal, *_nearly(data, kind, vectors)]
+    return [*equal, *_nearly(data, kind, vectors, near)]
 
 
 def shared_with(data: Data, test: Data, kind: str) -> list[Pair]:
@@ -78,7 +88,9 @@ def groups(pairs: Iterable[Pair], n: int) -> tuple[Ints, dict[int, tuple[int, fl
         for own, other in ((i, j), (j, i)):
             if own not in partner or similarity > partner[own][1]:
                 partner[own] = (other, similarity)
-    return np.array([root(i) for i in range(n)], dtype=np.int64), partner
+    for i in partner:
+        where[i] = root(i)
+    return where, partner
 
 
 def _content(data: Data, kind: str) -> Any:
@@ -88,7 +100,9 @@ def _content(data: Data, kind: str) -> Any:
         used = [c.name for c in data.info.get("columns", ()) if c.used] or [
             c for c in table.columns if c != data.info.get("label")
         ]
-        return ["\x1f".join(cells) for cells in zip(*(map(str, table[name]) for name in used), strict=True)]
+        parts = (table.iloc[first : first + JOINED] for first in range(0, len(table), JOINED))
+        columns = ([map(str, part[name].tolist()) for name in used] for part in parts)
+        return ["\x1f".join(cells) for part in columns for cells in zip(*part, strict=True)]
     return np.asarray(data.x)
 
 
@@ -105,25 +119,29 @@ def _equal(content: Any) -> Iterator[Pair]:
 
 def _grouped(keys: Ints) -> Iterator[Pair]:
     order = np.argsort(keys, kind="stable")
-    for rows in np.split(order, np.flatnonzero(np.diff(keys[order])) + 1):
-        if 1 < len(rows) <= COPIES:
-            yield from ((int(rows[0]), int(other), 1.0) for other in rows[1:])
+    ends = np.append(np.flatnonzero(np.diff(keys[order])) + 1, len(order))
+    sizes = np.diff(ends, prepend=0)
+    for k in np.flatnonzero(
+        (sizes > 1) & (sizes <= COPIES)
+    ).tolist():  # of most data few: one of a million rows for each would take long
+        first, *others = order[ends[k] - sizes[k] : ends[k]].tolist()
+        yield from ((first, other, 1.0) for other in others)
 
 
-def _nearly(data: Data, kind: str, vectors: Any) -> Iterator[Pair]:
+def _nearly(data: Data, kind: str, vectors: Any, near: Near | None) -> Iterator[Pair]:
     if kind == "text":
         return text_pairs([str(text) for text in data.x], SIMILAR_TEXTS)
     dense = None if vectors is None or sparse.issparse(vectors) else np.asarray(vectors, dtype=np.float32)
     if kind == "image" and np.ndim(data.x) == 4:
         small = grey(data.x)
         return image_pairs(small, small.reshape(len(small), -1) if dense is None else dense, SIMILAR_IMAGES)
-    return iter(()) if dense is None else _close(dense)
+    return iter(()) if dense is None else _close(nearest_rows(dense, 1) if near is None else near)
 
 
-def _close(vectors: Singles) -> Iterator[Pair]:
-    who, far = nearest_rows(vectors, 1)
+def _close(near: Near) -> Iterator[Pair]:
+    who, far = near
     if not far.size:
         return
-    usual = float(np.median(far))
+    usual = float(np.median(far[:, 0]))
     for i in np.flatnonzero(far[:, 0] < CLOSE * usual).tolist():
         yield i, int(who[i, 0]), 1.0 - float(far[i, 0]) / usual

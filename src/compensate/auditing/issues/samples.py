@@ -6,6 +6,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from scipy import sparse
 
 from compensate.auditing.arrays import Floats
 from compensate.auditing.issues.image_copies import grey
-from compensate.auditing.issues.neighbors import nearest_rows
+from compensate.auditing.issues.neighbors import Near, nearest_rows
 
 NEIGHBORS = 10
 FAR = 2.4
@@ -51,25 +52,29 @@ LEAST_WORDS = 5
 _WORD = re.compile(r"[^\W\d_]+")
 
 
-def outliers(vectors: Any) -> Iterator[RowFinding]:
-    """Rows far from their nearest neighbors; the score is their oddity."""
+def outliers(vectors: Any, near: Near | None = None) -> Iterator[RowFinding]:
+    """Rows far from their nearest neighbors; the score is their oddity. Arguments as for `oddity`."""
     if vectors is None or sparse.issparse(vectors) or len(vectors) < 5 * NEIGHBORS:
         return
-    odd, times = oddity(vectors)
+    odd, times = oddity(vectors, near)
     for i in np.flatnonzero(odd > FAR).tolist():
         yield i, float(odd[i]), f"{times[i]:.1f} times as far from its nearest rows as usual"
 
 
-def oddity(vectors: Any) -> tuple[Floats, Floats]:
+def oddity(vectors: Any, near: Near | None = None) -> tuple[Floats, Floats]:
     r"""(N,) how odd each row is, and how many times as far as usual its neighbors are.
 
     The mean distance to the nearest rows is taken twice, as it is and between directions (rows of length one): a heavy tail stretches one of
     the two, and what does not belong is far by both. Of either, :math:`z_i = (\ln d_i - m) / s` with the median :math:`m` and the
     deviation :math:`s` of the upper half alone, since distances lean to one side. The oddity is the mean of the two.
+
+    Args:
+        vectors: (N, D) features.
+        near: what `nearest_rows` gives for them and `NEIGHBORS`, if it is known.
     """
     rows = np.ascontiguousarray(vectors, dtype=np.float32)
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    far = nearest_rows(rows, NEIGHBORS)[1].mean(1)
+    far = (nearest_rows(rows, NEIGHBORS) if near is None else near)[1].mean(1)
     turned = (nearest_rows(rows / np.maximum(lengths, 1e-12), NEIGHBORS)[1] ** 2).mean(1)
     usual = float(np.median(far[far > 1e-9])) if (far > 1e-9).any() else 1.0
     z = [_above_usual(d) for d in (far, turned) if (d > 1e-9).any()]  # of one column, there are but two directions
@@ -117,23 +122,36 @@ def language(text: str) -> tuple[str, float]:
         letters = [sign for sign in text[:5000] if sign.isalpha()]
         if len(letters) < LEAST_WORDS or _script(letters[0]) == "LATIN":
             return "", 0.0
-    scripts = Counter(_script(sign) for word in words[:200] for sign in word)
-    script, signs = scripts.most_common(1)[0]
+    script, signs = ("LATIN", 1.0) if text.isascii() else _most_frequent_script("".join(words[:200]))
     if script != "LATIN":
-        return script.title(), signs / sum(scripts.values())
-    shares = {name: sum(word in listed for word in words) / len(words) for name, listed in _SETS.items()}
+        return script.title(), signs
+    words_of_some = [word for word in words if word in _ALL_WORDS]
+    if not words_of_some:
+        return "", 0.0
+    shares = {name: sum(word in listed for word in words_of_some) / len(words) for name, listed in _SETS.items()}
     (best, share), (_, second) = sorted(shares.items(), key=lambda item: -item[1])[:2]
     # A quarter of the words of running text are such words; names and headlines have fewer, and some words are of several languages.
     several = len(_SETS[best] & set(words)) >= 3
     return (best, share) if several and share >= 0.15 and share >= second + 0.1 else ("", 0.0)
 
 
+def _most_frequent_script(letters: str) -> tuple[str, float]:
+    """The script of most letters, and their share."""
+    scripts: Counter[str] = Counter()
+    for sign, times in Counter(letters).items():
+        scripts[_script(sign)] += times
+    script, signs = scripts.most_common(1)[0]
+    return script, signs / len(letters)
+
+
+@lru_cache(1 << 14)
 def _script(sign: str) -> str:
     name = unicodedata.name(sign, "OTHER").split()[0]
     return "CJK" if name in ("CJK", "HIRAGANA", "KATAKANA") else name
 
 
 _SETS = {name: frozenset(word for word in words.split() if len(word) > 1) for name, words in FUNCTION_WORDS.items()}
+_ALL_WORDS = frozenset().union(*_SETS.values())
 
 
 def odd_images(images: NDArray[Any]) -> Iterator[tuple[str, int, float, str]]:

@@ -7,6 +7,7 @@ labels, and only among those by nearness.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,29 +34,37 @@ lies nearer for 1 in 100 suspects in digits and for none in SST-2 and wine."""
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """Certain rows, and their vectors with squared lengths."""
+    """Certain rows, their vectors with squared lengths, and a number for each that rows with equal vectors share."""
 
     rows: Ints
     vectors: Any
     squares: Floats
+    content: list[int]
+
+
+Side = tuple[int, Ints, Pool]
+"""0 for the given label or 1 for the suggested one, suspects, and the certain rows like this label of theirs."""
 
 
 def beside(audit: Audit, suspects: Ints) -> dict[int, tuple[tuple[int, ...], tuple[int, ...]]]:
     """By suspect, the nearest certain rows like its given and like its suggested label; nothing if rows cannot be compared."""
     if audit.vectors is None or audit.data is None:
         return {}
-    sides = _of_values(audit, suspects) if audit.regression else _of_classes(audit, suspects)
-    return {int(i): (_nearest(audit, int(i), given), _nearest(audit, int(i), other)) for i, given, other in sides}
+    found: tuple[dict[int, tuple[int, ...]], ...] = {}, {}
+    for side, rows, pool in (_of_values if audit.regression else _of_classes)(audit, suspects):
+        found[side].update(zip(rows.tolist(), _nearest(audit, rows, pool), strict=True))
+    return {i: (found[0][i], found[1][i]) for i in suspects.tolist()}
 
 
-def _of_classes(audit: Audit, suspects: Ints) -> list[tuple[int, Pool, Pool]]:
+def _of_classes(audit: Audit, suspects: Ints) -> Iterator[Side]:
     margins = _margins(audit)
-    used = np.unique(np.concatenate([audit.given[suspects], audit.suggested[suspects]]))
-    pools = {int(c): _pool(audit, certain(audit, np.flatnonzero(audit.given == c), margins)[:POOL]) for c in used}
-    return [(int(i), pools[int(audit.given[i])], pools[int(audit.suggested[i])]) for i in suspects]
+    labels = audit.given[suspects], audit.suggested[suspects]
+    for c in np.unique(np.concatenate(labels)).tolist():
+        pool = _pool(audit, certain(audit, np.flatnonzero(audit.given == c), margins)[:POOL])
+        yield from ((side, suspects[labels[side] == c], pool) for side in (0, 1))
 
 
-def _of_values(audit: Audit, suspects: Ints) -> list[tuple[int, Pool, Pool]]:
+def _of_values(audit: Audit, suspects: Ints) -> Iterator[Side]:
     """Of quantities, a label is like another if few certain values lie between them."""
     rows = certain(audit, np.arange(len(audit)), None)
     rows = rows[np.argsort(audit.given[rows], kind="stable")]
@@ -65,7 +74,8 @@ def _of_values(audit: Audit, suspects: Ints) -> list[tuple[int, Pool, Pool]]:
         place, half = int(np.searchsorted(values, value)), max(2 * BESIDE, min(POOL, len(rows) // 10) // 2)
         return _pool(audit, rows[max(0, place - half) : place + half])
 
-    return [(int(i), around(audit.given[i]), around(audit.suggested[i])) for i in suspects]
+    for side, labels in enumerate((audit.given, audit.suggested)):
+        yield from ((side, suspects[k : k + 1], around(labels[i])) for k, i in enumerate(suspects.tolist()))
 
 
 def certain(audit: Audit, rows: Ints, margins: Floats | None) -> Ints:
@@ -102,39 +112,49 @@ def _margins(audit: Audit) -> Floats | None:
 def _pool(audit: Audit, rows: Ints) -> Pool:
     vectors = audit.vectors[rows]
     if _is_sparse(vectors):
-        return Pool(rows, vectors, np.asarray(vectors.multiply(vectors).sum(1), dtype=np.float64).ravel())
-    vectors = np.asarray(vectors, dtype=np.float32)
-    return Pool(rows, vectors, (vectors**2).sum(1, dtype=np.float64))
+        vectors.sum_duplicates()
+        vectors.eliminate_zeros()
+        each = [one.indices.tobytes() + one.data.tobytes() for one in vectors]
+    else:
+        vectors = np.asarray(vectors, dtype=np.float32)
+        each = [one.tobytes() for one in vectors + np.float32(0)]  # 0 and -0 are equal
+    numbers: dict[bytes, int] = {}
+    return Pool(rows, vectors, _squares(vectors), [numbers.setdefault(one, len(numbers)) for one in each])
 
 
-def _nearest(audit: Audit, row: int, pool: Pool) -> tuple[int, ...]:
-    if not len(pool.rows):
-        return ()
-    distance = _distances(pool, audit.vectors[[row]])
-    allowed = np.flatnonzero((pool.rows != row) & (distance > CLOSE * np.quantile(distance, 0.9)))
-    found: list[int] = []
-    for j in allowed[np.argsort(distance[allowed], kind="stable")]:
-        if not any(_same(pool, int(j), other) for other in found):  # one of several copies is enough
-            found.append(int(j))
+def _nearest(audit: Audit, suspects: Ints, pool: Pool) -> list[tuple[int, ...]]:
+    """For each suspect the nearest rows of the pool."""
+    if not len(pool.rows) or not len(suspects):
+        return [()] * len(suspects)
+    vectors = audit.vectors[suspects]
+    distance = _distances(pool, vectors if _is_sparse(vectors) else np.asarray(vectors, dtype=np.float32))
+    copies = distance <= CLOSE * np.quantile(distance, 0.9, axis=1, keepdims=True)
+    distance[copies | (pool.rows == suspects[:, None])] = np.inf
+    allowed = np.isfinite(distance).sum(1).tolist()
+    order = np.argsort(distance, axis=1, kind="stable").tolist()
+    return [_first_distinct(pool, found[:count]) for found, count in zip(order, allowed, strict=True)]
+
+
+def _first_distinct(pool: Pool, places: list[int]) -> tuple[int, ...]:
+    found: dict[int, int] = {}
+    for j in places:
+        found.setdefault(pool.content[j], int(pool.rows[j]))  # one of several copies is enough
         if len(found) == BESIDE:
             break
-    return tuple(int(pool.rows[j]) for j in found)
+    return tuple(found.values())
 
 
-def _distances(pool: Pool, vector: Any) -> Floats:
-    """From each row of the pool to a vector (1, D)."""
-    if _is_sparse(vector):
-        products = np.asarray((pool.vectors @ vector.T).todense(), dtype=np.float64).ravel()
-        square = float(vector.multiply(vector).sum())
-    else:
-        vector = np.asarray(vector, dtype=np.float32).ravel()
-        products, square = (pool.vectors @ vector).astype(np.float64), float(vector @ vector)
-    return np.sqrt(np.maximum(pool.squares + square - 2 * products, 0))
+def _distances(pool: Pool, vectors: Any) -> Floats:
+    """(R, P) from each vector to each row of the pool."""
+    products = vectors @ pool.vectors.T
+    products = products.toarray() if _is_sparse(products) else products
+    return np.sqrt(np.maximum(pool.squares + _squares(vectors)[:, None] - 2 * products.astype(np.float64), 0))
 
 
-def _same(pool: Pool, i: int, j: int) -> bool:
-    a, b = pool.vectors[[i]], pool.vectors[[j]]
-    return bool((a != b).nnz == 0) if _is_sparse(a) else bool((a == b).all())
+def _squares(vectors: Any) -> Floats:
+    if _is_sparse(vectors):
+        return np.asarray(vectors.multiply(vectors).sum(1), dtype=np.float64).ravel()
+    return np.asarray((vectors**2).sum(1, dtype=np.float64))
 
 
 def _is_sparse(values: Any) -> bool:

@@ -58,7 +58,8 @@ def page_of(audit: Audit) -> Page:
     """The page of an audit."""
     kind: Kind = next((k for k in KINDS if k == audit.kind), "embedding")
     order = np.argsort(-audit.log_odds, kind="stable")
-    flagged = order[audit.mask[order]]
+    mask = audit.mask
+    flagged = order[mask[order]]
     shown = flagged[:MOST_ITEMS] if len(flagged) else order[:LEAST_CERTAIN]
     notes = list(audit.notes)
     if len(flagged) > MOST_ITEMS:
@@ -82,7 +83,7 @@ def page_of(audit: Audit) -> Page:
             suggested=suggested[i],
             score=float(audit.log_odds[i]),
             p_error=float(audit.p_error[i]),
-            flagged=bool(audit.mask[i]),
+            flagged=bool(mask[i]),
             content=_content(audit, int(i)),
             id=audit.ids[i] if audit.ids else "",
             digest=audit.row_digest(int(i)),
@@ -117,7 +118,7 @@ def page_of(audit: Audit) -> Page:
         examples=examples,
         confusion=_pairs(audit, flagged),
         per_class=_per_class(audit),
-        scores=_histogram(audit.p_error, audit.mask, audit.threshold, (0.0, 1.0)),
+        scores=_histogram(audit.p_error, mask, audit.threshold, (0.0, 1.0)),
         compensations=_compensations(audit),
         curves=_curves(audit),
         command=command(audit),
