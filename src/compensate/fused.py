@@ -12,8 +12,9 @@ from torch import Tensor
 
 from compensate.checks import at_hand
 
-BLOCK = 2**16
-"""Entries that are worked on at a time where that is cheaper: as many as stay in the cache of a processor."""
+BLOCK = 2**17
+"""Entries that are worked on at a time where that is cheaper: as many as stay in the cache of a processor. Of half as many, calls cost more than memory
+(`python -m benchmarks.criterion`, ELR and SOP, a second-level cache of 2 MB)."""
 
 VECTOR = 16
 """Classes below which a processor works on columns: torch takes rows that do not fill a vector number by number, in up to six times as long."""

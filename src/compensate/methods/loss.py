@@ -129,12 +129,13 @@ class EarlyLearning(nn.Module):
             p = torch.exp(logp, out=slope[part])
             bounded = torch.clamp(p, low, high, out=held[: len(p)])
             t = ensemble.move_(torch.index_select(ensemble.rows, 0, index[part], out=means[part]), bounded)
-            left = 1 - bounded.mul_(t).sum(-1, keepdim=True)
+            pull = bounded.mul_(t)
+            left = 1 - pull.sum(-1, keepdim=True)
             delta[part] = left[:, 0]
             weight = self.lam / left
-            pull = torch.mul(t, p, out=bounded)
             torch.ops.aten.hardtanh_backward.grad_input(pull, p, low, high, grad_input=pull)
-            p.mul_(1 + weight * pull.sum(-1, keepdim=True)).sub_(pull.mul_(weight))
+            along = 1 + weight * pull.sum(-1, keepdim=True)
+            torch.addcmul(pull.mul_(-weight), p, along, out=p)
         ensemble.later(s, means)
         definition = partial(self._losses, means, s.labels)
         slope.scatter_(1, given, -1.0, reduce="add")
