@@ -140,7 +140,7 @@ class StepSchedule(nn.Module):
 class Top(Statistic):
     r"""The threshold that the largest `pro` percent of the plain losses reach: the paper's :math:`\tau`.
 
-    .. math:: k = \lfloor \mathrm{pro} \cdot n / 100 \rfloor, \qquad \tau = \text{the k-th largest loss},\; +\infty
+    .. math:: k = \lfloor \mathrm{pro} \cdot n / 100 \rfloor, \qquad \tau = \max(\text{the k-th largest loss}, \text{floor}),\; +\infty
               \text{ if } k = 0
 
     Args:
@@ -148,6 +148,7 @@ class Top(Statistic):
         over: "batch", the losses of the batch (:math:`n` its size), or "epoch", those of the last epoch, each sample
             at its last visit; before there is a last epoch, the batch serves.
         num_samples: the size of the training set, for "epoch".
+        floor: the smallest threshold.
 
     >>> import torch
     >>> from compensate import Compensated
@@ -164,7 +165,14 @@ class Top(Statistic):
     seen: Tensor
     last: Tensor
 
-    def __init__(self, pro: Value, over: Literal["batch", "epoch"] = "batch", num_samples: int | None = None) -> None:
+    def __init__(
+        self,
+        pro: Value,
+        over: Literal["batch", "epoch"] = "batch",
+        num_samples: int | None = None,
+        *,
+        floor: float = 0.0,
+    ) -> None:
         super().__init__()
         if not callable(pro) and not 0 <= pro <= 100:
             raise InputError(f"pro is {pro}; expected percent, from 0 to 100.")
@@ -172,7 +180,7 @@ class Top(Statistic):
             raise InputError(f'over is "{over}"; expected "batch" or "epoch".')
         if over == "epoch" and num_samples is None:
             raise InputError('over="epoch" keeps the loss of every sample: give num_samples.')
-        self.pro, self.over = pro, over
+        self.pro, self.over, self.floor = pro, over, floor
         self.rolls = over == "epoch"
         if over == "epoch":
             assert num_samples is not None
@@ -185,10 +193,10 @@ class Top(Statistic):
         pool, pro = s.plain_losses, at(self.pro, s)
         if not at_hand(pool):
             now = _kth_largest(s.everyone(pool), s.everyone(s.valid), pro)
-            if self.over == "batch":
-                return now
-            known = self.last.isfinite()
-            return torch.where(known.any(), _kth_largest(self.last, known, pro), now)
+            if self.over == "epoch":
+                known = self.last.isfinite()
+                now = torch.where(known.any(), _kth_largest(self.last, known, pro), now)
+            return now.clamp(min=self.floor) if self.floor else now
         past = self.last[self.last.isfinite()] if self.over == "epoch" else None
         if past is not None and len(past):
             pool = past
@@ -196,7 +204,7 @@ class Top(Statistic):
             pool = s.everyone(pool if s.complete else pool[s.valid])
         losses = pool.numpy() if pool.dtype in (torch.float32, torch.float64) else pool.double().numpy()
         k = int(pro * losses.size / 100)
-        return float(np.partition(losses, -k)[-k]) if k else math.inf
+        return max(float(np.partition(losses, -k)[-k]), self.floor) if k else math.inf
 
     def observe(self, s: State) -> None:
         """Keeps the plain losses of the batch."""
@@ -215,8 +223,8 @@ class Top(Statistic):
             self.seen.fill_(torch.inf)
 
     def extra_repr(self) -> str:
-        """Share and pool."""
-        return f"{self.pro} % of the {self.over}"
+        """Share, pool and floor."""
+        return f"{self.pro} % of the {self.over}" + (f", at least {self.floor:g}" if self.floor else "")
 
 
 def _kth_largest(pool: Tensor, counts: Tensor, pro: Any) -> Tensor:

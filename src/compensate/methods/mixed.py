@@ -65,29 +65,6 @@ EVEN = math.log(2)
 """The loss of a label that the model finds as likely as not."""
 
 
-@final
-class FlooredThreshold(nn.Module):
-    r"""A threshold that is never below a floor.
-
-    .. math:: \max(\tau, \text{floor})
-    """
-
-    binary = True
-
-    def __init__(self, tau: Value, floor: float) -> None:
-        super().__init__()
-        self.tau, self.floor = tau, floor
-
-    def forward(self, s: State) -> Tensor | float:
-        """The threshold now, a number or a scalar tensor, as the threshold itself gives it."""
-        tau = at(self.tau, s)
-        return tau.clamp(min=self.floor) if isinstance(tau, Tensor) else max(tau, self.floor)
-
-    def extra_repr(self) -> str:
-        """The floor."""
-        return f"at least {self.floor:g}"
-
-
 @method(
     "logit", "positive", "adversarial", "sample",
     equation="44, 45, 47",
@@ -165,9 +142,7 @@ def mixcomp(
         raise InputError(f'preset is "{preset}"; expected "paper".')
     if not floor >= 0:
         raise InputError(f"floor is {floor}; expected a loss, at least 0.")
-    threshold = Top(pro, over, rows) if tau is None else tau
-    if tau is None and floor > 0 and preset is None:
-        threshold = FlooredThreshold(threshold, floor)
+    threshold = Top(pro, over, rows, floor=0.0 if preset == "paper" else floor) if tau is None else tau
     eta = eta if preset == "paper" else _warmed(eta, warmup, num_samples)
     harder = Where(above(threshold), Pull(eta))
     easier = None
