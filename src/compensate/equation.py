@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ from compensate.equation_text import equation_text, in_bytes
 from compensate.errors import InputError
 from compensate.fused import losses_and_slope, reduced
 from compensate.granularity import Sample, Table
-from compensate.inference.statistics import Evidence, Statistic, find_statistics
+from compensate.inference.statistics import Evidence, Statistic, find_statistics, statistics_among
 from compensate.markup import element, escape
 from compensate.proximal import ONTO, SMALLEST
 from compensate.rows import step_rows
@@ -118,6 +118,9 @@ class Compensated(nn.Module):
     step: Tensor
     total: Tensor
     weight: Tensor | None
+    _told_to_compile: ClassVar[bool] = (
+        False  # in this process: torch imports its compiler, which takes seconds, only then
+    )
 
     def __init__(
         self,
@@ -465,6 +468,8 @@ class Compensated(nn.Module):
         In each call such a graph asks whether anything has changed that it was made from. Functions of this package and of torch do not
         change, and are not asked for, unless `mode` or `options` say how to compile.
         """
+        torch.compiler.assume_constant_result(find_statistics)
+        Compensated._told_to_compile = True
         skipped = getattr(torch.compiler, "skip_guard_on_globals_unsafe", None)  # torch 2.4 has none
         if skipped is not None and not settings.keys() & {"mode", "options"}:
             settings["options"] = {"guard_filter_fn": skipped}
@@ -548,6 +553,8 @@ class Compensated(nn.Module):
                 # A shallow copy of a criterion has modules of its own.
                 if self._walked and self._walked[0][0] is self._modules:
                     return self._found
+        elif not Compensated._told_to_compile:
+            return statistics_among(self.modules())
         find_statistics(self, self.record)
         return self._found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, NamedTuple, cast, final
 
@@ -541,14 +541,17 @@ class ClassMean(Statistic):
         return f"{self.conf} predictions"
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def find_statistics(criterion: Any, record: Evidence | None) -> None:
     """Finds the statistics among the modules of a criterion, and keeps what tells whether one of them was replaced.
 
-    While a graph is compiled this runs as it stands: traced, every module on the way would be asked for in each call. A graph is compiled again for another
-    `record`, which is all that it is an argument for.
+    A criterion that was told to `compile` has this run as it stands while its graph is made: traced, every module on the way would be
+    asked for in each call. The graph is made again for another `record`, which is all that it is an argument for.
     """
     modules = [*criterion.modules()]
     criterion._walked = [(module._modules, (*module._modules.values(),)) for module in modules]
-    # An abstract class takes ten times as long to look into its instances.
-    criterion._found = [module for module in modules if Statistic in type(module).__mro__]
+    criterion._found = statistics_among(modules)
+
+
+def statistics_among(modules: Iterable[nn.Module]) -> list[Statistic]:
+    """The statistics among some modules. An abstract class takes ten times as long to look into its instances."""
+    return [cast(Statistic, module) for module in modules if Statistic in type(module).__mro__]
