@@ -7,6 +7,8 @@ from importlib.util import find_spec
 
 # Ray puts a print of its own in place of Python's, for the whole process; skorch then takes ours for a user's and prints.
 os.environ.setdefault("RAY_TQDM_PATCH_PRINT", "0")
+# A process that has connected to one cluster keeps its kind of authorization, and is refused by a later cluster that has another.
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 
 _LIBRARIES = {"lightning": "lightning", "transformers": "transformers", "datasets": "datasets", "skorch": "skorch"}
 

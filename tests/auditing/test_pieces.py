@@ -257,7 +257,6 @@ def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     places = [str(Path(__file__).parent), str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(places))
-        patch.setenv("RAY_AUTH_MODE", "disabled")
         patch.setenv("COMPENSATE_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.delenv("RAY_ADDRESS", raising=False)
         patch.setattr(Cluster, "_ready", Cluster._ready)

@@ -155,7 +155,6 @@ def test_on_a_cluster_too(tmp_path, monkeypatch):
     ray = pytest.importorskip("ray", reason="the extra `cluster` is not installed")
     # Ray's own processes are no matter of ours, but they must find the module of the work.
     monkeypatch.setenv("PYTHONPATH", str(Path(faults.__file__).parent))
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.setattr(workers, "RETRIES", 1)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     jobs = [(number, str(tmp_path), times) for number, times in enumerate([0, 1, 9])]

@@ -161,7 +161,6 @@ def test_ray_train_equals_one_process_though_a_worker_is_killed(
     from fatal_model import FatalModel
 
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]))
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     torch.manual_seed(0)
     mark = tmp_path / "killed"
