@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -172,7 +171,7 @@ class Cluster:
         order: list[tuple[int, int]] = []
         arrays: dict[tuple[int, int], NDArray[np.uint8]] = {}
 
-        def within(buffer: pickle.PickleBuffer) -> bool:
+        def within(buffer: Any) -> bool:
             content = np.frombuffer(buffer.raw(), np.uint8)
             if len(content) >= SMALL:
                 order.append((content.__array_interface__["data"][0], len(content)))
