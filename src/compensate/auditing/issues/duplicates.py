@@ -121,9 +121,8 @@ def _grouped(keys: Ints) -> Iterator[Pair]:
     order = np.argsort(keys, kind="stable")
     ends = np.append(np.flatnonzero(np.diff(keys[order])) + 1, len(order))
     sizes = np.diff(ends, prepend=0)
-    for k in np.flatnonzero(
-        (sizes > 1) & (sizes <= COPIES)
-    ).tolist():  # of most data few: one of a million rows for each would take long
+    # Of most data few rows are left: a step for each of a million would take long.
+    for k in np.flatnonzero((sizes > 1) & (sizes <= COPIES)).tolist():
         first, *others = order[ends[k] - sizes[k] : ends[k]].tolist()
         yield from ((first, other, 1.0) for other in others)
 
