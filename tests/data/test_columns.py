@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compensate.data.columns import Column, analyze, describe_columns, numbers
+from compensate.data.columns import Column, analyze, numbers
 
 N = 300
 RNG = np.random.default_rng(0)
@@ -65,20 +65,22 @@ def test_a_copy_of_the_label_is_no_feature():
         {"code": np.where(label == "cat", 0, 1), "like": np.where(label == "cat", 0, 1), "label": label}
     )
     frame.loc[3, "like"] = 1 - frame.loc[3, "like"]
-    roles = {c.name: c.role for c in analyze(frame, label="label")}
-    assert roles == {"code": "label", "like": "number", "label": "label"}
-    assert "code (repeats the label" in describe_columns(analyze(frame, label="label"))
+    found = {c.name: c for c in analyze(frame, label="label")}
+    assert {name: c.role for name, c in found.items()} == {"code": "label", "like": "number", "label": "label"}
+    assert found["code"].reason.startswith("repeats the label")
 
 
 def test_what_is_said_of_the_columns():
     frame = pd.DataFrame(
         {"id": range(N), "age": RNG.integers(0, 90, N), "url": ["x"] * N, "mail": ["y"] * N, "y": [0] * N}
     )
-    found = analyze(frame, label="y", ignore=["mail"])
-    assert describe_columns(found) == (
-        "used: age (number); not used: id (named like an identifier, with 300 values in 300 rows), url (has one value "
-        "only), mail (left out by choice)"
-    )
+    found = {c.name: c for c in analyze(frame, label="y", ignore=["mail"])}
+    assert [name for name, c in found.items() if c.used] == ["age"]
+    assert {name: found[name].reason for name in ("id", "url", "mail")} == {
+        "id": "named like an identifier, with 300 values in 300 rows",
+        "url": "has one value only",
+        "mail": "left out by choice",
+    }
 
 
 @settings(max_examples=150, deadline=None)

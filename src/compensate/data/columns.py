@@ -122,18 +122,6 @@ def is_nested(column: pd.Series) -> bool:
     return any(isinstance(v, (list, tuple, set, dict, np.ndarray)) for v in column)
 
 
-def describe_columns(columns: Sequence[Column]) -> str:
-    """One line: which columns are used, and which are not and why.
-
-    >>> describe_columns([Column("age", "number", ""), Column("id", "identifier", "numbers the rows")])
-    'used: age (number); not used: id (numbers the rows)'
-    """
-    used = [f"{c.name} ({c.role})" for c in columns if c.used]
-    rest = [f"{c.name} ({c.reason})" for c in columns if c.role in ("identifier", "constant", "text", "ignored")]
-    rest += [f"{c.name} ({c.reason})" for c in columns if c.role == "label" and c.reason.startswith("repeats")]
-    return "; ".join(f"{head}: {', '.join(part)}" for head, part in (("used", used), ("not used", rest)) if part)
-
-
 def numbers(column: pd.Series) -> NDArray[np.float64]:
     """(N,) the cells as numbers, NaN where there is none: empty cells, infinities, words.
 
