@@ -87,7 +87,7 @@ def estimate(table: Published) -> dict[str, object]:
     """Runs, search trials and hours of one table."""
     grid = cells(table, "paper", {}, 3)
     methods = dict.fromkeys(method_of(cell.row) for cell in grid)
-    search = [t for m in methods for t in trials(table.dataset, "paper", m)]
+    search = [t for m in methods for t in trials(table, "paper", m)]
     prices = [price(c, table.dataset) for c in [*(cell.config for cell in grid), *search]]
     seconds, operations = (sum(column) for column in zip(*prices, strict=True))
     return {

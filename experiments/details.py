@@ -63,12 +63,12 @@ def _beside(found: Comparison, title: str, values: Mapping[tuple[str, int], Valu
 
 def _choices(results: Path, tables: Iterable[Comparison], scale: Scale) -> list[str]:
     rows = [["data", "method", "chosen of", "chosen", "noisy validation accuracy of each trial, %"]]
-    for dataset in dict.fromkeys(found.table.dataset for found in tables):
-        path = results / f"{dataset}-{scale}-chosen.json"
+    for name in dict.fromkeys(found.table.tuned_as for found in tables):
+        path = results / f"{name}-{scale}-chosen.json"
         for method, found in json.loads(path.read_text(encoding="utf-8")).items():
             trials = [f"{100 * t['validation']:.1f}" for t in found["trials"]]
             hyper = words(found["chosen"], " = ", 4)
-            rows.append([dataset, method, str(len(trials)), hyper, " ".join(trials)])
+            rows.append([name, method, str(len(trials)), hyper, " ".join(trials)])
     said = (
         "The same number of trials for every method (`experiments/protocols.py` lists them), one noise level for each data set "
         f"({', '.join(f'{d}: {p.tuned_at}' for d, p in PROTOCOLS[scale].items() if d != 'cifar100')}), "

@@ -25,6 +25,7 @@ from compensate.training.tuning import LAST
 from compensate.training.workers import LOST, Backend, side_by_side, trained
 from experiments.archive import Archive, Record, record_of
 from experiments.protocols import ATTACKS, Cell, Scale, trials
+from experiments.tables import Published
 
 ATTACKED = 1000
 """Test samples that are attacked: an attack of 20 steps costs as much as 20 epochs on them."""
@@ -52,9 +53,9 @@ class Place:
         """The finished runs on a data set at a scale."""
         return Archive(self.results / f"{dataset}-{scale}.jsonl")
 
-    def chosen_path(self, dataset: str, scale: Scale) -> Path:
+    def chosen_path(self, table: Published, scale: Scale) -> Path:
         """The file of chosen hyper-parameters."""
-        return self.results / f"{dataset}-{scale}-chosen.json"
+        return self.results / f"{table.tuned_as}-{scale}-chosen.json"
 
 
 def work(config: Config, attacked: bool, runs: Path, data_dir: Path | None) -> tuple[Config, Record | str]:
@@ -124,7 +125,7 @@ def _finished(record: Record | None, attacked: bool) -> bool:
 
 
 def choose(
-    dataset: str,
+    table: Published,
     scale: Scale,
     methods: Sequence[str],
     place: Place,
@@ -132,9 +133,9 @@ def choose(
     lost: Callable[[Config, str], None] = lambda config, message: None,
 ) -> dict[str, dict[str, Any]]:
     """The hyper-parameters of each method of a table; see `best_of`. One choice is used for all columns."""
-    archive = Archive(place.results / f"{dataset}-{scale}-search.jsonl")
-    by_method = {m: trials(dataset, scale, m) for m in methods}
-    return best_of(by_method, archive, place.chosen_path(dataset, scale), place, done, lost)
+    archive = Archive(place.results / f"{table.tuned_as}-{scale}-search.jsonl")
+    by_method = {m: trials(table, scale, m) for m in methods}
+    return best_of(by_method, archive, place.chosen_path(table, scale), place, done, lost)
 
 
 def best_of(

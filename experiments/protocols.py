@@ -229,12 +229,12 @@ def cells(
     return found
 
 
-def trials(dataset: str, scale: Scale, method: str) -> list[Config]:
-    """The runs among which a method's hyper-parameters are chosen."""
-    protocol = PROTOCOLS[scale][dataset]
-    given = {"model": protocol.options.get("model", "resnet20")}
+def trials(table: Published, scale: Scale, method: str) -> list[Config]:
+    """The runs among which a method's hyper-parameters are chosen, for all columns of a table."""
+    protocol = PROTOCOLS[scale][table.dataset]
+    given = {**table.fixed, "model": protocol.options.get("model", "resnet20")}
     return [
-        _config(dataset, protocol, scale, method, hyper, given).but(noise=protocol.tuned_at, **protocol.tuned_on)
+        _config(table.dataset, protocol, scale, method, hyper, given).but(noise=protocol.tuned_at, **protocol.tuned_on)
         for hyper in protocol.candidates.get(method, ())
     ]
 
@@ -246,7 +246,7 @@ def _radius(eps2: float, protocol: Protocol) -> dict[str, Any]:
 def _config(
     dataset: str, protocol: Protocol, scale: Scale, method: str, hyper: Mapping[str, Any], given: Mapping[str, Any]
 ) -> Config:
-    options = {**protocol.options, **({"augment": given["augment"]} if "augment" in given else {})}
+    options = {**protocol.options, **{name: given[name] for name in ("augment", "epochs") if name in given}}
     if str(given["model"]).startswith("resnet"):
         options["model"] = protocol.models.get(given["model"], given["model"])
     steps = {"steps": protocol.steps} if method == "pgd_at" else {}

@@ -32,7 +32,7 @@ _NUMBERS = ("no", "one", "two", "three")
 def comparison(table: Published, results: Path, scale: Scale) -> Comparison | None:
     """A table as far as it is trained, or nothing; where methods are compared, with the methods that the paper does not have."""
     archive = Archive(results / f"{table.dataset}-{scale}.jsonl")
-    path = results / f"{table.dataset}-{scale}-chosen.json"
+    path = results / f"{table.tuned_as}-{scale}-chosen.json"
     if not len(archive) or not path.is_file():
         return None
     chosen = stored_choice(path)

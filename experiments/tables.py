@@ -36,16 +36,28 @@ class Published:
         """The name of its data set."""
         return str(self.fixed["dataset"])
 
+    @property
+    def tuned_as(self) -> str:
+        """The name of the choice of hyper-parameters: that of the data set, and of the augmentation if the table has one.
+
+        >>> published()["table-1-cifar10"].tuned_as, BEYOND["beyond-augmented-cifar10"].tuned_as
+        ('cifar10', 'cifar10-crop-flip')
+        """
+        return "-".join([self.dataset, *([self.fixed["augment"]] if "augment" in self.fixed else [])])
+
     def column_name(self, column: int) -> str:
         """The head of a column.
 
         >>> published()["table-1-cifar10"].column_name(1)
         'random 10 %'
+        >>> BEYOND["beyond-augmented-cifar10"].column_name(2)
+        'random 30 % for 64 epochs'
         """
         given = self.columns[column]
         if "model" in given or "eps2" in given:
             return str(given.get("model", f"eps2 = {given.get('eps2')}"))
-        return "0 %" if given["noise"] == "none" else f"{given['noise']} {100 * given['rate']:g} %"
+        noise = "0 %" if given["noise"] == "none" else f"{given['noise']} {100 * given['rate']:g} %"
+        return f"{noise} for {given['epochs']} epochs" if "epochs" in given else noise
 
 
 @cache
@@ -87,7 +99,7 @@ BEYOND = {
         ),
         _beyond(
             "beyond-augmented-cifar10", "CIFAR-10 with augmented images (crops and flips).", "cifar10",
-            [{"noise": "none", "rate": 0}, {"noise": "random", "rate": 0.3}],
+            [{"noise": "none", "rate": 0}, {"noise": "random", "rate": 0.3}, {"noise": "random", "rate": 0.3, "epochs": 64}],
             "base pgd-at logcomp mixcomp", model="resnet20", augment="crop-flip",
         ),
         _beyond(

@@ -77,13 +77,13 @@ def reproduce(
     failed: list[tuple[Config, str]] = []
     if not defaults:
         if show:
-            chosen = comparing.stored_choice(place.chosen_path(wanted.dataset, scale))
+            chosen = comparing.stored_choice(place.chosen_path(wanted, scale))
         else:
-            total = sum(len(trials(wanted.dataset, scale, m)) for m in methods)
+            total = sum(len(trials(wanted, scale, m)) for m in methods)
             with progress_bar("choosing") as bar:
                 task = bar.add_task("", total=total)
                 chosen = choose(
-                    wanted.dataset, scale, methods, place, lambda: bar.advance(task), lambda *one: failed.append(one)
+                    wanted, scale, methods, place, lambda: bar.advance(task), lambda *one: failed.append(one)
                 )
     grid = cells(wanted, scale, chosen, seeds, more)
     archive = place.archive(wanted.dataset, scale)

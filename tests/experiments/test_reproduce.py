@@ -18,7 +18,7 @@ from experiments import claims, comparing, report
 from experiments.__main__ import app
 from experiments.archive import Archive
 from experiments.comparing import Comparison, Value
-from experiments.grid import adversarial_accuracy
+from experiments.grid import Place, adversarial_accuracy
 from experiments.protocols import PROTOCOLS, SCALES, cells, trials
 from experiments.tables import BEYOND, every, find_table, published
 
@@ -162,15 +162,24 @@ def test_the_paper_protocol_is_the_papers():
     assert {c.config.model for c in cells(find_table("5"), "paper", {}, 1)} == {
         "resnet32", "resnet44", "resnet56", "resnet110",
     }  # fmt: skip
-    assert {t.hyper["lam"] for t in trials("cifar10", "paper", "logcomp")} == {0.25, 0.35}
+    assert {t.hyper["lam"] for t in trials(find_table("1"), "paper", "logcomp")} == {0.25, 0.35}
 
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_method_of_a_scale_has_the_same_number_of_trials(scale):
-    for dataset, protocol in PROTOCOLS[scale].items():
-        counts = {m: len(trials(dataset, scale, m)) for m in protocol.candidates}
+    for table in every().values():
+        counts = {m: len(trials(table, scale, m)) for m in PROTOCOLS[scale][table.dataset].candidates}
         if scale != "paper":
             assert len(set(counts.values())) == 1, counts
+
+
+def test_augmented_images_have_a_choice_of_their_own(tmp_path):
+    plain, augmented = find_table("1"), find_table("beyond-augmented-cifar10")
+    place = Place(tmp_path, tmp_path)
+    assert place.chosen_path(plain, "small") != place.chosen_path(augmented, "small")
+    as_trained = {cell.config.augment for cell in cells(augmented, "small", {}, 1)}
+    assert {t.augment for t in trials(augmented, "small", "logcomp")} == as_trained == {"crop-flip"}
+    assert {t.augment for t in trials(plain, "small", "logcomp")} == {"none"}
 
 
 def test_the_ablation_takes_one_direction_away():

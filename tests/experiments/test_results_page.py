@@ -23,7 +23,7 @@ def store(folder, number, values, extra=()):
     chosen = {m: settings[m][1] for m in ("logcomp", "mixcomp", "pgd_at", *PEERS)}
     trials = [{"hyper": {}, "validation": 0.5}] * 5
     stored = {m: {"chosen": hyper, "trials": trials} for m, hyper in chosen.items()}
-    (folder / f"{table.dataset}-small-chosen.json").write_text(json.dumps(stored))
+    (folder / f"{table.tuned_as}-small-chosen.json").write_text(json.dumps(stored))
     archive = Archive(folder / f"{table.dataset}-small.jsonl")
     for cell in cells(table, "small", chosen, 3, extra):
         each = values(cell.row, cell.column)
@@ -215,6 +215,7 @@ def test_augmentation_without_noise_is_judged_once_there_are_seeds(tmp_path):
     tables = augmented(tmp_path / "b", 3, 45.0)
     assert "is smaller at 0 %, random 30 %." in "\n".join(explained.explained(tables))
     assert "without wrong labels pgd-at -5.0 (-5.0 to -5.0)" in explained.in_a_line(tables)[0]
+    assert "wrong labels random 30 % for 64 epochs pgd-at" in explained.in_a_line(tables)[0]
 
 
 def test_what_augmentation_shows_is_read_from_the_runs(tmp_path):
@@ -222,7 +223,9 @@ def test_what_augmentation_shows_is_read_from_the_runs(tmp_path):
     text = "\n".join(explained.explained(tables))
     assert "is larger at 0 %, random 30 %." in text
     assert "in 6 of 7 columns" in text, "the paper's adversarial training is below its base in all columns but one"
-    assert "Plain training gives back 10 % of the wrong labels at random 30 % with augmentation, 90 % without." in text
+    assert "of the wrong labels 90 % at random 30 % without augmentation, 10 % at random 30 % with augmentation" in text
+    assert "| random 30 % for 64 epochs | augmented | +20.0" in text
+    assert "| random 30 % for 64 epochs | as they are" not in text, "the table without augmentation has no such column"
     assert "Compensation loses" not in text
 
 
