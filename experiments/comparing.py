@@ -52,7 +52,7 @@ class Comparison:
         columns: numbers of the paper's columns that were run.
         ours: test accuracy after the last epoch, by row and column.
         best: after the epoch with the best accuracy on noisy validation labels.
-        fitted: the share of the wrong training labels that the model gives back at the end.
+        fitted: the share of the wrong training labels that the model predicts at the end.
         epochs: the best epoch.
         seconds: of a run.
         hyper: hyper-parameters by row.

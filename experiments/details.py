@@ -46,7 +46,7 @@ def _claims(tables: Mapping[str, Comparison]) -> str:
 
 def _table(found: Comparison) -> list[str]:
     best = _beside(found, "After the epoch with the best accuracy on noisy validation labels:", found.best, 1)
-    title = "Share of the wrong training labels that the model gives back at the end (100: all learned by heart):"
+    title = "Share of the wrong training labels that the model predicts at the end (100: all learned by heart):"
     return [f"### {found.table.id} in detail", *best, *(_beside(found, title, found.fitted, 0) if found.fitted else [])]
 
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -21,7 +21,7 @@ from compensate.files import make_folder, write_atomically
 from compensate.methods import METHODS
 from compensate.training.comparison import paired
 from compensate.training.config import Config
-from experiments.archive import Archive, Record
+from experiments.archive import Archive
 from experiments.grid import Place, best_of, run
 from experiments.protocols import Cell
 
@@ -57,9 +57,9 @@ class Labels:
 
 
 def cleaned(given: NDArray[np.int64], true: NDArray[np.int64], audit: Any, seed: int = 0) -> list[Labels]:
-    """The given labels, and what an audit makes of them: alone, and with a person who reads its list from the top.
+    """The given labels, and what an audit makes of them: alone, and with the first labels of its list corrected.
 
-    A person who reads a text is taken to write its true label.
+    A corrected label is the true one, as from a reader who makes no errors.
     """
     everything = np.arange(len(given))
     order = np.argsort(-audit.p_error, kind="stable")
@@ -78,8 +78,8 @@ def cleaned(given: NDArray[np.int64], true: NDArray[np.int64], audit: Any, seed:
         Labels("left-out", "rows left out where an error is more likely than not", everything[~likely], given[~likely]),
     ]  # fmt: skip
     for count in REVIEWED:
-        found.append(Labels(f"reviewed-{count}", f"a person reads the first {count:,}", everything, reviewed(order[:count])))  # fmt: skip
-        found.append(Labels(f"chance-{count}", f"a person reads {count:,} at random", everything, reviewed(chance[:count])))  # fmt: skip
+        found.append(Labels(f"reviewed-{count}", f"the first {count:,} of the audit's list corrected", everything, reviewed(order[:count])))  # fmt: skip
+        found.append(Labels(f"chance-{count}", f"{count:,} at random corrected", everything, reviewed(chance[:count])))  # fmt: skip
     return [*found, Labels("true", "true labels", everything, true)]
 
 
@@ -186,19 +186,17 @@ def train(place: Place, data_dir: Path, seeds: int, done: Callable[[], None] = l
     return failed
 
 
-def accuracies(results: Path, kind: str) -> dict[tuple[str, str], dict[int, float]]:
-    """Test accuracy after the last epoch, by method, labels and seed."""
+def accuracies(
+    results: Path, kind: str, epoch: Literal["last", "best"] = "last"
+) -> dict[tuple[str, str], dict[int, float]]:
+    """Test accuracy after the last epoch, or the best one on held-out labels as they were given, by method, labels and seed."""
     found: dict[tuple[str, str], dict[int, float]] = {}
     for record in Archive(results / f"agnews-{kind}.jsonl"):
-        method, name, seed, value = _place(record)
-        found.setdefault((method, name), {})[seed] = value
+        given = record["config"]
+        name = Path(given["data"]).stem.split("-", 2)[2]
+        of = found.setdefault((given.get("method", "base"), name), {})
+        of[int(given.get("seed", 0))] = 100 * float(record[epoch]["test_accuracy"])
     return found
-
-
-def _place(record: Record) -> tuple[str, str, int, float]:
-    given = record["config"]
-    name = Path(given["data"]).stem.split("-", 2)[2]
-    return given.get("method", "base"), name, int(given.get("seed", 0)), 100 * float(record["last"]["test_accuracy"])
 
 
 def gain(a: Mapping[int, float], b: Mapping[int, float]) -> tuple[float, float, float]:

@@ -110,9 +110,12 @@ def _comparison(path: Path) -> list[str]:
     what = _words(common["noise"], common["imbalance"])
     chosen = (
         "the named ones were searched on other seeds at 20 % noise (`results/demo/search.json`), the others not at all."
+        if any(run["hyper"] for run in runs)
+        else "nothing was tuned."
     )
+    schedule = f" ({common['schedule']})" if common["schedule"] else ""
     setting = (
-        f"{seeds} seeds, {common['epochs']} epochs, {common['optimizer']}, learning rate {common['lr']:g} ({common['schedule']}), "
+        f"{seeds} seeds, {common['epochs']} epochs, {common['optimizer']}, learning rate {common['lr']:g}{schedule}, "
         f"batch {common['batch_size']}. Hyper-parameters are the defaults unless named; {stored.get('note', chosen)} "
         "The best epoch is the one with the highest accuracy on a held-out part of the training data, wrong labels, skew and all."
     )

@@ -18,8 +18,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-PROTOCOL = 1
-"""Raised by hand whenever the same configuration would train differently, so that old runs are not taken for new ones."""
+PROTOCOL = 2
+"""Raised by hand whenever the same configuration would train differently, a new default of a method included, so that old runs are not taken for new ones."""
 
 
 @dataclass(frozen=True)
@@ -145,24 +145,12 @@ class Config:
     def id(self) -> str:
         """64 hexadecimal digits that name this run: the SHA-256 of its canonical JSON and of the protocol's number."""
         try:
-            # What came later than the first runs counts only where it is used: their names stay what they were.
-            plain = {_FIRST.get(k, k): v for k, v in self.json.items() if v is not None or k not in _LATER}
-            plain["hyper"] = self._first_hyper()
+            # What is not given counts for nothing, so that an option that comes later leaves the names of earlier runs as they are.
+            plain = {name: value for name, value in self.json.items() if value is not None}
             text = json.dumps([PROTOCOL, plain], sort_keys=True, separators=(",", ":"), allow_nan=False)
         except (TypeError, ValueError) as error:
             raise InputError(f"a run is made of numbers, texts and lists only: {error}.") from error
         return hashlib.sha256(text.encode()).hexdigest()
-
-    def _first_hyper(self) -> dict[str, Any]:
-        """Hyper-parameters as the first runs would have them: MixComp had neither warm-up nor floor then, LogComp another lambda."""
-        hyper = dict(self.hyper)
-        if self.method == "mixcomp" and not hyper.get("preset"):
-            warmup, floor = hyper.pop("warmup", "by default"), hyper.pop("floor", "by default")
-            hyper |= {"grows": warmup} if warmup else {}
-            hyper |= {"floor": floor} if floor else {}
-        if self.method == "logcomp" and not hyper.get("preset"):
-            hyper.setdefault("lam", "by default")
-        return hyper
 
     @property
     def name(self) -> str:
@@ -170,9 +158,6 @@ class Config:
         return f"{Path(self.data).name.split('.')[0] or 'data'}-{self.method.replace('_', '-')}-{self.id[:8]}"
 
 
-_LATER = ("limit_test", "order")
-_FIRST = {"optimizer": "optimiser"}
-"""Options by the names that they had when the first runs got theirs."""
 _WORDS: dict[type, str] = {
     int: "a whole number",
     float: "a number",

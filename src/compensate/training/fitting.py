@@ -214,7 +214,7 @@ def _store(run: Run, asked: dict[str, Any], trainer: Trainer, result: Result) ->
         "processes": trainer.processes.size,
         "samples": {name: len(part) for name, part in named.items() if part is not None},
         "wrong_labels": float(wrong.mean()),
-        # The share of the wrong training labels that the model gives back at the end.
+        # The share of the wrong training labels that the model predicts at the end.
         "wrong_labels_fitted": agreement(result.model, prepared.train, wrong, device=trainer.device)
         if wrong.any()
         else None,
