@@ -32,6 +32,15 @@ def output(*arguments: str) -> str:
     return done.output
 
 
+def test_output_in_another_encoding_has_marks_in_place_of_what_it_lacks():
+    code = "from compensate.commands.terminal import console; from compensate.cli import run; run(lambda: console.print('neg \\u2192 pos'))"
+    for encoding, expected in (("cp1252", "neg ? pos"), ("utf-8", "neg \u2192 pos")):
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, check=False, env={"PATH": "", "PYTHONIOENCODING": encoding}
+        )  # fmt: skip
+        assert (done.returncode, done.stdout.decode(encoding).strip()) == (0, expected), done.stderr.decode()
+
+
 def test_methods_are_listed_and_each_has_a_page():
     listed = output("methods")
     assert "logcomp" in listed

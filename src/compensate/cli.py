@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -44,6 +45,9 @@ def main() -> None:
 
 def run(commands: typer.Typer) -> None:
     """Runs commands; a mistake in the input ends in one paragraph, not in a stack trace."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a file or pipe in another encoding than UTF-8 has no arrows
     try:
         commands()
     except InputError as error:

@@ -135,6 +135,43 @@ def test_a_table_of_ones_own(tmp_path):
     assert result["last"]["test_accuracy"] > 0.85
 
 
+def test_a_file_that_was_changed_is_trained_on_anew(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    table = Path("table.csv")
+
+    def write(flip):
+        table.write_text("a,b,y\n" + "".join(f"{k % 7},{k % 5},{'nm'[(k % 7 > 3) ^ flip]}\n" for k in range(120)))
+
+    command = [
+        "compare",
+        "table.csv",
+        "--methods",
+        "base",
+        "--seeds",
+        "1",
+        "--epochs",
+        "1",
+        "--model",
+        "mlp",
+        "--workers",
+        "1",
+    ]
+
+    def folders():
+        run(*command)
+        return {path.name for path in Path("runs").glob("compare-*/runs/*")}
+
+    write(False)
+    first = folders()
+    assert folders() == first, "a finished run is read"
+    write(True)
+    assert len(folders()) == len(first) + 1, "the runs of the former content are not taken for those of the present one"
+    train = ["train", "table.csv", "--epochs", "1", "--model", "mlp", "--out", "run"]
+    run(*train)
+    write(False)
+    assert "holds another run: it differs in content" in run(*train, "--resume", fails=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_compare_prints_a_table_and_reads_finished_runs(tmp_path, workers):

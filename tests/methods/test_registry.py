@@ -27,6 +27,23 @@ def test_a_misspelt_argument_of_any_method_is_named_with_the_nearest_one():
             row.build(weigth=[1.0])
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "said"),
+    [
+        ("logcomp", {"lam": "abc"}, 'lam is "abc"; expected a number, such as 0.5'),
+        ("logcomp", {"lr": ""}, 'lr is ""; expected a number'),
+        ("mixcomp", {"pro": "abc"}, 'pro is "abc"; expected a number, such as 35.0'),
+        ("elr", {"beta": "0.7"}, 'beta is "0.7"; expected a number, such as 0.7'),
+        ("gce", {"q": "a"}, 'q is "a"; expected a number'),
+        ("sop", {"lr_u": "a"}, 'lr_u is "a"; expected a number'),
+        ("logcomp", {"num_samples": 512.0}, "num_samples is 512.0; expected a whole number, such as 512"),
+    ],
+)
+def test_a_text_in_place_of_a_number_is_named(name, given, said):
+    with pytest.raises(InputError, match=said):
+        METHODS[name].make(**{**SIZES, **given})
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_taxonomy_row_is_what_the_composition_says(name):
     row = METHODS[name]

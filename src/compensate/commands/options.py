@@ -17,7 +17,7 @@ import typer
 from rich.prompt import Prompt
 
 from compensate.errors import InputError
-from compensate.files import decode, is_address
+from compensate.files import content_digest, decode, is_address
 
 if TYPE_CHECKING:
     from compensate.data import UnclearLabel
@@ -96,7 +96,8 @@ class TrainingOptions:
         check_path(str(merged["data"]))
         from compensate.training.config import Config
 
-        return Config.of(merged, str(self.config or "the command line"))
+        asked = Config.of(merged, str(self.config or "the command line"))
+        return asked.but(content=content_digest(*(p for p in (asked.data, asked.labels) if p is not None)))
 
 
 READER = ("label", "text", "ignore", "columns")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast
@@ -128,8 +129,8 @@ def method(
 
 
 def _with_known_arguments(build: Builder) -> Builder:
-    """The same function; an argument that it does not have is an error with the nearest name."""
-    known = list(inspect.signature(build).parameters)
+    """The same function; an argument that it does not have is an error with the nearest name, and so is a text in place of a number."""
+    known = inspect.signature(build).parameters
 
     @functools.wraps(build)
     def checked(**arguments: Any) -> Compensated:
@@ -138,9 +139,22 @@ def _with_known_arguments(build: Builder) -> Builder:
                 raise InputError(_without_binary_form(METHODS[build.__name__]))
             if name not in known:
                 raise InputError(f'{build.__name__} has no argument "{name}"; {nearest(name, known)}')
+            _check_number(known[name], arguments[name])
         return build(**arguments)
 
     return cast(Builder, checked)
+
+
+def _check_number(parameter: inspect.Parameter, value: Any) -> None:
+    """Refuses a text where a number, or a schedule of numbers, is expected, and a fraction in place of a whole number."""
+    kinds = {kind.strip() for kind in str(parameter.annotation).split("|")} - {"None"}
+    if kinds <= {"int", "float", "Value"} and isinstance(value, str):
+        example = parameter.default if isinstance(parameter.default, int | float) else 10 if kinds == {"int"} else 0.5
+        raise InputError(f'{parameter.name} is "{value}"; expected a number, such as {example}.')
+    if kinds == {"int"} and isinstance(value, float):
+        raise InputError(
+            f"{parameter.name} is {value}; expected a whole number, such as {round(value) if math.isfinite(value) else 10}."
+        )
 
 
 def _without_binary_form(row: Method) -> str:

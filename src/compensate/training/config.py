@@ -30,6 +30,8 @@ class Config:
 
     Attributes:
         data: a name or path that `compensate.data.load` knows.
+        content: of data at a path, the digest of what is there (`compensate.files.content_digest`), so that a changed file makes another run;
+            the commands fill it in.
         data_options: of the reader, such as ``label`` and ``text``.
         labels: a file with other labels for the training part.
         labels_key: which of several label sets of that file.
@@ -67,6 +69,7 @@ class Config:
     """
 
     data: str = "digits"
+    content: str | None = None
     data_options: Mapping[str, Any] = field(default_factory=dict)
     labels: str | None = None
     labels_key: str | None = None
