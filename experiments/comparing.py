@@ -229,9 +229,9 @@ def further_lines(found: Comparison) -> list[list[str]]:
 def shown(found: Comparison) -> Table:
     """The table for a terminal: ours / the paper's, each with its rank."""
     head, *body = lines(found)
-    table = Table(
-        *head, box=None, pad_edge=False, caption=r"ours \[rank] / the paper's \[rank]; last epoch, clean test data"
-    )
+    theirs = r" / the paper's \[rank]" if any(found.table.rows.values()) else ""
+    table = Table(*head, box=None, pad_edge=False, caption=rf"ours \[rank]{theirs}; last epoch, clean test data")
+    table.columns[0].no_wrap = True
     for row in body:
         table.add_row(*row)
     return table

@@ -34,10 +34,11 @@ def reproduce(
         bool, typer.Option("--defaults", help="Skip the hyper-parameter search; use the defaults of each method.")
     ] = False,
     only: Annotated[
-        str | None, o.option("Rows to train, separated by commas, e.g. base,logcomp [default: all].")
+        str | None, o.option("Rows to train or show, separated by commas, e.g. base,logcomp [default: all].")
     ] = None,
     columns: Annotated[
-        str | None, o.option("Columns to train, separated by commas, e.g. 'random 30 %' or resnet44 [default: all].")
+        str | None,
+        o.option("Columns to train or show, separated by commas, e.g. 'random 30 %' or resnet44 [default: all]."),
     ] = None,
     results: Annotated[Path, typer.Option(help="Folder of finished runs.")] = Path("results/reproduce"),
     runs: Annotated[Path, typer.Option(help="Folder of unfinished runs.")] = Path("runs/reproduce"),
@@ -87,15 +88,18 @@ def reproduce(
                 )
     grid = cells(wanted, scale, chosen, seeds, more)
     archive = place.archive(wanted.dataset, scale)
+    rows, heads = _rows(only, [cell.row for cell in grid]), _heads(columns, wanted)
+    todo = [c for c in grid if (not rows or c.row in rows) and (not heads or wanted.column_name(c.column) in heads)]
     if not show:
-        rows, heads = _names(only), _heads(columns, wanted)
-        todo = [c for c in grid if (not rows or c.row in rows) and (not heads or wanted.column_name(c.column) in heads)]
         with progress_bar("training") as bar:
             known_runs = sum(archive.get(cell.config.id) is not None for cell in todo)
             task = bar.add_task("", total=len(todo), completed=known_runs)
             failed += run(todo, archive, place, lambda: bar.advance(task))
-    found = comparing.Comparison.of(wanted, grid, archive)
-    console.print(comparing.shown(found))
+    found = comparing.Comparison.of(wanted, todo if show else grid, archive)
+    if show and not found.columns:
+        raise InputError(f"no run of {wanted.id} at the scale {scale} is stored in {results}. Train it without --show.")
+    if found.columns:
+        console.print(comparing.shown(found))
     for config, message in failed:
         console.print(f"[red]{config.method}, {config.noise}, seed {config.seed}:[/red] {message}")
     if out is not None:
@@ -107,6 +111,15 @@ def reproduce(
 
 def _names(text: str | None) -> list[str]:
     return [name.strip().replace("_", "-") for name in (text or "").split(",") if name.strip()]
+
+
+def _rows(text: str | None, known: list[str]) -> list[str]:
+    """The rows that are asked for."""
+    rows = _names(text)
+    for row in rows:
+        if row not in known:
+            raise InputError(f'the table has no row "{row}"; {nearest(row, dict.fromkeys(known))}')
+    return rows
 
 
 def _heads(text: str | None, table: Published) -> list[str]:

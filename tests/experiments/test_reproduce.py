@@ -143,6 +143,12 @@ def test_a_grid_on_a_local_ray(data, tmp_path):
             ["reproduce", "1", "--scale", "tiny", "--show", "--results", "nowhere"],
             "no hyper-parameters were chosen yet",
         ),
+        (
+            ["reproduce", "2", "--show", "--defaults", "--results", "nowhere"],
+            "no run of table-2-cifar100 at the scale small is stored",
+        ),
+        (["reproduce", "9", "--show", "--defaults", "--only", "bse"], 'no row "bse"; did you mean "base"'),
+        (["reproduce", "9", "--show", "--defaults", "--columns", "0%"], 'no column "0%"'),
     ],
 )
 def test_mistakes_are_told(arguments, said):
