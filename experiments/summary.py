@@ -15,6 +15,7 @@ from experiments.comparing import Comparison, table_lines
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+TITLES = {"cifar10": "CIFAR-10", "imdb": "IMDB", "sst2": "SST-2"}
 MAIN = ("table-1-cifar10", "table-8-imdb", "table-9-sst2")
 """Tables in which all methods are compared."""
 
@@ -66,7 +67,7 @@ class Trained:
             }
             for values in (found.ours, found.best)
         )
-        return cls(found.table.dataset, last, best)
+        return cls(TITLES[found.table.dataset], last, best)
 
     @property
     def rival(self) -> str | None:
@@ -212,7 +213,7 @@ def _peers(tables: Mapping[str, Comparison]) -> list[str]:
         names = ", ".join(r if r in found.table.rows else f"*{r}*" for r in complete) or "none"
         left_out = f" (not counted, since not run in all of them with all seeds: {', '.join(partly)})" if partly else ""
         columns = f"{len(found.full_columns)} of {len(found.table.columns)} columns"
-        parts.append(f"{found.table.dataset}, {columns}: {names}{left_out}")
+        parts.append(f"{TITLES[found.table.dataset]}, {columns}: {names}{left_out}")
     trials = {found.trials[r] for found in present for r in (*OURS, *_tuned(found)) if r in found.trials}
     if not trials:
         return []
@@ -241,7 +242,7 @@ def drawn(tables: Mapping[str, Comparison]) -> Figure:
         ax.set_xlim(-0.15, 2.0)
         ax.set_xticks([0, 1], ["paper", "here"])
         ax.set_ylim(max(last, len(ranks)) + 0.4, 0.6)  # the best on top
-        ax.set_title(found.table.dataset, fontsize=11)
+        ax.set_title(TITLES[found.table.dataset], fontsize=11)
         ax.spines[["top", "right", "bottom"]].set_visible(False)
     figure.axes[0].set_ylabel("mean rank over the columns (1 is best)")
     return figure

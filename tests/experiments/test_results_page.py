@@ -146,7 +146,7 @@ def test_plain_training_that_is_stopped_early_is_compared_with_too(tmp_path):
     assert "| plain training stopped early minus to the end, with wrong labels | **+6.0** (+6.0 to +6.0) |" in text
     assert "| logcomp minus plain training, with wrong labels | **+4.0** (+4.0 to +4.0) |" in text
     assert "| logcomp minus plain training, with wrong labels, both stopped early | **+1.0** (+1.0 to +1.0) |" in text
-    assert "both stopped early, ahead are logcomp on sst2, behind are mixcomp on sst2." in text
+    assert "both stopped early, ahead are logcomp on SST-2, behind are mixcomp on SST-2." in text
 
 
 def test_a_peer_that_was_run_everywhere_is_taken(tmp_path):
@@ -160,7 +160,7 @@ def test_a_column_without_all_rows_does_not_count_in_the_summary(tmp_path):
     )
     found = tables["table-9-sst2"]
     assert found.full_columns == [0, 1, 2, 3, 4, 5]
-    assert "sst2, 6 of 7 columns" in "\n".join(summary.summary(tables, []))
+    assert "SST-2, 6 of 7 columns" in "\n".join(summary.summary(tables, []))
     assert summary._ranks(found).keys() == found.table.rows.keys()
 
 
