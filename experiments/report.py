@@ -26,6 +26,7 @@ _SAID = {
     "sst2": "the 6,920 training and 872 held-out sentences, 1,821 test sentences, BiLSTM with attention of 50 units, GloVe 100-d",
     "imdb": "2,000 reviews cut after 200 words, 400 of them held out, 2,000 test reviews, BiLSTM with attention of 32 units, GloVe 100-d",
 }
+_AUGMENTED = "mirrored and shifted by up to 4 of 16 pixels at random, twice the usual part of an image"
 _NUMBERS = ("no", "one", "two", "three")
 
 
@@ -155,7 +156,7 @@ def _said(table: Published) -> str:
     said = _SAID[table.dataset]
     if "model" in table.columns[0]:  # the heads name the networks
         said = said.removesuffix(", ResNet-8")
-    return said.replace("no augmentation", "crops and flips") if table.fixed.get("augment") == "crop-flip" else said
+    return said.replace("no augmentation", _AUGMENTED) if table.fixed.get("augment") == "crop-flip" else said
 
 
 def _claims(tables: Mapping[str, Comparison]) -> str:
