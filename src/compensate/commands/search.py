@@ -44,7 +44,8 @@ def search(
 
     axes = {"targets": targets, "directions": directions, "inferences": inferences, "granularities": granularities}
     part = Part(**{axis: tuple(word.strip() for word in words.split(",")) for axis, words in axes.items() if words})
-    folder = out if out is not None else Path("runs") / f"search-{asked.but(method='base', hyper={}).name}"
+    name = "-".join(filter(None, ("search", asked.but(method="base", hyper={}).name, part.name)))
+    folder = out if out is not None else Path("runs") / name
     with bar_of("searching", "steps") as bar:
         tasks: dict[str, Any] = {}
 

@@ -6,6 +6,7 @@ trials that fall behind are stopped. Then the best cells meet the tuned peers ov
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -60,8 +61,19 @@ class Part:
             for value in getattr(self, name):
                 if value not in values:
                     raise InputError(f'{name} has "{value}"; expected some of {", ".join(values)}.')
+            # One part has one name, in whatever order its values are given.
+            object.__setattr__(self, name, tuple(value for value in values if value in getattr(self, name)))
         if "structure" in self.targets:
             raise InputError("structure needs a graph, which data sets do not have; leave it out of the targets.")
+
+    @property
+    def name(self) -> str:
+        """Eight digits that tell this part from others; nothing for the part that is searched by default.
+
+        >>> Part().name, Part(targets=("logit", "label")).name == Part(targets=("label", "logit")).name
+        ('', True)
+        """
+        return "" if self == Part() else hashlib.sha256(json.dumps(vars(self)).encode()).hexdigest()[:8]
 
     def cells(self) -> list[Taxonomy]:
         """The cells that run."""
@@ -118,10 +130,10 @@ def explore(
         raise InputError("a search needs a validation part; hold out a share of the noisy data: --set validation=0.1.")
     make_folder(folder / "runs")
     epochs = prepared.config.epochs or 1
-    name = f"cells-{config.id[:8]}"
+    name = "-".join(filter(None, ("cells", config.id[:8], part.name)))
     _try_cells(config, folder, name, part, budget.trials, epochs, workers, data_dir, done)
     study = open_study(folder, name, config.seed)
-    tried = _tried(study)
+    tried = _tried(study, part)
     if not any(row["validation"] is not None for row in tried):
         raise InputError("no trial came to its end; give the search more trials or a larger part of the taxonomy.")
     best = _best(tried, budget.finalists)
@@ -171,7 +183,7 @@ def _try_cells(
 ) -> None:
     study = open_study(folder, name, config.seed)
     take_up_abandoned(study)
-    begun, ended = len(study.trials), _ended(study)
+    begun, ended = len(study.trials), _ended(study, part)
     done("trying cells", ended, trials)
     jobs = [(config, folder, name, part, epochs, data_dir, begun + k) for k in range(max(trials - ended, 0))]
     for _ in side_by_side(_trial, jobs, workers, lost=_lost):
@@ -241,19 +253,22 @@ def _at(span: Any, share: float) -> float:
     return float(span.low + share * (span.high - span.low))
 
 
-def _ended(study: Any) -> int:
+def _ended(study: Any, part: Part) -> int:
     return sum(
-        row["validation"] is not None or row["stopped"] is not None or bool(row["refused"]) for row in _tried(study)
+        row["validation"] is not None or row["stopped"] is not None or bool(row["refused"])
+        for row in _tried(study, part)
     )
 
 
-def _tried(study: Any) -> list[dict[str, Any]]:
-    """All trials of cells: finished ones by their accuracy, then those that were stopped, then those that were refused."""
+def _tried(study: Any, part: Part) -> list[dict[str, Any]]:
+    """All trials of cells of the part: finished ones by their accuracy, then those that were stopped, then those that were refused."""
     from optuna.trial import TrialState
 
     rows = []
     for t in study.get_trials(deepcopy=False):
         if "cell" not in t.user_attrs or t.state in (TrialState.RUNNING, TrialState.WAITING):
+            continue
+        if not part.holds(Taxonomy(*t.user_attrs["cell"].split("."))):
             continue
         stopped = max(t.intermediate_values, default=0) if t.state == TrialState.PRUNED else None
         refused = t.user_attrs.get("refused", "")
