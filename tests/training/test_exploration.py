@@ -220,6 +220,9 @@ def test_the_command_prints_cells_and_intervals(tmp_path):
         app, [*arguments, "--model", "mlp", "--out", str(tmp_path / "search")]
     )
     assert done.exit_code == 0, (done.output, done.exception)
+    assert done.output.startswith("digits: 10 classes, 135 samples to train")
+    assert "no noise is injected into test labels" in done.output
+    assert "clean test data" not in done.output
     assert "2 trials in" in done.output
     assert "minus sop" in " ".join(done.output.split())
     assert "logit.positive." in done.output

@@ -1,7 +1,7 @@
 """Search over the taxonomy: which of its cells, most of them without a name, is worth a name on this data?
 
 First many cells are tried for a short time each, on one seed, judged on held-out labels as noisy as those that are trained on;
-trials that fall behind are stopped. Then the best cells meet the tuned peers over fresh seeds, on clean test data.
+trials that fall behind are stopped. Then the best cells meet the tuned peers over fresh seeds, on test data.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def explore(
         done: told what is under way, how much of it is done, and of how much.
     """
     part, budget = part or Part(), budget or Budget()
-    config = config.but(method="base", hyper={}, clean=_clean_share(config, part))
+    config = searched(config, part)
     prepared = prepare_run(config, data_dir=data_dir)
     if prepared.validation is None or not len(prepared.validation):
         raise InputError("a search needs a validation part; hold out a share of the noisy data: --set validation=0.1.")
@@ -160,11 +160,10 @@ def explore(
     return found
 
 
-def _clean_share(config: Config, part: Part) -> float:
-    """All runs do without the clean samples if some need them, so that all train on the same."""
-    if config.clean is not None:
-        return config.clean
-    return CLEAN if "meta" in part.inferences else 0.0
+def searched(config: Config, part: Part) -> Config:
+    """The run in which cells take the place of the method. All do without the clean samples if some need them, so that all train on the same."""
+    share = CLEAN if "meta" in part.inferences else 0.0
+    return config.but(method="base", hyper={}, clean=share if config.clean is None else config.clean)
 
 
 # --- trials -------------------------------------------------------------------------------------------------------
