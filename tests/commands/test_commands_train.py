@@ -99,6 +99,8 @@ def test_options_of_a_file_give_way_to_the_command_line(tmp_path):
         (["train"], "no data set is given"),
         (["train", "digits", "--method", "logcmp"], 'did you mean "logcomp"'),
         (["train", "digits", "--hyper", "lam"], "equals sign"),
+        (["train", "digits", "--set", "lam"], "such as --set weight_decay=1e-4"),
+        (["train", "digits", "--method", "logcomp", "--set", "lam=0.1"], "lam belongs to the method: --hyper lam=0.1."),
         (["train", "digits", "--set", "epoch=3"], 'did you mean "epochs"'),
         (["train", "digits", "--config", "nowhere.toml"], "no file nowhere.toml"),
         (["train", "digitz"], "no data set has the name"),
