@@ -192,6 +192,42 @@ def test_a_table_of_ones_own(tmp_path):
     assert result["last"]["test_accuracy"] > 0.85
 
 
+def test_a_training_lists_the_labels_that_look_wrong_by_their_row_of_the_file(tmp_path):
+    import numpy as np
+    import pandas as pd
+
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 3))
+    right = np.where(x[:, 0] > 0, "yes", "no")
+    wrong = rng.random(300) < 0.1
+    given = np.where(wrong, np.where(right == "yes", "no", "yes"), right).astype(object)
+    given[:20] = ""  # rows without a label: positions among the others are no rows of the file
+    pd.DataFrame(x, columns=["a", "b", "c"]).assign(kind=given).to_csv(tmp_path / "own.csv", index=False)
+    out = tmp_path / "run"
+    command = [
+        "train",
+        str(tmp_path / "own.csv"),
+        "--label",
+        "kind",
+        "--method",
+        "logcomp",
+        "--epochs",
+        "15",
+        "--quiet",
+    ]
+    *_, said = run(*command, "--out", str(out)).splitlines()
+    found = pd.read_csv(out / "suspects.csv")
+    assert list(found.columns) == ["index", "given", "suggested", "score", "flagged"]
+    assert found["index"].is_unique
+    assert (found["given"] == given[found["index"]]).all()
+    assert (found["suggested"] != found["given"]).all()
+    assert found["score"].is_monotonic_decreasing
+    assert wrong[found["index"][:15]].mean() > 0.8
+    assert said == (
+        f"suspects: {out / 'suspects.csv'}, {found['flagged'].sum()} flagged; compensate audit judges by models that did not see the label"
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_compare_prints_a_table_and_reads_finished_runs(tmp_path, workers):

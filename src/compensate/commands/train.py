@@ -80,6 +80,15 @@ def train(
         note = f" (chosen on {result.selected_on})" if name == "best" else ""
         console.print(f"{name} epoch {row['epoch']:>3.0f}: {' · '.join(said)}{note}", soft_wrap=True)
     console.print(f"run:  {folder}", soft_wrap=True)
+    suspects = result.suspects()
+    if suspects is not None:
+        from compensate.auditing.result import write_csv
+
+        write_csv(folder / "suspects.csv", suspects)
+        console.print(
+            f"suspects: {folder / 'suspects.csv'}, {suspects['flagged'].sum():,} flagged; compensate audit judges by models that did not see the label",
+            markup=False, soft_wrap=True,
+        )  # fmt: skip
 
 
 def _resuming(command: list[str]) -> str:
