@@ -20,6 +20,7 @@ from compensate.methods import METHODS, elr, logcomp, mixcomp, mixcomp_adaptive,
 from compensate.terms import L1, L2, Ball, Category, Corpus, GroupL2, Pull, Sample, Where
 
 N, DTYPES = 40, [torch.float64, torch.float32]
+pytestmark = pytest.mark.filterwarnings("ignore:row .* had another one before")  # labels are drawn anew for each batch
 
 
 def by_definition(criterion: Compensated) -> Compensated:

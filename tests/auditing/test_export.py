@@ -354,6 +354,10 @@ def test_a_run_is_exported_and_its_decisions_applied(tmp_path: Path, monkeypatch
     assert "60 rows" in run("export", "run", "--to", "cleanlab", "-o", "issues.csv")
     assert len(pd.read_csv("issues.csv")) == 60
     assert len(json.loads(Path("tasks.json").read_text())) == len(tasks)
+    assert "what cleanlab reads is a .csv file" in str(error_of("export", "run", "--to", "cleanlab", "-o", "a.json"))
+    assert "write: -o a.json" in str(error_of("export", "run", "--to", "argilla", "-o", "a.csv"))
+    assert not Path("a.json").exists()
+    assert not Path("a.csv").exists()
     assert "there already" in str(error_of("export", "run", "--to", "argilla", "-o", "tasks.json"))
     assert "records for argilla" in run("export", "run", "--to", "argilla", "-o", "tasks.json", "--force", "--all")
     assert len(json.loads(Path("tasks.json").read_text())) == 60

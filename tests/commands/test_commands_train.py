@@ -69,7 +69,7 @@ def test_ctrl_c_stores_a_checkpoint_and_prints_the_command_that_resumes_exactly(
     process.join()
     said = output.read_text()
     assert process.exitcode == 130, said
-    first, resume = said.strip().splitlines()
+    *_, first, resume = said.strip().splitlines()
     assert re.match(r"stopped after step \d+; the checkpoint is in .*my broken. Resume with:", first)
     assert "Traceback" not in said
     begun = len((broken / "metrics.jsonl").read_text().splitlines())
@@ -99,6 +99,8 @@ def test_options_of_a_file_give_way_to_the_command_line(tmp_path):
         (["train"], "no data set is given"),
         (["train", "digits", "--method", "logcmp"], 'did you mean "logcomp"'),
         (["train", "digits", "--hyper", "lam"], "equals sign"),
+        (["train", "digits", "--set", "lam"], "such as --set weight_decay=1e-4"),
+        (["train", "digits", "--method", "logcomp", "--set", "lam=0.1"], "lam belongs to the method: --hyper lam=0.1."),
         (["train", "digits", "--set", "epoch=3"], 'did you mean "epochs"'),
         (["train", "digits", "--config", "nowhere.toml"], "no file nowhere.toml"),
         (["train", "digitz"], "no data set has the name"),
@@ -110,6 +112,61 @@ def test_options_of_a_file_give_way_to_the_command_line(tmp_path):
 )
 def test_mistakes_end_in_one_sentence(arguments, said):
     assert said in run(*arguments, fails=True)
+
+
+def messages(path: Path, **more: list[str]) -> Path:
+    """A table of 60 texts on three topics, of which two have no label."""
+    import pandas as pd
+
+    words = ["the bill is wrong again", "the parcel came late again", "the screen stays black again"]
+    rows = range(60)
+    table = pd.DataFrame({"nr": rows, "message": [f"{words[k % 3]} {k}" for k in rows], "topic": list("abc") * 20})
+    table.loc[[4, 9], "topic"] = ""
+    table.assign(**more).to_csv(path, index=False)
+    return path
+
+
+BRIEF = ["--epochs", "1", "--set", "model_options.hidden=8", "--set", "test=0.25"]
+
+
+def test_a_training_says_what_it_uses_of_a_table(tmp_path):
+    path = messages(tmp_path / "m.csv")
+    lines = run("train", str(path), *BRIEF, "--quiet", "--out", str(tmp_path / "run")).splitlines()
+    assert lines[0] == (
+        f'{path}: text column "message", label column "topic" (3 classes), 40 samples to train, 4 to validate, 14 to test, '
+        "2 without a label left out, not used: nr"
+    )
+    assert lines[1] == "test labels are those of the data, wrong ones included"
+    assert re.match(r"base on bilstm, 1 epoch, \d+ s", lines[2])
+
+
+def test_test_rows_without_a_label_are_left_out(tmp_path):
+    path = messages(tmp_path / "m.csv", split=["test"] * 20 + ["train"] * 40)
+    lines = run("train", str(path), *BRIEF, "--out", str(tmp_path / "run")).splitlines()
+    assert "36 samples to train, 4 to validate, 18 to test, 2 without a label left out" in lines[0]
+    assert lines[1] == "test labels are those of the data's own test part"
+
+
+def test_samples_that_are_taken_as_clean_are_named_with_who_checked_them(tmp_path):
+    path = messages(tmp_path / "m.csv")
+    options = ["--method", "meta-label", "--clean", "0.1", *BRIEF]
+    plain = run("train", str(path), *options, "--out", str(tmp_path / "plain")).splitlines()
+    assert plain[1] == "4 more are taken as clean (clean=0.1): nobody has checked their labels"
+    noisy = run("train", str(path), *options, "--noise", "pair:0.3", "--out", str(tmp_path / "noisy")).splitlines()
+    assert "of their labels made wrong), " in noisy[0]
+    assert noisy[1] == "4 more are taken as clean (clean=0.1): no noise is injected into them"
+    assert noisy[2] == "no noise is injected into test labels"
+
+
+@pytest.mark.parametrize(
+    "command", [["compare", "--methods", "base", "--seeds", "1"], ["tune", "--method", "gce", "--trials", "1"]]
+)
+def test_compare_and_tune_say_what_they_use_of_a_table(tmp_path, command):
+    path = messages(tmp_path / "m.csv")
+    name, *options = command
+    said = run(name, str(path), *options, *BRIEF, "--workers", "1", "--out", str(tmp_path / "out")).splitlines()
+    assert 'label column "topic" (3 classes), 40 samples to train' in said[0]
+    assert said[1] == "test labels are those of the data, wrong ones included"
 
 
 def test_a_table_of_ones_own(tmp_path):
@@ -142,20 +199,7 @@ def test_a_file_that_was_changed_is_trained_on_anew(tmp_path, monkeypatch):
     def write(flip):
         table.write_text("a,b,y\n" + "".join(f"{k % 7},{k % 5},{'nm'[(k % 7 > 3) ^ flip]}\n" for k in range(120)))
 
-    command = [
-        "compare",
-        "table.csv",
-        "--methods",
-        "base",
-        "--seeds",
-        "1",
-        "--epochs",
-        "1",
-        "--model",
-        "mlp",
-        "--workers",
-        "1",
-    ]
+    command = shlex.split("compare table.csv --methods base --seeds 1 --epochs 1 --model mlp --workers 1")
 
     def folders():
         run(*command)
@@ -170,6 +214,42 @@ def test_a_file_that_was_changed_is_trained_on_anew(tmp_path, monkeypatch):
     run(*train)
     write(False)
     assert "holds another run: it differs in content" in run(*train, "--resume", fails=True)
+
+
+def test_a_training_lists_the_labels_that_look_wrong_by_their_row_of_the_file(tmp_path):
+    import numpy as np
+    import pandas as pd
+
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 3))
+    right = np.where(x[:, 0] > 0, "yes", "no")
+    wrong = rng.random(300) < 0.1
+    given = np.where(wrong, np.where(right == "yes", "no", "yes"), right).astype(object)
+    given[:20] = ""  # rows without a label: positions among the others are no rows of the file
+    pd.DataFrame(x, columns=["a", "b", "c"]).assign(kind=given).to_csv(tmp_path / "own.csv", index=False)
+    out = tmp_path / "run"
+    command = [
+        "train",
+        str(tmp_path / "own.csv"),
+        "--label",
+        "kind",
+        "--method",
+        "logcomp",
+        "--epochs",
+        "15",
+        "--quiet",
+    ]
+    *_, said = run(*command, "--out", str(out)).splitlines()
+    found = pd.read_csv(out / "suspects.csv")
+    assert list(found.columns) == ["index", "given", "suggested", "score", "flagged"]
+    assert found["index"].is_unique
+    assert (found["given"] == given[found["index"]]).all()
+    assert (found["suggested"] != found["given"]).all()
+    assert found["score"].is_monotonic_decreasing
+    assert wrong[found["index"][:15]].mean() > 0.8
+    assert said == (
+        f"suspects: {out / 'suspects.csv'}, {found['flagged'].sum()} flagged; compensate audit judges by models that did not see the label"
+    )
 
 
 @pytest.mark.slow

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import warnings
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -59,6 +62,26 @@ def test_suspects_are_ranked_suggested_and_flagged():
     assert found.suggested[0] == 0
     assert found.flagged.tolist() == [True, False, False]
     assert criterion.suspects(top=1).index.tolist() == [4]
+
+
+@pytest.mark.parametrize("classes", [3, 20_000])  # small batches wait, large ones do not
+def test_an_index_that_is_the_place_in_the_batch_is_noticed_once(classes):
+    torch.manual_seed(0)
+    labels = torch.arange(60) % 3
+    right, wrong = (Compensated(record=Evidence(60)) for _ in range(2))
+    noticed = []
+    for _ in range(4):
+        for rows in torch.randperm(60).split(6):
+            u = torch.randn(6, classes) + 9 * (torch.arange(classes) < 3)
+            right(u, labels[rows], rows)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                wrong(u, labels[rows], torch.arange(6))
+                wrong.record.settle()
+            noticed += [str(warning.message) for warning in caught]
+    right.record.settle()
+    assert len(noticed) == 1
+    assert re.match(r"row \d has label \d now and had another one before: .*compensate.data.Indexed", noticed[0])
 
 
 def test_suspects_before_any_training_say_that_there_are_none():

@@ -92,6 +92,13 @@ def test_a_last_batch_of_one_or_two_samples(size, eps2):
     assert (s.du == 0).all(), "35 percent of one or two samples is none of them"
 
 
+def test_a_share_in_place_of_percent_is_noticed():
+    with pytest.warns(UserWarning, match=r"pro is in percent, 30 means 30 %; got 0\.3"):
+        mixcomp(pro=0.3)
+    for pro in (0, 1, 30):
+        mixcomp(pro=pro)
+
+
 @pytest.mark.parametrize(("pro", "size", "k"), [(0, 10, 0), (5, 10, 0), (25, 10, 2), (50, 7, 3), (100, 4, 4)])
 def test_threshold_is_the_kth_largest_loss(pro, size, k):
     taus, u, y = [], torch.randn(size, 3), torch.randint(3, (size,))

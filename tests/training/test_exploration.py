@@ -97,6 +97,51 @@ def test_the_same_search_goes_on_and_does_nothing_twice(found):
     assert all(row in longer["trials"] for row in report["trials"])
 
 
+def test_two_parts_in_one_folder_are_two_searches(tmp_path, monkeypatch):
+    from compensate.training import exploration
+
+    monkeypatch.setattr(exploration, "trial_score", lambda *_: 0.5)
+    monkeypatch.setattr(exploration, "_tuned_peers", lambda *_: {})
+    monkeypatch.setattr(exploration, "_compared", lambda *_: ([], []))
+    for target in ("logit", "label", "logit"):
+        part = Part(targets=(target,), directions=("positive",))
+        found = explore(CONFIG, tmp_path, part=part, budget=Budget(2, 1, 1, 1), workers=1)
+        assert [row["cell"].split(".")[0] for row in found["trials"]] == [target] * 2
+
+
+def test_a_trial_outside_of_the_part_does_not_count(tmp_path):
+    from compensate.training import exploration
+
+    study = open_study(tmp_path, "cells", 0)
+    for cell in ("logit.positive.prior.sample", "label.positive.prior.sample"):
+        trial = study.ask()
+        trial.set_user_attr("cell", cell)
+        trial.set_user_attr("hyper", {})
+        study.tell(trial, 0.5)
+    assert [row["cell"] for row in exploration._tried(study, Part(targets=("label",)))] == [
+        "label.positive.prior.sample"
+    ]
+    assert exploration._ended(study, Part(targets=("label",))) == 1
+
+
+def test_the_folder_of_a_search_is_named_after_its_part(monkeypatch):
+    from compensate.training import exploration
+
+    folders = []
+
+    def pretended(config, folder, **_):
+        folders.append(folder.name)
+        raise InputError("enough")
+
+    monkeypatch.setattr(exploration, "explore", pretended)
+    for words in ([], ["--targets", "logit"], ["--targets", "label,logit"], ["--targets", "logit,label"]):
+        CliRunner().invoke(app, ["search", "digits", *words])
+    whole, logit, *both = folders
+    assert whole == f"search-{Config(data='digits').name}"
+    assert logit.startswith(f"{whole}-")
+    assert both[0] == both[1] != logit
+
+
 @pytest.mark.slow
 def test_a_trial_that_falls_behind_is_stopped(tmp_path, monkeypatch):
     """After good trials, one that learns nothing does not train to its end."""
@@ -175,6 +220,9 @@ def test_the_command_prints_cells_and_intervals(tmp_path):
         app, [*arguments, "--model", "mlp", "--out", str(tmp_path / "search")]
     )
     assert done.exit_code == 0, (done.output, done.exception)
+    assert done.output.startswith("digits: 10 classes, 135 samples to train")
+    assert "no noise is injected into test labels" in done.output
+    assert "clean test data" not in done.output
     assert "2 trials in" in done.output
     assert "minus sop" in " ".join(done.output.split())
     assert "logit.positive." in done.output

@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from compensate.commands import options as o
+from compensate.commands.opening import chosen_columns, short, unused_columns
 from compensate.commands.terminal import console
 from compensate.errors import InputError
 from compensate.files import is_address
@@ -419,7 +420,7 @@ def _learners(found: Audit) -> str:
     weights: Counter[str] = Counter()
     for name, weight in found.config.get("views", {}).items():
         weights[name.split(": ")[0]] += weight
-    views = ", ".join(f"{_short(name)} {weight:.1f}" for name, weight in weights.most_common(4) if weight >= 0.05)
+    views = ", ".join(f"{short(name)} {weight:.1f}" for name, weight in weights.most_common(4) if weight >= 0.05)
     agrees = found.config.get("agreement", 0.0)
     fits = f"explains {agrees:.2f} of the spread" if found.regression else f"agrees with {agrees:.2f} of labels"
     return f"{found.config.get('folds', 1)} folds · {views} · {fits}"
@@ -446,8 +447,6 @@ def _opening(source: Data) -> str:
     """One line that says what was read and what was chosen."""
     info = source.info
     parts = [f"{info.get('title', 'the data')}: {len(source):,} rows"]
-    if info.get("text"):
-        parts.append(f'text column "{info["text"]}"')
     if "parts" in info:
         said = info["parts"].described()
     elif source.regression:
@@ -456,17 +455,14 @@ def _opening(source: Data) -> str:
     else:
         counts = source.class_counts
         order = counts.argsort()[::-1][:4]
-        named = " · ".join(f"{_short(source.classes[c])} {counts[c]:,}" for c in order)
+        named = " · ".join(f"{short(source.classes[c])} {counts[c]:,}" for c in order)
         said = f"{source.num_classes} classes: {named}{' · …' if source.num_classes > 4 else ''}"
-    parts.append(f'label column "{info["label"]}" ({said})' if info.get("label") else said)
+    parts += chosen_columns(info, said)
     lost = int((~source.labeled).sum())
     if lost and "parts" not in info:
         parts.append(f"{lost:,} without a label, which are predicted")
     labels = getattr(info.get("parts"), "columns", ())  # of label sets
-    left = [c for c in info.get("columns", ()) if c.role in ("identifier", "constant", "ignored")]
-    unused = [_short(c.name) for c in left if c.name not in labels]
-    if unused:
-        parts.append(f"not used: {', '.join(unused[:8])}{', …' if len(unused) > 8 else ''}")
+    parts += unused_columns(info, labels)
     return ", ".join(parts)
 
 
@@ -529,16 +525,16 @@ def _pairs(found: Audit) -> Table:
     table = Table(
         f"{'label: ' if sets else ''}given → suggested", "rows", "", box=None, pad_edge=False, padding=(0, 3, 0, 0)
     )
-    labels = [f"{_short(name)}: " for name in flagged["label"]] if sets else [""] * len(flagged)
+    labels = [f"{short(name)}: " for name in flagged["label"]] if sets else [""] * len(flagged)
     keys = [
-        f"{label}{_short(given)} → {_short(suggested)}"
+        f"{label}{short(given)} → {short(suggested)}"
         for label, given, suggested in zip(labels, flagged["given"], flagged["suggested"], strict=True)
     ]
     counted = keys
     if found.listed is not None:
         rows = found.mask.nonzero()[0]
         pairs = zip(found.names(found.given[rows]), found.names(found.suggested[rows]), strict=True)
-        counted = [f"{_short(given)} → {_short(suggested)}" for given, suggested in pairs]
+        counted = [f"{short(given)} → {short(suggested)}" for given, suggested in pairs]
     groups = Counter(counted).most_common()
     for key, count in groups[:PAIRS]:
         sample = _sample(shown, int(flagged["index"].iloc[keys.index(key)])) if key in keys else ""
@@ -564,19 +560,13 @@ def _sample(found: Audit, index: int) -> str:
 
     row = int((found.index == index).argmax())
     if found.ids and found.kind == "image":
-        return _short(found.ids[row], 50)
+        return short(found.ids[row], 50)
     shown = content(found.data, int(found.position(row)))
     if shown.text is not None:
-        return f'"{_short(" ".join(shown.text[:500].split()), 50)}"'
+        return f'"{short(" ".join(shown.text[:500].split()), 50)}"'
     if shown.fields:
-        return _short(", ".join(f"{name} {value}" for name, value in shown.fields[:4]), 50)
+        return short(", ".join(f"{name} {value}" for name, value in shown.fields[:4]), 50)
     return f"row {index}"
-
-
-def _short(text: Any, limit: int = 30) -> str:
-    """Safe for a terminal: neither long nor with signs that move the cursor or turn the direction of writing."""
-    text = "".join(sign if sign.isprintable() else "\ufffd" for sign in str(text)[: limit + 1])
-    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def _clock(seconds: float) -> str:

@@ -13,6 +13,7 @@ import typer
 from rich.table import Table
 
 from compensate.commands import options as o
+from compensate.commands.opening import announce
 from compensate.commands.terminal import bar_of, console
 from compensate.errors import InputError
 from compensate.extras import installed
@@ -54,6 +55,7 @@ def compare(
     configs = comparison.plan(common, wanted, count)
     folder = out if out is not None else Path("runs") / f"compare-{_digest([c.id for c in configs])}"
     make_folder(folder / "runs")
+    announce(configs[0], shared.data_dir)
 
     runs = [stored for c in configs if (stored := Run(folder / "runs" / c.name).result) is not None]
     failed = []

@@ -87,7 +87,9 @@ class TrainingOptions:
         """All settings by their names in `Config`: those of the file, and over them those of the command line."""
         named = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in (*READER, *PLACES)}
         reader = {name: getattr(self, name) for name in READER}
-        return _over(self.config, settings(named.pop("set_"), reader, **more, **named))
+        merged = _over(self.config, settings(named.pop("set_"), reader, **more, **named))
+        _refuse_hyper(pairs(self.set_, "--set"), merged.get("method"))
+        return merged
 
     def build(self, merged: Mapping[str, Any]) -> Config:
         """The configuration; a missing data set is the most common slip."""
@@ -191,7 +193,10 @@ def pairs(texts: Sequence[str] | None, option: str) -> dict[str, Any]:
     for text in texts or ():
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise InputError(f'{option} "{text}" is not a name, an equals sign and a value, such as {option} lam=0.1.')
+            example = "weight_decay=1e-4" if option == "--set" else "lam=0.1"
+            raise InputError(
+                f'{option} "{text}" is not a name, an equals sign and a value, such as {option} {example}.'
+            )
         found[name.strip()] = value_of(value.strip())
     return found
 
@@ -217,6 +222,18 @@ def settings(set_: Sequence[str] | None, reader: Mapping[str, Any], **named: Any
     others = nested(pairs(set_, "--set"))
     chosen = {name: value for name, value in reader.items() if value is not None}
     return {**named, **others, "data_options": {**others.pop("data_options", {}), **chosen}}
+
+
+def _refuse_hyper(given: Mapping[str, Any], method: Any) -> None:
+    """Refuses hyper-parameters of the method among the settings of the run: they have an option of their own."""
+    if not given or not isinstance(method, str):
+        return
+    from compensate.methods.registry import CONTEXT, find
+    from compensate.training.config import Config
+
+    own = {*inspect.signature(find(method).build).parameters} - {*CONTEXT, *(f.name for f in fields(Config))}
+    for name in (name for name in given if name in own):
+        raise InputError(f"{name} belongs to the method: --hyper {name}={_written(given[name])}.")
 
 
 def _over(config: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from compensate.commands import options as o
+from compensate.commands.opening import announce
 from compensate.commands.terminal import bar_of, console
 
 
@@ -40,11 +41,13 @@ def search(
     come with 95 % intervals. The same command continues the search.
     """
     asked = shared.build(shared.merged())
-    from compensate.training.exploration import Budget, Part, explore
+    from compensate.training.exploration import Budget, Part, explore, searched
 
     axes = {"targets": targets, "directions": directions, "inferences": inferences, "granularities": granularities}
     part = Part(**{axis: tuple(word.strip() for word in words.split(",")) for axis, words in axes.items() if words})
-    folder = out if out is not None else Path("runs") / f"search-{asked.but(method='base', hyper={}).name}"
+    name = "-".join(filter(None, ("search", asked.but(method="base", hyper={}).name, part.name)))
+    folder = out if out is not None else Path("runs") / name
+    announce(searched(asked, part), shared.data_dir)
     with bar_of("searching", "steps") as bar:
         tasks: dict[str, Any] = {}
 
@@ -84,7 +87,7 @@ def _comparison(found: dict[str, Any]) -> Table:
     peers = list(found["tables"])
     table = Table(
         "last epoch, %", "mean", *(f"minus {peer} (95 %)" for peer in peers), box=None, pad_edge=False,
-        title=f"\nclean test data, {found['budget']['seeds']} fresh seed{'s' * (found['budget']['seeds'] > 1)}", title_justify="left",
+        title=f"\ntest accuracy, {found['budget']['seeds']} fresh seed{'s' * (found['budget']['seeds'] > 1)}", title_justify="left",
     )  # fmt: skip
     table.columns[0].overflow = "fold"  # a cell's name is its four words: none of them may be cut off
     by_peer = {peer: {row["method"]: row for row in rows} for peer, rows in found["tables"].items()}

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from compensate.commands import options as o
+from compensate.commands.opening import announce
 from compensate.commands.terminal import console
 
 
@@ -50,6 +51,8 @@ def train(
     from compensate.training.trainer import Interrupted
 
     folder = out if out is not None else Path("runs") / asked.name
+    if Processes.launched().main:
+        announce(asked, shared.data_dir)
     try:
         result = fit(
             asked, data_dir=shared.data_dir, folder=folder, resume=resume, every=every, console=None if quiet else console,
@@ -64,11 +67,9 @@ def train(
         raise typer.Exit(130) from None
     if not Processes.current().main:
         return
-    parts, settled = result.prepared, result.config
-    wrong = f", {parts.wrong.mean():.1%} of the labels wrong" if parts.wrong.any() else ""
+    settled, epochs = result.config, len(result.history)
     console.print(
-        f"{settled.data}: {len(parts.train):,} samples, {parts.train.num_classes} classes{wrong}\n"
-        f"{settled.method.replace('_', '-')} on {settled.model}, {len(result.history)} epochs, {result.seconds:.0f} s"
+        f"{settled.method.replace('_', '-')} on {settled.model}, {epochs} epoch{'s' * (epochs > 1)}, {result.seconds:.0f} s"
     )
     for name, row in (("last", result.last), ("best", result.best)):
         said = [
@@ -79,6 +80,15 @@ def train(
         note = f" (chosen on {result.selected_on})" if name == "best" else ""
         console.print(f"{name} epoch {row['epoch']:>3.0f}: {' · '.join(said)}{note}", soft_wrap=True)
     console.print(f"run:  {folder}", soft_wrap=True)
+    suspects = result.suspects()
+    if suspects is not None:
+        from compensate.auditing.result import write_csv
+
+        write_csv(folder / "suspects.csv", suspects)
+        console.print(
+            f"suspects: {folder / 'suspects.csv'}, {suspects['flagged'].sum():,} flagged; compensate audit judges by models that did not see the label",
+            markup=False, soft_wrap=True,
+        )  # fmt: skip
 
 
 def _resuming(command: list[str]) -> str:

@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from compensate.commands import options as o
+from compensate.commands.opening import announce
 from compensate.commands.terminal import bar_of, console
 from compensate.errors import InputError
 
@@ -44,6 +45,7 @@ def tune(
     from compensate.training.tuning import search_space
 
     folder = out if out is not None else Path("runs") / f"tune-{asked.name}"
+    announce(asked, shared.data_dir)
     with bar_of("searching", "trials") as bar:
         task = bar.add_task("", total=trials)
         found = search_space(

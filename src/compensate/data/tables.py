@@ -107,8 +107,9 @@ def read_frame(path: str | Path, *, encoding: str = "utf-8", delimiter: str | No
                 quoting=csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL,
             )
     except (pd.errors.ParserError, pd.errors.ParserWarning, pd.errors.EmptyDataError) as error:
+        fault = _fault(str(error).strip().rstrip("."), text, delimiter, plain)
         raise InputError(
-            f"{path} cannot be read as a table: {str(error).strip()}. Check that line's quotes and columns."
+            f"{path} cannot be read as a table: {fault}. Check the quotes and delimiters there."
         ) from error
 
 
@@ -319,6 +320,23 @@ def _named(frame: pd.DataFrame, where: str) -> pd.DataFrame:
     frame = frame.reset_index(drop=True)
     frame.columns = names
     return frame
+
+
+def _fault(said: str, text: str, delimiter: str, plain: bool) -> str:
+    """The row at fault by its line of the file: what pandas said counts rows, and a quoted cell may hold line ends."""
+    lines = io.StringIO(text, newline="")
+    rows = csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL)
+    width = begins = ends = 0
+    try:
+        for row in rows:
+            begins, ends, width = ends + 1, rows.line_num, width or len(row)
+            if len(row) > width:
+                return f"the row that begins in line {begins} has {len(row)} cells, and the header {width}"
+    except csv.Error:  # a cell that is too long for this reader
+        begins = 0
+    if "EOF inside string" in said and begins:
+        return f"a quote in the row that begins in line {begins} is not closed"
+    return said.replace(" in line ", " in row ")
 
 
 def _even(text: str, tabs: int) -> bool:

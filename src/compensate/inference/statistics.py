@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -205,6 +206,8 @@ class Evidence(Statistic):
         predictions: also keep the mean prediction of each sample, 4 bytes a class, and how often it agreed with the label.
         num_labels: labels of a sample, under `base="bce"`: each (sample, label) has a record of its own.
 
+    On the CPU it warns once if a row comes with another label than before: then the index is no row of the training set.
+
     Where an index names samples with many places, a visit of a sample is the mean over its places, and no class is suggested.
 
     >>> from compensate import Compensated
@@ -215,6 +218,8 @@ class Evidence(Statistic):
     """
 
     reader, shares = "a record of evidence", True
+    _told = False
+    """True once it has warned of an index that is no row."""
 
     def __init__(
         self,
@@ -301,7 +306,7 @@ class Evidence(Statistic):
         if s.shared:
             self.guess[index] = -1
         else:
-            self._vote(index, counts, voted, p)
+            self._vote(index, counts, s.labels if s.hard else None, voted, p)
 
     # --- small batches ------------------------------------------------------------------------------------------
 
@@ -380,7 +385,7 @@ class Evidence(Statistic):
         margin = given - best
         p = (-margin - losses).exp()  # the plain loss knows the sum of the softmax
         self._count(index, counts, self._values(visits, margin), u.float().softmax(-1) if self.predictions else None)
-        self._vote(index, counts, voted, p)
+        self._vote(index, counts, labels, voted, p)
 
     def _values(self, visits: Visits, margin: Tensor) -> dict[Recorded, Tensor]:
         found = {"margin": margin, "loss": visits.losses, "size": visits.size}
@@ -405,15 +410,31 @@ class Evidence(Statistic):
         value = value if counts is None else torch.where(counts, value, 0.0)
         record.index_add_(0, index, value.to(record.dtype))
 
-    def _vote(self, index: Tensor, counts: Tensor | None, voted: Tensor, p: Tensor) -> None:
+    def _vote(self, index: Tensor, counts: Tensor | None, labels: Tensor | None, voted: Tensor, p: Tensor) -> None:
         """A majority vote over the visits in constant memory: votes for the guess add up, others take away from it."""
         if counts is not None and at_hand(counts):
+            labels = labels if labels is None else labels[counts]
             index, voted, p, counts = index[counts], voted[counts], p[counts], None
         guess, votes = self.guess[index], self.votes[index]
+        if at_hand(guess) and labels is not None and not self._told:
+            self._look(index, guess, votes, labels)
         after = votes + torch.where(guess == voted, p, -p)
         after = after if counts is None else torch.where(counts, after, votes)
         self.guess[index] = torch.where(after < 0, voted.to(guess.dtype), guess)
         self.votes[index] = after.abs().to(votes.dtype)
+
+    def _look(self, index: Tensor, guess: Tensor, votes: Tensor, labels: Tensor) -> None:
+        """Warns once if a label is the guess of its row: a guess is another class than the label of the visit that it comes from."""
+        changed = (guess == labels) & (votes > 0)
+        if not bool(changed.any()):
+            return
+        self._told = True
+        row, label = (int(column[changed][0]) for column in (index, labels))
+        warnings.warn(
+            f"row {row + self.first_row} has label {label} now and had another one before: the index is not the sample's row in the training set, "
+            "unless its label was changed on purpose. Wrap the data set with compensate.data.Indexed(dataset).",
+            stacklevel=2,
+        )
 
     def mean(self, name: Recorded) -> Tensor:
         """(N,) the mean over the visits of each sample; NaN for a sample that has not been seen."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any, Literal, final
 
 import numpy as np
@@ -176,6 +177,9 @@ class Top(Statistic):
         super().__init__()
         if not callable(pro) and not 0 <= pro <= 100:
             raise InputError(f"pro is {pro}; expected percent, from 0 to 100.")
+        if not callable(pro) and 0 < pro < 1:
+            # Not refused: a search over percents may draw such a number.
+            warnings.warn(f"pro is in percent, 30 means 30 %; got {float(pro):g}.", stacklevel=3)
         if over not in ("batch", "epoch"):
             raise InputError(f'over is "{over}"; expected "batch" or "epoch".')
         if over == "epoch" and num_samples is None:

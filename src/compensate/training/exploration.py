@@ -1,11 +1,12 @@
 """Search over the taxonomy: which of its cells, most of them without a name, is worth a name on this data?
 
 First many cells are tried for a short time each, on one seed, judged on held-out labels as noisy as those that are trained on;
-trials that fall behind are stopped. Then the best cells meet the tuned peers over fresh seeds, on clean test data.
+trials that fall behind are stopped. Then the best cells meet the tuned peers over fresh seeds, on test data.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -60,8 +61,19 @@ class Part:
             for value in getattr(self, name):
                 if value not in values:
                     raise InputError(f'{name} has "{value}"; expected some of {", ".join(values)}.')
+            # One part has one name, in whatever order its values are given.
+            object.__setattr__(self, name, tuple(value for value in values if value in getattr(self, name)))
         if "structure" in self.targets:
             raise InputError("structure needs a graph, which data sets do not have; leave it out of the targets.")
+
+    @property
+    def name(self) -> str:
+        """Eight digits that tell this part from others; nothing for the part that is searched by default.
+
+        >>> Part().name, Part(targets=("logit", "label")).name == Part(targets=("label", "logit")).name
+        ('', True)
+        """
+        return "" if self == Part() else hashlib.sha256(json.dumps(vars(self)).encode()).hexdigest()[:8]
 
     def cells(self) -> list[Taxonomy]:
         """The cells that run."""
@@ -112,16 +124,16 @@ def explore(
         done: told what is under way, how much of it is done, and of how much.
     """
     part, budget = part or Part(), budget or Budget()
-    config = config.but(method="base", hyper={}, clean=_clean_share(config, part))
+    config = searched(config, part)
     prepared = prepare_run(config, data_dir=data_dir)
     if prepared.validation is None or not len(prepared.validation):
         raise InputError("a search needs a validation part; hold out a share of the noisy data: --set validation=0.1.")
     make_folder(folder / "runs")
     epochs = prepared.config.epochs or 1
-    name = f"cells-{config.id[:8]}"
+    name = "-".join(filter(None, ("cells", config.id[:8], part.name)))
     _try_cells(config, folder, name, part, budget.trials, epochs, workers, data_dir, done)
     study = open_study(folder, name, config.seed)
-    tried = _tried(study)
+    tried = _tried(study, part)
     if not any(row["validation"] is not None for row in tried):
         raise InputError("no trial came to its end; give the search more trials or a larger part of the taxonomy.")
     best = _best(tried, budget.finalists)
@@ -148,11 +160,10 @@ def explore(
     return found
 
 
-def _clean_share(config: Config, part: Part) -> float:
-    """All runs do without the clean samples if some need them, so that all train on the same."""
-    if config.clean is not None:
-        return config.clean
-    return CLEAN if "meta" in part.inferences else 0.0
+def searched(config: Config, part: Part) -> Config:
+    """The run in which cells take the place of the method. All do without the clean samples if some need them, so that all train on the same."""
+    share = CLEAN if "meta" in part.inferences else 0.0
+    return config.but(method="base", hyper={}, clean=share if config.clean is None else config.clean)
 
 
 # --- trials -------------------------------------------------------------------------------------------------------
@@ -171,7 +182,7 @@ def _try_cells(
 ) -> None:
     study = open_study(folder, name, config.seed)
     take_up_abandoned(study)
-    begun, ended = len(study.trials), _ended(study)
+    begun, ended = len(study.trials), _ended(study, part)
     done("trying cells", ended, trials)
     jobs = [(config, folder, name, part, epochs, data_dir, begun + k) for k in range(max(trials - ended, 0))]
     for _ in side_by_side(_trial, jobs, workers, lost=_lost):
@@ -241,19 +252,22 @@ def _at(span: Any, share: float) -> float:
     return float(span.low + share * (span.high - span.low))
 
 
-def _ended(study: Any) -> int:
+def _ended(study: Any, part: Part) -> int:
     return sum(
-        row["validation"] is not None or row["stopped"] is not None or bool(row["refused"]) for row in _tried(study)
+        row["validation"] is not None or row["stopped"] is not None or bool(row["refused"])
+        for row in _tried(study, part)
     )
 
 
-def _tried(study: Any) -> list[dict[str, Any]]:
-    """All trials of cells: finished ones by their accuracy, then those that were stopped, then those that were refused."""
+def _tried(study: Any, part: Part) -> list[dict[str, Any]]:
+    """All trials of cells of the part: finished ones by their accuracy, then those that were stopped, then those that were refused."""
     from optuna.trial import TrialState
 
     rows = []
     for t in study.get_trials(deepcopy=False):
         if "cell" not in t.user_attrs or t.state in (TrialState.RUNNING, TrialState.WAITING):
+            continue
+        if not part.holds(Taxonomy(*t.user_attrs["cell"].split("."))):
             continue
         stopped = max(t.intermediate_values, default=0) if t.state == TrialState.PRUNED else None
         refused = t.user_attrs.get("refused", "")

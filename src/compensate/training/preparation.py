@@ -50,6 +50,8 @@ class Prepared:
         test: held-out samples as they came.
         wrong: (N,) which labels of `train` the noise made wrong.
         vocabulary, vectors: of texts.
+        own_test: whether the data came with a test part, so that `test` is no share of the same samples.
+        unlabeled: samples without a label, which are in no part.
 
     >>> prepared = prepare_run(Config(data="digits", noise="pair:0.2"))
     >>> len(prepared.train) == len(prepared.wrong), round(float(prepared.wrong.mean()), 1)
@@ -64,6 +66,13 @@ class Prepared:
     wrong: NDArray[np.bool_]
     vocabulary: Vocabulary | None = None
     vectors: Any = None
+    own_test: bool = False
+    unlabeled: int = 0
+
+    @property
+    def noisy(self) -> bool:
+        """Whether noise was injected into the labels of `train` and `validation`."""
+        return self.config.noise != "none"
 
     @property
     def method(self) -> Method:
@@ -119,6 +128,7 @@ def prepare_run(config: Config, data: Splits | Data | None = None, data_dir: str
         raise InputError(
             "training needs classes, and the label of this data is a quantity; choose another label column."
         )
+    unlabeled = sum(int((~part.labeled).sum()) for part in vars(splits).values() if part is not None)
     splits = _limited(splits, config.limit, config.limit_test, 0 if config.limit is None else config.seed)
     vocabulary = vectors = None
     if _is_text(splits.train):
@@ -143,15 +153,19 @@ def prepare_run(config: Config, data: Splits | Data | None = None, data_dir: str
         train, validation = train.split((1 - config.validation, config.validation), seed=config.seed + 2)
     if len(train) < 2:
         raise InputError(f"{len(train)} samples are left to train on; lower the shares of test, validation and clean.")
-    return Prepared(config, train, clean, validation, test, wrong[train.index], vocabulary, vectors)
+    return Prepared(
+        config, train, clean, validation, test, wrong[train.index], vocabulary, vectors, splits.test is not None, unlabeled
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=1)
 def _limited(splits: Splits, limit: int | None, limit_test: int | None, seed: int) -> Splits:
     """The samples that have a label, and no more of them than are wanted. A smaller set of texts has fewer words, too."""
-    train, test, validation = splits.train, splits.test, splits.validation
-    train = train if train.labeled.all() else train.subset(train.labeled)
-    validation = None if validation is None else validation.subset(validation.labeled)
+    train, test, validation = (
+        part if part is None or part.labeled.all() else part.subset(part.labeled)
+        for part in (splits.train, splits.test, splits.validation)
+    )
+    assert train is not None
     if limit is not None and limit < len(train):
         train = train.split((share := limit / len(train), 1 - share), seed=seed)[0]
     if test is not None and limit_test is not None and limit_test < len(test):

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from filelock import FileLock, Timeout
 from torch import Tensor, nn
@@ -23,6 +24,9 @@ from compensate.training import checkpoint
 from compensate.training.config import PROTOCOL, Config
 from compensate.training.evaluation import predict
 from compensate.training.preparation import Prepared, make_model, prepare_run
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class Run:
@@ -140,6 +144,32 @@ class Result:
         """What `best` was chosen by: "validation", "test" or "train"."""
         names = {"val": "validation", "test": "test"}
         return next((said for name, said in names.items() if f"{name}_accuracy" in self.best), "train")
+
+    def suspects(self) -> pd.DataFrame | None:
+        """The training samples, those first whose labels look most wrong: index (the row of the source), given, suggested, score and flagged.
+
+        None if the criterion keeps no record, or that of a part of the samples, as it does in several processes with ``order="ranges"``.
+        """
+        import pandas as pd
+
+        record, train = self.criterion.record, self.prepared.train
+        if record is None or len(record.visits) < train.rows:
+            return None
+        found = record.suspects()
+        place = np.zeros(train.rows, dtype=np.int64)
+        place[train.index] = np.arange(len(train))
+        index = found.index.cpu().numpy()
+        # Outputs past the classes, such as that of abstention, are no label that could be suggested.
+        names = np.array([*train.classes, *[""] * self.prepared.method.extra_outputs], dtype=object)
+        return pd.DataFrame(
+            {
+                "index": index,
+                "given": names[train.target[place[index]]],
+                "suggested": names[found.suggested.cpu().numpy()],
+                "score": found.score.cpu().numpy(),
+                "flagged": found.flagged.cpu().numpy(),
+            }
+        )
 
 
 def load_config(folder: str | Path) -> Config:
