@@ -14,7 +14,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import compensate
+from compensate.auditing.source import read
 from compensate.cli import app
+from compensate.commands.audit import _opening
 from compensate.errors import InputError
 
 pytestmark = pytest.mark.slow
@@ -116,6 +118,35 @@ def test_texts_in_a_file(tmp_path, monkeypatch):
     suspects = pd.read_csv(folder / "suspects.csv")
     assert wrong[suspects[suspects["flagged"]]["index"]].mean() > 0.8
     assert list(suspects["id"]) == list(suspects["index"])
+
+
+def tickets(rows: int = 60, **more: object) -> pd.DataFrame:
+    text = [f"please look at case {k} {'the bill is wrong' if k % 2 else 'the box is lost'}" for k in range(rows)]
+    return pd.DataFrame(
+        {"ticket_id": range(rows), "text": text, **more, "label": ["shipping", "billing"] * (rows // 2)}
+    )
+
+
+def test_every_column_that_is_not_used_is_named():
+    said = _opening(read(tickets(age=np.arange(60) % 7, city=["rome", "oslo", "lima"] * 20, same=1), None, None, {}))
+    assert said.endswith(
+        "not used: ticket_id, age, city, same (texts are judged by the text alone; by columns instead: --columns age,city)"
+    )
+    said = _opening(read(tickets(age=np.arange(60) % 7), None, np.zeros((60, 2)), {}))
+    assert said.endswith("not used: ticket_id, age"), "embeddings were given, and are judged"
+    said = _opening(read(tickets(age=np.arange(60) % 7), None, None, {"columns": "age"}))
+    assert said.endswith("not used: ticket_id, text")
+    said = _opening(read(tickets(**{f"n{k}": np.arange(60) % (k + 7) for k in range(19)}), None, None, {}))
+    assert "not used: ticket_id, n0, n1, n2, n3, n4, n5, n6 and 12 more (" in said
+    assert said.endswith("--columns 'n0,n1,n2,n3,n4,n5,n6,n7,…')")
+
+
+def test_one_row_without_a_label_is_predicted_and_two_are():
+    frame = tickets()
+    frame.loc[3, "label"] = ""
+    assert "1 without a label, which is predicted" in _opening(read(frame, None, None, {}))
+    frame.loc[4, "label"] = ""
+    assert "2 without a label, which are predicted" in _opening(read(frame, None, None, {}))
 
 
 def test_embeddings_and_probabilities(tmp_path, monkeypatch):

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 PAIRS = 6
 """Lines of the summary's table."""
 
+NAMED = 8
+"""Columns of a list in the opening line."""
+
 OPEN = 10
 """Where the upper end of the interval is this many times the estimate, the summary says that the share cannot be known."""
 
@@ -461,13 +464,36 @@ def _opening(source: Data) -> str:
     parts.append(f'label column "{info["label"]}" ({said})' if info.get("label") else said)
     lost = int((~source.labeled).sum())
     if lost and "parts" not in info:
-        parts.append(f"{lost:,} without a label, which are predicted")
-    labels = getattr(info.get("parts"), "columns", ())  # of label sets
-    left = [c for c in info.get("columns", ()) if c.role in ("identifier", "constant", "ignored")]
-    unused = [_short(c.name) for c in left if c.name not in labels]
+        parts.append(f"{lost:,} without a label, which {'is' if lost == 1 else 'are'} predicted")
+    unused, features = _unused(info)
     if unused:
-        parts.append(f"not used: {', '.join(unused[:8])}{', …' if len(unused) > 8 else ''}")
+        parts.append(f"not used: {_list(unused)}")
+    if features:
+        by = ",".join(features[:NAMED]) + ",…" * (len(features) > NAMED)
+        parts[-1] += f" (texts are judged by the text alone; by columns instead: --columns {o.quoted(by)})"
     return ", ".join(parts)
+
+
+def _unused(info: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """The columns that labels are not judged by, and of these the ones that could be features, but for the text that is judged alone."""
+    labels = getattr(info.get("parts"), "columns", ())  # of label sets
+    chosen = (info.get("label"), info.get("text"), *labels)
+    rest = [c for c in info.get("columns", ()) if c.role != "split" and c.name not in chosen]
+    alone = info.get("features_given") or info.get("text")
+    unused = [_short(c.name) for c in rest if alone or not c.used]
+    # A name with a comma in it, or one that is cut, cannot be given.
+    free = [c.name for c in rest if c.used and "," not in c.name and _short(c.name) == c.name]
+    return unused, free if info.get("text") and not info.get("features_given") else []
+
+
+def _list(names: list[str]) -> str:
+    """The first names, and how many more there are.
+
+    >>> _list(["a", "b"]), _list(list("abcdefghijk"))
+    ('a, b', 'a, b, c, d, e, f, g, h and 3 more')
+    """
+    more = len(names) - NAMED
+    return ", ".join(names[:NAMED]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _summary(found: Audit, folder: Path) -> None:
