@@ -1,0 +1,202 @@
+"""What `compensate audit` says: what was read, how it was fitted, what was found and where it is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from compensate.commands import options as o
+from compensate.commands.terminal import console
+
+if TYPE_CHECKING:
+    from compensate.auditing.result import Audit
+    from compensate.data.dataset import Data
+
+PAIRS = 6
+"""Lines of the summary's table."""
+
+NAMED = 8
+"""Columns of a list in the opening line."""
+
+OPEN = 10
+"""Where the upper end of the interval is this many times the estimate, the summary says that the share cannot be known."""
+
+
+def opening_line(source: Data) -> str:
+    """One line that says what was read and what was chosen."""
+    info = source.info
+    parts = [f"{info.get('title', 'the data')}: {len(source):,} rows"]
+    if info.get("text"):
+        parts.append(f'text column "{info["text"]}"')
+    if "parts" in info:
+        said = info["parts"].described()
+    elif source.regression:
+        y = source.target[source.labeled]
+        said = f"a quantity from {y.min():g} to {y.max():g}" if len(y) else "empty"
+    else:
+        counts = source.class_counts
+        order = counts.argsort()[::-1][:4]
+        named = " · ".join(f"{_short(source.classes[c])} {counts[c]:,}" for c in order)
+        said = f"{source.num_classes} classes: {named}{' · …' if source.num_classes > 4 else ''}"
+    parts.append(f'label column "{info["label"]}" ({said})' if info.get("label") else said)
+    lost = int((~source.labeled).sum())
+    if lost and "parts" not in info:
+        parts.append(f"{lost:,} without a label, which {'is' if lost == 1 else 'are'} predicted")
+    unused, features = _unused(info)
+    if unused:
+        parts.append(f"not used: {_list(unused)}")
+    if features:
+        by = ",".join(features[:NAMED]) + ",…" * (len(features) > NAMED)
+        parts[-1] += f" (texts are judged by the text alone; by columns instead: --columns {o.quoted(by)})"
+    return ", ".join(parts)
+
+
+def _unused(info: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """The columns that labels are not judged by, and of these the ones that could be features, but for the text that is judged alone."""
+    labels = getattr(info.get("parts"), "columns", ())  # of label sets
+    chosen = (info.get("label"), info.get("text"), *labels)
+    rest = [c for c in info.get("columns", ()) if c.role != "split" and c.name not in chosen]
+    alone = info.get("features_given") or info.get("text")
+    unused = [_short(c.name) for c in rest if alone or not c.used]
+    # A name with a comma in it, or one that is cut, cannot be given.
+    free = [c.name for c in rest if c.used and "," not in c.name and _short(c.name) == c.name]
+    return unused, free if info.get("text") and not info.get("features_given") else []
+
+
+def _list(names: list[str]) -> str:
+    """The first names, and how many more there are.
+
+    >>> _list(["a", "b"]), _list(list("abcdefghijk"))
+    ('a, b', 'a, b, c, d, e, f, g, h and 3 more')
+    """
+    more = len(names) - NAMED
+    return ", ".join(names[:NAMED]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def fitted_line(found: Audit) -> str:
+    """Folds, the weight of each view, and how far the pooled model agrees with the labels."""
+    weights: Counter[str] = Counter()
+    for name, weight in found.config.get("views", {}).items():
+        weights[name.split(": ")[0]] += weight
+    views = ", ".join(f"{_short(name)} {weight:.1f}" for name, weight in weights.most_common(4) if weight >= 0.05)
+    agrees = found.config.get("agreement", 0.0)
+    fits = f"explains {agrees:.2f} of the spread" if found.regression else f"agrees with {agrees:.2f} of labels"
+    return f"{found.config.get('folds', 1)} folds · {views} · {fits}"
+
+
+def print_summary(found: Audit, folder: Path) -> None:
+    rate = found.noise_rate
+    flagged = int(found.mask.sum())
+    what = "values" if found.regression else "labels"
+    precision = f" — {flagged:,} flagged, at {found.expected_precision:.2f} expected precision"
+    if not flagged:
+        precision = f" — none of the {what} stands out; the least certain are on the page"
+    if found.config.get("by_chance"):
+        console.print(f"the {what} cannot be judged: see the note above", markup=False)
+    else:
+        console.print(
+            f"about {rate.value:.1%} of {what} look wrong ({rate.low:.1%} to {rate.high:.1%}){precision}", markup=False
+        )
+    if not found.config.get("by_chance") and rate.low <= 0 and rate.high > max(OPEN / 100, 2 * rate.value):
+        console.print(
+            "the interval is wide: these features cannot tell errors that a model learns from samples that are hard",
+            style="dim",
+        )
+    if flagged:
+        console.print(_worst(found) if found.regression else _pairs(found))
+    if "since" in found.config:
+        console.print(_since(found.config["since"]), markup=False)
+    console.print(
+        f"review them:  compensate review {o.quoted(folder)}      or open {folder / 'report.html'}; list: {folder / 'suspects.csv'}",
+        markup=False,
+        soft_wrap=True,
+    )
+    from compensate.auditing.page.fill import command
+
+    if found.listed is not None:
+        console.print(f"all rows:     {folder / 'suspects'}/*.parquet", markup=False, soft_wrap=True)
+    if len(found.predicted):
+        console.print(f"predicted:    {folder / 'predictions.csv'}", markup=False, soft_wrap=True)
+    if found.found_issues is not None and len(found.found_issues):
+        from compensate.auditing.issues import summary
+
+        console.print(
+            f"also found:   {summary(found.found_issues)}: {folder / 'issues.csv'}", markup=False, soft_wrap=True
+        )
+    if command(found):
+        console.print(f"then:         compensate apply {o.quoted(folder)}", markup=False, soft_wrap=True)
+
+
+def _since(since: dict[str, Any]) -> str:
+    decided = since["corrected"] + since["confirmed"]
+    return (
+        f"with {decided:,} decided labels ({since['corrected']:,} corrected, {since['confirmed']:,} confirmed); "
+        f"new suspects: {len(since['new']):,}, no longer suspect: {len(since['gone']):,}"
+    )
+
+
+def _pairs(found: Audit) -> Table:
+    shown = found if found.listed is None else found.listed
+    flagged = shown.flagged
+    # Of label sets, it counts which label is missing or too much.
+    sets = "label" in flagged.columns
+    table = Table(
+        f"{'label: ' if sets else ''}given → suggested", "rows", "", box=None, pad_edge=False, padding=(0, 3, 0, 0)
+    )
+    labels = [f"{_short(name)}: " for name in flagged["label"]] if sets else [""] * len(flagged)
+    keys = [
+        f"{label}{_short(given)} → {_short(suggested)}"
+        for label, given, suggested in zip(labels, flagged["given"], flagged["suggested"], strict=True)
+    ]
+    counted = keys
+    if found.listed is not None:
+        rows = found.mask.nonzero()[0]
+        pairs = zip(found.names(found.given[rows]), found.names(found.suggested[rows]), strict=True)
+        counted = [f"{_short(given)} → {_short(suggested)}" for given, suggested in pairs]
+    groups = Counter(counted).most_common()
+    for key, count in groups[:PAIRS]:
+        sample = _sample(shown, int(flagged["index"].iloc[keys.index(key)])) if key in keys else ""
+        table.add_row(Text(key), f"{count:,}", Text(sample, style="dim"))
+    if len(groups) > PAIRS:
+        table.add_row(
+            Text(f"and {len(groups) - PAIRS} more pairs", style="dim"),
+            f"{sum(count for _, count in groups[PAIRS:]):,}",
+            "",
+        )
+    return table
+
+
+def _worst(found: Audit) -> Table:
+    table = Table("row", "given → suggested", "p", box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    for row in found.flagged.head(PAIRS).itertuples():
+        table.add_row(str(row[1]), Text(f"{row.given} → {row.suggested}"), f"{row.p_error:.2f}")
+    return table
+
+
+def _sample(found: Audit, index: int) -> str:
+    from compensate.auditing.page.fill import content
+
+    row = int((found.index == index).argmax())
+    if found.ids and found.kind == "image":
+        return _short(found.ids[row], 50)
+    shown = content(found.data, int(found.position(row)))
+    if shown.text is not None:
+        return f'"{_short(" ".join(shown.text[:500].split()), 50)}"'
+    if shown.fields:
+        return _short(", ".join(f"{name} {value}" for name, value in shown.fields[:4]), 50)
+    return f"row {index}"
+
+
+def _short(text: Any, limit: int = 30) -> str:
+    """Safe for a terminal: neither long nor with signs that move the cursor or turn the direction of writing."""
+    text = "".join(sign if sign.isprintable() else "\ufffd" for sign in str(text)[: limit + 1])
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def clock(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
