@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from scipy import sparse
 
-from compensate.auditing.issues.columns import column_issues, empty_rows, lost_cells, rare_classes
+from compensate.auditing.issues.columns import alike_classes, column_issues, empty_rows, lost_cells, rare_classes
 from compensate.auditing.issues.duplicates import find_pairs, partners, shared_with
 from compensate.auditing.issues.neighbors import nearest_rows
 from compensate.auditing.issues.samples import NEIGHBORS, empty_texts, odd_images, other_languages, outliers
@@ -43,6 +43,11 @@ KINDS: dict[str, IssueKind] = {
         "duplicate with another label", "duplicates with different labels", "similarity to the other row, 1 if equal",
         "Of equal rows with different labels at least one label is wrong, or the content does not decide it; of similar rows, look whether they "
         "differ in what decides the label.",
+    ),
+    "alike_classes": IssueKind(
+        "pair of classes with nearly the same name", "pairs of classes with nearly the same name",
+        "rows of the more frequent name, as a share of the rows of both",
+        "The names differ only in case, spacing or one letter. If both mean the same, write all labels alike.",
     ),
     "test_duplicate": IssueKind(
         "row that is in the test set too", "rows that are in the test set too", "similarity to the row of the test set, 1 if equal",
@@ -156,8 +161,9 @@ def find_issues(audit: Audit, test: Data | None = None) -> pd.DataFrame:
         ):
             add(name, score, detail, column=column)
     if not audit.regression:
-        for name, column, score, detail in rare_classes(audit.given, audit.classes):
-            add(name, score, detail, column=column)
+        for classes_of in (alike_classes, rare_classes):
+            for name, column, score, detail in classes_of(audit.given, audit.classes):
+                add(name, score, detail, column=column)
     return _table(found)
 
 
