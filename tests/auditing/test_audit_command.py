@@ -143,6 +143,20 @@ def test_every_column_that_is_not_used_is_named():
     assert said.endswith("--columns 'n0,n1,n2,n3,n4,n5,n6,n7,…')")
 
 
+@pytest.mark.parametrize(("category", "why"), [("", "is empty"), ("a", "has one value")])
+def test_labels_that_cannot_be_predicted_name_the_column_and_the_option(tmp_path, monkeypatch, category, why):
+    monkeypatch.chdir(tmp_path)
+    priority = np.random.default_rng(0).choice(["low", "high"], 60)
+    tickets(category=category, priority=priority).drop(columns="label").to_csv("tickets.csv", index=False)
+    said = run("audit", "tickets.csv", "--encoder", "none", "--out", "run")
+    assert f'), not "category", which {why}, not used: ticket_id' in said
+    assert 'The labels in "priority" cannot be predicted from "text" better than by chance' in said
+    assert f'--label NAME ("category" was passed over: it {why})' in said
+    assert "the labels cannot be judged" in said
+    assert "compensate review" not in said
+    assert "compensate apply" not in said
+
+
 def test_one_row_without_a_label_is_predicted_and_two_are():
     frame = tickets()
     frame.loc[3, "label"] = ""

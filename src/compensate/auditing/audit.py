@@ -20,7 +20,7 @@ from compensate.auditing.fitted import StoredLearner
 from compensate.auditing.folds import FOLDS, assign_folds, num_divisions
 from compensate.auditing.learners import judge_divisions
 from compensate.auditing.lone import NOTE, judge_lone
-from compensate.auditing.noise_model import BY_CHANCE, SMALLEST, Verdict, after_decisions, judge, pool, shares
+from compensate.auditing.noise_model import SMALLEST, Verdict, after_decisions, by_chance_note, judge, pool, shares
 from compensate.auditing.pieces import PiecedSource, open_pieces
 from compensate.auditing.result import Audit
 from compensate.auditing.scorer import Scorer
@@ -207,7 +207,7 @@ def audit(
         verdict = after_decisions(verdict, given_labels[rows], before, decided.rows[rows])
         config["decided"] = decided.described(known.index)
     if verdict.by_chance:
-        notes = (*notes, BY_CHANCE.format("labels"))
+        notes = (*notes, by_chance_note("labels", known.info))
     scorer = None if views is None or trained is not None else _scorer(views, fitted, weights, verdict)
     unlabeled = _predicted(known, given_labels, log_q)
     lone = np.flatnonzero((present != UNLABELED) & (given_labels == UNLABELED))
@@ -423,7 +423,7 @@ def _quantities(data: Data, encoder: str | Path, device: str | None, seed: int, 
     config = {
         "seed": seed, "folds": FOLDS, **views.about, "agreement": max(found.explained, 0.0), "views": found.weights, "by_chance": found.by_chance,
     }  # fmt: skip
-    notes = (*views.notes, BY_CHANCE.format("values")) if found.by_chance else views.notes
+    notes = (*views.notes, by_chance_note("values", data.info)) if found.by_chance else views.notes
     described = _described(data, rows, config, notes, views.shown)
     described["config"]["shown"] = described["kind"]
     return Audit(

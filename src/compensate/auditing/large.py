@@ -33,7 +33,7 @@ from compensate.auditing.folds import FOLDS, assign_folds, num_divisions
 from compensate.auditing.large_fit import Judge, fit_part
 from compensate.auditing.learners import GROWN_ON, View
 from compensate.auditing.lone import judge_lone
-from compensate.auditing.noise_model import BY_CHANCE, evidence, shares
+from compensate.auditing.noise_model import by_chance_note, evidence, shares
 from compensate.auditing.page.examples import POOL
 from compensate.auditing.page.fill import MOST_ITEMS
 from compensate.auditing.pieces import Piece, PiecedSource
@@ -417,7 +417,7 @@ def _result(
         noise_rate=judge.noise.share(float(kept["p_error"].mean(dtype=np.float64, where=often))),
         unlabeled={"index": lost, **unlabeled} if len(lost) else {},
         config=config,
-        notes=(*notes, BY_CHANCE.format("labels")) if judge.by_chance else notes,
+        notes=(*notes, by_chance_note("labels", source.info)) if judge.by_chance else notes,
         source_digest=str(source.info.get("source_digest", "")),
         fitted=Scorer(makers.makers, judge.models, judge.weights, judge.noise.model, judge.by_chance),
     )

@@ -44,6 +44,7 @@ def opening_line(source: Data) -> str:
         named = " · ".join(f"{_short(source.classes[c])} {counts[c]:,}" for c in order)
         said = f"{source.num_classes} classes: {named}{' · …' if source.num_classes > 4 else ''}"
     parts.append(f'label column "{info["label"]}" ({said})' if info.get("label") else said)
+    parts += [f'not "{_short(name)}", which {why}' for name, why in info.get("passed_over", {}).items()]
     lost = int((~source.labeled).sum())
     if lost and "parts" not in info:
         parts.append(f"{lost:,} without a label, which {'is' if lost == 1 else 'are'} predicted")
@@ -59,7 +60,7 @@ def opening_line(source: Data) -> str:
 def _unused(info: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     """The columns that labels are not judged by, and of these the ones that could be features, but for the text that is judged alone."""
     labels = getattr(info.get("parts"), "columns", ())  # of label sets
-    chosen = (info.get("label"), info.get("text"), *labels)
+    chosen = (info.get("label"), info.get("text"), *labels, *info.get("passed_over", ()))
     rest = [c for c in info.get("columns", ()) if c.role != "split" and c.name not in chosen]
     alone = info.get("features_given") or info.get("text")
     unused = [_short(c.name) for c in rest if alone or not c.used]
@@ -96,13 +97,14 @@ def print_summary(found: Audit, folder: Path) -> None:
     precision = f" — {flagged:,} flagged, at {found.expected_precision:.2f} expected precision"
     if not flagged:
         precision = f" — none of the {what} stands out; the least certain are on the page"
-    if found.config.get("by_chance"):
+    by_chance = bool(found.config.get("by_chance"))
+    if by_chance:
         console.print(f"the {what} cannot be judged: see the note above", markup=False)
     else:
         console.print(
             f"about {rate.value:.1%} of {what} look wrong ({rate.low:.1%} to {rate.high:.1%}){precision}", markup=False
         )
-    if not found.config.get("by_chance") and rate.low <= 0 and rate.high > max(OPEN / 100, 2 * rate.value):
+    if not by_chance and rate.low <= 0 and rate.high > max(OPEN / 100, 2 * rate.value):
         console.print(
             "the interval is wide: these features cannot tell errors that a model learns from samples that are hard",
             style="dim",
@@ -111,25 +113,23 @@ def print_summary(found: Audit, folder: Path) -> None:
         console.print(_worst(found) if found.regression else _pairs(found))
     if "since" in found.config:
         console.print(_since(found.config["since"]), markup=False)
-    console.print(
-        f"review them:  compensate review {o.quoted(folder)}      or open {folder / 'report.html'}; list: {folder / 'suspects.csv'}",
-        markup=False,
-        soft_wrap=True,
-    )
+    from compensate.auditing.issues import summary
     from compensate.auditing.page.fill import command
 
-    if found.listed is not None:
-        console.print(f"all rows:     {folder / 'suspects'}/*.parquet", markup=False, soft_wrap=True)
-    if len(found.predicted):
-        console.print(f"predicted:    {folder / 'predictions.csv'}", markup=False, soft_wrap=True)
+    said = {
+        "review them": f"compensate review {o.quoted(folder)}      or open {folder / 'report.html'}; list: {folder / 'suspects.csv'}",
+        "all rows": f"{folder / 'suspects'}/*.parquet" if found.listed is not None else "",
+        "predicted": str(folder / "predictions.csv") if len(found.predicted) else "",
+        "also found": "",
+        "then": f"compensate apply {o.quoted(folder)}" if command(found) else "",
+    }
+    if by_chance:  # there is nothing to do with such labels
+        said = {"also found": ""}
     if found.found_issues is not None and len(found.found_issues):
-        from compensate.auditing.issues import summary
-
-        console.print(
-            f"also found:   {summary(found.found_issues)}: {folder / 'issues.csv'}", markup=False, soft_wrap=True
-        )
-    if command(found):
-        console.print(f"then:         compensate apply {o.quoted(folder)}", markup=False, soft_wrap=True)
+        said["also found"] = f"{summary(found.found_issues)}: {folder / 'issues.csv'}"
+    for name, line in said.items():
+        if line:
+            console.print(f"{name + ':':<13} {line}", markup=False, soft_wrap=True)
 
 
 def _since(since: dict[str, Any]) -> str:
