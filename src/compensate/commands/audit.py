@@ -250,7 +250,7 @@ def _run(asked: _Asked, before: Before | None, out: Path | None, judged: Callabl
     if asked.data is None and asked.probs is None:
         raise InputError("no data is given; write for example: compensate audit reviews.csv.")
     o.check_path(asked.data, asked.labels, asked.features, asked.probs, asked.test)
-    from compensate.auditing.again import changed_since
+    from compensate.auditing.again import changed_since, check_about
     from compensate.auditing.run_folder import check_run_folder, write_run
     from compensate.auditing.views import unused_encoder
     from compensate.files import check_writable
@@ -261,6 +261,8 @@ def _run(asked: _Asked, before: Before | None, out: Path | None, judged: Callabl
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         source = _source(asked)
+        if before is not None and hasattr(source, "target") and "parts" not in source.info:
+            check_about(before, source)
         name = _name(source, asked, decided)
         folder = out or runs / name
         check_run_folder(folder, "" if source is None else source.info.get("source_digest", ""))
