@@ -218,6 +218,21 @@ def test_quantities_in_a_file(tmp_path, monkeypatch):
     assert set(pd.read_csv(folder / "suspects.csv").head(8)["index"]) == set(range(8))
 
 
+def test_errors_name_the_options_of_the_command_line(table):
+    np.save("x.npy", np.random.default_rng(0).normal(size=(100, 4)))
+    result = runner.invoke(app, ["audit", "x.npy"])
+    assert "labels=... (--labels y.npy on the command line)" in str(result.exception)
+    assert "0 classes" not in result.output, "there is nothing to open with"
+    with pytest.raises(InputError, match=r"\(--model mlp or --finetune on the command line\)"):
+        run("audit", "people.csv", "--epochs", 3)
+
+
+def test_the_help_shows_patterns_with_their_asterisks():
+    said = run("audit", "--help").replace(" │ │ ", " ")
+    assert "'data/*.parquet'" in said
+    assert "'s3://bucket/data/*.parquet'" in said
+
+
 def test_nothing_given_names_an_example():
     with pytest.raises(InputError, match="write for example: compensate audit"):
         run("audit")

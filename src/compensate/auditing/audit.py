@@ -127,8 +127,8 @@ def audit(
         if given or crossfit:
             name = given[0] if given else "crossfit"
             raise InputError(
-                f'{name} is for the training of a model, and none is given; add model=, for example model="mlp", or '
-                "finetune=True for texts and images."
+                f'{name} is for the training of a model, and none is given; add model="mlp" or another, or finetune=True for texts and '
+                "images (--model mlp or --finetune on the command line)."
             )
     _check_training(**training, device=device, deep=model is not None or finetune)
     if memory is not None or backend != "local" or is_address(data) or isinstance(data, PiecedSource):
@@ -149,7 +149,9 @@ def audit(
         if decisions is not None:
             raise InputError("decisions are about classes; quantities are audited without them. Leave decisions out.")
         if model is not None:
-            raise InputError("quantities are judged without a model of your own; give its embeddings as features=.")
+            raise InputError(
+                "quantities are judged without a model of your own; give its embeddings as features=... (--features on the command line)."
+            )
         if finetune:
             raise InputError("finetune learns classes, and these labels are quantities; leave it out.")
         return _quantities(known, encoder, device, seed, progress)

@@ -32,7 +32,7 @@ def audit(
         str | None,
         typer.Argument(
             help="A .csv, .tsv, .jsonl, .xlsx, .parquet, .npy, .npz or .conll file, a folder of images or of Parquet files, "
-            "a quoted pattern such as 'data/*.parquet' or 's3://bucket/data/*.parquet', or a named data set.",
+            "a quoted pattern such as `'data/*.parquet'` or `'s3://bucket/data/*.parquet'`, or a named data set.",
             show_default=False,
         ),
     ] = None,
@@ -376,7 +376,10 @@ def _name(source: Any, asked: _Asked, decided: dict[str, Any]) -> str:
 def _judged(source: Any, started: float, **chosen: Any) -> Audit:
     """The audit, with a line for each stage."""
     from compensate.auditing.audit import audit as run
+    from compensate.auditing.source import labeled
 
+    if hasattr(source, "target") and "parts" not in source.info:
+        labeled(source)
     console.print(opening_line(source if hasattr(source, "target") else source.outline), markup=False)
     bars = Progress(
         TextColumn("{task.description:<9}"), BarColumn(bar_width=20), TextColumn("{task.fields[said]}"),
