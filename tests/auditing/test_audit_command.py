@@ -14,7 +14,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import compensate
+from compensate.auditing.source import read
 from compensate.cli import app
+from compensate.commands.audit_text import opening_line
 from compensate.errors import InputError
 
 pytestmark = pytest.mark.slow
@@ -118,6 +120,51 @@ def test_texts_in_a_file(tmp_path, monkeypatch):
     assert list(suspects["id"]) == list(suspects["index"])
 
 
+def tickets(rows: int = 60, **more: object) -> pd.DataFrame:
+    text = [f"please look at case {k} {'the bill is wrong' if k % 2 else 'the box is lost'}" for k in range(rows)]
+    return pd.DataFrame(
+        {"ticket_id": range(rows), "text": text, **more, "label": ["shipping", "billing"] * (rows // 2)}
+    )
+
+
+def test_every_column_that_is_not_used_is_named():
+    said = opening_line(
+        read(tickets(age=np.arange(60) % 7, city=["rome", "oslo", "lima"] * 20, same=1), None, None, {})
+    )
+    assert said.endswith(
+        "not used: ticket_id, age, city, same (texts are judged by the text alone; by columns instead: --columns age,city)"
+    )
+    said = opening_line(read(tickets(age=np.arange(60) % 7), None, np.zeros((60, 2)), {}))
+    assert said.endswith("not used: ticket_id, age"), "embeddings were given, and are judged"
+    said = opening_line(read(tickets(age=np.arange(60) % 7), None, None, {"columns": "age"}))
+    assert said.endswith("not used: ticket_id, text")
+    said = opening_line(read(tickets(**{f"n{k}": np.arange(60) % (k + 7) for k in range(19)}), None, None, {}))
+    assert "not used: ticket_id, n0, n1, n2, n3, n4, n5, n6 and 12 more (" in said
+    assert said.endswith("--columns 'n0,n1,n2,n3,n4,n5,n6,n7,…')")
+
+
+@pytest.mark.parametrize(("category", "why"), [("", "is empty"), ("a", "has one value")])
+def test_labels_that_cannot_be_predicted_name_the_column_and_the_option(tmp_path, monkeypatch, category, why):
+    monkeypatch.chdir(tmp_path)
+    priority = np.random.default_rng(0).choice(["low", "high"], 60)
+    tickets(category=category, priority=priority).drop(columns="label").to_csv("tickets.csv", index=False)
+    said = run("audit", "tickets.csv", "--encoder", "none", "--out", "run")
+    assert f'), not "category", which {why}, not used: ticket_id' in said
+    assert 'The labels in "priority" cannot be predicted from "text" better than by chance' in said
+    assert f'--label NAME ("category" was passed over: it {why})' in said
+    assert "the labels cannot be judged" in said
+    assert "compensate review" not in said
+    assert "compensate apply" not in said
+
+
+def test_one_row_without_a_label_is_predicted_and_two_are():
+    frame = tickets()
+    frame.loc[3, "label"] = ""
+    assert "1 without a label, which is predicted" in opening_line(read(frame, None, None, {}))
+    frame.loc[4, "label"] = ""
+    assert "2 without a label, which are predicted" in opening_line(read(frame, None, None, {}))
+
+
 def test_embeddings_and_probabilities(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
@@ -169,6 +216,21 @@ def test_quantities_in_a_file(tmp_path, monkeypatch):
     (folder,) = (tmp_path / "runs").iterdir()
     assert "--label price" in (folder / "report.html").read_text()
     assert set(pd.read_csv(folder / "suspects.csv").head(8)["index"]) == set(range(8))
+
+
+def test_errors_name_the_options_of_the_command_line(table):
+    np.save("x.npy", np.random.default_rng(0).normal(size=(100, 4)))
+    result = runner.invoke(app, ["audit", "x.npy"])
+    assert "labels=... (--labels y.npy on the command line)" in str(result.exception)
+    assert "0 classes" not in result.output, "there is nothing to open with"
+    with pytest.raises(InputError, match=r"\(--model mlp or --finetune on the command line\)"):
+        run("audit", "people.csv", "--epochs", 3)
+
+
+def test_the_help_shows_patterns_with_their_asterisks():
+    said = run("audit", "--help").replace(" │ │ ", " ")
+    assert "'data/*.parquet'" in said
+    assert "'s3://bucket/data/*.parquet'" in said
 
 
 def test_nothing_given_names_an_example():

@@ -263,8 +263,33 @@ def test_everything_planted_in_a_file_is_found(audited: Audit) -> None:
     assert of(issues, "missing_values")["column"].tolist() == ["note"]
     assert issues["issue"].iloc[0] == "conflicting_duplicate"
     assert summary(issues).startswith(
-        "4 duplicates, 2 of them with different labels; 1 column that tells the label; 1 identifier column"
+        "2 equal and 2 similar rows, 2 of them with different labels; 1 column that tells the label; 1 identifier column"
     )
+
+
+def test_a_row_conflicts_only_with_a_row_that_it_is_like_itself() -> None:
+    texts, labels = sentences(60), ["a", "b"] * 30
+    words = WORDS[:14]
+    texts[:4] = [" ".join(words[k : k + 9]) for k in (0, 0, 2, 4)]
+    assert jaccard(sequences(texts[0]), sequences(texts[3])) < 0.55
+    labels[:4] = ["a", "a", "a", "b"]
+    found = audit(pd.DataFrame({"text": texts, "label": labels}), encoder="none").issues
+    assert sorted(zip(*(of(found, "duplicate")[name] for name in ("index", "score")), strict=True)) == [(0, 1), (1, 1)]
+    mixed = of(found, "conflicting_duplicate")
+    alike = jaccard(sequences(texts[2]), sequences(texts[3]))
+    assert sorted(zip(mixed["index"], mixed["other"], mixed["score"], strict=True)) == [(2, 3, alike), (3, 2, alike)]
+    assert mixed["detail"].iloc[0] == f"{alike:.2f} similar to row 3, labeled b"
+
+
+def test_of_many_equal_rows_each_has_an_equal_one_with_another_label() -> None:
+    texts, labels = sentences(120), ["a", "b"] * 60
+    texts[:60], labels[:60] = [texts[0]] * 60, ["a"] * 59 + ["b"]
+    found = of(audit(pd.DataFrame({"text": texts, "label": labels}), encoder="none").issues, "conflicting_duplicate")
+    assert sorted(found["index"]) == list(range(60))
+    others = dict(zip(found["index"], found["other"], strict=True))
+    assert {others[row] for row in range(59)} == {59}
+    assert others[59] < 59
+    assert set(found["score"]) == {1.0}
 
 
 def test_rows_of_the_test_set_are_found_in_the_data(audited: Audit) -> None:
@@ -318,7 +343,7 @@ def test_a_run_stores_its_issues_and_says_so(reviews: Path, tmp_path: Path, monk
     monkeypatch.chdir(tmp_path)
     shutil.copy(reviews, tmp_path)
     said = run("audit", "reviews.csv", "--text", "text", "--encoder", "none", "--out", "run")
-    assert "also found: 4 duplicates, 2 of them with different labels" in said
+    assert "also found: 2 equal and 2 similar rows, 2 of them with different labels" in said
     listed = pd.read_csv("run/issues.csv", keep_default_na=False)
     assert tuple(listed.columns) == COLUMNS
     again = Audit.load("run/audit")

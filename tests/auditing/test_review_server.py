@@ -29,7 +29,7 @@ from compensate.auditing.journal import CORRECTIONS, JOURNAL, Event, Journal, re
 from compensate.auditing.page import write_page
 from compensate.auditing.review import LARGEST_BODY, Review, ReviewServer
 from compensate.auditing.run_folder import check_run_folder, write_run
-from compensate.cli import main
+from compensate.cli import app, main
 from compensate.errors import InputError
 
 CLASSES = ("bird", "cat", "dog")
@@ -551,6 +551,21 @@ def test_an_audit_with_decisions_takes_them_as_right_and_says_what_changed(
     assert '"since":{"corrected"' in (second / "report.html").read_text()
     command("apply", str(second), "-o", "fixed.csv")
     assert (pd.read_csv("fixed.csv")["label"][rows] == true[rows]).all()
+
+
+def test_decisions_about_another_file_are_refused_with_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    frame, true = flipped()
+    frame.to_csv("data.csv", index=False)
+    command("audit", "data.csv", "--out", "runs/first", "--only", "labels")
+    decide_truly(Path("runs/first"), true, most=3)
+    frame.assign(label="is " + frame["label"], extra=np.arange(len(frame)) % 5).to_csv("cells.csv", index=False)
+    with pytest.raises(InputError, match=r"runs/first are about data\.csv, and none of their rows is in cells\.csv"):
+        app(["audit", "cells.csv", "--with", "runs/first"])
+    frame.iloc[::-1].to_csv("moved.csv", index=False)
+    command("audit", "moved.csv", "--with", "runs/first", "--out", "runs/moved")
 
 
 @pytest.mark.slow

@@ -11,8 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compensate.auditing.corrections import Correction
+from compensate.auditing.decisions import RowPlaces
 from compensate.auditing.journal import run_decisions
 from compensate.auditing.result import Audit
+from compensate.data.dataset import Data
 from compensate.errors import InputError
 
 ASKED: dict[str, tuple[type, ...]] = {
@@ -61,6 +63,17 @@ def read_before(run: Path) -> Before:
     if not decisions:
         raise InputError(f"nothing was decided in {run}; review it first: compensate review {run}.")
     return Before(run, audit, asked, decisions)
+
+
+def check_about(before: Before, data: Data) -> None:
+    """Refuses decisions of which no row is in the data: they were made on something else."""
+    places = RowPlaces(data)
+    if all(places.find(decision) is None for decision in before.decisions):
+        here = data.info.get("title", "the data")
+        raise InputError(
+            f"the decisions in {before.folder} are about {before.audit.title}, and none of their rows is in {here}; give the run of a "
+            f"review of {here}, or leave {here} out to audit {before.audit.title} again."
+        )
 
 
 def changed_since(found: Audit, before: Audit, run: Path) -> Audit:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import shutil
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.special import expit, logit
 
 from compensate.auditing.arrays import Floats, Ints
 from compensate.auditing.corrections import Correction
@@ -17,7 +19,8 @@ from compensate.auditing.decisions import decided_labels
 from compensate.auditing.fitted import StoredLearner
 from compensate.auditing.folds import FOLDS, assign_folds, num_divisions
 from compensate.auditing.learners import judge_divisions
-from compensate.auditing.noise_model import BY_CHANCE, Verdict, after_decisions, judge, pool, shares
+from compensate.auditing.lone import NOTE, judge_lone
+from compensate.auditing.noise_model import SMALLEST, Verdict, after_decisions, by_chance_note, judge, pool, shares
 from compensate.auditing.pieces import PiecedSource, open_pieces
 from compensate.auditing.result import Audit
 from compensate.auditing.scorer import Scorer
@@ -124,8 +127,8 @@ def audit(
         if given or crossfit:
             name = given[0] if given else "crossfit"
             raise InputError(
-                f'{name} is for the training of a model, and none is given; add model=, for example model="mlp", or '
-                "finetune=True for texts and images."
+                f'{name} is for the training of a model, and none is given; add model="mlp" or another, or finetune=True for texts and '
+                "images (--model mlp or --finetune on the command line)."
             )
     _check_training(**training, device=device, deep=model is not None or finetune)
     if memory is not None or backend != "local" or is_address(data) or isinstance(data, PiecedSource):
@@ -146,12 +149,15 @@ def audit(
         if decisions is not None:
             raise InputError("decisions are about classes; quantities are audited without them. Leave decisions out.")
         if model is not None:
-            raise InputError("quantities are judged without a model of your own; give its embeddings as features=.")
+            raise InputError(
+                "quantities are judged without a model of your own; give its embeddings as features=... (--features on the command line)."
+            )
         if finetune:
             raise InputError("finetune learns classes, and these labels are quantities; leave it out.")
         return _quantities(known, encoder, device, seed, progress)
     decided = None if decisions is None else decided_labels(known, decisions)
-    given_labels, notes = audited_labels(known if decided is None else known.relabel(decided.labels))
+    present = known.target.astype(np.int64) if decided is None else decided.labels
+    given_labels, notes = audited_labels(known.relabel(present))
     trusted = None if decided is None else decided.rows
     rows = np.flatnonzero(given_labels != UNLABELED)
     if len(rows) < FEWEST:
@@ -203,9 +209,18 @@ def audit(
         verdict = after_decisions(verdict, given_labels[rows], before, decided.rows[rows])
         config["decided"] = decided.described(known.index)
     if verdict.by_chance:
-        notes = (*notes, BY_CHANCE.format("labels"))
+        notes = (*notes, by_chance_note("labels", known.info))
     scorer = None if views is None or trained is not None else _scorer(views, fitted, weights, verdict)
-    return _result(known, rows, given_labels, log_q, verdict, config, notes, views, trained, scorer)
+    unlabeled = _predicted(known, given_labels, log_q)
+    lone = np.flatnonzero((present != UNLABELED) & (given_labels == UNLABELED))
+    config |= {
+        "agreement": float((verdict.log_q.argmax(1) == given_labels[rows]).mean()),
+        "by_chance": verdict.by_chance,
+    }
+    if len(lone):
+        verdict = _with_lone(verdict, present, known.classes, rows, lone, log_q, trusted)
+        rows = np.sort(np.concatenate([rows, lone]))
+    return _result(known, rows, present, verdict, config, notes, views, trained, scorer, unlabeled)
 
 
 def _in_pieces(
@@ -305,16 +320,14 @@ def _result(
     data: Data,
     rows: Ints,
     given: Ints,
-    log_q: Floats,
     verdict: Verdict,
     config: dict[str, Any],
     notes: tuple[str, ...],
     views: FeatureViews | None,
     trained: Any,
     scorer: Scorer | None,
+    unlabeled: dict[str, NDArray[Any]],
 ) -> Audit:
-    agreement = float((verdict.log_q.argmax(1) == given[rows]).mean())
-    config |= {"agreement": agreement, "by_chance": verdict.by_chance}
     p = np.minimum(verdict.p_error, 0.5) if verdict.by_chance else verdict.p_error
     return Audit(
         **_described(data, rows, config, notes, None if views is None else views.shown),
@@ -326,11 +339,30 @@ def _result(
         evidence=verdict.evidence(given[rows]),
         noise_rate=verdict.share,
         probabilities=np.exp(verdict.log_q).astype(np.float32),
-        unlabeled=_predicted(data, given, log_q),
+        unlabeled=unlabeled,
         curves={} if trained is None else trained.curves,
         model=None if trained is None else trained.model,
         fitted=scorer,
     )
+
+
+def _with_lone(
+    verdict: Verdict,
+    labels: Ints,
+    classes: tuple[str, ...],
+    rows: Ints,
+    lone: Ints,
+    log_q: Floats,
+    trusted: NDArray[np.bool_] | None,
+) -> Verdict:
+    """The verdict with that on labels that occur once, in the order of the data; the estimated share stays that of the others."""
+    odds, suggested = judge_lone(log_q[lone], labels[lone], classes, np.unique(labels[rows]), verdict.model.sharpness)
+    if trusted is not None:
+        odds[trusted[lone]] = logit(SMALLEST)
+    more: dict[str, Any] = {"p_error": expit(odds), "log_odds": odds, "suggested": suggested, "log_q": log_q[lone]}
+    order = np.argsort(np.concatenate([rows, lone]))
+    more = {name: np.concatenate([getattr(verdict, name), values])[order] for name, values in more.items()}
+    return replace(verdict, **more)
 
 
 def _described(data: Data, rows: Ints, config: dict[str, Any], notes: tuple[str, ...], shown: Any) -> dict[str, Any]:
@@ -393,7 +425,7 @@ def _quantities(data: Data, encoder: str | Path, device: str | None, seed: int, 
     config = {
         "seed": seed, "folds": FOLDS, **views.about, "agreement": max(found.explained, 0.0), "views": found.weights, "by_chance": found.by_chance,
     }  # fmt: skip
-    notes = (*views.notes, BY_CHANCE.format("values")) if found.by_chance else views.notes
+    notes = (*views.notes, by_chance_note("values", data.info)) if found.by_chance else views.notes
     described = _described(data, rows, config, notes, views.shown)
     described["config"]["shown"] = described["kind"]
     return Audit(
@@ -418,7 +450,7 @@ def _predicted(data: Data, given: Ints, log_q: Floats) -> dict[str, NDArray[Any]
 
 
 def audited_labels(data: Data) -> tuple[Ints, tuple[str, ...]]:
-    """(N,) the labels to audit; those of a class with a single sample are set aside, for nothing can contradict them."""
+    """(N,) the labels to audit; those of a class with a single sample are set aside: see `compensate.auditing.lone`."""
     given = data.target.astype(np.int64).copy()
     counts = data.class_counts
     if (counts > 0).sum() < 2:
@@ -432,7 +464,7 @@ def audited_labels(data: Data) -> tuple[Ints, tuple[str, ...]]:
     if len(lone):
         shown = ", ".join(f'row {data.index[i]} ("{data.classes[given[i]][:40]}")' for i in lone[:5])
         more = f" and {len(lone) - 5} more" if len(lone) > 5 else ""
-        notes.append(f"The only sample of its class cannot be checked and is left out: {shown}{more}.")
+        notes.append(NOTE.format(f"{shown}{more}"))
         given[lone] = UNLABELED
     if data.ids is not None:
         # As objects: an array of texts gives each as much room as the longest.

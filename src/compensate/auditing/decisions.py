@@ -67,7 +67,7 @@ def decided_labels(data: Data, decisions: str | Path | Iterable[Correction]) -> 
     rows, labels = np.zeros(len(data), bool), data.target.astype(np.int64).copy()
     before, unclear = labels.copy(), 0
     classes = {name: number for number, name in enumerate(data.classes)}
-    places = _Places(data)
+    places = RowPlaces(data)
     for decision in read_decisions(decisions):
         if decision.decision == "skip":
             continue
@@ -84,7 +84,7 @@ def decided_labels(data: Data, decisions: str | Path | Iterable[Correction]) -> 
     return Decided(rows, labels, before, unclear)
 
 
-class _Places:
+class RowPlaces:
     """Where the rows of decisions are in some data."""
 
     def __init__(self, data: Data) -> None:

@@ -32,7 +32,8 @@ from compensate.auditing.execution import HERE, Execution
 from compensate.auditing.folds import FOLDS, assign_folds, num_divisions
 from compensate.auditing.large_fit import Judge, fit_part
 from compensate.auditing.learners import GROWN_ON, View
-from compensate.auditing.noise_model import BY_CHANCE, evidence, shares
+from compensate.auditing.lone import judge_lone
+from compensate.auditing.noise_model import by_chance_note, evidence, shares
 from compensate.auditing.page.examples import POOL
 from compensate.auditing.page.fill import MOST_ITEMS
 from compensate.auditing.pieces import Piece, PiecedSource
@@ -311,14 +312,15 @@ def _judge(
     """(N,) each: score, p_error, suggested, margin and loss of all rows; each piece writes its own to a file first."""
     ends = [slice(piece.start, piece.start + piece.rows) for piece in source.pieces]
     todo = [
-        (k, piece.start, given[ends[k]], (piece, folds[:, ends[k]]) if log_q is None else log_q[ends[k]])
+        (k, piece.start, source.labels[ends[k]], (piece, folds[:, ends[k]]) if log_q is None else log_q[ends[k]])
         for k, piece in enumerate(source.pieces)
         if not stages.judged(k).exists()
     ]
     total = len(source.pieces)
     # Learners are handed over as they were when they were fitted: workers have them already.
     light = replace(judge, by_fold=(), models=())
-    calls = run.map(_judged, todo, light, makers, source.classes, stages, *judge.by_fold)
+    learned = np.flatnonzero(np.bincount(given[given != UNLABELED], minlength=len(source.classes)))
+    calls = run.map(_judged, todo, light, makers, source.classes, learned, stages, *judge.by_fold)
     for done, _ in enumerate(calls, total - len(todo) + 1):
         told("judging", done, total)
     kept = KEPT if (source.labels != UNLABELED).all() else {**KEPT, "probability": np.float32}
@@ -338,10 +340,14 @@ def _judged(
     judge: Judge,
     makers: Makers,
     classes: tuple[str, ...],
+    learned: Ints,
     stages: FinishedStages,
     *by_fold: dict[str, Divided],
 ) -> int:
-    """Judges a piece and writes what was found; a row without a label has the probability of its suggestion in place of an error's."""
+    """Judges a piece and writes what was found; a row without a label has the probability of its suggestion in place of an error's.
+
+    Labels of classes that are not among those that were learned occur once.
+    """
     k, start, given, rows_or_log_q = item
     if isinstance(rows_or_log_q, tuple):
         piece, folds = rows_or_log_q
@@ -355,6 +361,11 @@ def _judged(
     }
     found |= {"suggested": log_q.argmax(1), "probability": np.exp(log_q.max(1)).astype(np.float32)}
     odds, found["suggested"][rows] = judge.noise.model.score(log_q[rows], given[rows])
+    once = ~np.isin(given[rows], learned)
+    lone = rows[once]
+    if len(lone):
+        sharpness = judge.noise.model.sharpness
+        odds[once], found["suggested"][lone] = judge_lone(log_q[lone], given[lone], classes, learned, sharpness)
     p = expit(odds)
     found["score"][rows], found["p_error"][rows] = odds, np.minimum(p, 0.5) if judge.by_chance else p
     for name, values in evidence(log_q[rows], given[rows]).items():
@@ -377,8 +388,9 @@ def _result(
     config: dict[str, Any],
 ) -> Audit:
     """The audit of all rows, without their samples."""
-    rows = np.flatnonzero(given != UNLABELED)
+    rows = np.flatnonzero(source.labels != UNLABELED)
     lost = np.flatnonzero(source.labels == UNLABELED)
+    often = given[rows] != UNLABELED
     whole = slice(None) if len(rows) == len(given) else rows  # a copy of all rows would be hundreds of megabytes
     kept = {name: judged[name][whole] for name in KEPT}
     chosen = {name: source.info[name] for name in CHOSEN if source.info.get(name)}
@@ -389,7 +401,7 @@ def _result(
     }
     config = {
         **chosen, **config, "folds": FOLDS, **makers.about, "views": shares(weights),
-        "agreement": float((kept["margin"] > 0).mean()), "by_chance": judge.by_chance,
+        "agreement": float((kept["margin"] > 0).mean(where=often)), "by_chance": judge.by_chance,
     }  # fmt: skip
     unlabeled = {name: judged[name][lost] for name in ("suggested", "probability") if len(lost)}
     return Audit(
@@ -397,15 +409,15 @@ def _result(
         title=str(source.info.get("title", "the data")),
         classes=source.classes,
         index=rows,
-        given=given[whole],
+        given=source.labels[whole],
         suggested=kept["suggested"],
         log_odds=kept["score"],
         p_error=kept["p_error"],
         evidence={"margin": kept["margin"], "loss": kept["loss"]},
-        noise_rate=judge.noise.share(float(kept["p_error"].mean(dtype=np.float64))),
+        noise_rate=judge.noise.share(float(kept["p_error"].mean(dtype=np.float64, where=often))),
         unlabeled={"index": lost, **unlabeled} if len(lost) else {},
         config=config,
-        notes=(*notes, BY_CHANCE.format("labels")) if judge.by_chance else notes,
+        notes=(*notes, by_chance_note("labels", source.info)) if judge.by_chance else notes,
         source_digest=str(source.info.get("source_digest", "")),
         fitted=Scorer(makers.makers, judge.models, judge.weights, judge.noise.model, judge.by_chance),
     )

@@ -21,7 +21,7 @@ from scipy.special import expit
 from compensate.auditing.arrays import Ints, Singles
 from compensate.auditing.folds import FOLDS, assign_folds
 from compensate.auditing.learners import View, judge_view
-from compensate.auditing.noise_model import BY_CHANCE, Verdict, judge, offset_of_mean, pool, shares
+from compensate.auditing.noise_model import Verdict, by_chance_note, judge, offset_of_mean, pool, shares
 from compensate.auditing.parts import check_given, part_of, runs_of
 from compensate.data.dataset import UNLABELED, Data
 from compensate.errors import InputError
@@ -123,7 +123,7 @@ class Masks:
         verdict = found.verdict
         notes = unused_encoder(encoder, "the cells of images")
         if verdict.by_chance:
-            notes = (*notes, BY_CHANCE.format("masks"))
+            notes = (*notes, by_chance_note("masks", data.info))
         regions = self._regions(found)
         p = np.array([r.p_error for r in regions])
         return Audit(

@@ -23,7 +23,7 @@ from compensate.auditing.arrays import Floats, Ints
 from compensate.auditing.folds import FOLDS, assign_folds
 from compensate.auditing.learners import View, judge_view
 from compensate.auditing.linear import LinearFolds
-from compensate.auditing.noise_model import BY_CHANCE, Verdict, judge, pool, shares
+from compensate.auditing.noise_model import Verdict, by_chance_note, judge, pool, shares
 from compensate.auditing.parts import check_given, part_of
 from compensate.data.dataset import UNLABELED, Data
 from compensate.data.label_column import joined_labels
@@ -107,7 +107,7 @@ class LabelSets:
         flat = given[where, judged[labels]]
         verdict = judge(log_q[where, labels], flat, transition, simpler=ONE_WAY)
         if verdict.by_chance:
-            notes = (*notes, BY_CHANCE.format("labels"))
+            notes = (*notes, by_chance_note("labels", data.info))
         config = {"seed": seed, "folds": FOLDS, **views.about, "views": weights}
         return self._result(data, where, judged[labels], flat, verdict, config, (*notes, *views.notes))
 

@@ -86,11 +86,6 @@ MOST_WRONG = 0.5
 CHANCE = 0.02
 """A log loss that is less than this part below that of the frequencies of classes says nothing about the samples."""
 
-BY_CHANCE = (
-    "The {} cannot be predicted from the samples better than by chance, so none is flagged. Check the label column."
-)
-"""The note on such labels or values."""
-
 PORTION = 16_384
 """Rows whose likelihoods are computed at once: what is made of them stays in the processor's cache."""
 
@@ -167,6 +162,25 @@ class Verdict:
     def by_chance(self) -> bool:
         """Whether labels are predicted no better than by chance."""
         return self.gain < CHANCE
+
+
+def by_chance_note(what: str, info: Mapping[str, Any]) -> str:
+    """What to say of labels or values that are predicted no better than by chance, given what is known of their data.
+
+    >>> note = by_chance_note("labels", {"label": "priority", "text": "message", "passed_over": {"category": "is empty"}})
+    >>> note[note.index("If") :]
+    'If another column holds the labels: --label NAME ("category" was passed over: it is empty).'
+    """
+    label, text = info.get("label"), info.get("text")
+    if not label:
+        said = f"The {what} cannot be predicted from the samples better than by chance, so none is flagged."
+        return f"{said} Check that {what} and samples are in the same order."
+    by = "the given features" if info.get("features_given") else f'"{text}"' if text else "the other columns"
+    over = ", ".join(f'"{name}" was passed over: it {why}' for name, why in info.get("passed_over", {}).items())
+    return (
+        f'The {what} in "{label}" cannot be predicted from {by} better than by chance, so none is flagged. '
+        f"If another column holds the {what}: --label NAME{f' ({over})' if over else ''}."
+    )
 
 
 def evidence(log_q: Floats, labels: Ints) -> dict[str, Floats]:

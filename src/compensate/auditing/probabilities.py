@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import logsumexp
 
 from compensate.auditing.arrays import Ints
-from compensate.auditing.noise_model import BY_CHANCE, judge, pool
+from compensate.auditing.noise_model import by_chance_note, judge, pool
 from compensate.auditing.result import Audit
 from compensate.data.dataset import UNLABELED, Data
 from compensate.data.labels import encode_labels
@@ -80,7 +80,7 @@ def audit_probabilities(
         probabilities=p[rows].astype(np.float32),
         unlabeled=unlabeled,
         config={"views": {"probabilities": 1.0}, "agreement": float((q.argmax(1) == y).mean())},
-        notes=(BY_CHANCE.format("labels"),) if verdict.by_chance else (),
+        notes=(by_chance_note("labels", {}),) if verdict.by_chance else (),
         data=data,
     )
 

@@ -65,8 +65,8 @@ def labeled(data: Data) -> Data:
     """The data, after a look at whether any row has a label."""
     if not data.labeled.any():
         raise InputError(
-            "no row has a label; an audit compares labels with what the samples say. Name the label column (--label), or "
-            "give labels=."
+            "no row has a label; an audit compares labels with what the samples say. Give a label for each sample: labels=... "
+            "(--labels y.npy on the command line)."
         )
     return data
 

@@ -25,7 +25,7 @@ from compensate.auditing.arrays import Ints
 from compensate.auditing.folds import FOLDS, assign_folds, content_keys
 from compensate.auditing.learners import View, judge_view
 from compensate.auditing.multilabel import list_pieces, write_edits
-from compensate.auditing.noise_model import BY_CHANCE, Verdict, judge, pool, shares
+from compensate.auditing.noise_model import Verdict, by_chance_note, judge, pool, shares
 from compensate.auditing.parts import check_given, part_of
 from compensate.data.dataset import UNLABELED, Data
 from compensate.errors import InputError
@@ -94,7 +94,7 @@ class TokenTags:
         kept, given, verdict, sentence = found.kept, found.given, found.verdict, self.sentence_of
         notes = (*found.notes, *unused_encoder(encoder, "tokens"))
         if verdict.by_chance:
-            notes = (*notes, BY_CHANCE.format("tags"))
+            notes = (*notes, by_chance_note("tags", data.info))
         spans = self._spans(np.flatnonzero(kept), sentence, given, verdict)
         words = [token.word for token in self.tokens]
         p = np.array([span.p_error for span in spans])

@@ -6,7 +6,6 @@ import os
 import shutil
 import time
 import warnings
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,11 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import BarColumn, Progress, TextColumn
-from rich.table import Table
 from rich.text import Text
 
 from compensate.commands import options as o
-from compensate.commands.opening import chosen_columns, short, unused_columns
+from compensate.commands.audit_text import clock, fitted_line, opening_line, print_summary
 from compensate.commands.terminal import console
 from compensate.errors import InputError
 from compensate.files import is_address
@@ -28,19 +26,13 @@ if TYPE_CHECKING:
     from compensate.auditing.result import Audit
     from compensate.data.dataset import Data
 
-PAIRS = 6
-"""Lines of the summary's table."""
-
-OPEN = 10
-"""Where the upper end of the interval is this many times the estimate, the summary says that the share cannot be known."""
-
 
 def audit(
     data: Annotated[
         str | None,
         typer.Argument(
             help="A .csv, .tsv, .jsonl, .xlsx, .parquet, .npy, .npz or .conll file, a folder of images or of Parquet files, "
-            "a quoted pattern such as 'data/*.parquet' or 's3://bucket/data/*.parquet', or a named data set.",
+            "a quoted pattern such as `'data/*.parquet'` or `'s3://bucket/data/*.parquet'`, or a named data set.",
             show_default=False,
         ),
     ] = None,
@@ -159,7 +151,7 @@ def audit(
         return
     for note in found.notes:
         console.print(Text.assemble(("note: ", "yellow"), note))
-    _summary(found, folder)
+    print_summary(found, folder)
 
 
 def audit_again(run: Path, told: Callable[[str, int, int], None]) -> Path:
@@ -258,7 +250,7 @@ def _run(asked: _Asked, before: Before | None, out: Path | None, judged: Callabl
     if asked.data is None and asked.probs is None:
         raise InputError("no data is given; write for example: compensate audit reviews.csv.")
     o.check_path(asked.data, asked.labels, asked.features, asked.probs, asked.test)
-    from compensate.auditing.again import changed_since
+    from compensate.auditing.again import changed_since, check_about
     from compensate.auditing.run_folder import check_run_folder, write_run
     from compensate.auditing.views import unused_encoder
     from compensate.files import check_writable
@@ -269,6 +261,8 @@ def _run(asked: _Asked, before: Before | None, out: Path | None, judged: Callabl
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         source = _source(asked)
+        if before is not None and hasattr(source, "target") and "parts" not in source.info:
+            check_about(before, source)
         name = _name(source, asked, decided)
         folder = out or runs / name
         check_run_folder(folder, "" if source is None else source.info.get("source_digest", ""))
@@ -382,8 +376,11 @@ def _name(source: Any, asked: _Asked, decided: dict[str, Any]) -> str:
 def _judged(source: Any, started: float, **chosen: Any) -> Audit:
     """The audit, with a line for each stage."""
     from compensate.auditing.audit import audit as run
+    from compensate.auditing.source import labeled
 
-    console.print(_opening(source if hasattr(source, "target") else source.outline), markup=False)
+    if hasattr(source, "target") and "parts" not in source.info:
+        labeled(source)
+    console.print(opening_line(source if hasattr(source, "target") else source.outline), markup=False)
     bars = Progress(
         TextColumn("{task.description:<9}"), BarColumn(bar_width=20), TextColumn("{task.fields[said]}"),
         console=console, transient=True,
@@ -394,7 +391,7 @@ def _judged(source: Any, started: float, **chosen: Any) -> Audit:
         def progress(stage: str, done: int, total: int) -> None:
             if stage not in tasks:
                 tasks[stage] = bars.add_task(stage, total=total, said="")
-            said = f"{done:,}/{total:,} · {_clock(time.perf_counter() - started)}"
+            said = f"{done:,}/{total:,} · {clock(time.perf_counter() - started)}"
             bars.update(tasks[stage], total=total, completed=done, said=said)
 
         found = run(source, progress=progress, resume=True, **chosen)
@@ -404,7 +401,7 @@ def _judged(source: Any, started: float, **chosen: Any) -> Audit:
     if config.get("finetuned"):
         times = f"once for each of {config['folds']} folds" if config["crossfit"] else "once"
         console.print(f"tuned     {config['finetuned']} · {config['epochs']} epochs, {times}", markup=False)
-    console.print(f"fitted    {_learners(found)} · {_clock(time.perf_counter() - started)}", markup=False)
+    console.print(f"fitted    {fitted_line(found)} · {clock(time.perf_counter() - started)}", markup=False)
     if config.get("hint"):
         console.print(f"better features: {config['hint']}", markup=False, soft_wrap=True)
     return found
@@ -413,17 +410,6 @@ def _judged(source: Any, started: float, **chosen: Any) -> Audit:
 def _main() -> bool:
     """Whether this is the process that writes files and talks, where `torchrun` started several."""
     return os.environ.get("RANK", "0") == "0"
-
-
-def _learners(found: Audit) -> str:
-    """Folds, the weight of each view, and how far the pooled model agrees with the labels."""
-    weights: Counter[str] = Counter()
-    for name, weight in found.config.get("views", {}).items():
-        weights[name.split(": ")[0]] += weight
-    views = ", ".join(f"{short(name)} {weight:.1f}" for name, weight in weights.most_common(4) if weight >= 0.05)
-    agrees = found.config.get("agreement", 0.0)
-    fits = f"explains {agrees:.2f} of the spread" if found.regression else f"agrees with {agrees:.2f} of labels"
-    return f"{found.config.get('folds', 1)} folds · {views} · {fits}"
 
 
 def _of_probabilities(source: Data | None, probs: Path, labels: Path | None, labels_key: str | None) -> Audit:
@@ -441,133 +427,3 @@ def _of_probabilities(source: Data | None, probs: Path, labels: Path | None, lab
     )
     chosen = {name: source.info[name] for name in ("source", "label") if source.info.get(name)}
     return replace(found, config={**chosen, **found.config})
-
-
-def _opening(source: Data) -> str:
-    """One line that says what was read and what was chosen."""
-    info = source.info
-    parts = [f"{info.get('title', 'the data')}: {len(source):,} rows"]
-    if "parts" in info:
-        said = info["parts"].described()
-    elif source.regression:
-        y = source.target[source.labeled]
-        said = f"a quantity from {y.min():g} to {y.max():g}" if len(y) else "empty"
-    else:
-        counts = source.class_counts
-        order = counts.argsort()[::-1][:4]
-        named = " · ".join(f"{short(source.classes[c])} {counts[c]:,}" for c in order)
-        said = f"{source.num_classes} classes: {named}{' · …' if source.num_classes > 4 else ''}"
-    parts += chosen_columns(info, said)
-    lost = int((~source.labeled).sum())
-    if lost and "parts" not in info:
-        parts.append(f"{lost:,} without a label, which are predicted")
-    labels = getattr(info.get("parts"), "columns", ())  # of label sets
-    parts += unused_columns(info, labels)
-    return ", ".join(parts)
-
-
-def _summary(found: Audit, folder: Path) -> None:
-    rate = found.noise_rate
-    flagged = int(found.mask.sum())
-    what = "values" if found.regression else "labels"
-    precision = f" — {flagged:,} flagged, at {found.expected_precision:.2f} expected precision"
-    if not flagged:
-        precision = f" — none of the {what} stands out; the least certain are on the page"
-    if found.config.get("by_chance"):
-        console.print(f"the {what} cannot be judged: see the note above", markup=False)
-    else:
-        console.print(
-            f"about {rate.value:.1%} of {what} look wrong ({rate.low:.1%} to {rate.high:.1%}){precision}", markup=False
-        )
-    if not found.config.get("by_chance") and rate.low <= 0 and rate.high > max(OPEN / 100, 2 * rate.value):
-        console.print(
-            "the interval is wide: these features cannot tell errors that a model learns from samples that are hard",
-            style="dim",
-        )
-    if flagged:
-        console.print(_worst(found) if found.regression else _pairs(found))
-    if "since" in found.config:
-        console.print(_since(found.config["since"]), markup=False)
-    console.print(
-        f"review them:  compensate review {o.quoted(folder)}      or open {folder / 'report.html'}; list: {folder / 'suspects.csv'}",
-        markup=False,
-        soft_wrap=True,
-    )
-    from compensate.auditing.page.fill import command
-
-    if found.listed is not None:
-        console.print(f"all rows:     {folder / 'suspects'}/*.parquet", markup=False, soft_wrap=True)
-    if len(found.predicted):
-        console.print(f"predicted:    {folder / 'predictions.csv'}", markup=False, soft_wrap=True)
-    if found.found_issues is not None and len(found.found_issues):
-        from compensate.auditing.issues import summary
-
-        console.print(
-            f"also found:   {summary(found.found_issues)}: {folder / 'issues.csv'}", markup=False, soft_wrap=True
-        )
-    if command(found):
-        console.print(f"then:         compensate apply {o.quoted(folder)}", markup=False, soft_wrap=True)
-
-
-def _since(since: dict[str, Any]) -> str:
-    decided = since["corrected"] + since["confirmed"]
-    return (
-        f"with {decided:,} decided labels ({since['corrected']:,} corrected, {since['confirmed']:,} confirmed); "
-        f"new suspects: {len(since['new']):,}, no longer suspect: {len(since['gone']):,}"
-    )
-
-
-def _pairs(found: Audit) -> Table:
-    shown = found if found.listed is None else found.listed
-    flagged = shown.flagged
-    # Of label sets, it counts which label is missing or too much.
-    sets = "label" in flagged.columns
-    table = Table(
-        f"{'label: ' if sets else ''}given → suggested", "rows", "", box=None, pad_edge=False, padding=(0, 3, 0, 0)
-    )
-    labels = [f"{short(name)}: " for name in flagged["label"]] if sets else [""] * len(flagged)
-    keys = [
-        f"{label}{short(given)} → {short(suggested)}"
-        for label, given, suggested in zip(labels, flagged["given"], flagged["suggested"], strict=True)
-    ]
-    counted = keys
-    if found.listed is not None:
-        rows = found.mask.nonzero()[0]
-        pairs = zip(found.names(found.given[rows]), found.names(found.suggested[rows]), strict=True)
-        counted = [f"{short(given)} → {short(suggested)}" for given, suggested in pairs]
-    groups = Counter(counted).most_common()
-    for key, count in groups[:PAIRS]:
-        sample = _sample(shown, int(flagged["index"].iloc[keys.index(key)])) if key in keys else ""
-        table.add_row(Text(key), f"{count:,}", Text(sample, style="dim"))
-    if len(groups) > PAIRS:
-        table.add_row(
-            Text(f"and {len(groups) - PAIRS} more pairs", style="dim"),
-            f"{sum(count for _, count in groups[PAIRS:]):,}",
-            "",
-        )
-    return table
-
-
-def _worst(found: Audit) -> Table:
-    table = Table("row", "given → suggested", "p", box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    for row in found.flagged.head(PAIRS).itertuples():
-        table.add_row(str(row[1]), Text(f"{row.given} → {row.suggested}"), f"{row.p_error:.2f}")
-    return table
-
-
-def _sample(found: Audit, index: int) -> str:
-    from compensate.auditing.page.fill import content
-
-    row = int((found.index == index).argmax())
-    if found.ids and found.kind == "image":
-        return short(found.ids[row], 50)
-    shown = content(found.data, int(found.position(row)))
-    if shown.text is not None:
-        return f'"{short(" ".join(shown.text[:500].split()), 50)}"'
-    if shown.fields:
-        return short(", ".join(f"{name} {value}" for name, value in shown.fields[:4]), 50)
-    return f"row {index}"
-
-
-def _clock(seconds: float) -> str:
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

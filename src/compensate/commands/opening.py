@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from compensate.commands.options import quoted
 from compensate.commands.terminal import console
 
 if TYPE_CHECKING:
     from compensate.training.config import Config
     from compensate.training.preparation import Prepared
+
+
+NAMED = 8
+"""Columns of a list."""
 
 
 def short(text: Any, limit: int = 30) -> str:
@@ -20,20 +25,42 @@ def short(text: Any, limit: int = 30) -> str:
 
 
 def chosen_columns(info: Mapping[str, Any], labels: str) -> list[str]:
-    """The columns of text and label, and what is to be said of the labels.
+    """The columns of text and label, what is to be said of the labels, and which columns were passed over for them.
 
     >>> chosen_columns({"text": "message", "label": "topic"}, "5 classes")
     ['text column "message"', 'label column "topic" (5 classes)']
     """
     text = [f'text column "{info["text"]}"'] if info.get("text") else []
-    return [*text, f'label column "{info["label"]}" ({labels})' if info.get("label") else labels]
+    passed = [f'not "{short(name)}", which {why}' for name, why in info.get("passed_over", {}).items()]
+    return [*text, f'label column "{info["label"]}" ({labels})' if info.get("label") else labels, *passed]
 
 
-def unused_columns(info: Mapping[str, Any], but: Collection[str] = ()) -> list[str]:
-    """Columns that nothing is learned from, in one phrase, but for those that are used in another way."""
-    left = [c for c in info.get("columns", ()) if c.role in ("identifier", "constant", "ignored")]
-    names = [short(c.name) for c in left if c.name not in but]
-    return [f"not used: {', '.join(names[:8])}{', …' if len(names) > 8 else ''}"] if names else []
+def unused_columns(info: Mapping[str, Any]) -> list[str]:
+    """The columns that are not read, in one phrase; of texts, how to go by the columns that could be features."""
+    labels = getattr(info.get("parts"), "columns", ())  # of label sets
+    chosen = (info.get("label"), info.get("text"), *labels, *info.get("passed_over", ()))
+    rest = [c for c in info.get("columns", ()) if c.role != "split" and c.name not in chosen]
+    alone = info.get("features_given") or info.get("text")
+    unused = [short(c.name) for c in rest if alone or not c.used]
+    if not unused:
+        return []
+    said = f"not used: {_list(unused)}"
+    # A name with a comma in it, or one that is cut, cannot be given.
+    free = [c.name for c in rest if c.used and "," not in c.name and short(c.name) == c.name]
+    if free and info.get("text") and not info.get("features_given"):
+        by = ",".join(free[:NAMED]) + ",…" * (len(free) > NAMED)
+        said += f" (texts are judged by the text alone; by columns instead: --columns {quoted(by)})"
+    return [said]
+
+
+def _list(names: list[str]) -> str:
+    """The first names, and how many more there are.
+
+    >>> _list(["a", "b"]), _list(list("abcdefghijk"))
+    ('a, b', 'a, b, c, d, e, f, g, h and 3 more')
+    """
+    more = len(names) - NAMED
+    return ", ".join(names[:NAMED]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def announce(config: Config, data_dir: Path | None) -> None:

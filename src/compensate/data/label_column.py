@@ -47,6 +47,8 @@ TOPICS = frozenset(
 FEW_CLASSES = 20
 """Up to this many whole numbers are classes; of more, only those that count from 0 or 1 without a gap."""
 
+_ANOTHER = "If another column holds the labels, name it: label=... (--label on the command line)."
+
 ROWS_TRIED = 1000
 """Rows on which it is tried whether a column can be predicted."""
 
@@ -106,6 +108,17 @@ def choose_label(frame: pd.DataFrame, label: str | None, where: str, text: str |
     raise _unclear(frame, candidates, names, where)
 
 
+def passed_over(frame: pd.DataFrame, label: str) -> dict[str, str]:
+    """Columns with a label's name that were not taken for the label, because they hold fewer than two values, and which of it.
+
+    >>> passed_over(pd.DataFrame({"category": ["", ""], "priority": ["low", "high"]}), "priority")
+    {'category': 'is empty'}
+    """
+    named = [n for n in frame.columns if n != label and (_plainly(n) or _with_a_word(n) or _by_topic(n))]
+    counts = {name: _distinct(frame[name], 2) for name in named}
+    return {name: "has one value" if count else "is empty" for name, count in counts.items() if count < 2}
+
+
 def targets(cells: NDArray[Any], task: str | None, where: str, label: str) -> tuple[NDArray[Any], tuple[str, ...], str]:
     """The label cells as class numbers or as quantities, the names of the classes (none of quantities), and the reason.
 
@@ -117,7 +130,7 @@ def targets(cells: NDArray[Any], task: str | None, where: str, label: str) -> tu
     check_lengths(cells)
     there = np.array([not is_missing(v) for v in cells])
     if not there.any():
-        raise InputError(f'the label column "{label}" of {where} is empty.')
+        raise InputError(f'the label column "{label}" of {where} is empty. {_ANOTHER}')
     numbers = pd.to_numeric(pd.Series([str(v) for v in cells[there]]), errors="coerce").to_numpy(float)
     numeric = bool(np.isfinite(numbers).all())
     if task == "regression" and not numeric:
@@ -134,7 +147,9 @@ def targets(cells: NDArray[Any], task: str | None, where: str, label: str) -> tu
         _check_single(cells[there], where, label)
     target, classes = encode_labels(cells)
     if len(classes) < 2:
-        raise InputError(f'the label column "{label}" of {where} has the one value "{classes[0]}"; expected 2 or more.')
+        raise InputError(
+            f'the label column "{label}" of {where} has the one value "{classes[0]}"; expected 2 or more. {_ANOTHER}'
+        )
     return target, classes, f"{len(classes)} classes"
 
 

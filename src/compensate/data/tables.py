@@ -19,7 +19,7 @@ from compensate.data.excel import SUFFIXES as EXCEL
 from compensate.data.excel import read_excel
 from compensate.data.features import TableEncoder
 from compensate.data.jsonl import read_jsonl
-from compensate.data.label_column import LABEL_SETS, LABELS, SeveralLabels, targets
+from compensate.data.label_column import LABEL_SETS, LABELS, SeveralLabels, passed_over, targets
 from compensate.data.label_column import choose_label as choose_label
 from compensate.data.labels import encode_labels, is_missing
 from compensate.data.parquet import SUFFIXES as PARQUET
@@ -198,7 +198,7 @@ def from_frame(
     flat = frame.drop(columns=[*nested, *(c for c in ignored if c in frame.columns)])
     readable = flat if wanted is None else flat[[c for c in flat.columns if c in (*wanted, label, text)]]
     text = choose_text(readable, text, where, label)
-    label = choose_label(flat, label, where, text)
+    given, label = label, choose_label(flat, label, where, text)
     cells = frame[label].to_numpy(object)
     if classes is None:
         target, names, reason = targets(cells, task, where, label)
@@ -207,7 +207,8 @@ def from_frame(
         reason = f"{len(names)} classes"
     split = next((c for c in frame.columns if c.strip().lower() == "split" and c not in (label, *ignored)), None)
     info: dict[str, Any] = {
-        "kind": "text" if text else "table", "label": label, "text": text, "rows": len(frame), "target": reason
+        "kind": "text" if text else "table", "label": label, "text": text, "rows": len(frame), "target": reason,
+        "passed_over": passed_over(flat, label) if given is None else {},
     }  # fmt: skip
     parts = None if split is None else _parts(frame[split], where)
     fitted = frame if parts is None else frame[parts == "train"]

@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 from scipy import sparse
 
-from compensate.auditing.issues.columns import column_issues, empty_rows, lost_cells, rare_classes
-from compensate.auditing.issues.duplicates import find_pairs, groups, shared_with
+from compensate.auditing.issues.columns import alike_classes, column_issues, empty_rows, lost_cells, rare_classes
+from compensate.auditing.issues.duplicates import find_pairs, partners, shared_with
 from compensate.auditing.issues.neighbors import nearest_rows
 from compensate.auditing.issues.samples import NEIGHBORS, empty_texts, odd_images, other_languages, outliers
 from compensate.errors import InputError
@@ -41,7 +41,13 @@ class IssueKind:
 KINDS: dict[str, IssueKind] = {
     "conflicting_duplicate": IssueKind(
         "duplicate with another label", "duplicates with different labels", "similarity to the other row, 1 if equal",
-        "The same content has different labels: at least one of them is wrong, or the content does not decide the label.",
+        "Of equal rows with different labels at least one label is wrong, or the content does not decide it; of similar rows, look whether they "
+        "differ in what decides the label.",
+    ),
+    "alike_classes": IssueKind(
+        "pair of classes with nearly the same name", "pairs of classes with nearly the same name",
+        "rows of the more frequent name, as a share of the rows of both",
+        "The names differ only in case, spacing or one letter. If both mean the same, write all labels alike.",
     ),
     "test_duplicate": IssueKind(
         "row that is in the test set too", "rows that are in the test set too", "similarity to the row of the test set, 1 if equal",
@@ -116,19 +122,12 @@ def find_issues(audit: Audit, test: Data | None = None) -> pd.DataFrame:
     # Copies and outliers are looked for among the same nearest rows, which take most of the time.
     dense = audit.vectors is not None and not sparse.issparse(audit.vectors)
     near = nearest_rows(np.ascontiguousarray(audit.vectors, dtype=np.float32), NEIGHBORS) if dense else None
-    where, partner = groups(find_pairs(data, kind, audit.vectors, near), len(data))
-    mixed = _mixed(where, audit)
-    members: dict[int, list[int]] = {}
-    for row in partner:
-        members.setdefault(int(where[row]), []).append(row)
-    for row, (other, similarity) in partner.items():
-        issue = "conflicting_duplicate" if mixed[row] else "duplicate"
-        if mixed[row]:
-            others = members[int(where[row])] if audit.given[other] == audit.given[row] else [other]
-            other = next(i for i in others if audit.given[i] != audit.given[row])
+    # Quantities differ nearly always, which contradicts nothing.
+    compared = np.zeros(len(data)) if audit.regression else audit.given
+    for row, (other, similarity, differ) in partners(find_pairs(data, kind, audit.vectors, near), compared).items():
         said = "equal" if similarity == 1 else f"{similarity:.2f} similar"
         add(
-            issue,
+            "conflicting_duplicate" if differ else "duplicate",
             similarity,
             f"{said} to row {int(audit.index[other])}, labeled {labels[other]}",
             row,
@@ -162,19 +161,10 @@ def find_issues(audit: Audit, test: Data | None = None) -> pd.DataFrame:
         ):
             add(name, score, detail, column=column)
     if not audit.regression:
-        for name, column, score, detail in rare_classes(audit.given, audit.classes):
-            add(name, score, detail, column=column)
+        for classes_of in (alike_classes, rare_classes):
+            for name, column, score, detail in classes_of(audit.given, audit.classes):
+                add(name, score, detail, column=column)
     return _table(found)
-
-
-def _mixed(where: np.ndarray[Any, Any], audit: Audit) -> np.ndarray[Any, Any]:
-    """(N,) whether the group of each row has more than one label."""
-    if audit.regression:
-        return np.zeros(len(where), bool)
-    low, high = np.full(len(where), 1 << 30), np.full(len(where), -1)
-    np.minimum.at(low, where, audit.given)
-    np.maximum.at(high, where, audit.given)
-    return (low != high)[where]
 
 
 def _table(found: list[dict[str, Any]]) -> pd.DataFrame:
@@ -201,17 +191,18 @@ def records(issues: pd.DataFrame) -> list[dict[str, Any]]:
 def summary(issues: pd.DataFrame) -> str:
     """What was found in one line; nothing if nothing was.
 
-    >>> summary(pd.DataFrame({"issue": ["duplicate"] * 4 + ["conflicting_duplicate"] * 2 + ["outlier"]}))
-    '6 duplicates, 2 of them with different labels; 1 outlier'
+    >>> kinds = ["duplicate"] * 4 + ["conflicting_duplicate"] * 2 + ["outlier"]
+    >>> summary(pd.DataFrame({"issue": kinds, "score": [1, 1, 0.6, 0.7, 1, 1, 3.5]}))
+    '4 equal and 2 similar rows, 2 of them with different labels; 1 outlier'
     """
     counts = issues["issue"].value_counts()
     parts = []
-    alike, mixed = int(counts.get("duplicate", 0)), int(counts.get("conflicting_duplicate", 0))
-    if alike + mixed:
-        parts.append(
-            f"{alike + mixed:,} duplicate{'s' * (alike + mixed > 1)}"
-            + (f", {mixed:,} of them with different labels" if mixed else "")
-        )
+    copies = issues[issues["issue"].isin(("duplicate", "conflicting_duplicate"))]
+    equal, mixed = int((copies["score"] == 1).sum()), int(counts.get("conflicting_duplicate", 0))
+    alike = {"equal": equal, "similar": len(copies) - equal}
+    if len(copies):
+        said = " and ".join(f"{n:,} {how}" for how, n in alike.items() if n)
+        parts.append(f"{said} rows" + (f", {mixed:,} of them with different labels" if mixed else ""))
     for name, kind in KINDS.items():
         n = int(counts.get(name, 0))
         if n and name not in ("duplicate", "conflicting_duplicate"):

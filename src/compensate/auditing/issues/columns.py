@@ -1,4 +1,4 @@
-"""Columns that should not be there, and what a table lacks: identifiers, columns that tell the label, missing values, rare classes."""
+"""Columns that should not be there, and what a table lacks: identifiers, columns that tell the label, missing values; and odd classes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from compensate.auditing.arrays import Floats, Ints
+from compensate.auditing.class_names import near_pairs
 from compensate.data.columns import Column, numbers
 from compensate.data.labels import is_missing
 
@@ -74,6 +75,20 @@ def rare_classes(given: Ints, names: tuple[str, ...]) -> Iterator[ColumnFinding]
     equal = len(given) / max(len(names), 1)
     for c in np.flatnonzero(counts < RARE * equal).tolist():
         yield "rare_class", names[c], float(counts[c] / equal), f"{counts[c]:,} of {len(given):,} rows"
+
+
+def alike_classes(given: Ints, names: tuple[str, ...]) -> Iterator[ColumnFinding]:
+    """Pairs of classes with nearly the same name; the score is the share of the more frequent one among the rows of both.
+
+    >>> list(alike_classes(np.array([0, 0, 0, 1]), ("billing", "Billing")))
+    [('alike_classes', 'Billing', 0.75, '"Billing" (1 row) and "billing" (3 rows)')]
+    """
+    counts = np.bincount(given, minlength=len(names))
+    there = np.flatnonzero(counts).tolist()
+    for pair in near_pairs([names[c] for c in there]):
+        rare, often = sorted((there[k] for k in pair), key=lambda c: int(counts[c]))
+        said = [f'"{names[c]}" ({counts[c]:,} row{"s" * int(counts[c] > 1)})' for c in (rare, often)]
+        yield "alike_classes", names[rare], float(counts[often] / (counts[rare] + counts[often])), " and ".join(said)
 
 
 def predicts(column: pd.Series, what: Column, given: Ints, classes: int) -> float:

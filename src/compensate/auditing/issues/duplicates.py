@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import sparse
 
 from compensate.auditing.arrays import Ints
@@ -33,6 +34,9 @@ JOINED = 10_000
 
 Pair = tuple[int, int, float]
 """Two positions and their similarity, 1 for equal content."""
+
+Partner = tuple[int, float, bool]
+"""The position of another row, the similarity to it, and whether it has another label."""
 
 
 def find_pairs(data: Data, kind: str, vectors: Any, near: Near | None = None) -> list[Pair]:
@@ -66,31 +70,46 @@ def shared_with(data: Data, test: Data, kind: str) -> list[Pair]:
     return [(i, j - n, s) for i, j, s in found if i < n <= j]
 
 
-def groups(pairs: Iterable[Pair], n: int) -> tuple[Ints, dict[int, tuple[int, float]]]:
-    """(N,) the smallest position of the group of each row, and for each row in a pair its most similar partner.
+def partners(pairs: Iterable[Pair], labels: NDArray[Any]) -> dict[int, Partner]:
+    """For each row in a pair the most similar row that it was compared with: of those with another label if there are any.
 
-    >>> where, partner = groups([(0, 2, 0.9), (2, 3, 1.0)], 4)
-    >>> where.tolist(), partner[2]
-    ([0, 1, 0, 0], (3, 1.0))
+    Of rows that equal each other any two are a pair; likeness is not handed on.
+
+    >>> found = partners([(0, 1, 1.0), (1, 2, 0.6), (2, 3, 0.7)], np.array([0, 0, 0, 1]))
+    >>> found[0], found[2]
+    ((1, 1.0, False), (3, 0.7, True))
     """
-    where = np.arange(n)
+    label = labels.tolist()
+    where: dict[int, int] = {}  # from a row to a smaller one that equals it
 
     def root(i: int) -> int:
-        while where[i] != i:
-            where[i] = where[where[i]]
-            i = int(where[i])
+        while where.get(i, i) != i:
+            where[i] = where.get(where[i], where[i])
+            i = where[i]
         return i
 
-    partner: dict[int, tuple[int, float]] = {}
+    found: dict[int, Partner] = {}
+
+    def meet(own: int, other: int, similarity: float) -> None:
+        differ = label[own] != label[other]
+        if own not in found or (differ, similarity) > (found[own][2], found[own][1]):
+            found[own] = other, similarity, differ
+
     for i, j, similarity in pairs:
-        a, b = root(i), root(j)
-        where[max(a, b)] = min(a, b)
-        for own, other in ((i, j), (j, i)):
-            if own not in partner or similarity > partner[own][1]:
-                partner[own] = (other, similarity)
-    for i in partner:
-        where[i] = root(i)
-    return where, partner
+        meet(i, j, similarity)
+        meet(j, i, similarity)
+        if similarity == 1:
+            a, b = sorted((root(i), root(j)))
+            where[a], where[b] = a, a
+    # Of many equal rows not every two were compared: the first row with another label than the smallest one's stands for all of them.
+    others: dict[int, int] = {}
+    for i in sorted(where):
+        if label[i] != label[root(i)]:
+            others.setdefault(root(i), i)
+    for i in where:
+        if root(i) in others:
+            meet(i, root(i) if label[i] != label[root(i)] else others[root(i)], 1.0)
+    return found
 
 
 def _content(data: Data, kind: str) -> Any:
