@@ -50,8 +50,8 @@ _PAPER_SEARCH: dict[PaperData, Space] = {
     equation="43",
     reference="Yao and Wu, Compensation Learning, 2021, Algorithm 1",
     needs=["index"],
-    limits="lambda >= 1 means no compensation at all. Too large a step hurts while the model is still learning: where it explains few labels to the end (short training, strong "
-    "augmentation), the default costs accuracy; take lambda 0.5 or more there, or MixComp.",
+    limits="lambda >= 1 means no compensation at all. Too large a step hurts while the model is still learning: where it explains few labels to the end "
+    "(short training, strong augmentation), the default costs accuracy; take lambda 0.5 or more there, or MixComp.",
     search=Space({"lam": Real(0.01, 0.5, log=True), "lr": Real(0.02, 5.0, log=True)}),
     paper_search=_PAPER_SEARCH,
     candidates=each(lam=(0.1, 0.05, 0.05, 0.03, 0.25), lr=(1.0, 1.0, 3.0, 1.0, 0.25)),
