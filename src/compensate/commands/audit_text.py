@@ -130,7 +130,7 @@ def _pairs(found: Audit) -> Table:
         table.add_row(Text(key), f"{count:,}", Text(sample, style="dim"))
     if len(groups) > PAIRS:
         table.add_row(
-            Text(f"and {len(groups) - PAIRS} more pairs", style="dim"),
+            Text(f"and {len(groups) - PAIRS} more pair{'s' * (len(groups) - PAIRS > 1)}", style="dim"),
             f"{sum(count for _, count in groups[PAIRS:]):,}",
             "",
         )
