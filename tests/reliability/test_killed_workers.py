@@ -99,6 +99,7 @@ def test_reproduce_gives_up_a_run_that_always_dies_and_finishes_the_others(tmp_p
 
 def test_a_candidate_that_is_lost_is_reported_and_no_bad_candidate(tmp_path, monkeypatch):
     from experiments import grid
+    from experiments.tables import find_table
 
     def but_the_last(work, jobs, count, *, backend, lost):
         *rest, last = jobs
@@ -110,9 +111,10 @@ def test_a_candidate_that_is_lost_is_reported_and_no_bad_candidate(tmp_path, mon
     monkeypatch.setattr(grid, "_score", lambda record: record["score"])
     told: list[tuple[Config, str]] = []
     place = grid.Place(tmp_path / "results", tmp_path / "runs", None, 2, "local")
-    candidates = grid.trials("sst2", "small", "label_smoothing")
+    table = find_table("9")
+    candidates = grid.trials(table, "small", "label_smoothing")
     assert len(candidates) > 1
-    chosen = grid.choose("sst2", "small", ["label_smoothing"], place, lost=lambda *one: told.append(one))
+    chosen = grid.choose(table, "small", ["label_smoothing"], place, lost=lambda *one: told.append(one))
     assert [(config.id, message) for config, message in told] == [(candidates[-1].id, LOST)]
     assert chosen["label_smoothing"] != dict(candidates[-1].hyper)
 
