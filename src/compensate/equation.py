@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from compensate.checks import Check, at_hand, check_losses, checked_weights
+from compensate.checks import Check, at_hand, check_losses, check_state, checked_weights
 from compensate.equation_text import equation_text, in_bytes
 from compensate.errors import InputError
 from compensate.fused import losses_and_slope, reduced
@@ -557,6 +557,10 @@ class Compensated(nn.Module):
             return statistics_among(self.modules())
         find_statistics(self, self.record)
         return self._found
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        check_state({**dict(self.named_buffers()), **dict(self.named_parameters())}, state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def suspects(self, top: int | None = None) -> Any:
         """The samples whose labels look wrong, most suspect first; see :meth:`Evidence.suspects`."""

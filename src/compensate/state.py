@@ -100,7 +100,7 @@ class State:
         learn: bool = False,
         meta: bool = False,
     ) -> None:
-        check_target(target)
+        check_target(target, binary=criterion.base == "bce")
         self.criterion = criterion
         self.places = Places(target, binary=criterion.base == "bce")
         self.target = self.places.targets(target) if self.places.several else target

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 
 import pytest
@@ -87,6 +88,59 @@ def test_state_survives_copies_pickles_and_state_dicts(name):
         assert torch.equal(loss(other), expected), how
         for (key, a), b in zip(criterion.state_dict().items(), other.state_dict().values(), strict=True):
             assert torch.equal(a, b), (how, key)
+
+
+def _after_a_step(name, **sizes):
+    from tiny import TinyNet
+
+    criterion = METHODS[name].make(**{**SIZES, **sizes}).start(10)
+    model = TinyNet(classes=3 + METHODS[name].extra_outputs)
+    criterion.evaluate(model, torch.randn(8, 4), torch.arange(8) % 3, torch.arange(8)).loss.backward()
+    return criterion
+
+
+def _assert_refused(criterion, state, said):
+    """On its own and as a part of a module, and nothing has been loaded."""
+    before = copy.deepcopy(criterion.state_dict())
+    within = torch.nn.ModuleDict({"head": torch.nn.Linear(2, 2), "criterion": criterion})
+    whole = {**{f"head.{key}": value for key, value in within["head"].state_dict().items()}}
+    whole |= {f"criterion.{key}": value for key, value in state.items()}
+    for module, given in ((criterion, state), (within, whole)):
+        with pytest.raises(InputError, match=said):
+            module.load_state_dict(given)
+        for key, value in criterion.state_dict().items():
+            assert torch.equal(value, before[key]), key
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_state_of_another_number_of_samples_is_refused_by_what_keeps_samples(name):
+    trained, other = _after_a_step(name), METHODS[name].make(**{**SIZES, "num_samples": 50})
+    keeps = {key for key, value in trained.state_dict().items() if value.ndim and len(value) == 40}
+    assert keeps or trained.record is None
+    if keeps:
+        _assert_refused(other, trained.state_dict(), r"\(40,.*\(50,.*num_samples")
+    else:
+        other.load_state_dict(trained.state_dict())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_state_with_nan_is_refused(name):
+    state = _after_a_step(name).state_dict()
+    for key, value in state.items():
+        if value.is_floating_point() and value.numel():
+            broken = {**state, key: value.clone()}
+            broken[key].view(-1)[-1] = torch.nan
+            _assert_refused(METHODS[name].make(**SIZES), broken, f"{key}.* NaN")
+
+
+def test_a_state_with_nan_in_a_sparse_table_is_refused():
+    build = functools.partial(METHODS["logcomp"].build, num_samples=40, num_classes=3, table="sparse")
+    criterion = build()
+    criterion(torch.randn(8, 3, requires_grad=True), torch.arange(8) % 3, torch.arange(8))
+    state = criterion.state_dict()
+    (values,) = (key for key in state if key.endswith("values"))
+    state[values][0] = torch.nan
+    _assert_refused(build(), state, "values.* NaN")
 
 
 @pytest.mark.parametrize("name", METHODS)
