@@ -15,6 +15,7 @@ from compensate.equation_text import equation_text, in_bytes
 from compensate.errors import InputError
 from compensate.fused import losses_and_slope, reduced
 from compensate.granularity import Sample, Table
+from compensate.held import warn_of_copies
 from compensate.inference.statistics import Evidence, Statistic, find_statistics, statistics_among
 from compensate.markup import element, escape
 from compensate.proximal import ONTO, SMALLEST
@@ -118,9 +119,8 @@ class Compensated(nn.Module):
     step: Tensor
     total: Tensor
     weight: Tensor | None
-    _told_to_compile: ClassVar[bool] = (
-        False  # in this process: torch imports its compiler, which takes seconds, only then
-    )
+    _told_to_compile: ClassVar[bool] = False
+    """In this process: torch imports its compiler, which takes seconds, only then."""
 
     def __init__(
         self,
@@ -484,6 +484,8 @@ class Compensated(nn.Module):
                     break
             if self._awaits_meta:
                 self._warn_without_meta()
+            if watching or self.keeps_rows:
+                warn_of_copies()
 
     def _warn_without_epochs(self, batch: int, rolling: Statistic) -> None:
         self._seen += batch
