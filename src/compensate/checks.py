@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 Check = Literal["auto", "sync", "async", "off"]
 """How a criterion looks at its batches."""
 
+Reduction = Literal["mean", "sum", "none"]
+"""How the losses of a batch become one, or stay as they are."""
+
 Looks = Literal["sync", "async", "kernels", "off"]
 """How it looks at this one: "auto" is "sync" where values are at hand, else "kernels": as "async", but that classes and rows out of range are
 left to the kernels that read them, which assert their range themselves. Looking twice would cost more than the loss."""
@@ -150,6 +153,17 @@ def checked_weights(given: Tensor | Sequence[float] | None) -> Tensor | None:
             f"weight is {weight.dtype} of shape {tuple(weight.shape)}; expected a floating point number for each class, (C,)."
         )
     return weight
+
+
+def checked_reduction(given: Reduction) -> Reduction:
+    """How losses are reduced, if it is a way that torch knows.
+
+    >>> checked_reduction("sum")
+    'sum'
+    """
+    if given not in ("mean", "sum", "none"):
+        raise InputError(f'reduction is "{given}"; expected "mean", "sum" or "none".')
+    return given
 
 
 def check_batch(s: State, u: Tensor) -> None:

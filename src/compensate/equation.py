@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from compensate.checks import Check, at_hand, check_losses, check_state, checked_weights
+from compensate.checks import Check, Reduction, at_hand, check_losses, check_state, checked_reduction, checked_weights
 from compensate.equation_text import equation_text, in_bytes
 from compensate.errors import InputError
 from compensate.fused import losses_and_slope, reduced
@@ -135,7 +135,7 @@ class Compensated(nn.Module):
         structure: Terms = None,
         views: Views | None = None,
         base: Base | None = None,
-        reduction: Literal["mean", "sum", "none"] = "mean",
+        reduction: Reduction = "mean",
         weight: Weights | None = None,
         ignore_index: int = -100,
         onto: Literal["project", "normalize", "none"] = "project",
@@ -159,8 +159,6 @@ class Compensated(nn.Module):
         logit = self._in_order.get("logit", ())
         on_logits = self.only_logits and all(isinstance(term, Table) for term in logit)
         self._logit_tables = tuple(cast(Table, term) for term in logit) if on_logits else ()
-        if reduction not in ("mean", "sum", "none"):
-            raise InputError(f'reduction is "{reduction}"; expected "mean", "sum" or "none".')
         if onto not in ONTO:
             raise InputError(f'onto is "{onto}"; expected {", ".join(ONTO)}.')
         self.fast = True
@@ -173,7 +171,8 @@ class Compensated(nn.Module):
             raise InputError(
                 'base="bce" has no prediction=: with two outcomes it is the same as label compensation with the other sign. Write label=.'
             )
-        self.base, self.reduction, self.ignore_index, self.onto = base, reduction, ignore_index, onto
+        self.base, self.ignore_index, self.onto = base, ignore_index, onto
+        self.reduction: Reduction = checked_reduction(reduction)
         self.check: Check = check
         self.record, self.views = record, views
         if "view" in self.terms and views is None:
