@@ -48,7 +48,7 @@ def train(
     asked = shared.build(merged)
     from compensate.training.distribution import Processes
     from compensate.training.fitting import fit
-    from compensate.training.run import LEAST_AGREEMENT, agreement
+    from compensate.training.run import LEAST_AGREEMENT, agreement_with_labels
     from compensate.training.trainer import Interrupted
 
     folder = out if out is not None else Path("runs") / asked.name
@@ -85,7 +85,7 @@ def train(
     if suspects is None or not len(suspects):
         return
     flagged = suspects["flagged"].sum()
-    if agreement(suspects) < LEAST_AGREEMENT:
+    if agreement_with_labels(suspects) < LEAST_AGREEMENT:
         (folder / "suspects.csv").unlink(missing_ok=True)
         console.print(
             f"no list of suspects: the model contradicts {flagged:,} of {len(suspects):,} labels, so it has learned too little to judge them; "

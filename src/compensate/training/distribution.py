@@ -90,7 +90,7 @@ class Processes:
         if self.size == 1:
             return local
         keep_alike()
-        return _Gather.apply(local, self, n)  # type: ignore[no-untyped-call, no-any-return]
+        return _Gather.apply(local, self, n)  # type: ignore[no-untyped-call]
 
     def scatter(self, whole: Tensor) -> Tensor:
         """The own slice of a batch that all processes have, with gradients to all of it."""
