@@ -67,8 +67,10 @@ class ActivePassive(nn.Module):
 
     def forward(self, s: State) -> Tensor:
         """(B,) the losses."""
-        # A single class has no loss at all; 0 / 0 is then 0.
-        active = of_given(s, s.logp) / s.logp.sum(-1).clamp(max=-torch.finfo(s.logp.dtype).tiny)
+        total = s.logp.sum(-1)
+        # A single class has no loss at all; 0 / 0 is then 0. A quotient by minus infinity would be 0 whatever the label: no loss.
+        active = of_given(s, s.logp) / total.clamp(max=-torch.finfo(s.logp.dtype).tiny)
+        active = torch.where(total == -torch.inf, torch.inf, active)
         return self.alpha * active + self.beta * self._passive(s)
 
     def _passive(self, s: State) -> Tensor:
