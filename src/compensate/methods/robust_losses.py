@@ -273,7 +273,9 @@ def logit_clip(*, num_samples: int | None = None, tau: float = 1.5, weight: Weig
 
     .. math:: \Delta u_i = \min\left(0,\; \frac{\tau}{\|u_i\|_2} - 1\right) u_i
 
-    Unlike most compensation it is no constant in the gradient: what would lengthen the vector has none. The
+    Unlike most compensation it is no constant in the gradient: what would lengthen the vector has none. The authors' code scales
+    vectors that are longer than its `temp` to the length 1 / `temp`, which is a jump unless `temp` is 1; here, as in their paper, the
+    length that is cut and the length that is left are both :math:`\tau`. The
     loss is at least :math:`\log(1 + (C - 1) e^{-\tau \sqrt{C / (C - 1)}})` and at most :math:`\log C + \sqrt2\, \tau`.
 
     Args:
