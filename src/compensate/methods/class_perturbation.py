@@ -193,7 +193,7 @@ def lpl(
         eps: the least radius :math:`\epsilon`.
         step: the length :math:`\alpha` of a step.
         growth: :math:`D`, by how much the radius of the most and of the least frequent class is larger under `by="share"`, and that of a class
-            at a distance of 1 from the mean probability else.
+            at a distance of 1 from the mean probability else. Only whole steps are taken: a growth far below `step` has no effect.
         by: what parts the classes: "probability", their mean probability in the batch (for balanced data), or "share",
             their share in the training set (for skewed data; with several labels it needs `num_samples`).
         base: "bce" for several labels a sample.
