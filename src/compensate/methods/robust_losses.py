@@ -67,10 +67,12 @@ class ActivePassive(nn.Module):
 
     def forward(self, s: State) -> Tensor:
         """(B,) the losses."""
-        total = s.logp.sum(-1)
-        # A single class has no loss at all; 0 / 0 is then 0. A quotient by minus infinity would be 0 whatever the label: no loss.
-        active = of_given(s, s.logp) / total.clamp(max=-torch.finfo(s.logp.dtype).tiny)
-        active = torch.where(total == -torch.inf, torch.inf, active)
+        # The sum of log-probabilities may leave the range of numbers; relative to the lowest, at most -log 2, it does not. The bounds of 0.5
+        # are for a single class, which has no loss: 0 / 0 is 0.
+        shares = s.logp / s.logp.detach().amin(-1, keepdim=True).clamp(max=-0.5)
+        active = of_given(s, shares) / shares.sum(-1).clamp(min=0.5)
+        # A quotient by minus infinity would be 0 whatever the label.
+        active = torch.where((s.u.detach() == -torch.inf).any(-1), torch.inf, active)
         return self.alpha * active + self.beta * self._passive(s)
 
     def _passive(self, s: State) -> Tensor:
