@@ -187,8 +187,7 @@ def by_hand(u, y, eps, growth):
     added = np.zeros_like(u)
     for c in classes:
         gap = middle - score[c]
-        widest = max(abs(middle - score[k]) for k in classes if (middle - score[k]) * gap > 0)
-        radius = eps * (1 + growth * abs(gap) / widest)
+        radius = eps + growth * abs(gap)
         mean = np.mean([p[i] - np.eye(u.shape[1])[c] for i in range(len(y)) if y[i] == c], axis=0)
         length = np.linalg.norm(mean)
         size = radius if gap > 0 else -min(radius, length)
