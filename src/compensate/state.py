@@ -184,6 +184,12 @@ class State:
         return weight[self.labels] if self.hard else self.y @ weight.to(self.y.dtype)
 
     @property
+    def total_weight(self) -> Tensor:
+        """The sum of the class weights of the samples that count, or their number, a scalar tensor; 1 if that is 0."""
+        total = (self.weights * self.valid).sum()
+        return torch.where(total == 0, torch.ones_like(total), total)
+
+    @property
     def epoch(self) -> Tensor:
         """The number of finished epochs, a scalar tensor."""
         return self.criterion.epoch
@@ -354,7 +360,7 @@ class State:
 
     @once
     def plain_losses(self) -> Tensor:
-        """(B,) losses without compensation, constants."""
+        """(B,) losses without compensation and without class weights, constants."""
         if self.ordinary and self.plain_inputs:
             if torch.compiler.is_compiling():
                 u = self.u.detach()
@@ -368,7 +374,7 @@ class State:
             return self.criterion.losses_of(self, self.plain)
 
     def loss_at(self, **changes: Tensor) -> Tensor:
-        """(B,) base losses with some of `da dv dx du dp dy` replaced, the others as they are so far."""
+        """(B,) base losses without class weights, with some of `da dv dx du dp dy` replaced, the others as they are so far."""
         unknown = changes.keys() - {*THROUGH, "du", "dp", "dy"}
         if unknown:
             raise InputError(f"loss_at takes da, dv, dx, du, dp and dy, not {', '.join(sorted(unknown))}.")
@@ -446,7 +452,7 @@ class State:
 
     @once
     def gradient(self) -> Tensor:
-        """(B, C) the derivative of each loss by its logits, compensation included, a constant."""
+        """(B, C) the derivative of each loss without class weights by its logits, compensation included, a constant."""
         if self.compensated.requires_grad and self.u.requires_grad:
             (slope,) = torch.autograd.grad(self.compensated.sum(), self.u, retain_graph=True)
             return slope.detach()
@@ -467,10 +473,8 @@ class State:
     def lean_parameters(self, parameters: Sequence[Tensor], deltas: Sequence[Tensor]) -> None:
         """The same for the derivative of the reduced loss by the parameters of the model."""
         zero = torch.stack([(d * (p - p.detach())).sum() for p, d in zip(parameters, deltas, strict=True)]).sum()
-        share = (self.weights * self.valid).to(zero.dtype)
-        if self.criterion.reduction != "mean":
-            share = share / share.sum().clamp(min=1e-12)
-        zeros = zero * share
+        # Samples have equal parts in it, and their weights sum up to what the reduction divides by.
+        zeros = zero * self.valid * (self.criterion.divided_by(self) / self.total_weight).to(zero.dtype)
         self.tilt = zeros if self.tilt is None else self.tilt + zeros
 
     @once
@@ -511,6 +515,8 @@ class State:
         if moves:
             touched = self._touched(table, keys)
             v = touched.rows if touched.which is None else touched.rows[touched.which]
+            if self.learn and self.slot in ("dx", "dv") and self.criterion.weight is not None and v.requires_grad:
+                v.register_hook(self._unweighted)
             if touched.by_sample:
                 self._penalize(table, v.detach(), spread=True)
                 return self.places.spread(v)
@@ -518,6 +524,12 @@ class State:
             v = table.gather(keys).detach()
         self._penalize(table, v.detach() if v.requires_grad else v)
         return v
+
+    def _unweighted(self, grad: Tensor) -> Tensor:
+        """The gradient of each input (B, ...) without its class weight, a mean of several where it has many places; 0 where that is 0."""
+        weights = self.places.of_sample(self.weights * self.valid).sum(1)
+        weights = rowwise(weights / self.places.of_sample(self.valid).sum(1).clamp(min=1), grad).to(grad.dtype)
+        return torch.where(weights > 0, grad / weights, 0.0)
 
     def _touched(self, table: Table, keys: Tensor) -> Touched:
         assert self.slot is not None
@@ -544,7 +556,7 @@ class State:
 
     @once
     def l(self) -> Tensor:  # noqa: E743  the letter of the paper
-        """(B,) the losses without those of `dl`, penalties left out; set by the criterion, unless their slope is known."""
+        """(B,) the losses without those of `dl`, class weights and penalties left out; set by the criterion, unless their slope is known."""
         if self.known is None or self.slope is None:
             raise AttributeError("l is asked for before it is known.")
         if self.definition is not None and self.dl is not None:
@@ -557,16 +569,21 @@ class State:
 
     @property
     def compensated(self) -> Tensor:
-        """(B,) losses with compensation, penalties left out."""
+        """(B,) losses with compensation, class weights and penalties left out."""
         if self.dl is None:
             return self.l
         return self.l + self.dl if self.definition is None or self.known is None else self._tied(self.known + self.dl)
 
     @property
-    def losses(self) -> Tensor:
-        """(B,) the summands of the equation, before the mean."""
+    def summands(self) -> Tensor:
+        """(B,) the summands of the equation, without class weights."""
         losses = self.compensated if self.penalty is None else self.compensated + self.penalty
         return losses if self.tilt is None else losses + self.tilt
+
+    @property
+    def losses(self) -> Tensor:
+        """(B,) the summands of the equation with class weights, before the mean."""
+        return self.criterion.weighed(self, self.summands)
 
     @once
     def loss(self) -> Tensor:
