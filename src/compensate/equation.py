@@ -22,6 +22,7 @@ from compensate.rows import step_rows
 from compensate.state import Slot, State
 from compensate.taxonomy import Taxonomy, taxonomy_of
 from compensate.views import Views
+from compensate.weighing import sample_weights, total_weight, weighs_classes
 
 Term = Callable[[State], Tensor]
 Terms = Term | tuple[Term, ...] | None
@@ -157,7 +158,8 @@ class Compensated(nn.Module):
         """True if logits are compensated, or nothing at all."""
         every = [term for terms in self._in_order.values() for term in terms]
         behind = [*self._in_order.get("loss", ()), *self._in_order.get("gradient", ())]
-        self._rewrites = not all(getattr(term, "adds", False) for term in behind)
+        self.rewrites = not all(getattr(term, "adds", False) for term in behind)
+        """True if a term changes losses or gradients by more than what it adds."""
         self._fused = every if len(every) == 1 and callable(getattr(every[0], "fused", None)) else []  # not a module
         logit = self._in_order.get("logit", ())
         on_logits = self.only_logits and all(isinstance(term, Table) for term in logit)
@@ -427,7 +429,7 @@ class Compensated(nn.Module):
         else:
             y = s.labels if s.hard else s.y
         weight = None if self.weight is None or not weighted else self.weight.to(u.dtype)
-        by_class = weight is not None and self.weighs_classes(s, dy)
+        by_class = weight is not None and weighs_classes(s, dy)
         if self.base == "bce":
             losses = F.binary_cross_entropy_with_logits(u, y.to(u.dtype), reduction="none")[:, 0]
         elif self.base is None:
@@ -435,24 +437,8 @@ class Compensated(nn.Module):
         else:
             assert callable(self.base)
             losses = self.base(u, y)
-        losses = losses if weight is None or by_class else losses * s.weights.to(losses.dtype)
+        losses = losses if weight is None or by_class else losses * sample_weights(s).to(losses.dtype)
         return losses if s.complete else torch.where(s.valid, losses, 0.0)
-
-    def weighs_classes(self, s: State, dy: Tensor | None) -> bool:
-        """True if each class of a label that is a distribution has its weight inside of the cross entropy, as in torch.
-
-        A term that rewrites losses or gradients, and does not only add to them, sees one loss of a sample: then the sample has one weight.
-        """
-        return self.base is None and (dy is not None or not s.hard) and not (self.training and self._rewrites)
-
-    def weighed(self, s: State, terms: Tensor) -> Tensor:
-        """(B,) the terms of the samples, multiplied by class weights."""
-        if self.weight is None:
-            return terms
-        weights = s.weights.to(terms.dtype)
-        if not self.weighs_classes(s, s.dy):
-            return weights * terms
-        return self.losses_of(s, s.u, du=s.du, dp=s.dp, dy=s.dy, weighted=True) + weights * (terms - s.l)
 
     def _stays_on_simplex(self, name: str) -> bool:
         """One term may vouch for itself; a sum of several may leave the simplex."""
@@ -476,8 +462,7 @@ class Compensated(nn.Module):
             return max(1, len(s.target))
         if self.weight is None or self.binary or not weighted:
             return s.valid.sum().clamp(min=1)
-        total = (s.weights * s.valid).sum()
-        return torch.where(total == 0, torch.ones_like(total), total)
+        return total_weight(s)
 
     # --- what follows a step ----------------------------------------------------------------------------------
 

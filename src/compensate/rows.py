@@ -7,6 +7,7 @@ from torch import Tensor
 
 from compensate.state import THROUGH, State
 from compensate.touched import Touched
+from compensate.weighing import total_weight
 
 
 def step_rows(s: State) -> None:
@@ -53,7 +54,7 @@ def _step_in_backward(s: State, touched: list[Touched]) -> None:
     over its places; an edge by that of the mean over the batch, which all samples share.
     """
     summed = s.criterion.divided_by(s)
-    of_edges = summed / s.total_weight
+    of_edges = summed / total_weight(s)
     if s.places.several:
         summed = summed * (s.places.of_sample(s.valid).any(1).sum() / s.valid.sum().clamp(min=1))
     scale: list[Tensor] = []

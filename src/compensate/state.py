@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -17,6 +18,7 @@ from compensate.fused import Definition, cross_entropy, log_softmax, row_sizes, 
 from compensate.once import once
 from compensate.places import Places, rowwise
 from compensate.touched import Touched, touched_rows
+from compensate.weighing import total_weight, unweighted, weighed
 
 if TYPE_CHECKING:
     from compensate.equation import Compensated
@@ -172,22 +174,6 @@ class State:
             return self.target.to(torch.promote_types(self.target.dtype, kind))
         y = torch.zeros(len(self.labels), classes, dtype=kind, device=device)
         return y.scatter_(1, self.labels[:, None], 1.0 if self.complete else self.valid[:, None].to(kind))
-
-    @property
-    def weights(self) -> Tensor:
-        """(B,) the class weight of each sample, a mean of several where its label is a distribution; 1 if there are none."""
-        weight = self.criterion.weight
-        if weight is None:
-            return torch.ones((), device=self.target.device)
-        if self.places.binary:
-            return weight[self.places.classes(self.target)]
-        return weight[self.labels] if self.hard else self.y @ weight.to(self.y.dtype)
-
-    @property
-    def total_weight(self) -> Tensor:
-        """The sum of the class weights of the samples that count, or their number, a scalar tensor; 1 if that is 0."""
-        total = (self.weights * self.valid).sum()
-        return torch.where(total == 0, torch.ones_like(total), total)
 
     @property
     def epoch(self) -> Tensor:
@@ -474,7 +460,7 @@ class State:
         """The same for the derivative of the reduced loss by the parameters of the model."""
         zero = torch.stack([(d * (p - p.detach())).sum() for p, d in zip(parameters, deltas, strict=True)]).sum()
         # Samples have equal parts in it, and their weights sum up to what the reduction divides by.
-        zeros = zero * self.valid * (self.criterion.divided_by(self) / self.total_weight).to(zero.dtype)
+        zeros = zero * self.valid * (self.criterion.divided_by(self) / total_weight(self)).to(zero.dtype)
         self.tilt = zeros if self.tilt is None else self.tilt + zeros
 
     @once
@@ -516,7 +502,7 @@ class State:
             touched = self._touched(table, keys)
             v = touched.rows if touched.which is None else touched.rows[touched.which]
             if self.learn and self.slot in ("dx", "dv") and self.criterion.weight is not None and v.requires_grad:
-                v.register_hook(self._unweighted)
+                v.register_hook(partial(unweighted, self))
             if touched.by_sample:
                 self._penalize(table, v.detach(), spread=True)
                 return self.places.spread(v)
@@ -524,12 +510,6 @@ class State:
             v = table.gather(keys).detach()
         self._penalize(table, v.detach() if v.requires_grad else v)
         return v
-
-    def _unweighted(self, grad: Tensor) -> Tensor:
-        """The gradient of each input (B, ...) without its class weight, a mean of several where it has many places; 0 where that is 0."""
-        weights = self.places.of_sample(self.weights * self.valid).sum(1)
-        weights = rowwise(weights / self.places.of_sample(self.valid).sum(1).clamp(min=1), grad).to(grad.dtype)
-        return torch.where(weights > 0, grad / weights, 0.0)
 
     def _touched(self, table: Table, keys: Tensor) -> Touched:
         assert self.slot is not None
@@ -583,7 +563,7 @@ class State:
     @property
     def losses(self) -> Tensor:
         """(B,) the summands of the equation with class weights, before the mean."""
-        return self.criterion.weighed(self, self.summands)
+        return weighed(self, self.summands)
 
     @once
     def loss(self) -> Tensor:

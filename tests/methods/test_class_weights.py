@@ -180,12 +180,14 @@ def test_rows_move_by_the_slope_without_weights(make, target, soft):
     assert_same(held[1], held[0])
 
 
+@pytest.mark.parametrize("repeated", [False, True])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("make", [Sample, Category, Corpus])
-def test_rows_on_features_and_views_move_by_the_slope_without_weights(make, reduction):
+def test_rows_on_features_and_views_move_by_the_slope_without_weights(make, reduction, repeated):
     torch.manual_seed(0)
     x, y, i = batch()
-    i[3] = i[4]  # one row, two samples of other weights
+    y[3], y[4] = 0, 1
+    i[3] = i[4] if repeated else i[3]  # one row, two samples of other weights
     model = plain_net()
     for target, size in (("feature", 4), ("view", 1)):
         held = []

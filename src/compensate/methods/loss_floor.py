@@ -15,6 +15,7 @@ from compensate.inference.statistics import recorded
 from compensate.methods.registry import method
 from compensate.methods.search import Real, Space, each
 from compensate.state import State
+from compensate.weighing import total_weight, weighed
 
 __all__ = ["loss_bound"]
 
@@ -66,9 +67,9 @@ class Floor(nn.Module):
     def forward(self, s: State) -> Tensor:
         """(B,) the loss compensation, the same for all samples."""
         divisor = s.criterion.divisor(s)
-        gap = F.relu(self.bound - s.criterion.weighed(s, s.l).sum() / divisor) * (1 if self.below == "stop" else 2)
+        gap = F.relu(self.bound - weighed(s, s.l).sum() / divisor) * (1 if self.below == "stop" else 2)
         # Where a mean does not divide by the weights, neither does what is added to it.
-        return torch.where(s.valid, gap * (divisor / s.total_weight).to(s.l.dtype), 0.0)
+        return torch.where(s.valid, gap * (divisor / total_weight(s)).to(s.l.dtype), 0.0)
 
     def extra_repr(self) -> str:
         """The floor."""
