@@ -47,7 +47,7 @@ _SUITABLE = {
     "loss": (0.5, 0.1, 1.0),
     "gradient": (0.3, 0.1, 1.0),
     "view": (0.3, 0.01, 1.0),
-    "structure": (0.5, 0.001, 0.1),
+    "structure": (0.5, 0.0001, 1.0),
 }
 """For each target the default strength, weight of the penalty and step."""
 

@@ -23,6 +23,7 @@ from compensate.rows import step_rows
 from compensate.state import Slot, State
 from compensate.taxonomy import Taxonomy, taxonomy_of
 from compensate.views import Views
+from compensate.weighing import sample_weights, total_weight, weighs_classes
 
 Term = Callable[[State], Tensor]
 Terms = Term | tuple[Term, ...] | None
@@ -94,7 +95,8 @@ class Compensated(nn.Module):
             are (B, C) in {0, 1} (or between), and a row of the equation, of tables and of records is one label of one sample, in the
             order of `target.flatten()`.
         reduction, weight, ignore_index: as in :func:`torch.nn.functional.cross_entropy`, but for a batch in which no sample counts:
-            its mean is 0, not NaN. `weight` may also be set later, `criterion.weight = ...`.
+            its mean is 0, not NaN. `weight` may also be set later, `criterion.weight = ...`. It multiplies the summand of each sample,
+            compensation and penalty included; terms, gates, tables and records read losses and slopes without it.
         onto: how :math:`y + \Delta y` and :math:`p + \Delta p` become distributions (Eq. 6): by the nearest point
             of the simplex, by division by the sum, or not at all. Terms that stay on the simplex need none of it.
         record: keeps for each sample what :meth:`suspects` reads.
@@ -155,6 +157,9 @@ class Compensated(nn.Module):
         self.only_logits = self._in_order.keys() <= {"logit"}
         """True if logits are compensated, or nothing at all."""
         every = [term for terms in self._in_order.values() for term in terms]
+        behind = [*self._in_order.get("loss", ()), *self._in_order.get("gradient", ())]
+        self.rewrites = not all(getattr(term, "adds", False) for term in behind)
+        """True if a term changes losses or gradients by more than what it adds."""
         self._fused = every if len(every) == 1 and callable(getattr(every[0], "fused", None)) else []  # not a module
         logit = self._in_order.get("logit", ())
         on_logits = self.only_logits and all(isinstance(term, Table) for term in logit)
@@ -401,11 +406,11 @@ class Compensated(nn.Module):
         du: Tensor | None = None,
         dp: Tensor | None = None,
         dy: Tensor | None = None,
-        weighted: bool = True,
+        weighted: bool = False,
     ) -> Tensor:
         r"""(B,) base losses :math:`l(S(u + \Delta u) + \Delta p,\; y + \Delta y)`; 0 where the target is ignored.
 
-        Class weights multiply them unless `weighted` is false.
+        Class weights multiply them if `weighted` is true. All that terms, gates, tables and records read is without weights.
         """
         u = u if du is None else u + du
         if dp is not None:
@@ -423,15 +428,15 @@ class Compensated(nn.Module):
         else:
             y = s.labels if s.hard else s.y
         weight = None if self.weight is None or not weighted else self.weight.to(u.dtype)
+        by_class = weight is not None and weighs_classes(s, dy)
         if self.base == "bce":
             losses = F.binary_cross_entropy_with_logits(u, y.to(u.dtype), reduction="none")[:, 0]
-            losses = losses if weight is None else losses * s.weights.to(losses.dtype)
         elif self.base is None:
-            losses = F.cross_entropy(u, y, weight=weight, reduction="none")
+            losses = F.cross_entropy(u, y, weight=weight if by_class else None, reduction="none")
         else:
             assert callable(self.base)
             losses = self.base(u, y)
-            losses = losses if weight is None else losses * s.weights.to(losses.dtype)
+        losses = losses if weight is None or by_class else losses * sample_weights(s).to(losses.dtype)
         return losses if s.complete else torch.where(s.valid, losses, 0.0)
 
     def _stays_on_simplex(self, name: str) -> bool:
@@ -440,7 +445,7 @@ class Compensated(nn.Module):
         return len(terms) == 1 and getattr(terms[0], "on_simplex", False)
 
     def reduce(self, s: State, losses: Tensor) -> Tensor:
-        """Losses (B,) reduced as torch's cross entropy does: a weighted mean for class numbers, a mean for others."""
+        """Losses (B,), class weights included, reduced as torch's cross entropy does: a weighted mean for class numbers, a mean for others."""
         return s.places.back(losses) if self.reduction == "none" else reduced(losses, self.divided_by(s))
 
     def divided_by(self, s: State) -> Tensor | int:
@@ -456,8 +461,7 @@ class Compensated(nn.Module):
             return max(1, len(s.target))
         if self.weight is None or self.binary or not weighted:
             return s.valid.sum().clamp(min=1)
-        total = (s.weights * s.valid).sum()
-        return torch.where(total == 0, torch.ones_like(total), total)
+        return total_weight(s)
 
     # --- what follows a step ----------------------------------------------------------------------------------
 
