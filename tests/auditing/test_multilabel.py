@@ -138,6 +138,8 @@ def test_arrays_and_lists_of_names_are_audited() -> None:
     found = audit(TEXTS, GIVEN.astype(int), encoder="none")
     assert found.flagged["index"].tolist()
     assert set(found.flagged["label"]) <= {"label 0", "label 1", "label 2"}
+    worst = found.suspects.iloc[0]
+    assert f'{worst["index"]}</td><td style="text-align:left">{TEXTS[worst["index"]]}' in found._repr_html_()
     names = label_sets([["b", "a"], ["a"]])
     assert names is not None
     assert names.names == ("a", "b")
