@@ -36,7 +36,7 @@ Row = Mapping[str, str]
 
 # --- classes and quantities -------------------------------------------------------------------------------------
 
-ROWS, WRONG = 90, (3, 17, 41, 62, 80)
+ROWS, WRONG = 150, (3, 17, 41, 62, 80)
 NAMES = np.array(["cat", "Dögs, big", "fox"], dtype=object)
 
 
@@ -45,7 +45,7 @@ def classes() -> pd.DataFrame:
     rng = np.random.default_rng(0)
     y = np.arange(ROWS) % 3
     x = rng.normal(size=(ROWS, 2)) + 7 * np.array([[0, 0], [1, 0], [0, 1]])[y]
-    y[list(WRONG)] = (y[list(WRONG)] + 1) % 3
+    y[list(WRONG)] = (y[list(WRONG)] + [1, 2, 1, 2, 1]) % 3
     return pd.DataFrame({"size": x[:, 0].round(3), "weight": x[:, 1].round(3), "label": NAMES[y]})
 
 
@@ -441,7 +441,8 @@ def test_decisions_on_the_served_page_change_the_decided_labels_alone(case: Case
         assert not folder.exists()
         return
     assert (folder / "report.html").is_file(), said
-    accepted, kept, _skipped, *_ = csv.DictReader((folder / "suspects.csv").read_text(encoding="utf-8").splitlines())
+    suspects = list(csv.DictReader((folder / "suspects.csv").read_text(encoding="utf-8").splitlines()))
+    accepted, kept, skipped, *others = suspects
 
     with served(folder) as address:
         decide(tab, address, "aks")
@@ -456,16 +457,37 @@ def test_decisions_on_the_served_page_change_the_decided_labels_alone(case: Case
         return
     assert "1 of " in said, said
     assert "labels changed, 1 kept as they were, 1 skipped" in said
-    before, after = case.labels(folder / case.source if case.source else data), case.labels(out)
-    assert before.keys() == after.keys()
-    changed = {place: (label, after[place]) for place, label in before.items() if label != after[place]}
+    source = folder / case.source if case.source else data
+    changed = changes(case, source, out)
     assert len(changed) == case.size(accepted)
     for place, (old, new) in changed.items():
         assert case.about(accepted, place)
         assert same(old, accepted["given"])
         assert same(new, accepted["suggested"])
-    assert any(case.about(kept, place) for place in before)
-    assert_only_labels_differ(folder / case.source if case.source else data, out, case.size(accepted))
+    assert_only_labels_differ(source, out, case.size(accepted))
+
+    # What a person decided holds, whatever is accepted without review.
+    taken = [row for row in others if float(row["p_error"]) >= 0.5]
+    assert float(kept["p_error"]) >= 0.5
+    said = run("apply", folder, "--accept", 0.5, "-o", out, "--force")
+    assert f"3 decisions of {folder}" in said
+    assert f"{len(taken)} suggestions accepted without review" in said
+    assert f"{1 + len(taken)} of " in said
+    assert "labels changed, 1 kept as they were, 1 skipped" in said
+    changed = changes(case, source, out)
+    assert len(changed) == sum(case.size(row) for row in (accepted, *taken))
+    for place, (old, new) in changed.items():
+        about = [row for row in (accepted, kept, skipped, *taken) if case.about(row, place)]
+        assert any(
+            same(old, row["given"]) and same(new, row["suggested"]) for row in about if row not in (kept, skipped)
+        )
+
+
+def changes(case: Case, before: Path, after: Path) -> dict[Any, tuple[str, str]]:
+    """The old and the new label at each place where they differ."""
+    old, new = case.labels(before), case.labels(after)
+    assert old.keys() == new.keys()
+    return {place: (label, new[place]) for place, label in old.items() if label != new[place]}
 
 
 def assert_only_labels_differ(before: Path, after: Path, most: int) -> None:
