@@ -8,7 +8,9 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import os
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -379,7 +381,7 @@ CASES = [
 ]  # fmt: skip
 
 
-# --- the test ---------------------------------------------------------------------------------------------------------
+# --- the tests ---------------------------------------------------------------------------------------------------------
 
 
 def run(*arguments: Any) -> str:
@@ -481,6 +483,27 @@ def test_decisions_on_the_served_page_change_the_decided_labels_alone(case: Case
         assert any(
             same(old, row["given"]) and same(new, row["suggested"]) for row in about if row not in (kept, skipped)
         )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="file names of other systems are texts")
+@pytest.mark.parametrize(
+    ("write", "old", "new"),
+    [
+        (write_images, "pics/red/02.png", b"pics/red/caf\xe9.png"),
+        (write_images, "pics/red", b"pics/r\xe9d"),
+        (write_masks, "set/masks/02.png", b"set/masks/caf\xe9.png"),
+    ],
+)
+def test_a_file_whose_name_is_not_utf8_is_named_before_the_work(
+    write: Callable[[Path], Path], old: str, new: bytes, tmp_path: Path
+) -> None:
+    data = write(tmp_path)
+    (tmp_path / old).rename(os.fsdecode(os.fsencode(tmp_path) + b"/" + new))
+    said = run("audit", data, "--encoder", "none", "--out", tmp_path / "run")
+    assert "\\xe9" in said
+    assert "is not valid UTF-8" in said
+    assert "Rename" in said
+    assert not (tmp_path / "run").exists()
 
 
 def changes(case: Case, before: Path, after: Path) -> dict[Any, tuple[str, str]]:
