@@ -329,6 +329,8 @@ def audit_votes(
     """
     from compensate.auditing.audit import audit
 
+    if "memory" in options or "backend" in options:
+        raise InputError("votes are not audited in pieces; leave memory and backend out.")
     named = np.array(votes.classes, dtype=object)
     found, consensus = None, find_consensus(votes)
     seen = np.flatnonzero(votes.counts.sum(1) > 0)
