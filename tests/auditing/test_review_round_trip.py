@@ -330,10 +330,10 @@ def mask_case(name: str, mode: str) -> Case:
     )  # fmt: skip
 
 
-def image_case(name: str, labels: str, suffix: str) -> Case:
+def image_case(name: str, labels: str, suffix: str, *options: str) -> Case:
     return Case(
         f"classes, {name}", lambda folder: write_images(folder, labels), images_in,
-        about=lambda row, place: row["id"] == place, suffix=suffix,
+        about=lambda row, place: row["id"] == place, options=options, suffix=suffix,
     )  # fmt: skip
 
 
@@ -354,7 +354,9 @@ CASES = [
         Case(f"classes, {name}", table(classes, name), column("label"))
         for name in ("t.csv", "t.tsv", "t.csv.gz", "t.jsonl", "t.xlsx", "t.parquet", "parts", "saved")
     ),
+    Case("classes in pieces, t.parquet", table(classes, "t.parquet"), column("label"), options=("--memory", "4GB")),
     image_case("image folder", "", ".csv"),
+    image_case("image folder in pieces", "", ".csv", "--memory", "4GB"),
     image_case("image folder with metadata.csv", "metadata.csv", ".csv"),
     image_case("image folder with metadata.jsonl", "metadata.jsonl", ".jsonl"),
     Case(
