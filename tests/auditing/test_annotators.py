@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from compensate.auditing.annotators import Votes, audit_votes, find_consensus, long_votes, wide_votes
 from compensate.auditing.corrections import write_corrections
 from compensate.auditing.page.fill import page_of
-from compensate.auditing.page.payload import payload
+from compensate.auditing.page.payload import payload, read_payload
 from compensate.auditing.result import Audit
 from compensate.cli import app
 from compensate.errors import InputError
@@ -174,6 +174,25 @@ def test_the_page_has_the_votes_beside_each_item():
         ]
         assert sorted(item.content.votes) == sorted(said)
     assert "votes" in payload(shown)["items"]["content"][0]
+
+
+def test_votes_without_samples_are_judged_by_the_votes_alone(tmp_path: Path):
+    _, _, votes = made(200, people=5)
+    names = np.array(votes.annotators, dtype=object)
+    rows = {"item": [f"i{k}" for k in votes.item], "who": names[votes.annotator], "label": votes.label}
+    pd.DataFrame(rows).to_csv(tmp_path / "votes.csv", index=False)
+    asked = ["consensus", tmp_path / "votes.csv", "--item", "item", "--annotator", "who", "--out", tmp_path / "run"]
+    done = CliRunner().invoke(app, list(map(str, asked)))
+    assert done.exit_code == 0, done.output
+    assert "the votes alone decide" in " ".join(done.output.split())
+    page = read_payload((tmp_path / "run" / "report.html").read_bytes())
+    assert page["allFlagged"] > 0
+    assert page["predictable"]
+    assert not page["evidence"]["views"]
+    assert not [note for note in page["notes"] if "cannot be predicted" in note or "flagged" in note]
+    alone, reviewed = find_consensus(votes), Audit.load(tmp_path / "run" / "audit")
+    assert "look wrong" in reviewed._repr_html_()
+    np.testing.assert_allclose(reviewed.p_error, alone.p_error(votes.majority()), atol=1e-6)
 
 
 def test_the_command_asks_where_the_votes_are(tmp_path: Path):

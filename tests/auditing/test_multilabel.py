@@ -89,7 +89,7 @@ def test_a_file_of_any_form_is_audited_and_its_corrections_change_the_flagged_la
     assert len(found) == GIVEN.size
     changed = np.zeros_like(WRONG)
     for suspect in found.flagged.itertuples():
-        changed[suspect.row, NAMES.index(str(suspect.label))] = True
+        changed[suspect.index, NAMES.index(str(suspect.label))] = True
     assert WRONG[changed].all()
     assert changed.sum() >= 0.6 * WRONG.sum()
     out = tmp_path / f"fixed{path.suffix}"
@@ -136,8 +136,10 @@ def test_an_empty_cell_of_joined_labels_is_a_row_without_labels_and_of_a_column_
 
 def test_arrays_and_lists_of_names_are_audited() -> None:
     found = audit(TEXTS, GIVEN.astype(int), encoder="none")
-    assert found.flagged["row"].tolist()
+    assert found.flagged["index"].tolist()
     assert set(found.flagged["label"]) <= {"label 0", "label 1", "label 2"}
+    worst = found.suspects.iloc[0]
+    assert f'{worst["index"]}</td><td style="text-align:left">{TEXTS[worst["index"]]}' in found._repr_html_()
     names = label_sets([["b", "a"], ["a"]])
     assert names is not None
     assert names.names == ("a", "b")
@@ -185,7 +187,7 @@ def test_the_command_audits_and_applies(tmp_path: Path) -> None:
     assert "3 labels" in done.output
     assert "label: given → suggested" in done.output
     suspects = pd.read_csv(tmp_path / "run" / "suspects.csv")
-    assert list(suspects.columns[:5]) == ["index", "row", "label", "given", "suggested"]
+    assert list(suspects.columns[:5]) == ["index", "label", "given", "suggested", "score"]
     page = (tmp_path / "run" / "report.html").read_text()
     assert '"chips"' in page
     shown = fill.page_of(Audit.load(tmp_path / "run" / "audit"))

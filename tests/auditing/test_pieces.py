@@ -10,20 +10,23 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+import test_review_round_trip as round_trip
 from scipy.stats import spearmanr
 from typer.testing import CliRunner
 
 from compensate import audit
 from compensate.auditing import cluster as cluster_room
 from compensate.auditing import large, pieces, stages
+from compensate.auditing.annotators import audit_votes, wide_votes
 from compensate.auditing.cluster import Cluster
 from compensate.auditing.execution import Here
 from compensate.auditing.learners import View, fit_view
@@ -85,8 +88,103 @@ def assert_same(found: Audit, whole: Audit) -> None:
     assert listed is not None
     place = np.searchsorted(whole.index, listed.index)
     np.testing.assert_allclose(listed.probabilities, whole.probabilities[place], atol=SAME)
+    assert listed.ids == tuple(whole.ids[i] for i in place if whole.ids)
     if whole.row_digests is not None and whole.row_digests.any():
         np.testing.assert_array_equal(listed.row_digests, whole.row_digests[place])
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of label in a format.
+
+    Attributes:
+        name: of both.
+        write: makes the data in a folder.
+        options: of the audit; ``{folder}`` stands for the folder of the data.
+        refused: what is said where it cannot be audited in pieces.
+    """
+
+    name: str
+    write: Callable[[Path], Path]
+    options: Mapping[str, str] = field(default_factory=dict)
+    refused: str = ""
+
+    def __str__(self) -> str:
+        return self.name
+
+    def audit(self, data: Path, **more: Any) -> Audit:
+        options = {name: value.format(folder=data.parent) for name, value in self.options.items()}
+        if "annotators" in options:
+            items, votes = wide_votes(pd.read_csv(data), [options["annotators"]])
+            return audit_votes(items, votes, encoder="none", **more)[0]
+        return audit(data, encoder="none", **options, **more)
+
+
+def words(rows: int = 200) -> pd.DataFrame:
+    """Texts of two classes, a few of them with the label of the other."""
+    rng = np.random.default_rng(0)
+    y = np.arange(rows) % 2
+    texts = [" ".join(rng.choice([f"w{c}{k}" for k in range(8)] + [f"v{k}" for k in range(9)], size=6)) for c in y]
+    return pd.DataFrame({"text": texts, "label": np.array(["no", "yes"])[y ^ (rng.random(rows) < 0.05)]})
+
+
+def broken_images(folder: Path) -> Path:
+    """A folder of images, the first of which cannot be read and is left out."""
+    data = round_trip.write_images(folder)
+    next(iter(sorted(data.rglob("*.png")))).write_bytes(b"broken")
+    return data
+
+
+NO_QUANTITIES = "quantities are not audited in pieces"
+NO_SETS = "rows with several labels are not audited in pieces"
+COLUMNS = {"labels_columns": ",".join(round_trip.TOPICS)}
+
+KINDS = [
+    *(
+        Kind(f"classes, {name}", round_trip.table(round_trip.classes, name))
+        for name in ("t.csv", "t.jsonl", "t.xlsx", "t.parquet", "parts")
+    ),
+    Kind("classes of texts, t.csv", round_trip.table(words, "t.csv")),
+    Kind("classes of texts, t.parquet", round_trip.table(words, "t.parquet")),
+    Kind("classes, x.npy", lambda folder: round_trip.write_arrays(folder, "x.npy"), {"labels": "{folder}/y.npy"}),
+    Kind("classes, t.npz", lambda folder: round_trip.write_arrays(folder, "t.npz")),
+    Kind("classes, image folder", round_trip.write_images),
+    Kind("classes, image folder with a broken file", broken_images),
+    *(
+        Kind(f"quantity, {name}", round_trip.table(round_trip.quantities, name), {"label": "price"}, NO_QUANTITIES)
+        for name in ("t.csv", "t.parquet")
+    ),
+    *(
+        Kind(f"label sets as {form}, {name}", round_trip.table(partial(round_trip.label_sets, form), name), more, NO_SETS)
+        for form, name, more in (
+            ("joined", "t.csv", {}), ("joined", "t.parquet", {}), ("lists", "t.jsonl", {}), ("columns", "t.csv", COLUMNS),
+        )
+    ),
+    Kind("tags, t.conll", round_trip.write_conll, {}, NO_SETS),
+    Kind("tags, t.jsonl", round_trip.write_token_lists, {}, NO_SETS),
+    Kind("regions, masks", round_trip.write_masks, {}, NO_SETS),
+    Kind("annotators, t.csv", round_trip.table(round_trip.votes, "t.csv"), {"annotators": "rater*"}, "votes are not audited in pieces"),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray Data's own
+@pytest.mark.filterwarnings("ignore:1 images cannot be read")
+@pytest.mark.parametrize("how", [{"memory": "4GB"}, {"backend": "ray"}], ids=["memory", "ray"])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_every_kind_of_label_in_pieces_is_audited_as_the_whole_or_refused(
+    kind: Kind, how: dict[str, str], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    data = kind.write(tmp_path)
+    if kind.refused:
+        with pytest.raises(InputError, match=kind.refused):
+            kind.audit(data, **how)
+        return
+    if "backend" in how:
+        request.getfixturevalue("ray")
+    whole = kind.audit(data)
+    assert whole.mask.any()
+    assert_same(kind.audit(data, **how), whole)
 
 
 def test_rows_are_numbered_through_the_footers(table: Path) -> None:

@@ -26,6 +26,7 @@ from scipy.special import logsumexp
 from scipy.stats import beta
 
 from compensate.auditing.arrays import Floats, Ints
+from compensate.auditing.noise_model import by_chance_note
 from compensate.errors import InputError, nearest
 
 if TYPE_CHECKING:
@@ -51,6 +52,9 @@ ROUNDS, STILL = 100, 1e-6
 
 LABEL = "consensus"
 """The column that models learn."""
+
+VOTES_ALONE = "The samples do not predict the labels better than by chance, so the votes alone decide."
+"""Said where models of the samples take no part."""
 
 LARGEST = 50_000_000
 """Entries of the tables of all annotators; beyond it they share one table."""
@@ -315,7 +319,7 @@ def audit_votes(
     """An `Audit` of the majority's labels, and the consensus of annotators and models.
 
     Models learn the consensus of the votes, out of fold; their predictions join the votes, and models learn the better consensus again. Of
-    items without a vote they alone decide.
+    items without a vote they alone decide. Where the samples do not predict the consensus better than by chance, the votes decide alone.
 
     Args:
         items: samples in any form that `compensate.audit` takes: a data frame, texts, images, embeddings.
@@ -325,6 +329,8 @@ def audit_votes(
     """
     from compensate.auditing.audit import audit
 
+    if "memory" in options or "backend" in options:
+        raise InputError("votes are not audited in pieces; leave memory and backend out.")
     named = np.array(votes.classes, dtype=object)
     found, consensus = None, find_consensus(votes)
     seen = np.flatnonzero(votes.counts.sum(1) > 0)
@@ -336,6 +342,9 @@ def audit_votes(
             found = audit(items.assign(**{LABEL: labels}), label=LABEL, **chosen)
         else:
             found = audit(items, labels, **chosen)
+        if found.config.get("by_chance"):
+            consensus = find_consensus(votes)
+            break
         log_q = np.zeros((votes.items, len(named)))
         order = np.array([votes.classes.index(c) for c in found.classes])
         assert found.probabilities is not None
@@ -370,10 +379,16 @@ def _as_audit(found: Audit, votes: Votes, consensus: Consensus) -> Audit:
         found.noise_rate, value=doubted, low=float(wrong[wrong > 0.9].sum() / len(wrong)), high=min(1.0, 2 * doubted)
     )
     back = np.argsort(to)
+    config, notes = dict(found.config), found.notes
+    if config.get("by_chance"):  # of the models, which have no say then
+        info = {} if found.data is None else found.data.info
+        config = {name: value for name, value in config.items() if name not in ("views", "agreement")}
+        config["by_chance"] = False
+        notes = (*(note for note in notes if note != by_chance_note("labels", info)), VOTES_ALONE)
     data = found.data if found.data is None else replace(found.data, info={**found.data.info, "votes": votes})
     return replace(
         found, data=data, given=to[given], suggested=to[others.argmax(1)], p_error=wrong, log_odds=np.log(wrong / (1 - wrong)),
-        probabilities=p[:, back].astype(np.float32), noise_rate=share,
+        probabilities=p[:, back].astype(np.float32), noise_rate=share, config=config, notes=notes,
     )  # fmt: skip
 
 

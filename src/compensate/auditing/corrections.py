@@ -1,10 +1,10 @@
 """Decisions about labels: reading ``corrections.csv`` and applying it to the data.
 
-The file has the columns ``index,given,decision,label``: the 0-based row of the source, the label it had, what was
-decided (``accept`` the suggestion, ``reject`` it, set an ``other`` label, or ``skip``), and the label that holds now; and
-``row,source``, the digests of that row and of the audited file, which a file written by hand may lack. Of a row with several labels,
-``part`` says which one is meant: see `compensate.auditing.parts`. A decision reaches
-the row it was made about: if the file is another one, or its label is, nothing is written.
+The file has the columns ``index,given,decision,label``: the 0-based row of the source, the label it had, what was decided (``accept`` the
+suggestion, ``reject`` it, set an ``other`` label, or ``skip``), and the label that holds now; and ``row,source``, the digests of that row and
+of the audited file, which a file written by hand may lack. Where a row has several labels, ``part`` says which one is meant (see
+`compensate.auditing.parts`), and ``index`` is the number of that label. A decision reaches the row it was made about: if the file is another
+one, or its label is, nothing is written.
 """
 
 from __future__ import annotations

@@ -312,7 +312,12 @@ def _judge(
     """(N,) each: score, p_error, suggested, margin and loss of all rows; each piece writes its own to a file first."""
     ends = [slice(piece.start, piece.start + piece.rows) for piece in source.pieces]
     todo = [
-        (k, piece.start, source.labels[ends[k]], (piece, folds[:, ends[k]]) if log_q is None else log_q[ends[k]])
+        (
+            k,
+            source.numbers(np.arange(piece.start, piece.start + piece.rows)),
+            source.labels[ends[k]],
+            (piece, folds[:, ends[k]]) if log_q is None else log_q[ends[k]],
+        )
         for k, piece in enumerate(source.pieces)
         if not stages.judged(k).exists()
     ]
@@ -336,7 +341,7 @@ KEPT = {"score": np.float32, "p_error": np.float32, "suggested": np.int32, "marg
 
 
 def _judged(
-    item: tuple[int, int, Ints, tuple[Piece, NDArray[np.int8]] | Floats],
+    item: tuple[int, Ints, Ints, tuple[Piece, NDArray[np.int8]] | Floats],
     judge: Judge,
     makers: Makers,
     classes: tuple[str, ...],
@@ -348,7 +353,7 @@ def _judged(
 
     Labels of classes that are not among those that were learned occur once.
     """
-    k, start, given, rows_or_log_q = item
+    k, index, given, rows_or_log_q = item
     if isinstance(rows_or_log_q, tuple):
         piece, folds = rows_or_log_q
         views = makers.views(piece.read(), _embedded(makers, stages, k))
@@ -371,7 +376,7 @@ def _judged(
     for name, values in evidence(log_q[rows], given[rows]).items():
         found[name][rows] = values
     found["probability"][rows] = np.nan
-    stages.write_judged(k, start, given, found, classes)
+    stages.write_judged(k, index, given, found, classes)
     return k
 
 
@@ -408,14 +413,14 @@ def _result(
         kind=KINDS.get(str(source.info.get("kind")), "embedding"),
         title=str(source.info.get("title", "the data")),
         classes=source.classes,
-        index=rows,
+        index=source.numbers(rows),
         given=source.labels[whole],
         suggested=kept["suggested"],
         log_odds=kept["score"],
         p_error=kept["p_error"],
         evidence={"margin": kept["margin"], "loss": kept["loss"]},
         noise_rate=judge.noise.share(float(kept["p_error"].mean(dtype=np.float64, where=often))),
-        unlabeled={"index": lost, **unlabeled} if len(lost) else {},
+        unlabeled={"index": source.numbers(lost), **unlabeled} if len(lost) else {},
         config=config,
         notes=(*notes, by_chance_note("labels", source.info)) if judge.by_chance else notes,
         source_digest=str(source.info.get("source_digest", "")),
@@ -440,12 +445,16 @@ def _listed(
         if len(rows)
     ]
     chosen = np.unique(np.concatenate([order, *certain]))
-    index = whole.index[chosen]
-    data = source.rows(index)
-    embedded = None if makers.encoder is None else stages.embedded_rows(source.pieces, index)
+    index, places = whole.index[chosen], np.flatnonzero(source.labels != UNLABELED)[chosen]
+    data = source.rows(places)
+    embedded = None if makers.encoder is None else stages.embedded_rows(source.pieces, places)
     views = makers.views(data, embedded)
-    frame = isinstance(data.raw, pd.DataFrame)
-    said = judge.log_q(views, folds[:, index].astype(np.int64)) if log_q is None else log_q[index]
+    said = judge.log_q(views, folds[:, places].astype(np.int64)) if log_q is None else log_q[places]
+    digests = source.info.get("row_digests")
+    if digests is not None:
+        digests = digests[index]
+    elif isinstance(data.raw, pd.DataFrame):
+        digests = digest_frame(data.raw, str(source.info.get("label")))
     return replace(
         whole,
         index=index,
@@ -454,6 +463,7 @@ def _listed(
         probabilities=np.exp(said).astype(np.float32),
         data=data,
         vectors=views[0].x,
-        row_digests=digest_frame(data.raw, str(source.info.get("label"))) if frame else None,
+        row_digests=digests,
+        ids=() if data.ids is None else tuple(map(str, data.ids)),
         config={**whole.config, "rows": len(whole), "flagged": int(whole.mask.sum())},
     )

@@ -335,7 +335,7 @@ def mask_folders(data: Any, labels: Any) -> tuple[Path, Path] | None:
 def read_masks(images: str | Path, masks: str | Path) -> Data:
     """Images and masks of two folders; a mask has the name of its image."""
     from compensate.auditing.digests import digest_file, digest_text
-    from compensate.data.folder import is_image
+    from compensate.data.folder import is_image, name_in
 
     images, masks = Path(images), Path(masks)
     files = {p.relative_to(images).with_suffix("").as_posix(): p for p in sorted(images.rglob("*")) if is_image(p)}
@@ -344,7 +344,7 @@ def read_masks(images: str | Path, masks: str | Path) -> Data:
         raise InputError(
             f"{masks} holds no PNG; expected a mask for each image, with the number of a class in each pixel."
         )
-    pictures, numbers, names = [], [], []
+    pictures, numbers, names = [], [], [name_in(path, masks) for path in found]
     for path in found:
         name = path.relative_to(masks).with_suffix("").as_posix()
         if name not in files:
@@ -356,7 +356,6 @@ def read_masks(images: str | Path, masks: str | Path) -> Data:
             )
         pictures.append(picture)
         numbers.append(mask)
-        names.append(path.relative_to(masks).as_posix())
     if len(names) < FOLDS:
         raise InputError(
             f"{masks} holds {len(names)} masks; an audit needs {FOLDS} or more, for it judges each by the others."

@@ -336,11 +336,16 @@ def _sign(cells: Sequence[Any], column: str, where: str | Path) -> str:
         (k for k, cell in enumerate(cells) if sign == "list" and not (_empty(cell) or isinstance(cell, list))), None
     )
     if odd is not None:
+        if any(isinstance(cell, list) for cell in cells):
+            raise InputError(
+                f'{where}, row {odd}: the column "{column}" says "{str(cells[odd])[:60]}"; expected a list of labels as in the other rows.'
+            )
+        held = (
+            "lists written as text" if isinstance(cells[odd], str) else "lists, which are read from JSONL files alone"
+        )
         raise InputError(
-            f'{where}, row {odd}: the column "{column}" says "{str(cells[odd])[:60]}"; expected a list of labels as in the other rows.'
-            if any(isinstance(cell, list) for cell in cells)
-            else f'the column "{column}" of {where} holds lists written as text, such as "{str(cells[odd])[:60]}"; join the labels by '
-            '";", or write the table as JSONL.'
+            f'the column "{column}" of {where} holds {held}, such as "{str(cells[odd])[:60]}"; join the labels by ";", or write the '
+            "table as JSONL."
         )
     return sign
 

@@ -36,12 +36,12 @@ def audit_html(audit: Audit) -> str:
 def _suspects(audit: Audit) -> Html:
     order = np.argsort(-audit.p_error, kind="stable")[:TOP].tolist()
     given, suggested = audit.names(audit.given), audit.names(audit.suggested)
-    rows = [(int(audit.index[i]), _sample(audit, i), given[i], suggested[i], f"{audit.p_error[i]:.2f}") for i in order]
+    rows = [(int(audit.rows[i]), _sample(audit, i), given[i], suggested[i], f"{audit.p_error[i]:.2f}") for i in order]
     return table(("row", "sample", "given", "suggested", "probability of error"), rows)
 
 
 def _sample(audit: Audit, i: int) -> Html:
-    found = content(audit.data, i)
+    found = content(audit.data, int(audit.position(i)))
     kind = image_type(found.image) if found.image is not None else None
     if found.image is not None and kind is not None:
         source = f"data:image/{kind};base64,{base64.b64encode(found.image).decode()}"

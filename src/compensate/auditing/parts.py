@@ -49,17 +49,27 @@ def part_columns(parts: Sequence[str]) -> dict[str, list[Any]]:
     """The parts as columns of a list of suspects.
 
     >>> part_columns(["label 17 sports", "label 4 politics"])
-    {'row': [17, 4], 'label': ['sports', 'politics']}
+    {'label': ['sports', 'politics']}
     """
     found = [part_of(part) for part in parts]
     if not found or found[0][0] in ("label", "column"):
-        return {"row": [int(row) for _, row, _ in found], "label": [name for _, _, name in found]}
+        return {"label": [name for _, _, name in found]}
     if found[0][0] == "tokens":
         return {"token": [int(first) for _, first, _ in found], "tokens": [int(count) for _, _, count in found]}
     return {
         "file": [name for _, _, name in found],
         "pixels": [sum(length for _, length in runs_of(runs)) for _, runs, _ in found],
     }
+
+
+def part_rows(parts: Sequence[str]) -> list[int] | None:
+    """The row of the source that each label of a set belongs to; None for parts that do not name it.
+
+    >>> part_rows(["label 17 sports", "label 4 politics"])
+    [17, 4]
+    """
+    found = [part_of(part) for part in parts]
+    return [int(row) for _, row, _ in found] if found and found[0][0] in ("label", "column") else None
 
 
 def runs_of(text: str) -> list[tuple[int, int]]:

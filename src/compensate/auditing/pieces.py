@@ -22,6 +22,7 @@ from compensate.auditing.source import read
 from compensate.data.arrays import not_finite
 from compensate.data.columns import is_nested
 from compensate.data.dataset import Data
+from compensate.data.label_column import SeveralLabels
 from compensate.data.labels import encode_labels, is_missing, read_labels
 from compensate.data.parquet import SUFFIXES, is_pattern, parquet_files
 from compensate.data.remote import parquet_source, remote_files
@@ -38,6 +39,8 @@ AT_HAND = 25_000
 
 LOOKED_AT = 200_000
 """Rows from which the columns of a table, its words and the scale of its numbers are learned; of more rows these are drawn evenly."""
+
+NO_PARTS = "rows with several labels are not audited in pieces; leave memory and backend out."
 
 LOOKED_INTO = 20
 """Pieces that these rows are drawn from."""
@@ -68,6 +71,7 @@ class PiecedSource:
         classes: their names.
         sample: some of the rows, evenly drawn; all of them if there are few.
         info: as `Data.info`.
+        index: (N,) as `Data.index`; None where no row of the source is left out.
     """
 
     pieces: tuple[Piece, ...]
@@ -75,9 +79,14 @@ class PiecedSource:
     classes: tuple[str, ...]
     sample: Data
     info: Mapping[str, Any] = field(default_factory=dict)
+    index: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def numbers(self, rows: Ints) -> Ints:
+        """The rows of the source that these are."""
+        return rows if self.index is None else self.index[rows]
 
     @property
     def outline(self) -> Data:
@@ -115,14 +124,14 @@ def cut(data: Data) -> PiecedSource:
         raise InputError("images of several sizes cannot be audited in pieces; leave memory and backend out.")
     pieces = tuple(_Cut(start, min(AT_HAND, len(data) - start), data, start) for start in range(0, len(data), AT_HAND))
     sample = data.subset(_even(len(data), LOOKED_AT)) if len(data) > LOOKED_AT else data
-    return PiecedSource(pieces, data.target.astype(np.int64), data.classes, sample, data.info)
+    return PiecedSource(pieces, data.target.astype(np.int64), data.classes, sample, data.info, data.index)
 
 
 def _check_labels(data: Data) -> None:
     if data.regression:
         raise InputError("quantities are not audited in pieces; leave memory and backend out.")
     if "parts" in data.info:
-        raise InputError("rows with several labels are not audited in pieces; leave memory and backend out.")
+        raise InputError(NO_PARTS)
 
 
 def _even(number: int, most: int) -> Ints:
@@ -265,7 +274,10 @@ def _of_parquet(path: str | Path, options: Mapping[str, Any]) -> PiecedSource:
     odd = [name for name in options if name not in ("label", "text", "task", "ignore", "columns")]
     if odd:
         raise InputError(f"{odd[0]} is no option for Parquet files; leave it out.")
-    sample = from_frame(_looked_at(pieces, rows), str(path), **options)
+    try:
+        sample = from_frame(_looked_at(pieces, rows), str(path), **options)
+    except SeveralLabels:
+        raise InputError(NO_PARTS) from None
     if sample.test is not None or sample.validation is not None:
         raise InputError(
             f'{path} has a column "split", by which rows are not told apart here; write the training rows to files of their own.'

@@ -27,7 +27,7 @@ from compensate.auditing.corrections import (
 from compensate.auditing.csv_escape import guard
 from compensate.auditing.digests import digest_text
 from compensate.auditing.page.model import Estimate
-from compensate.auditing.parts import part_columns
+from compensate.auditing.parts import part_columns, part_rows
 from compensate.errors import InputError
 from compensate.files import write_atomically
 
@@ -70,7 +70,8 @@ class Audit:
         notes: what a reader should know, such as rows that were left out.
         data: the audited data, if it is available; it is not saved.
         model: the trained model, if there is one; it is not saved here.
-        parts: (N,) which label is meant, where a row has several; see `compensate.auditing.parts`. ``index`` then counts the labels.
+        parts: (N,) which label is meant, where a row has several; see `compensate.auditing.parts`. ``index`` then numbers the labels, and
+            `rows` has the rows.
         sample: (N,) the position in ``data`` of the sample that a label belongs to, where it has several.
         source_digest: of the file or folder that was audited; see `compensate.auditing.digests`.
         row_digests: (N,) of the rows without their labels, if the source has any.
@@ -151,11 +152,22 @@ class Audit:
         """The share of flags that are expected to be right; 1 if there are none."""
         return float(self.p_error[self.mask].mean()) if self.mask.any() else 1.0
 
+    @property
+    def rows(self) -> Ints:
+        """(N,) the 0-based row of the source that each label belongs to: a sentence of tagged tokens, an image of masks."""
+        if not self.parts:
+            return self.index
+        found = part_rows(self.parts)
+        return np.asarray(self.sample if found is None else found, np.int64)
+
     @cached_property
     def suspects(self) -> pd.DataFrame:
-        """All audited rows, most suspect first: index, id, given, suggested, score, p_error, flagged, and the evidence."""
+        """All audited labels, most suspect first: index (the row), id, given, suggested, score, p_error, flagged, and the evidence.
+
+        Where a row has several labels, further columns say which one is meant: label; token and tokens; or file and pixels.
+        """
         order = np.argsort(-self.log_odds, kind="stable")
-        columns: dict[str, Any] = {"index": self.index[order]}
+        columns: dict[str, Any] = {"index": self.rows[order]}
         if self.ids:
             columns["id"] = [self.ids[i] for i in order]
         if self.parts:

@@ -70,7 +70,8 @@ class Review:
         self.classes = {self.labels[number] for number in found["classes"]}
         items = found["items"]
         self.rows = {row: place for place, row in enumerate(items["index"])}
-        self.given, self.suggested, self.digests = items["given"], items["suggested"], items["digest"]
+        self.given, self.suggested = items["given"], items["suggested"]
+        self.digests, self.parts = items["digest"], items["part"]
         self.journal = Journal(folder)
 
     def events(self, body: Any) -> list[Event]:
@@ -96,7 +97,7 @@ class Review:
             raise ValueError("unknown decision")
         else:
             label = {"accept": suggested, "reject": given}.get(decision, "")
-        return Correction(_whole(row), given, decision, label, self.digests[place], self.source)
+        return Correction(_whole(row), given, decision, label, self.digests[place], self.source, self.parts[place])
 
     def since(self, version: int) -> dict[str, Any]:
         """What the page has to know of decisions after a version."""

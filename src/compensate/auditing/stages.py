@@ -119,13 +119,13 @@ class FinishedStages:
         return self.suspects / f"part-{piece:05d}.parquet"
 
     def write_judged(
-        self, piece: int, start: int, given: Ints, found: dict[str, NDArray[Any]], classes: tuple[str, ...]
+        self, piece: int, index: Ints, given: Ints, found: dict[str, NDArray[Any]], classes: tuple[str, ...]
     ) -> None:
         """Keeps the judged rows of a piece.
 
         Args:
             piece: its number.
-            start: the number of its first row.
+            index: (B,) the rows of the source.
             given: (B,) labels; -1 where there is none.
             found: (B,) each, by name.
             classes: the names of the classes.
@@ -140,7 +140,7 @@ class FinishedStages:
             return pyarrow.DictionaryArray.from_arrays(codes, names)
 
         columns = {
-            "index": start + np.arange(len(given)), "given": named(given), "suggested": named(found["suggested"]),
+            "index": index, "given": named(given), "suggested": named(found["suggested"]),
             "score": found["score"], "p_error": found["p_error"], "flagged": found["p_error"] >= FLAGGED,
             **{name: found[name] for name in ("margin", "loss", "probability")},
         }  # fmt: skip

@@ -27,7 +27,10 @@ def apply(
         ),
     ] = None,
     accept: Annotated[
-        float | None, o.option("Apply every suggestion with at least this error probability, without review.")
+        float | None,
+        o.option(
+            "Apply every suggestion with at least this error probability, without review; decisions of the run come first."
+        ),
     ] = None,
     out: Annotated[Path | None, o.option("Output file [default: NAME.fixed.SUFFIX].", "--out", "-o")] = None,
     label: o.Label = None,
@@ -126,25 +129,29 @@ def _source_of(run: Path) -> Path:
 
 
 def _of_run(run: Path, accept: float | None) -> tuple[Audit, tuple[Correction, ...], str]:
-    """A run's audit, its decisions or the suggestions that are taken without review, and what to say of them."""
+    """A run's audit, its decisions and the suggestions that are taken without review, and what to say of them.
+
+    What a person decided holds, whatever is accepted without review.
+    """
     if not run.is_dir():
         raise InputError(
             f"--accept takes suggestions of an audit, and {run} is not the folder of one. Give the folder that `compensate "
             "audit` wrote (under runs/), or leave --accept out to apply the decisions of a file."
         )
-    found = _audit_of(run)
-    if accept is not None:
-        decided = found.accepted(accept)
-        p = found.p_error[found.p_error >= accept]
-        expected = f", of which {p.mean():.0%} are expected to be wrong indeed" if len(p) else ""
-        said = f"{len(decided):,} of {len(found):,} labels have a probability of error of {accept:g} or more{expected}"
-        return found, decided, said
     from compensate.auditing.journal import run_decisions
 
-    decided = run_decisions(run)
+    found, decided = _audit_of(run), run_decisions(run)
+    said = f"{len(decided):,} decisions of {run}"
+    if accept is not None:
+        sure, reviewed = found.accepted(accept), {c.index for c in decided}
+        p = found.p_error[found.p_error >= accept]
+        expected = f", of which {p.mean():.0%} are expected to be wrong indeed" if len(p) else ""
+        shown = f"{len(sure):,} of {len(found):,} labels have a probability of error of {accept:g} or more{expected}"
+        taken = tuple(c for c in sure if c.index not in reviewed)
+        return found, (*decided, *taken), f"{shown}\n{said}, {len(taken):,} suggestions accepted without review"
     if not decided:
         raise InputError(
             f"nothing was decided in {run} yet. Review it: compensate review {run}; or say from which probability of error on "
             f"suggestions are taken without review: compensate apply {run} --accept 0.9."
         )
-    return found, decided, f"{len(decided):,} decisions of {run}"
+    return found, decided, said

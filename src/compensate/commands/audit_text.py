@@ -108,7 +108,7 @@ def _since(since: dict[str, Any]) -> str:
 
 def _pairs(found: Audit) -> Table:
     shown = found if found.listed is None else found.listed
-    flagged = shown.flagged
+    flagged, order = shown.flagged, (-shown.log_odds).argsort(kind="stable")
     # Of label sets, it counts which label is missing or too much.
     sets = "label" in flagged.columns
     table = Table(
@@ -126,7 +126,7 @@ def _pairs(found: Audit) -> Table:
         counted = [f"{short(given)} → {short(suggested)}" for given, suggested in pairs]
     groups = Counter(counted).most_common()
     for key, count in groups[:PAIRS]:
-        sample = _sample(shown, int(flagged["index"].iloc[keys.index(key)])) if key in keys else ""
+        sample = _sample(shown, int(order[flagged.index[keys.index(key)]])) if key in keys else ""
         table.add_row(Text(key), f"{count:,}", Text(sample, style="dim"))
     if len(groups) > PAIRS:
         table.add_row(
@@ -144,10 +144,9 @@ def _worst(found: Audit) -> Table:
     return table
 
 
-def _sample(found: Audit, index: int) -> str:
+def _sample(found: Audit, row: int) -> str:
     from compensate.auditing.page.fill import content
 
-    row = int((found.index == index).argmax())
     if found.ids and found.kind == "image":
         return short(found.ids[row], 50)
     shown = content(found.data, int(found.position(row)))
@@ -155,7 +154,7 @@ def _sample(found: Audit, index: int) -> str:
         return f'"{short(" ".join(shown.text[:500].split()), 50)}"'
     if shown.fields:
         return short(", ".join(f"{name} {value}" for name, value in shown.fields[:4]), 50)
-    return f"row {index}"
+    return f"row {found.rows[row]}"
 
 
 def clock(seconds: float) -> str:

@@ -91,6 +91,8 @@ def consensus(
         write_csv(new / "label_again.csv", agreed.to_label_again(top))
 
     write_run(found, folder, more=tables)
+    for note in found.notes:
+        console.print(Text.assemble(("note: ", "yellow"), note))
     console.print(_annotators(agreed.quality))
     changed = int(((agreed.label != votes.majority()) & (votes.counts.sum(1) > 0)).sum())
     console.print(

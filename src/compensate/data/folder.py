@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,19 @@ LARGEST = 64
 
 def is_image(path: Path) -> bool:
     return path.is_file() and path.suffix.lower() in IMAGES and not path.name.startswith(".")
+
+
+def name_in(file: Path, folder: Path) -> str:
+    """The name of a file in a folder, as tables of labels hold it; an error if it cannot be written as UTF-8."""
+    name = file.relative_to(folder).as_posix()
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        shown = os.fsencode(name).decode("utf-8", "backslashreplace")
+        raise InputError(
+            f"the name of {shown} in {folder} is not valid UTF-8, which lists of files and labels are written in. Rename it."
+        ) from None
+    return name
 
 
 LABEL_FILES = ("labels.csv", "metadata.csv", "metadata.jsonl", "metadata.parquet")
@@ -85,7 +99,7 @@ def _part(
     channels: int | None = None,
 ) -> Data:
     files = sorted(p for p in folder.rglob("*") if is_image(p))
-    names = np.array([p.relative_to(folder).as_posix() for p in files], dtype=object)
+    names = np.array([name_in(p, folder) for p in files], dtype=object)
     if not files:
         raise InputError(f"{folder} holds no images ({' '.join(IMAGES)}).")
     info: dict[str, Any] = {"kind": "images", "folder": str(folder)}

@@ -152,10 +152,10 @@ def read_payload(html: bytes) -> dict[str, Any]:
             bool(begin and end)
             and re.fullmatch("[0-9a-f]{20}", found["key"]) is not None
             and isinstance(found["source"], str)
-            and all(len(items[name]) == rows for name in ("given", "suggested", "digest"))
+            and all(len(items[name]) == rows for name in ("given", "suggested", "digest", "part"))
             and all(number in numbers for name in ("given", "suggested") for number in items[name])
             and all(number in numbers for number in found["classes"])
-            and all(isinstance(text, str) for text in (*found["labels"], *items["digest"]))
+            and all(isinstance(text, str) for text in (*found["labels"], *items["digest"], *items["part"]))
             and all(isinstance(row, int) for row in items["index"])
         )
     except (ValueError, KeyError, TypeError, RecursionError):
