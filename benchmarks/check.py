@@ -31,10 +31,10 @@ SHARE = 0.5
 """Of the time of an audit of as many rows that a check may take."""
 
 ABOUT = """`compensate check` of new rows against a stored run, without training: the file is read and rows are
-compared with the audited ones by digest; all rows are new. Texts have 12 short words with cached embeddings (all-
-MiniLM-L6-v2 if installed); the table has eight numeric and three categorical columns. CPU seconds after start-up,
-loading the stored model each time, relative to ten seconds for 10,000 rows (proportionally less for fewer rows), and
-relative to an audit of the same number of rows, with cached embeddings too."""
+compared with the audited ones by digest; all rows are new. Texts have 12 short words with cached embeddings
+(all-MiniLM-L6-v2 if installed); the table has eight numeric and three categorical columns. CPU seconds after
+start-up, loading the stored model each time, relative to ten seconds for 10,000 rows (proportionally less for fewer
+rows), and relative to an audit of the same number of rows, with cached embeddings too."""
 
 
 def texts(path: Path, rows: int, seed: int) -> Path:
