@@ -9,6 +9,7 @@ tensor) raises an error.
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -89,12 +90,11 @@ def operations(row: Method, *, on_host: bool = False, steps: int = STEPS) -> tup
     model: nn.Module = MLP(64, classes, hidden=(FEATURES,)).to("meta")
     x, u = torch.randn(BATCH, 64, device="meta"), torch.randn(BATCH, classes, device="meta", requires_grad=True)
     y = torch.randint(CLASSES, (BATCH,), device="meta")
-    i = torch.randperm(SAMPLES)[:BATCH]
-    i = i if on_host else i.to("meta")
+    epoch = itertools.cycle(torch.randperm(SAMPLES, device="cpu" if on_host else "meta").split(BATCH)[:-1])
     if needs_model(row, criterion):
-        ours, theirs = lambda: criterion.evaluate(model, x, y, i).loss, lambda: F.cross_entropy(model(x), y)
+        ours, theirs = lambda: criterion.evaluate(model, x, y, next(epoch)).loss, lambda: F.cross_entropy(model(x), y)
     else:
-        ours, theirs = lambda: criterion(u, y, i), lambda: F.cross_entropy(u, y)
+        ours, theirs = lambda: criterion(u, y, next(epoch)), lambda: F.cross_entropy(u, y)
     return counted(ours, steps), counted(theirs, steps)
 
 

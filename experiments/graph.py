@@ -32,7 +32,7 @@ class Setting:
         noise: standard deviation of that noise.
         labeled: the share of nodes with a label.
         epochs, lr, weight_decay: of the training with Adam.
-        lam, step: penalty and step of the edges.
+        lam, step: penalty and step of the edges, for the sum of the losses.
     """
 
     neighbors: int = 5
@@ -67,7 +67,8 @@ def trial(setting: Setting, seed: int) -> dict[str, float]:
         [round(setting.labeled * len(y)), len(y) - round(setting.labeled * len(y))]
     )
     plain, _ = _fitted(setting, seed, shown, joined, labels, train, None)
-    table = Edges(len(wrong), penalty=L1(setting.lam), bound=Between(-1, 0), lr=setting.step)
+    lam, step = setting.lam / len(train), setting.step * len(train)  # a table moves by the mean
+    table = Edges(len(wrong), penalty=L1(lam), bound=Between(-1, 0), lr=step)
     record = EdgeRecord(table, len(wrong))
     net, changed = _fitted(setting, seed, shown, joined, labels, train, record)
     suspects = record.suspects()

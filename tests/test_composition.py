@@ -7,7 +7,7 @@ from itertools import combinations
 import pytest
 import torch
 
-from compensate import InputError, compose, meta_step, swap
+from compensate import InputError, compose, meta_step, methods, swap
 from compensate.composition import cells, published, why_not
 from compensate.direction import change, measured
 from compensate.models import GCN
@@ -30,11 +30,11 @@ def test_the_grid_is_whole_and_most_of_it_runs():
     assert len(grid) == 8 * 3 * 6 * 4
     of_gradients = [c for c in grid if c.target == "gradient"]
     of_edges = [c for c in grid if c.target == "structure"]
-    assert len([c for c in grid if c in RUNNING and c.target not in ("gradient", "structure")]) == 432 - 12 - 36
-    # Nothing to descend for a third of the gradients; a hyper-parameter for each sample is not tuned.
-    assert len([c for c in of_gradients if c in RUNNING]) == 72 - 24 - 6
+    assert len([c for c in grid if c in RUNNING and c.target not in ("gradient", "structure")]) == 432 - 12
+    # Nothing to descend for a third of the gradients.
+    assert len([c for c in of_gradients if c in RUNNING]) == 72 - 24
     # Edges have no classes, and a direction of their own except by clean data.
-    assert len([c for c in of_edges if c in RUNNING]) == 2 * 6 * 2 - 2 + 2
+    assert len([c for c in of_edges if c in RUNNING]) == 2 * 6 * 2 + 2
     assert all(why_not(cell).endswith(".") for cell in cells() if cell not in RUNNING)
 
 
@@ -106,7 +106,6 @@ def test_every_running_cell_trains_in_its_direction(cell):
     ("cell", "reason"),
     [
         ({"target": "loss", "inference": "adversarial"}, "constant has no gradient"),
-        ({"inference": "tuning", "granularity": "sample"}, "cannot be tuned"),
         ({"target": "logits"}, 'did you mean "logit"'),
         ({"granularty": "category"}, 'did you mean "granularity"'),
         ({"granularity": "sample+klass"}, "granularity"),
@@ -120,6 +119,26 @@ def test_every_running_cell_trains_in_its_direction(cell):
 def test_cells_that_make_no_sense_say_why(cell, reason):
     with pytest.raises(InputError, match=reason):
         compose(**{**SIZES, **cell})
+
+
+@pytest.mark.parametrize("c", [0.2, 0.5])
+def test_a_tuned_threshold_on_gradients_is_gradient_clip(c, monkeypatch):
+    monkeypatch.setattr("compensate.composition.THRESHOLD", c)
+    u, y = 2 * torch.randn(20, 3, dtype=torch.float64), torch.randint(3, (20,))
+    cell = {"target": "gradient", "inference": "tuning", "granularity": "sample", "strength": 1.0}
+    found, expected = u.clone().requires_grad_(), u.clone().requires_grad_()
+    compose(**cell, num_samples=20).double()(found, y, torch.arange(20)).backward()
+    methods.gradient_clip(c=c)(expected, y).backward()
+    torch.testing.assert_close(found.grad, expected.grad)
+
+
+def test_a_tuned_threshold_drops_edges_whose_ends_differ():
+    x = torch.tensor([[1.0, 0.0], [1.0, 0.2], [0.0, 1.0]])
+    net = GCN(x, torch.tensor([[0, 0], [1, 2]]), 2)
+    cell = {"target": "structure", "inference": "tuning", "granularity": "sample", "strength": 1.0}
+    s = compose(**cell, num_edges=2).evaluate(net, torch.tensor([0, 1]), torch.tensor([1, 0]))
+    assert s.da[0] == 0, "cosine 0.98"
+    assert s.da[1].abs() <= 0.5 + 1e-6, "cosine 0: 1 - 0.5 / 1, times the way"
 
 
 PAIRS = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import warnings
 
@@ -101,6 +102,44 @@ def test_a_record_of_batches_that_wait_is_that_of_batches_one_by_one(build, monk
     assert torch.equal(copy.deepcopy(waits).suspects().index, not_.suspects().index)
     for name, kept in waits.state_dict().items():
         torch.testing.assert_close(kept, not_.state_dict()[name], msg=lambda m, name=name: f"{name}: {m}")
+
+
+@pytest.mark.parametrize("away", [False, True])
+@pytest.mark.parametrize("kept", [{}, {"lean": True}, {"predictions": True}])
+def test_every_visit_of_a_sample_is_recorded(kept: dict[str, bool], away: bool) -> None:
+    """Several visits between two looks count as several, on the CPU and away from it, with and without ignored labels."""
+    looked, unseen = (Compensated(record=Evidence(6, num_classes=4, **kept)) for _ in range(2))
+    draw = torch.Generator().manual_seed(3)
+    labels = torch.randint(4, (6,), generator=draw)
+    for step in range(9):
+        rows = torch.randperm(6, generator=draw)[:4]
+        u = (2 * torch.randn(4, 4, generator=draw)).requires_grad_()
+        y = labels[rows].masked_fill(torch.arange(4) == step % 8, -100)
+        looked(u, y, rows)
+        looked.record.settle()
+        with as_on_a_device() if away else contextlib.nullcontext():
+            unseen(u, y, rows)
+    with as_on_a_device() if away else contextlib.nullcontext():
+        unseen.record.settle()
+    for name, value in looked.state_dict().items():
+        torch.testing.assert_close(
+            unseen.state_dict()[name], value, rtol=2e-3, atol=2e-3, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_visits_of_one_batch_all_vote(away: bool) -> None:
+    """A sample that comes three times in a batch has three votes, and one without a label has none."""
+    record = Evidence(2, num_classes=3)
+    criterion = Compensated(record=record)
+    u = torch.tensor([[0.0, 4.0, 0.0]]).repeat(4, 1).requires_grad_()
+    for _ in range(2):
+        with as_on_a_device() if away else contextlib.nullcontext():
+            criterion(u, torch.tensor([0, 0, 0, -100]), torch.tensor([1, 1, 1, 1]))
+            record.settle()
+    assert record.visits.tolist() == [0, 6]
+    assert record.guess.tolist() == [0, 1]
+    torch.testing.assert_close(record.votes[1], 6 * u[0].detach().softmax(0)[1])
 
 
 def test_what_waits_is_a_copy() -> None:

@@ -168,7 +168,7 @@ COINCIDE = {
     # Of two logits both move, each by as much as the one here, and only their difference counts.
     "mixcomp": ({"eta": 2.0, "pro": 40}, {"eta": 1.0, "pro": 40}),
     # And a step of unit length along both is longer by the square root of two in their difference.
-    "lpl": ({"eps": 0.4 * 2**0.5, "step": 0.05 * 2**0.5}, {"eps": 0.4, "step": 0.05}),
+    "lpl": ({"eps": 0.4 * 2**0.5, "step": 0.05 * 2**0.5, "growth": 2**0.5}, {"eps": 0.4, "step": 0.05, "growth": 1.0}),
 }
 
 

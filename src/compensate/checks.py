@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 Check = Literal["auto", "sync", "async", "off"]
 """How a criterion looks at its batches."""
+
+Reduction = Literal["mean", "sum", "none"]
+"""How the losses of a batch become one, or stay as they are."""
 
 Looks = Literal["sync", "async", "kernels", "off"]
 """How it looks at this one: "auto" is "sync" where values are at hand, else "kernels": as "async", but that classes and rows out of range are
@@ -92,13 +95,48 @@ def require_true(condition: Tensor, message: str, check: Looks) -> None:
         raise InputError(message)
 
 
-def check_target(target: object) -> None:
-    """Raises unless the target is a tensor."""
+def check_target(target: object, *, binary: bool = False) -> None:
+    """Raises unless the target is a tensor; and unless one number a sample is a class number, if no class is a label of its own."""
     if not isinstance(target, Tensor):
         raise InputError(
             f"target is a {type(target).__name__}; expected a tensor on the device of the logits: write "
             "torch.as_tensor(target)."
         )
+    if target.ndim == 1 and not binary:
+        check_numbers(target)
+
+
+def check_numbers(target: Tensor) -> None:
+    """Raises unless class numbers have their type."""
+    if target.dtype != torch.long:
+        raise InputError(
+            f"target is {target.dtype}; class numbers are torch.long. Write target.long(), or give distributions of shape "
+            "(batch, classes)."
+        )
+
+
+def check_state(own: Mapping[str, Tensor], state: Mapping[str, Any], prefix: str) -> None:
+    """Raises if a saved state holds NaN, or a tensor of another size than the one that it is to replace.
+
+    Args:
+        own: the tensors of the criterion that reads it.
+        state: what was saved; the state of the criterion has names that begin with `prefix`.
+        prefix: the name of the criterion in the module that it is a part of.
+    """
+    for key, value in state.items():
+        if not key.startswith(prefix) or not isinstance(value, Tensor):
+            continue
+        name = key.removeprefix(prefix)
+        if name in own and own[name].shape != value.shape:
+            raise InputError(
+                f"{name} of the saved state has shape {tuple(value.shape)}, and that of this criterion has {tuple(own[name].shape)}. "
+                "Build the criterion with the sizes it was saved with (num_samples, num_classes)."
+            )
+        if value.is_floating_point() and bool(value.isnan().any()):
+            raise InputError(
+                f"{name} of the saved state contains NaN: the training that wrote it had diverged, or the file is damaged. Load an "
+                "earlier checkpoint."
+            )
 
 
 def checked_weights(given: Tensor | Sequence[float] | None) -> Tensor | None:
@@ -115,6 +153,17 @@ def checked_weights(given: Tensor | Sequence[float] | None) -> Tensor | None:
             f"weight is {weight.dtype} of shape {tuple(weight.shape)}; expected a floating point number for each class, (C,)."
         )
     return weight
+
+
+def checked_reduction(given: Reduction) -> Reduction:
+    """How losses are reduced, if it is a way that torch knows.
+
+    >>> checked_reduction("sum")
+    'sum'
+    """
+    if given not in ("mean", "sum", "none"):
+        raise InputError(f'reduction is "{given}"; expected "mean", "sum" or "none".')
+    return given
 
 
 def check_batch(s: State, u: Tensor) -> None:
@@ -251,11 +300,7 @@ def checked_features(s: State, size: int) -> None:
 
 def _check_classes(s: State, u: Tensor, check: Looks) -> None:
     target, classes = s.target, u.shape[-1]
-    if target.dtype != torch.long:
-        raise InputError(
-            f"target is {target.dtype}; class numbers are torch.long. Write target.long(), or give distributions of shape "
-            f"{tuple(u.shape)}."
-        )
+    check_numbers(target)
     if check in ("off", "kernels") or not target.shape[0]:
         return
     if at_hand(target) and within(target, classes):

@@ -47,7 +47,7 @@ _SUITABLE = {
     "loss": (0.5, 0.1, 1.0),
     "gradient": (0.3, 0.1, 1.0),
     "view": (0.3, 0.01, 1.0),
-    "structure": (0.5, 0.001, 0.1),
+    "structure": (0.5, 0.0001, 1.0),
 }
 """For each target the default strength, weight of the penalty and step."""
 
@@ -129,6 +129,32 @@ class Doubt(nn.Module):
         """(B,) the doubt in each label."""
         p = s.plain.softmax(-1)
         return self.scale * (1 - p.gather(1, s.labels[:, None])[:, 0])
+
+
+THRESHOLD = 0.5
+"""Of the cells that tune a threshold: the bound of :func:`~compensate.methods.gradient.gradient_clip`, in the units of `Beyond`."""
+
+
+@final
+class Beyond(nn.Module):
+    r"""How far each sample lies beyond a tuned threshold, :math:`\kappa \max(0, 1 - c / m_i)`, (B,), a constant.
+
+    Args:
+        scale: :math:`\kappa`.
+        threshold: :math:`c`. One number is tuned; it gives every sample a strength of its own.
+        measure: :math:`m_i`, a callable of the state; if not given the length of the gradient, :math:`\|p_i - y_i\|_2`.
+    """
+
+    inference, granularity = "tuning", "sample"
+
+    def __init__(self, scale: float, threshold: float, measure: Value | None = None) -> None:
+        super().__init__()
+        self.scale, self.threshold, self.measure = scale, threshold, measure
+
+    def forward(self, s: State) -> Tensor:
+        """(B,) the strength of each sample; (E,) of each edge, if those are measured."""
+        m = row_norm(s.plain.softmax(-1) - s.y)[:, 0] if self.measure is None else self.measure(s)
+        return self.scale * (1 - self.threshold / m.clamp(min=TINY)).clamp(min=0)
 
 
 @final
@@ -259,10 +285,6 @@ def why_not(cell: Taxonomy) -> str | None:
             "an edge serves samples that fit well and samples that fit badly, and cannot lower the losses of some and raise "
             "those of others; choose one direction, or let clean data choose it."
         )
-    if cell.inference == "tuning" and {"sample", "mixed"} & {*cell.granularity.split("+")}:
-        return (
-            "a hyper-parameter for every sample cannot be tuned; let a penalty, clean data or an inner loop infer it."
-        )
     return None
 
 
@@ -383,6 +405,8 @@ class _Parts:
         if inference == "meta":
             start = self.strength / 10
             return Along(sign, self.table(target, level, (), update="meta", bound=AtLeast(0.0), init=start))
+        if inference == "tuning" and level == "sample":
+            return Along(sign, Beyond(self.strength, THRESHOLD, Dissimilarity() if target == "structure" else None))
         if inference == "tuning":
             return Along(sign, self.strength, inference="tuning", granularity=level)
         of_each = Dissimilarity if target == "structure" else Doubt

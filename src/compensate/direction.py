@@ -61,7 +61,7 @@ def effective_weight(s: State) -> tuple[Tensor, Tensor]:
     with torch.enable_grad():
         u = s.plain.detach().requires_grad_()
         (plain,) = torch.autograd.grad(s.criterion.losses_of(s, u).sum(), u)
-    (ours,) = torch.autograd.grad(s.losses.sum(), s.u, retain_graph=True)
+    (ours,) = torch.autograd.grad(s.summands.sum(), s.u, retain_graph=True)
     long, short = plain.norm(dim=-1), ours.norm(dim=-1)
     tiny = torch.finfo(long.dtype).tiny
     product = (long * short).clamp(min=tiny)

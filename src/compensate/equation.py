@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from compensate.checks import Check, at_hand, check_losses, checked_weights
+from compensate.checks import Check, Reduction, at_hand, check_losses, check_state, checked_reduction, checked_weights
 from compensate.equation_text import equation_text, in_bytes
 from compensate.errors import InputError
 from compensate.fused import losses_and_slope, reduced
 from compensate.granularity import Sample, Table
+from compensate.held import warn_of_copies
 from compensate.inference.statistics import Evidence, Statistic, find_statistics, statistics_among
 from compensate.markup import element, escape
 from compensate.proximal import ONTO, SMALLEST
@@ -22,6 +23,7 @@ from compensate.rows import step_rows
 from compensate.state import Slot, State
 from compensate.taxonomy import Taxonomy, taxonomy_of
 from compensate.views import Views
+from compensate.weighing import sample_weights, total_weight, weighs_classes
 
 Term = Callable[[State], Tensor]
 Terms = Term | tuple[Term, ...] | None
@@ -93,7 +95,8 @@ class Compensated(nn.Module):
             are (B, C) in {0, 1} (or between), and a row of the equation, of tables and of records is one label of one sample, in the
             order of `target.flatten()`.
         reduction, weight, ignore_index: as in :func:`torch.nn.functional.cross_entropy`, but for a batch in which no sample counts:
-            its mean is 0, not NaN. `weight` may also be set later, `criterion.weight = ...`.
+            its mean is 0, not NaN. `weight` may also be set later, `criterion.weight = ...`. It multiplies the summand of each sample,
+            compensation and penalty included; terms, gates, tables and records read losses and slopes without it.
         onto: how :math:`y + \Delta y` and :math:`p + \Delta p` become distributions (Eq. 6): by the nearest point
             of the simplex, by division by the sum, or not at all. Terms that stay on the simplex need none of it.
         record: keeps for each sample what :meth:`suspects` reads.
@@ -118,9 +121,8 @@ class Compensated(nn.Module):
     step: Tensor
     total: Tensor
     weight: Tensor | None
-    _told_to_compile: ClassVar[bool] = (
-        False  # in this process: torch imports its compiler, which takes seconds, only then
-    )
+    _told_to_compile: ClassVar[bool] = False
+    """In this process: torch imports its compiler, which takes seconds, only then."""
 
     def __init__(
         self,
@@ -135,7 +137,7 @@ class Compensated(nn.Module):
         structure: Terms = None,
         views: Views | None = None,
         base: Base | None = None,
-        reduction: Literal["mean", "sum", "none"] = "mean",
+        reduction: Reduction = "mean",
         weight: Weights | None = None,
         ignore_index: int = -100,
         onto: Literal["project", "normalize", "none"] = "project",
@@ -155,12 +157,13 @@ class Compensated(nn.Module):
         self.only_logits = self._in_order.keys() <= {"logit"}
         """True if logits are compensated, or nothing at all."""
         every = [term for terms in self._in_order.values() for term in terms]
+        behind = [*self._in_order.get("loss", ()), *self._in_order.get("gradient", ())]
+        self.rewrites = not all(getattr(term, "adds", False) for term in behind)
+        """True if a term changes losses or gradients by more than what it adds."""
         self._fused = every if len(every) == 1 and callable(getattr(every[0], "fused", None)) else []  # not a module
         logit = self._in_order.get("logit", ())
         on_logits = self.only_logits and all(isinstance(term, Table) for term in logit)
         self._logit_tables = tuple(cast(Table, term) for term in logit) if on_logits else ()
-        if reduction not in ("mean", "sum", "none"):
-            raise InputError(f'reduction is "{reduction}"; expected "mean", "sum" or "none".')
         if onto not in ONTO:
             raise InputError(f'onto is "{onto}"; expected {", ".join(ONTO)}.')
         self.fast = True
@@ -173,7 +176,8 @@ class Compensated(nn.Module):
             raise InputError(
                 'base="bce" has no prediction=: with two outcomes it is the same as label compensation with the other sign. Write label=.'
             )
-        self.base, self.reduction, self.ignore_index, self.onto = base, reduction, ignore_index, onto
+        self.base, self.ignore_index, self.onto = base, ignore_index, onto
+        self.reduction: Reduction = checked_reduction(reduction)
         self.check: Check = check
         self.record, self.views = record, views
         if "view" in self.terms and views is None:
@@ -402,11 +406,11 @@ class Compensated(nn.Module):
         du: Tensor | None = None,
         dp: Tensor | None = None,
         dy: Tensor | None = None,
-        weighted: bool = True,
+        weighted: bool = False,
     ) -> Tensor:
         r"""(B,) base losses :math:`l(S(u + \Delta u) + \Delta p,\; y + \Delta y)`; 0 where the target is ignored.
 
-        Class weights multiply them unless `weighted` is false.
+        Class weights multiply them if `weighted` is true. All that terms, gates, tables and records read is without weights.
         """
         u = u if du is None else u + du
         if dp is not None:
@@ -424,15 +428,15 @@ class Compensated(nn.Module):
         else:
             y = s.labels if s.hard else s.y
         weight = None if self.weight is None or not weighted else self.weight.to(u.dtype)
+        by_class = weight is not None and weighs_classes(s, dy)
         if self.base == "bce":
             losses = F.binary_cross_entropy_with_logits(u, y.to(u.dtype), reduction="none")[:, 0]
-            losses = losses if weight is None else losses * s.weights.to(losses.dtype)
         elif self.base is None:
-            losses = F.cross_entropy(u, y, weight=weight, reduction="none")
+            losses = F.cross_entropy(u, y, weight=weight if by_class else None, reduction="none")
         else:
             assert callable(self.base)
             losses = self.base(u, y)
-            losses = losses if weight is None else losses * s.weights.to(losses.dtype)
+        losses = losses if weight is None or by_class else losses * sample_weights(s).to(losses.dtype)
         return losses if s.complete else torch.where(s.valid, losses, 0.0)
 
     def _stays_on_simplex(self, name: str) -> bool:
@@ -441,7 +445,7 @@ class Compensated(nn.Module):
         return len(terms) == 1 and getattr(terms[0], "on_simplex", False)
 
     def reduce(self, s: State, losses: Tensor) -> Tensor:
-        """Losses (B,) reduced as torch's cross entropy does: a weighted mean for class numbers, a mean for others."""
+        """Losses (B,), class weights included, reduced as torch's cross entropy does: a weighted mean for class numbers, a mean for others."""
         return s.places.back(losses) if self.reduction == "none" else reduced(losses, self.divided_by(s))
 
     def divided_by(self, s: State) -> Tensor | int:
@@ -457,8 +461,7 @@ class Compensated(nn.Module):
             return max(1, len(s.target))
         if self.weight is None or self.binary or not weighted:
             return s.valid.sum().clamp(min=1)
-        total = (s.weights * s.valid).sum()
-        return torch.where(total == 0, torch.ones_like(total), total)
+        return total_weight(s)
 
     # --- what follows a step ----------------------------------------------------------------------------------
 
@@ -484,6 +487,8 @@ class Compensated(nn.Module):
                     break
             if self._awaits_meta:
                 self._warn_without_meta()
+            if watching or self.keeps_rows:
+                warn_of_copies()
 
     def _warn_without_epochs(self, batch: int, rolling: Statistic) -> None:
         self._seen += batch
@@ -557,6 +562,10 @@ class Compensated(nn.Module):
             return statistics_among(self.modules())
         find_statistics(self, self.record)
         return self._found
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        check_state({**dict(self.named_buffers()), **dict(self.named_parameters())}, state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def suspects(self, top: int | None = None) -> Any:
         """The samples whose labels look wrong, most suspect first; see :meth:`Evidence.suspects`."""

@@ -6,10 +6,13 @@ subtracts the first row.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+
+import torch.distributed as dist
 
 
 @dataclass(frozen=True)
@@ -60,3 +63,26 @@ def held_range(rows: int) -> range:
         return range(rows)
     each = rows // held.of
     return range(held.first * each, held.last * each)
+
+
+_alike = _told = False
+
+
+def keep_alike() -> None:
+    """To be called by code that keeps the copies of a criterion in several processes equal."""
+    global _alike
+    _alike = True
+
+
+def warn_of_copies() -> None:
+    """Warns once if this is one of several processes and nothing keeps their copies of a criterion equal."""
+    global _told
+    if _alike or _told or not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        return
+    _told = True
+    warnings.warn(
+        f"{dist.get_world_size()} processes evaluate copies of this criterion on their own slices of a batch: tables, records and suspects "
+        "will differ in each of them. Write criterion(*together(model(x), target, index)) in every step, or Exchange(criterion) before "
+        "the first step and exchange.end_epoch() after each epoch; both are in compensate.training.",
+        stacklevel=2,
+    )

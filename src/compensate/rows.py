@@ -7,6 +7,7 @@ from torch import Tensor
 
 from compensate.state import THROUGH, State
 from compensate.touched import Touched
+from compensate.weighing import total_weight
 
 
 def step_rows(s: State) -> None:
@@ -49,21 +50,22 @@ def _step_in_backward(s: State, touched: list[Touched]) -> None:
     """Rows on features move when the user's backward pass brings their gradient: no second pass through the model.
 
     Gradient scaling and accumulation multiply the loss before its backward pass; the gradient of the loss itself
-    tells by how much, so that the step of a row does not depend on them.
+    tells by how much, so that the step of a row does not depend on them. An input moves by the gradient of its own loss, the mean
+    over its places; an edge by that of the mean over the batch, which all samples share.
     """
-    criterion = s.criterion
-    summed = criterion.divided_by(s)
-    if s.places.several:  # an input moves by the mean over its places
+    summed = s.criterion.divided_by(s)
+    of_edges = summed / total_weight(s)
+    if s.places.several:
         summed = summed * (s.places.of_sample(s.valid).any(1).sum() / s.valid.sum().clamp(min=1))
     scale: list[Tensor] = []
     s.loss.register_hook(scale.append)
     for one in touched:
-        _when_known(s, one, summed, scale)
+        _when_known(s, one, of_edges if one.slot == "da" else summed, scale)
 
 
-def _when_known(s: State, touched: Touched, summed: Tensor | int, scale: list[Tensor]) -> None:
+def _when_known(s: State, touched: Touched, times: Tensor | int, scale: list[Tensor]) -> None:
     def hook(grad: Tensor) -> None:
         with torch.no_grad():
-            touched.table.descend(touched, grad * summed / scale[-1], s)
+            touched.table.descend(touched, grad * times / scale[-1], s)
 
     touched.rows.register_hook(hook)

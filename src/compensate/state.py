@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -17,6 +18,7 @@ from compensate.fused import Definition, cross_entropy, log_softmax, row_sizes, 
 from compensate.once import once
 from compensate.places import Places, rowwise
 from compensate.touched import Touched, touched_rows
+from compensate.weighing import total_weight, unweighted, weighed
 
 if TYPE_CHECKING:
     from compensate.equation import Compensated
@@ -100,7 +102,7 @@ class State:
         learn: bool = False,
         meta: bool = False,
     ) -> None:
-        check_target(target)
+        check_target(target, binary=criterion.base == "bce")
         self.criterion = criterion
         self.places = Places(target, binary=criterion.base == "bce")
         self.target = self.places.targets(target) if self.places.several else target
@@ -172,16 +174,6 @@ class State:
             return self.target.to(torch.promote_types(self.target.dtype, kind))
         y = torch.zeros(len(self.labels), classes, dtype=kind, device=device)
         return y.scatter_(1, self.labels[:, None], 1.0 if self.complete else self.valid[:, None].to(kind))
-
-    @property
-    def weights(self) -> Tensor:
-        """(B,) the class weight of each sample, a mean of several where its label is a distribution; 1 if there are none."""
-        weight = self.criterion.weight
-        if weight is None:
-            return torch.ones((), device=self.target.device)
-        if self.places.binary:
-            return weight[self.places.classes(self.target)]
-        return weight[self.labels] if self.hard else self.y @ weight.to(self.y.dtype)
 
     @property
     def epoch(self) -> Tensor:
@@ -354,7 +346,7 @@ class State:
 
     @once
     def plain_losses(self) -> Tensor:
-        """(B,) losses without compensation, constants."""
+        """(B,) losses without compensation and without class weights, constants."""
         if self.ordinary and self.plain_inputs:
             if torch.compiler.is_compiling():
                 u = self.u.detach()
@@ -368,7 +360,7 @@ class State:
             return self.criterion.losses_of(self, self.plain)
 
     def loss_at(self, **changes: Tensor) -> Tensor:
-        """(B,) base losses with some of `da dv dx du dp dy` replaced, the others as they are so far."""
+        """(B,) base losses without class weights, with some of `da dv dx du dp dy` replaced, the others as they are so far."""
         unknown = changes.keys() - {*THROUGH, "du", "dp", "dy"}
         if unknown:
             raise InputError(f"loss_at takes da, dv, dx, du, dp and dy, not {', '.join(sorted(unknown))}.")
@@ -446,7 +438,7 @@ class State:
 
     @once
     def gradient(self) -> Tensor:
-        """(B, C) the derivative of each loss by its logits, compensation included, a constant."""
+        """(B, C) the derivative of each loss without class weights by its logits, compensation included, a constant."""
         if self.compensated.requires_grad and self.u.requires_grad:
             (slope,) = torch.autograd.grad(self.compensated.sum(), self.u, retain_graph=True)
             return slope.detach()
@@ -467,10 +459,8 @@ class State:
     def lean_parameters(self, parameters: Sequence[Tensor], deltas: Sequence[Tensor]) -> None:
         """The same for the derivative of the reduced loss by the parameters of the model."""
         zero = torch.stack([(d * (p - p.detach())).sum() for p, d in zip(parameters, deltas, strict=True)]).sum()
-        share = (self.weights * self.valid).to(zero.dtype)
-        if self.criterion.reduction != "mean":
-            share = share / share.sum().clamp(min=1e-12)
-        zeros = zero * share
+        # Samples have equal parts in it, and their weights sum up to what the reduction divides by.
+        zeros = zero * self.valid * (self.criterion.divided_by(self) / total_weight(self)).to(zero.dtype)
         self.tilt = zeros if self.tilt is None else self.tilt + zeros
 
     @once
@@ -511,6 +501,8 @@ class State:
         if moves:
             touched = self._touched(table, keys)
             v = touched.rows if touched.which is None else touched.rows[touched.which]
+            if self.learn and self.slot in ("dx", "dv") and self.criterion.weight is not None and v.requires_grad:
+                v.register_hook(partial(unweighted, self))
             if touched.by_sample:
                 self._penalize(table, v.detach(), spread=True)
                 return self.places.spread(v)
@@ -544,7 +536,7 @@ class State:
 
     @once
     def l(self) -> Tensor:  # noqa: E743  the letter of the paper
-        """(B,) the losses without those of `dl`, penalties left out; set by the criterion, unless their slope is known."""
+        """(B,) the losses without those of `dl`, class weights and penalties left out; set by the criterion, unless their slope is known."""
         if self.known is None or self.slope is None:
             raise AttributeError("l is asked for before it is known.")
         if self.definition is not None and self.dl is not None:
@@ -557,16 +549,21 @@ class State:
 
     @property
     def compensated(self) -> Tensor:
-        """(B,) losses with compensation, penalties left out."""
+        """(B,) losses with compensation, class weights and penalties left out."""
         if self.dl is None:
             return self.l
         return self.l + self.dl if self.definition is None or self.known is None else self._tied(self.known + self.dl)
 
     @property
-    def losses(self) -> Tensor:
-        """(B,) the summands of the equation, before the mean."""
+    def summands(self) -> Tensor:
+        """(B,) the summands of the equation, without class weights."""
         losses = self.compensated if self.penalty is None else self.compensated + self.penalty
         return losses if self.tilt is None else losses + self.tilt
+
+    @property
+    def losses(self) -> Tensor:
+        """(B,) the summands of the equation with class weights, before the mean."""
+        return weighed(self, self.summands)
 
     @once
     def loss(self) -> Tensor:

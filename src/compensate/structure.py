@@ -27,7 +27,8 @@ class Edges(Table):
     Args:
         num_edges: the number of edges.
         shared: one number for all edges.
-        settings: as of every table, see :class:`~compensate.terms.Sample`.
+        settings: as of every table, see :class:`~compensate.terms.Sample`; `lr` is the step by the gradient of the mean loss of a batch,
+            so an edge of a large graph, which changes few of its losses, needs a large step and a small penalty.
 
     A learned table that goes down the loss with an l1 penalty changes few edges: those that the labels contradict.
 
@@ -65,8 +66,8 @@ class Edges(Table):
         return torch.full((self.num_edges,), 1 / self.num_edges if self.shared else 1.0, device=s.target.device)
 
     def charged(self, penalty: Tensor, s: State) -> Tensor:
-        """(B,) the penalty of all edges in equal shares, so that the mean over the batch is their sum."""
-        return penalty.sum() * s.valid.to(penalty.dtype)
+        """(B,) the penalty of all rows for each sample: the mean over the batch is their sum. A number that edges share is one row."""
+        return (penalty.mean() if self.shared else penalty.sum()) * s.valid.to(penalty.dtype)
 
 
 @final

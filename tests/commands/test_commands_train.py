@@ -10,6 +10,8 @@ import signal
 import sys
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
@@ -116,7 +118,6 @@ def test_mistakes_end_in_one_sentence(arguments, said):
 
 def messages(path: Path, **more: list[str]) -> Path:
     """A table of 60 texts on three topics, of which two have no label."""
-    import pandas as pd
 
     words = ["the bill is wrong again", "the parcel came late again", "the screen stays black again"]
     rows = range(60)
@@ -170,8 +171,6 @@ def test_compare_and_tune_say_what_they_use_of_a_table(tmp_path, command):
 
 
 def test_a_table_of_ones_own(tmp_path):
-    import numpy as np
-    import pandas as pd
 
     rng = np.random.default_rng(0)
     x = rng.normal(size=(200, 3))
@@ -217,8 +216,6 @@ def test_a_file_that_was_changed_is_trained_on_anew(tmp_path, monkeypatch):
 
 
 def test_a_training_lists_the_labels_that_look_wrong_by_their_row_of_the_file(tmp_path):
-    import numpy as np
-    import pandas as pd
 
     rng = np.random.default_rng(0)
     x = rng.normal(size=(300, 3))
@@ -250,6 +247,27 @@ def test_a_training_lists_the_labels_that_look_wrong_by_their_row_of_the_file(tm
     assert said == (
         f"suspects: {out / 'suspects.csv'}, {found['flagged'].sum()} flagged; compensate audit judges by models that did not see the label"
     )
+
+
+@pytest.mark.parametrize("rare", [0.5, 0.1])
+def test_a_model_that_knows_nothing_lists_no_suspects(rare, tmp_path):
+    """It contradicts half of the labels, or all of the rare class, and says so; the same data trained for longer have a list."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 3))
+    kind = np.where(x[:, 0] > np.quantile(x[:, 0], 1 - rare), "yes", "no")
+    pd.DataFrame(x, columns=["a", "b", "c"]).assign(kind=kind).to_csv(tmp_path / "own.csv", index=False)
+    command = ["train", str(tmp_path / "own.csv"), "--label", "kind", "--method", "logcomp", "--quiet"]
+    *_, said = run(*command, "--epochs", "1", "--lr", "1e-9", "--out", str(tmp_path / "begun")).splitlines()
+    assert re.search(r"no list of suspects: .*contradicts \d+ of \d+ labels.*more epochs", said)
+    assert not (tmp_path / "begun" / "suspects.csv").exists()
+    run(*command, "--epochs", "20", "--out", str(tmp_path / "trained"))
+    assert (tmp_path / "trained" / "suspects.csv").exists()
+
+
+def test_one_epoch_at_chance_lists_no_suspects(tmp_path):
+    command = ["train", "digits", "--method", "logcomp", "--noise", "pair:0.2", "--limit", "450", "--quiet"]
+    assert "no list of suspects" in run(*command, "--epochs", "1", "--out", str(tmp_path / "one"))
+    assert not (tmp_path / "one" / "suspects.csv").exists()
 
 
 @pytest.mark.slow

@@ -27,6 +27,20 @@ def test_a_plain_loop_ends():
     assert [i for _, _, i in Indexed([("a", 0), ("b", 1)])] == [0, 1]
 
 
+def test_items_that_are_dictionaries_get_an_entry():
+    """As data sets of Hugging Face give them, and as their collators read them."""
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_dict({"text": ["good", "bad", "fine"], "label": [1, 0, 1]})
+    data = Indexed(rows)
+    assert data[-1] == {"text": "fine", "label": 1, "index": 2}
+    assert rows[2] == {"text": "fine", "label": 1}
+    for batch in DataLoader(data, batch_size=2, shuffle=True):
+        assert [rows[k]["text"] for k in batch["index"].tolist()] == batch["text"]
+    assert Indexed([{"x": 1.0, "y": 0}])[0] == {"x": 1.0, "y": 0, "index": 0}
+    with pytest.raises(InputError, match='item 0 of the list has an entry "index" already'):
+        Indexed([{"x": 1.0, "index": 7}])[0]
+
+
 def test_errors_say_what_to_do():
     with pytest.raises(InputError, match="map-style"):
         Indexed(iter([(1, 2)]))

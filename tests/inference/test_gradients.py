@@ -174,6 +174,52 @@ def test_sharpness_needs_the_model_and_says_so():
         Compensated(gradient=SharpnessAware())(u, y)
 
 
+# --- class weights and all kinds of labels --------------------------------------------------------------------------
+
+WEIGHTS = torch.tensor([0.3, 4.0, 1.0]).double()
+
+
+def kinds(rows=8):
+    """Targets, options of the criterion, and torch's loss with the same weights, of each kind of label."""
+    hard, soft = torch.randint(3, (rows,)), torch.randn(rows, 3).double().softmax(-1)
+    ignored = torch.where(torch.arange(rows) == 1, -100, hard)
+    several = torch.randint(2, (rows, 3)).double()
+    return {
+        "classes": (hard, {}, lambda u, y, how: F.cross_entropy(u, y, WEIGHTS, reduction=how)),
+        "ignored": (ignored, {}, lambda u, y, how: F.cross_entropy(u, y, WEIGHTS, reduction=how)),
+        "soft": (soft, {}, lambda u, y, how: F.cross_entropy(u, y, WEIGHTS, reduction=how)),
+        "bce": (several, {"base": "bce"}, lambda u, y, how: F.binary_cross_entropy_with_logits(u, y, WEIGHTS, reduction=how)),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("kind", ["classes", "ignored", "soft", "bce"])
+def test_gradients_of_parameters_under_class_weights_are_those_of_torchs_loss(kind, reduction):
+    torch.manual_seed(0)
+    model, x = (
+        torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3)).double(),
+        torch.randn(8, 4).double(),
+    )
+    y, options, loss = kinds()[kind]
+
+    def found(term):
+        torch.manual_seed(7)
+        criterion = Compensated(gradient=term, weight=WEIGHTS, reduction=reduction, **options).double()
+        return of_model(criterion.evaluate(model, x, y).loss, model)
+
+    plain = of_model(loss(model(x), y, reduction), model)
+    length = torch.sqrt(sum((g**2).sum() for g in plain))
+    assert_same(found(ClipGradient(0.05, at="parameters")), [g * 0.05 / (length + 1e-6) for g in plain])
+    noisy = found(GradientNoise(0.3, at="parameters"))
+    torch.manual_seed(7)
+    assert_same(noisy, [g + 0.3 * torch.randn_like(g) for g in plain])
+    there = copy.deepcopy(model)
+    with torch.no_grad():
+        for p, g in zip(there.parameters(), plain, strict=True):
+            p.add_(0.5 * g / length)
+    assert_same(found(SharpnessAware(0.5)), of_model(loss(there(x), y, reduction), there))
+
+
 # --- classes ----------------------------------------------------------------------------------------------------
 
 
@@ -187,8 +233,7 @@ def by_hand(u, y, eps, growth):
     added = np.zeros_like(u)
     for c in classes:
         gap = middle - score[c]
-        widest = max(abs(middle - score[k]) for k in classes if (middle - score[k]) * gap > 0)
-        radius = eps * (1 + growth * abs(gap) / widest)
+        radius = eps + growth * abs(gap)
         mean = np.mean([p[i] - np.eye(u.shape[1])[c] for i in range(len(y)) if y[i] == c], axis=0)
         length = np.linalg.norm(mean)
         size = radius if gap > 0 else -min(radius, length)

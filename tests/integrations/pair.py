@@ -17,8 +17,8 @@ from compensate import InputError, methods
 from compensate.data import Indexed
 
 C, BATCH, EPOCHS, RATE = 3, 8, 2, 0.3
-X = torch.randn(27, 4, generator=torch.Generator().manual_seed(1))
-Y = torch.arange(27) % C
+X = torch.randn(64, 4, generator=torch.Generator().manual_seed(1))
+Y = torch.arange(64) % C
 
 
 class Case(NamedTuple):
@@ -39,13 +39,17 @@ ACCUMULATED = Case(27, accumulate=2)
 """The last two batches of an epoch are one step of the optimizer, and only the second of them is filled up."""
 
 
+MANY = Case(64)
+"""Enough samples that an epoch is looked at for an index that is the place in the batch."""
+
+
 def model() -> torch.nn.Linear:
     torch.manual_seed(0)
     return torch.nn.Linear(4, C)
 
 
 def criterion(method: str, case: Case):
-    sizes = {"num_samples": case.samples} | ({"num_classes": C} if method == "logcomp" else {})
+    sizes = {"num_samples": case.samples} | ({} if method == "mixcomp" else {"num_classes": C})
     return getattr(methods, method)(**sizes)
 
 
@@ -174,6 +178,8 @@ def runs():
         for method in ("logcomp", "mixcomp"):
             for case in [*CASES, ACCUMULATED] if library == "transformers" else CASES:
                 yield library, method, case
+    for method in ("logcomp", "online_label_smoothing"):  # the second is renewed with every epoch
+        yield "lightning", method, MANY
 
 
 def as_one(library: str, case: Case) -> Case:
@@ -192,5 +198,6 @@ def train_all(out: Path) -> None:
     # These processes are forked: what an earlier test told accelerate, that there is one process, is forgotten first.
     AcceleratorState._reset_state(reset_partial_state=True)
     warnings.simplefilter("ignore")
+    warnings.filterwarnings("error", message="in the last epoch|.*processes evaluate")
     for library, method, case in runs():
         torch.save(tensors(*RUNS[library](method, out, case)), out / stored(library, method, case, os.environ["RANK"]))

@@ -57,7 +57,7 @@ def test_resumed_from_the_last_checkpoint_of_an_epoch(tmp_path):
 
 def test_a_checkpoint_of_another_trainer_or_criterion(tmp_path):
     hf_trainer(logcomp(), tmp_path, epochs=1, arguments={"save_strategy": "epoch"}).train()
-    with pytest.raises(InputError, match="checkpoint is of another criterion"):
+    with pytest.raises(InputError, match="that of this criterion has"):
         hf_trainer(logcomp(N + 1), tmp_path).train(resume_from_checkpoint=True)
     shutil.rmtree(tmp_path / "checkpoint-4" / "compensate")
     with pytest.raises(InputError, match="has no folder compensate"):

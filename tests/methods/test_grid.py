@@ -51,6 +51,16 @@ def test_the_page_holds_every_cell_once_in_every_direction(content):
             assert ("line" in what) == (what["reason"] is None)
 
 
+def test_no_cell_with_a_published_method_is_refused():
+    refused = [
+        (row.name, cell.reasons[row.taxonomy.direction])
+        for cell in grid_cells()
+        for row in cell.methods
+        if cell.reasons[row.taxonomy.direction] is not None
+    ]
+    assert refused == []
+
+
 def test_lines_build_the_criterion_that_is_shown(content):
     known = {"compose": compose, "counts": TRIAL_SIZES["class_counts"]}
     for cell in content["cells"][::5]:

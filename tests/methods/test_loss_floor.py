@@ -67,6 +67,21 @@ def test_weights_and_ignored_targets_count_as_in_the_mean(weight):
     torch.testing.assert_close(loss_bound(num_classes=3, noise_rate=0.0)(u, y), F.cross_entropy(u, y))
 
 
+@pytest.mark.parametrize("below", ["stop", "ascend"])
+@pytest.mark.parametrize("bound", [0.0, 3.0])
+def test_the_floor_of_soft_labels_with_weights_is_met(bound, below):
+    torch.manual_seed(0)
+    u, y = torch.randn(7, 3).double().requires_grad_(), torch.randn(7, 3).double().softmax(-1)
+    w = torch.tensor([0.2, 0.5, 3.0]).double()
+    loss = loss_bound(num_classes=3, bound=bound, below=below, weight=w).double()(u, y)
+    plain = F.cross_entropy(u, y, weight=w)
+    assert (plain < bound) == (bound > 0)
+    climbs = 2 * bound - plain if below == "ascend" else bound + 0 * plain
+    expected = climbs if bound else plain
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(value, u)[0] for value in (loss, expected)))
+
+
 def test_a_model_does_not_memorize_wrong_labels_below_the_bound():
     torch.manual_seed(0)
     x, y = torch.randn(60, 80), torch.randint(4, (60,))

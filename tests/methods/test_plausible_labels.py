@@ -42,6 +42,47 @@ def test_the_loss_is_the_smallest_divergence_that_the_set_allows(alpha, beta):
     assert (s.losses <= s.plain_losses + 1e-12).all()
 
 
+def smallest_for_soft_labels(p, y, alpha, beta):
+    """The smallest KL(q || p) where implausible classes exceed the label by at most alpha, by a general solver; variables: q, then excess."""
+    classes = range(len(p))
+    implausible = [k for k in classes if p[k] < beta]
+
+    def divergence(v):
+        return sum(v[k] * math.log(max(v[k], 1e-300) / p[k]) for k in classes if v[k] > 0)
+
+    limits = [
+        {"type": "eq", "fun": lambda v: sum(v[: len(p)]) - 1},
+        {"type": "ineq", "fun": lambda v: alpha - sum(v[len(p) :])},
+        *({"type": "ineq", "fun": lambda v, k=k: v[len(p) + k] - v[k] + y[k]} for k in implausible),
+    ]
+    found = minimize(divergence, [*y, *[0.0] * len(p)], bounds=[(0, 1)] * 2 * len(p), constraints=limits, tol=1e-12)
+    assert found.success
+    return found.fun
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(0.05, 0.6), (0.2, 0.4), (0.0, 0.5)])
+def test_soft_labels_may_be_exceeded_by_plausible_classes_alone(alpha, beta):
+    u = 2 * torch.randn(12, 4, dtype=torch.float64, requires_grad=True)
+    y = torch.randn(12, 4, dtype=torch.float64).mul(2).softmax(-1)
+    s = data_ambiguation(alpha=alpha, beta=beta, beta_end=None).evaluate(torch.nn.Identity(), u, y)
+    expected = [smallest_for_soft_labels(p, q, alpha, beta) for p, q in zip(s.p.tolist(), y.tolist(), strict=True)]
+    torch.testing.assert_close(s.losses.detach(), torch.tensor(expected, dtype=torch.float64), rtol=1e-3, atol=1e-5)
+    assert (s.losses <= s.plain_losses + 1e-12).all()
+    (grad,) = torch.autograd.grad(s.losses.sum(), u)
+    torch.testing.assert_close(grad, (s.p - y - s.dy).detach())
+    assert grad.abs().max() > 0.1
+
+
+def test_a_soft_label_in_a_corner_is_a_class_number():
+    u, y = 2 * torch.randn(20, 5), torch.randint(5, (20,))
+    criterion = data_ambiguation(beta_end=None)
+    torch.testing.assert_close(criterion(u, F.one_hot(y, 5).float()), criterion(u, y))
+    exact = data_ambiguation(alpha=0, beta=1, beta_end=None)
+    soft = torch.randn(20, 5).softmax(-1)
+    entropy = torch.special.entr(soft).sum(-1).mean()
+    torch.testing.assert_close(exact(u, soft), F.cross_entropy(u, soft) - entropy)
+
+
 def test_the_gradient_goes_to_the_label_that_was_found_and_vanishes_inside_the_set():
     u, y = (
         torch.tensor([[3.0, 0.0, 0.0], [0.0, 2.0, 0.0]], dtype=torch.float64, requires_grad=True),

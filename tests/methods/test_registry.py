@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 
 import pytest
@@ -89,6 +90,59 @@ def test_state_survives_copies_pickles_and_state_dicts(name):
             assert torch.equal(a, b), (how, key)
 
 
+def _after_a_step(name, **sizes):
+    from tiny import TinyNet
+
+    criterion = METHODS[name].make(**{**SIZES, **sizes}).start(10)
+    model = TinyNet(classes=3 + METHODS[name].extra_outputs)
+    criterion.evaluate(model, torch.randn(8, 4), torch.arange(8) % 3, torch.arange(8)).loss.backward()
+    return criterion
+
+
+def _assert_refused(criterion, state, said):
+    """On its own and as a part of a module, and nothing has been loaded."""
+    before = copy.deepcopy(criterion.state_dict())
+    within = torch.nn.ModuleDict({"head": torch.nn.Linear(2, 2), "criterion": criterion})
+    whole = {**{f"head.{key}": value for key, value in within["head"].state_dict().items()}}
+    whole |= {f"criterion.{key}": value for key, value in state.items()}
+    for module, given in ((criterion, state), (within, whole)):
+        with pytest.raises(InputError, match=said):
+            module.load_state_dict(given)
+        for key, value in criterion.state_dict().items():
+            assert torch.equal(value, before[key]), key
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_state_of_another_number_of_samples_is_refused_by_what_keeps_samples(name):
+    trained, other = _after_a_step(name), METHODS[name].make(**{**SIZES, "num_samples": 50})
+    keeps = {key for key, value in trained.state_dict().items() if value.ndim and len(value) == 40}
+    assert keeps or trained.record is None
+    if keeps:
+        _assert_refused(other, trained.state_dict(), r"\(40,.*\(50,.*num_samples")
+    else:
+        other.load_state_dict(trained.state_dict())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_state_with_nan_is_refused(name):
+    state = _after_a_step(name).state_dict()
+    for key, value in state.items():
+        if value.is_floating_point() and value.numel():
+            broken = {**state, key: value.clone()}
+            broken[key].view(-1)[-1] = torch.nan
+            _assert_refused(METHODS[name].make(**SIZES), broken, f"{key}.* NaN")
+
+
+def test_a_state_with_nan_in_a_sparse_table_is_refused():
+    build = functools.partial(METHODS["logcomp"].build, num_samples=40, num_classes=3, table="sparse")
+    criterion = build()
+    criterion(torch.randn(8, 3, requires_grad=True), torch.arange(8) % 3, torch.arange(8))
+    state = criterion.state_dict()
+    (values,) = (key for key in state if key.endswith("values"))
+    state[values][0] = torch.nan
+    _assert_refused(build(), state, "values.* NaN")
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_terms_have_one_name(name):
     """A term under a second name would be saved twice, and states of other versions would not load."""
@@ -112,13 +166,17 @@ OWN_WEIGHTS = {"ldam": {"defer": None}}
 """Methods with weights of their own, and how to leave those out."""
 
 
+def _unweighted(name):
+    """The sizes from which a method makes no class weights of its own."""
+    return {key: size for key, size in SIZES.items() if key != "class_counts" or name != "metasaug"}
+
+
 def _three_steps(name, *, weight=None, later=None):
     from tiny import TinyNet
 
     torch.manual_seed(1)
     row = METHODS[name]
-    sizes = {key: size for key, size in SIZES.items() if key != "class_counts" or name != "metasaug"}
-    criterion = row.make(**sizes, **OWN_WEIGHTS.get(name, {}), weight=weight).start(10)
+    criterion = row.make(**_unweighted(name), **OWN_WEIGHTS.get(name, {}), weight=weight).start(10)
     if later is not None:
         criterion.weight = torch.tensor([*later, *[1.0] * row.extra_outputs])
     model = TinyNet(classes=3 + row.extra_outputs)
@@ -178,3 +236,68 @@ def test_weights_that_are_none_are_refused(given):
 def test_weights_of_another_number_of_classes_are_refused():
     with pytest.raises(InputError, match="one weight for each class"):
         METHODS["base"].make(weight=[1.0, 2.0])(torch.randn(2, 3), torch.tensor([0, 1]))
+
+
+# --- the arguments that every method shares with torch's losses -----------------------------------------------------
+
+
+def _one_step(name, target, **options):
+    """Loss and gradient of a step after another one, and all that is kept then."""
+    from tiny import TinyNet
+
+    torch.manual_seed(1)
+    row = METHODS[name]
+    criterion, model = row.make(**_unweighted(name), **options).start(10), TinyNet(classes=3 + row.extra_outputs)
+    x, i = torch.randn(8, 4), torch.arange(8)
+    for _ in range(2):
+        torch.manual_seed(2)
+        model.zero_grad()
+        loss = criterion.evaluate(model, x, target, i).loss
+        loss.sum().backward()
+        criterion.end_epoch()
+    gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    return {"loss": loss.detach(), "gradient": gradient, **criterion.state_dict()}
+
+
+def _assert_equal_steps(found, expected):
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        torch.testing.assert_close(found[key], value, rtol=1e-5, atol=1e-6, msg=lambda m, key=key: f"{key}: {m}")
+
+
+@pytest.mark.parametrize("ignored", [255, -1, 2])
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_takes_ignore_index(name, ignored):
+    """Any number may mark samples without a label, one of the classes too."""
+    y = torch.tensor([0, 1, 2, 0, 1, 2, 0, 1])
+    marked = torch.where(y == 2, ignored, y)
+    _assert_equal_steps(_one_step(name, marked, ignore_index=ignored), _one_step(name, torch.where(y == 2, -100, y)))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_takes_reduction(name):
+    y = torch.tensor([0, 1, -100, 0, 1, 2, 0, 1])
+    mean, total = _one_step(name, y), _one_step(name, y, reduction="sum")
+    total["loss"], total["gradient"] = total["loss"] / 7, total["gradient"] / 7
+    _assert_equal_steps(total, mean)
+    each = _one_step(name, y, reduction="none")
+    assert each["loss"].shape == (8,)
+    assert each["loss"][2] == 0
+    each["loss"], each["gradient"] = each["loss"].sum() / 7, each["gradient"] / 7
+    _assert_equal_steps(each, mean)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("ignored", [-100, 1])
+def test_without_compensation_they_are_those_of_torch(reduction, ignored):
+    u, y, w = torch.randn(6, 3), torch.arange(6) % 3, torch.tensor(WEIGHTS)
+    options = {"ignore_index": ignored, "reduction": reduction, "weight": w}
+    torch.testing.assert_close(METHODS["base"].build(**options)(u, y), torch.nn.CrossEntropyLoss(**options)(u, y))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_an_unknown_reduction_is_refused(name):
+    with pytest.raises(InputError, match='reduction is "avg"; expected "mean", "sum" or "none"'):
+        METHODS[name].make(**SIZES, reduction="avg")
+    with pytest.raises(InputError, match=r"ignore_index is 0\.5; expected a whole number"):
+        METHODS[name].make(**SIZES, ignore_index=0.5)

@@ -118,3 +118,25 @@ def test_a_clipped_logit_vector_has_no_gradient_along_itself_and_a_bounded_loss(
 def test_settings_that_make_no_sense_are_refused(make, said):
     with pytest.raises(InputError, match=said):
         make()
+
+
+@pytest.mark.parametrize("make", [nce_mae, anl])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_normalized_losses_refuse_logits_of_minus_infinity(make, reduction):
+    """The sum of all log-probabilities would be minus infinity, and the normalized cross entropy zero whatever the label."""
+    criterion = make()
+    criterion.reduction = reduction
+    u = torch.tensor([[1.0, 0.5, 0.0], [1.0, 2.0, -torch.inf]], requires_grad=True)
+    with pytest.raises(InputError, match=r"-infinity where the loss depends on them.*\[1\]"):
+        criterion(u, torch.tensor([0, 1]))
+
+
+@pytest.mark.parametrize("make", [nce_mae, anl])
+@pytest.mark.parametrize("row", [[0.0, 0.0, 1.7e38], [-1.5e38, 0.0, 1.5e38], [3e38, 0.0, 0.0]])
+def test_normalized_losses_of_finite_logits_are_finite(make, row):
+    for label in range(3):
+        u = torch.tensor([row], requires_grad=True)
+        loss = make()(u, torch.tensor([label]))
+        loss.backward()
+        assert loss.isfinite()
+        assert u.grad.isfinite().all()

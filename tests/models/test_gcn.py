@@ -56,7 +56,7 @@ def test_a_step_of_the_edges_is_proximal_and_goes_down_the_loss():
     plain = criterion.evaluate(net, nodes, y)
     plain.loss.backward()
     zero = torch.zeros(5, dtype=torch.float64, requires_grad=True)
-    (grad,) = torch.autograd.grad(F.cross_entropy(dense(net, zero)[:4], y, reduction="sum"), zero)
+    (grad,) = torch.autograd.grad(F.cross_entropy(dense(net, zero)[:4], y), zero)
     step = -0.1 * grad
     torch.testing.assert_close(table.dense(), step.sign() * (step.abs() - 1e-4).clamp(min=0))
     after = criterion.evaluate(net, nodes, y)
@@ -69,8 +69,32 @@ def test_one_number_for_all_edges_moves_by_their_sum():
     table = Edges(5, shared=True, penalty=L1(0.0), lr=0.1)
     Compensated(structure=table).double().evaluate(net, nodes, y).loss.backward()
     one = torch.zeros((), dtype=torch.float64, requires_grad=True)
-    (grad,) = torch.autograd.grad(F.cross_entropy(dense(net, one.expand(5))[:4], y, reduction="sum"), one)
+    (grad,) = torch.autograd.grad(F.cross_entropy(dense(net, one.expand(5))[:4], y), one)
     torch.testing.assert_close(table.dense()[0], -0.1 * grad)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("weight", [None, [4.0, 4.0]])
+def test_a_step_of_the_edges_does_not_grow_with_the_batch_or_with_constant_weights(shared, reduction, weight):
+    net, nodes, y = small(torch.full((5,), 0.5).double()), torch.arange(4), torch.tensor([0, 1, 1, -100])
+    found = []
+    for times, kind, w in ((1, "mean", None), (8, reduction, weight)):
+        table = Edges(5, shared=shared, penalty=L1(1e-3), lr=0.1)
+        criterion = Compensated(structure=table, reduction=kind, weight=w).double()
+        criterion.evaluate(net, nodes.repeat(times), y.repeat(times)).loss.backward()
+        found.append(table.dense())
+    assert found[0].any()
+    torch.testing.assert_close(found[1], found[0])
+
+
+@pytest.mark.parametrize("weight", [None, [3.0, 0.5]])
+def test_a_number_that_edges_share_is_charged_once(weight):
+    net, nodes, y = small(torch.full((5,), 0.5).double()), torch.arange(4), torch.tensor([0, 1, 1, 0])
+    table = Edges(5, shared=True, penalty=L1(0.2), init=-0.3)
+    s = Compensated(structure=table, weight=weight).double().evaluate(net, nodes, y)
+    plain = F.cross_entropy(dense(net, -0.3)[:4], y, weight=None if weight is None else torch.tensor(weight).double())
+    torch.testing.assert_close(s.loss, plain + 0.2 * 0.3)
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -129,7 +153,9 @@ def test_wrong_edges_of_a_real_graph_are_named_and_without_them_unseen_nodes_are
     for compensated in (False, True):
         torch.manual_seed(0)
         net = GCN(x, edges, 10)
-        record = EdgeRecord(Edges(edges.shape[1], penalty=L1(0.03), bound=Between(-1, 0), lr=0.5), edges.shape[1])
+        record = EdgeRecord(
+            Edges(edges.shape[1], penalty=L1(0.03 / 450), bound=Between(-1, 0), lr=0.5 * 450), edges.shape[1]
+        )
         criterion = Compensated(structure=record) if compensated else Compensated()
         optimizer = torch.optim.Adam(net.parameters(), 0.01, weight_decay=5e-4)
         for _ in range(60):

@@ -69,11 +69,28 @@ def target_an_array(x: Tensor, y: Tensor, i: Tensor, outputs: int) -> Batch:
     return x, np.asarray(y), i
 
 
+def target_of_bytes(x: Tensor, y: Tensor, i: Tensor, outputs: int) -> Batch:
+    return x, y.to(torch.uint8), i
+
+
+def target_of_short_numbers(x: Tensor, y: Tensor, i: Tensor, outputs: int) -> Batch:
+    return x, y.to(torch.int32), i
+
+
+def target_of_truth_values(x: Tensor, y: Tensor, i: Tensor, outputs: int) -> Batch:
+    return x, y > 0, i
+
+
+def target_of_fractions(x: Tensor, y: Tensor, i: Tensor, outputs: int) -> Batch:
+    return x, y.float(), i
+
+
 FAULTS: dict[str, Callable[[Tensor, Tensor, Tensor, int], Batch]] = {
     fault.__name__: fault
     for fault in (
         bad_index, missing_index, index_of_another_size, target_outside, target_with_nan, target_multi_hot,
-        target_negative, target_a_list, target_an_array,
+        target_negative, target_a_list, target_an_array, target_of_bytes, target_of_short_numbers, target_of_truth_values,
+        target_of_fractions,
     )
 }  # fmt: skip
 

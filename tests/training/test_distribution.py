@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from compensate import METHODS
-from compensate.training import Processes
+from compensate import METHODS, methods
+from compensate.training import Exchange, Processes, together
 from processes import run_pair
 
 pytestmark = pytest.mark.xdist_group("distribution")  # one pair of processes serves all
@@ -68,6 +70,32 @@ def test_texts_with_compensated_words_and_loops_of_ones_own(name, two):
     for key, value in expected.items():
         near = 2e-3 if value.dtype == torch.float16 else 1e-5  # sums in 16 bits depend on what is added up together
         assert torch.allclose(found[key].double(), value.double(), rtol=near, atol=near), key
+
+
+def _own_loop(out: Path, way: str) -> None:
+    """A loop in two processes, each with its slice of the batch; what is warned of goes to a file."""
+    torch.distributed.init_process_group("gloo")
+    rank = torch.distributed.get_rank()
+    index = torch.arange(4) + 4 * rank
+    batch = (torch.randn(4, 3, requires_grad=True), index % 3, index)
+    criterion = methods.focal() if way == "nothing kept" else methods.base(num_samples=8)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        exchange = Exchange(criterion) if way == "Exchange" else None
+        for _ in range(3):
+            criterion(*(together(*batch) if way == "together" else batch)).backward()
+        (criterion if exchange is None else exchange).end_epoch()
+    (out / f"said-{rank}.json").write_text(json.dumps([str(warning.message) for warning in caught]))
+
+
+@pytest.mark.parametrize("way", ["together", "Exchange", "nothing kept", "plain"])
+def test_copies_of_a_criterion_that_diverge_are_told_once(way, tmp_path):
+    run_pair(tmp_path, _own_loop, tmp_path, way)
+    for rank in range(2):
+        said = json.loads((tmp_path / f"said-{rank}.json").read_text())
+        assert len(said) == (way == "plain")
+        for word in ("2 processes", "suspects", "together", "Exchange") if said else ():
+            assert word in said[0]
 
 
 def test_slices_cover_the_batch_once():

@@ -37,7 +37,7 @@ def test_a_cell_is_a_method_that_can_be_trained():
     ("name", "said"),
     [
         ("logit.positive", "target.direction.inference.granularity"),
-        ("logit.positive.tuning.sample", "cannot be tuned"),
+        ("loss.positive.adversarial.sample", "constant has no gradient"),
         ("logits.positive.prior.sample", 'did you mean "logit"'),
     ],
 )

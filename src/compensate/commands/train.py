@@ -48,6 +48,7 @@ def train(
     asked = shared.build(merged)
     from compensate.training.distribution import Processes
     from compensate.training.fitting import fit
+    from compensate.training.run import LEAST_AGREEMENT, agreement_with_labels
     from compensate.training.trainer import Interrupted
 
     folder = out if out is not None else Path("runs") / asked.name
@@ -81,14 +82,24 @@ def train(
         console.print(f"{name} epoch {row['epoch']:>3.0f}: {' · '.join(said)}{note}", soft_wrap=True)
     console.print(f"run:  {folder}", soft_wrap=True)
     suspects = result.suspects()
-    if suspects is not None:
-        from compensate.auditing.result import write_csv
-
-        write_csv(folder / "suspects.csv", suspects)
+    if suspects is None or not len(suspects):
+        return
+    flagged = suspects["flagged"].sum()
+    if agreement_with_labels(suspects) < LEAST_AGREEMENT:
+        (folder / "suspects.csv").unlink(missing_ok=True)
         console.print(
-            f"suspects: {folder / 'suspects.csv'}, {suspects['flagged'].sum():,} flagged; compensate audit judges by models that did not see the label",
+            f"no list of suspects: the model contradicts {flagged:,} of {len(suspects):,} labels, so it has learned too little to judge them; "
+            "train for more epochs, or use compensate audit",
             markup=False, soft_wrap=True,
         )  # fmt: skip
+        return
+    from compensate.auditing.result import write_csv
+
+    write_csv(folder / "suspects.csv", suspects)
+    console.print(
+        f"suspects: {folder / 'suspects.csv'}, {flagged:,} flagged; compensate audit judges by models that did not see the label",
+        markup=False, soft_wrap=True,
+    )  # fmt: skip
 
 
 def _resuming(command: list[str]) -> str:

@@ -83,6 +83,11 @@ class ClipGradient(nn.Module):
         return self.at == "parameters"
 
     @property
+    def adds(self) -> bool:
+        """Whether the gradients of the samples stay as they are."""
+        return self.at == "parameters"
+
+    @property
     def granularity(self) -> str:
         """Whose gradient is one."""
         return "corpus" if self.at == "parameters" else "sample"
@@ -124,7 +129,7 @@ class GradientNoise(nn.Module):
     Reference: Neelakantan et al., Adding Gradient Noise Improves Learning for Very Deep Networks, 2015.
     """
 
-    inference, direction = "tuning", "mixed"
+    inference, direction, adds = "tuning", "mixed", True
 
     def __init__(self, sigma: Value, at: Literal["logits", "parameters"] = "logits") -> None:
         super().__init__()
@@ -179,7 +184,7 @@ class SharpnessAware(nn.Module):
     Reference: Foret et al., Sharpness-Aware Minimization for Efficiently Improving Generalization, ICLR 2021.
     """
 
-    inference, granularity, direction, whole_batch = "adversarial", "corpus", "mixed", True
+    inference, granularity, direction, whole_batch, adds = "adversarial", "corpus", "mixed", True, True
 
     def __init__(self, rho: float = 0.05) -> None:
         super().__init__()
@@ -197,7 +202,7 @@ class SharpnessAware(nn.Module):
         ahead = {name: places[id(p)] for name, p in model.named_parameters() if id(p) in places}
         with torch.enable_grad():
             u = under(model, ahead, lambda _: s.forward(dx=s.dx, dv=s.dv, da=s.da))
-            losses = s.criterion.losses_of(s, u, du=s.du, dp=s.dp, dy=s.dy)
+            losses = s.criterion.losses_of(s, u, du=s.du, dp=s.dp, dy=s.dy, weighted=True)
             there = _of_parameters(s, list(places.values()), losses, again=False)
         s.lean_parameters(parameters, [b - a for a, b in zip(here, there, strict=True)])
         return _nothing(s)

@@ -245,4 +245,4 @@ def plain_loss(criterion: Compensated, model: nn.Module, clean: BatchParts) -> T
     """
     x, target, (index, group) = _parts(clean)
     s = State(criterion, target, index, group, model=model, x=x)
-    return criterion.losses_of(s, s.u, weighted=False).sum() / criterion.divisor(s, weighted=False)
+    return criterion.losses_of(s, s.u).sum() / criterion.divisor(s, weighted=False)

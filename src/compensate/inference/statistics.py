@@ -123,8 +123,9 @@ same for one sample and for thousands, the calls, is paid once."""
 class _Waiting:
     """Small batches on their way into a record."""
 
-    batches: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
-    """(B, C) logits; (B,) how much they are compensated, or (B, C) by what; (2, B) index and target."""
+    batches: list[tuple[Tensor, Tensor, Tensor, Tensor]] = field(default_factory=list)
+    """(B, C) logits; (B,) how much they are compensated, or (B, C) by what; (2, B) index and target; (B,) the index once more, on the
+    host if it was given there."""
     form: tuple[int, int, int] = (0, 0, 0)
     """C, the class that is ignored, and the axes of the second."""
     numbers: int = 0
@@ -306,7 +307,7 @@ class Evidence(Statistic):
         if s.shared:
             self.guess[index] = -1
         else:
-            self._vote(index, counts, s.labels if s.hard else None, voted, p)
+            self._vote(index, s.labels if s.hard else None, voted, p, counts)
 
     # --- small batches ------------------------------------------------------------------------------------------
 
@@ -323,7 +324,9 @@ class Evidence(Statistic):
         form = (u.shape[1], s.criterion.ignore_index, delta.ndim)
         if waiting.batches and waiting.form != form:
             self.settle()
-        waiting.batches.append((u.clone(), delta, torch.stack((self.index(s), s.target))))
+        names = torch.stack((self.index(s), s.target))
+        on_host = s.index is not None and at_hand(s.index) and not at_hand(u)
+        waiting.batches.append((u.clone(), delta, names, cast(Tensor, s.index).clone() if on_host else names[0]))
         waiting.form, waiting.numbers = form, waiting.numbers + u.numel()
         if waiting.numbers > WAITING:
             self.settle()
@@ -335,17 +338,17 @@ class Evidence(Statistic):
         if not waiting:
             return
         self._waiting.batches, self._waiting.numbers = [], 0
-        logits, deltas, names = zip(*waiting, strict=True)
-        whole = torch.cat(logits), torch.cat(deltas), torch.cat(names, 1)
-        # The vote depends on the order of visits: a sample that comes twice must be counted twice.
-        once = not at_hand(whole[0]) or distinct_rows(whole[2][0])[1] is None
-        for u, delta, (index, target) in [whole] if once else waiting:
-            valid = target != ignored
-            counts = None if at_hand(valid) and bool(valid.all()) else valid
-            labels = target if counts is None else target * valid
-            losses = cross_entropy(u, labels)
-            u = u if self.classes is None else u[:, : self.classes]
-            self._add_up(Visits(index, u, labels, losses, row_sizes(delta) if delta.ndim > 1 else delta, counts))
+        logits, deltas, names, indices = zip(*waiting, strict=True)
+        u, delta, (index, target) = torch.cat(logits), torch.cat(deltas), torch.cat(names, 1)
+        valid = target != ignored
+        counts = None if at_hand(valid) and bool(valid.all()) else valid
+        labels = target if counts is None else target * valid
+        losses = cross_entropy(u, labels)
+        u = u if self.classes is None else u[:, : self.classes]
+        # The vote depends on the order of visits: batches vote one by one, unless it is known that no sample comes twice.
+        once = all(map(at_hand, indices)) and distinct_rows(torch.cat(indices))[1] is None
+        visits = Visits(index, u, labels, losses, row_sizes(delta) if delta.ndim > 1 else delta, counts)
+        self._add_up(visits, None if once else [*map(len, logits)])
 
     def __getattr__(self, name: str) -> Any:
         """Buffers are looked at when nothing is waiting."""
@@ -377,15 +380,17 @@ class Evidence(Statistic):
 
     # --- what is kept -------------------------------------------------------------------------------------------
 
-    def _add_up(self, visits: Visits) -> None:
-        """Visits of samples of one row each, under cross entropy."""
+    def _add_up(self, visits: Visits, sizes: list[int] | None = None) -> None:
+        """Visits of samples of one row each, under cross entropy; `sizes` are those of the batches, if there are several."""
         index, u, labels, losses, _, counts = visits
         assert losses is not None
         best, voted, given = _other_than(u, labels)
         margin = given - best
         p = (-margin - losses).exp()  # the plain loss knows the sum of the softmax
         self._count(index, counts, self._values(visits, margin), u.float().softmax(-1) if self.predictions else None)
-        self._vote(index, counts, labels, voted, p)
+        votes = (index, labels, voted, p) if counts is None else (index, labels, voted, p, counts)
+        for batch in [votes] if sizes is None else zip(*(column.split(sizes) for column in votes), strict=True):
+            self._vote(*batch)
 
     def _values(self, visits: Visits, margin: Tensor) -> dict[Recorded, Tensor]:
         found = {"margin": margin, "loss": visits.losses, "size": visits.size}
@@ -410,18 +415,30 @@ class Evidence(Statistic):
         value = value if counts is None else torch.where(counts, value, 0.0)
         record.index_add_(0, index, value.to(record.dtype))
 
-    def _vote(self, index: Tensor, counts: Tensor | None, labels: Tensor | None, voted: Tensor, p: Tensor) -> None:
-        """A majority vote over the visits in constant memory: votes for the guess add up, others take away from it."""
+    def _vote(
+        self, index: Tensor, labels: Tensor | None, voted: Tensor, p: Tensor, counts: Tensor | None = None
+    ) -> None:
+        """A majority vote over the visits in constant memory: votes for the guess add up, others take away from it.
+
+        All visits of a batch vote on the guess that was there before it. Of several classes that replace it, the last one does.
+        """
         if counts is not None and at_hand(counts):
             labels = labels if labels is None else labels[counts]
             index, voted, p, counts = index[counts], voted[counts], p[counts], None
         guess, votes = self.guess[index], self.votes[index]
         if at_hand(guess) and labels is not None and not self._told:
             self._look(index, guess, votes, labels)
-        after = votes + torch.where(guess == voted, p, -p)
-        after = after if counts is None else torch.where(counts, after, votes)
-        self.guess[index] = torch.where(after < 0, voted.to(guess.dtype), guess)
-        self.votes[index] = after.abs().to(votes.dtype)
+        against = guess != voted
+        p = p if counts is None else torch.where(counts, p, 0.0)
+        against = against if counts is None else against & counts
+        self.votes.index_add_(0, index, torch.where(against, -p, p).to(votes.dtype))
+        after = self.votes[index]
+        lost = after < 0
+        self.votes[index] = after.abs()
+        # A sample may come twice: a visit that does not replace the guess must not write over one that does.
+        kept = torch.where(lost, -1, guess)
+        self.guess[index] = kept
+        self.guess.scatter_reduce_(0, index, torch.where(lost & against, voted.to(guess.dtype), kept), "amax")
 
     def _look(self, index: Tensor, guess: Tensor, votes: Tensor, labels: Tensor) -> None:
         """Warns once if a label is the guess of its row: a guess is another class than the label of the visit that it comes from."""

@@ -123,10 +123,16 @@ class CriterionHooks:
         if self.meta_optimizer is None and self.clean is not None and (free := networks(self.criterion)):
             self.meta_optimizer = torch.optim.Adam(free, lr=1e-3)
 
-    def catch_up(self, epochs: int) -> None:
-        """Ends epochs until this number of them is ended: calling it twice after an epoch does no harm."""
+    def catch_up(self, epochs: int, end_epoch: Callable[[], None] | None = None) -> None:
+        """Ends epochs until this number of them is ended: calling it twice after an epoch does no harm.
+
+        Args:
+            epochs: the number.
+            end_epoch: ends one; `criterion.end_epoch` if not given. With several processes, that of their
+                :class:`~compensate.training.Exchange`.
+        """
         while int(self.criterion.epoch) - self._shift < epochs:
-            self.criterion.end_epoch()
+            (end_epoch or self.criterion.end_epoch)()
 
     # --- meta steps -------------------------------------------------------------------------------------------
 

@@ -176,9 +176,7 @@ class CompensationCallback(Callback):
 
     def on_train_epoch_end(self, trainer: Any, pl_module: nn.Module) -> None:
         """Ends the epoch of the criterion."""
-        if self._exchange is not None:
-            self._exchange()
-        self.hooks.catch_up(trainer.current_epoch + 1)
+        self.hooks.catch_up(trainer.current_epoch + 1, None if self._exchange is None else self._exchange.end_epoch)
 
     # --- evaluation -------------------------------------------------------------------------------------------
 

@@ -21,29 +21,42 @@ from compensate.touched import present_rows
 __all__ = ["lpl"]
 
 
-def harder_or_easier(
-    likely: Tensor, present: Tensor, shares: tuple[Tensor, Tensor] | None = None
-) -> tuple[Tensor, Tensor]:
-    r"""What parts the classes of a batch: +1 for those below the mean and -1 above it, and how far from it, in [0, 1].
+def below_mean(scores: Tensor, counts: Tensor) -> Tensor:
+    """(R,) how far the score of each class is below the mean of the classes that count; 0 for the others.
+
+    >>> below_mean(torch.tensor([0.75, 0.25, 0.0]), torch.tensor([True, True, False]))
+    tensor([-0.2500,  0.2500,  0.0000])
+    """
+    mean = (scores * counts).sum() / counts.sum().clamp(min=1)
+    equal = (mean - scores).abs() <= 1e-5 * mean  # up to rounding
+    return torch.where(counts & ~equal, mean - scores, 0.0)
+
+
+def by_probability(likely: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
+    r"""The sign of each class, and how far it is from the threshold, :math:`|\tau - q_c|`.
 
     Args:
-        likely: (R,) the mean probability of each class in the batch.
+        likely: (R,) the mean probability :math:`q_c` of each class in the batch.
         present: (R,) false for classes without a sample that counts.
-        shares: if given, the share of every class (C,) takes the place of the former, and (R,) says which classes these are.
 
-    >>> harder_or_easier(torch.tensor([0.9, 0.5, 0.4]), torch.ones(3, dtype=torch.bool))
-    (tensor([-1.,  1.,  1.]), tensor([1.0000, 0.5000, 1.0000]))
+    >>> by_probability(torch.tensor([0.9, 0.5, 0.4]), torch.ones(3, dtype=torch.bool))
+    (tensor([-1.,  1.,  1.]), tensor([0.3000, 0.1000, 0.2000]))
     """
-    if shares is None:
-        gap = ((likely * present).sum() / present.sum().clamp(min=1) - likely) * present
-    else:
-        gap = (shares[0].mean() - shares[0].to(likely.dtype)[shares[1]]) * present
-    # Equal classes differ by rounding alone, which is no reason to part them.
-    gap = torch.where(gap.abs() < 1e-6, 0.0, gap)
-    if not len(gap):
-        return gap, gap
-    widest = torch.where(gap > 0, gap.clamp(min=0).max(), (-gap).clamp(min=0).max()).clamp(min=TINY)
-    return gap.sign(), gap.abs() / widest
+    gap = below_mean(likely, present)
+    return gap.sign(), gap.abs()
+
+
+def by_share(shares: Tensor) -> tuple[Tensor, Tensor]:
+    r"""The sign of each class, and its share relative to the extreme of its side: :math:`q_c / q_{\max}` or :math:`q_{\min} / q_c`.
+
+    Args:
+        shares: (C,) the share :math:`q_c` of each class in the training set.
+
+    >>> by_share(torch.tensor([0.5, 0.4, 0.1]))
+    (tensor([-1., -1.,  1.]), tensor([1.0000, 0.8000, 1.0000]))
+    """
+    gap = below_mean(shares, torch.ones_like(shares, dtype=torch.bool))
+    return gap.sign(), torch.where(gap < 0, shares / shares.max(), shares.min() / shares)
 
 
 @final
@@ -54,13 +67,18 @@ class ClassPerturbation(nn.Module):
               g_c = \frac{1}{n_c} \sum_{i: y_i = c} S(u_i + d_c) - y_i, \qquad s_c = \mathrm{sign}(\tau - q_c)
 
     where :math:`q_c` says how well off class :math:`c` is and :math:`\tau` is the mean of the :math:`q_c`. A class takes
-    :math:`\epsilon_c / \alpha` steps, so that it stays within :math:`\epsilon_c = \epsilon (1 + \rho\, |\tau - q_c| / m)`,
-    :math:`m` being the largest :math:`|\tau - q|` on its side of :math:`\tau`.
+    :math:`\lfloor \epsilon_c / \alpha \rfloor` steps, and stays within the radius :math:`\epsilon_c = \epsilon + D\, r_c`:
+
+    - :math:`r_c = |\tau - q_c|` if :math:`q_c` is the mean probability that the batch gives to the class;
+    - :math:`r_c = q_c / q_{\max}` for :math:`q_c > \tau` and :math:`q_{\min} / q_c` for :math:`q_c < \tau` if :math:`q_c` is
+      the share of the class in the training set.
+
+    A soft label belongs to its likeliest class, and :math:`y_i` in :math:`g_c` is the label as given.
 
     Args:
         eps: the radius :math:`\epsilon`.
         step: :math:`\alpha`.
-        growth: :math:`\rho`.
+        growth: :math:`D`.
         class_counts: if given, :math:`q_c` is the share of the class in the training set; else the mean probability that the
             batch gives to it.
         total: training samples in all, for several labels a sample: each label then is two classes, of the samples that have it and
@@ -97,26 +115,38 @@ class ClassPerturbation(nn.Module):
         classes, which = present_rows(labels, 2 * s.places.labels if binary else u.shape[-1])
         counts = s.valid.to(u.dtype)
         size = u.new_zeros(len(classes)).index_add_(0, which, counts)
-        if binary:
-            corner = (classes % 2)[:, None].to(u.dtype)
-        else:
-            corner = u.new_zeros(len(classes), u.shape[-1]).scatter_(1, classes[:, None], 1.0)
+        present = size > 0
+        size = size.clamp(min=1)[:, None]
 
-        def gradients(d: Tensor) -> Tensor:
+        def means(values: Tensor) -> Tensor:
+            return (
+                values.new_zeros(len(classes), values.shape[-1]).index_add_(0, which, values * counts[:, None]) / size
+            )
+
+        def predicted(d: Tensor) -> Tensor:
             moved = u + d[which]
-            p = (moved.sigmoid() if binary else moved.softmax(-1)) * counts[:, None]
-            return torch.zeros_like(d).index_add_(0, which, p) / size.clamp(min=1)[:, None] - corner
+            return means(moved.sigmoid() if binary else moved.softmax(-1))
 
-        d = torch.zeros_like(corner)
-        g = gradients(d)
-        likely = 1 - g[:, 0].abs() if binary else 1 + g.gather(1, classes[:, None])[:, 0]
-        sign, far = harder_or_easier(likely, size > 0, None if self.shares is None else (self.shares, classes))
-        steps = (self.eps * (1 + self.growth * far) / self.step).round()
-        for k in range(round(self.eps * (1 + self.growth) / self.step)):
-            g = gradients(d)
+        given = means(s.y.to(u.dtype))
+        d = torch.zeros_like(given)
+        p = predicted(d)
+        sign, far = self._places(p, classes, present)
+        # A quotient of whole steps must not lose one by rounding.
+        steps = ((self.eps + self.growth * far) / self.step * (1 + 1e-6)).floor()
+        for k in range(int((self.eps + self.growth) / self.step * (1 + 1e-6))):
+            g = (predicted(d) if k else p) - given
             moves = (sign * (k < steps))[:, None]
             d = d + moves * self.step * g / row_norm(g).clamp(min=TINY)
         return d[which].to(s.u.dtype)
+
+    def _places(self, p: Tensor, classes: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
+        """The sign and the relative radius of some classes, from the mean predictions of their samples."""
+        if self.shares is not None:
+            sign, far = by_share(self.shares.to(p.dtype))
+            return sign[classes], far[classes]
+        if p.shape[-1] == 1:
+            return by_probability(torch.where(classes % 2 > 0, p[:, 0], 1 - p[:, 0]), present)
+        return by_probability(p.gather(1, classes[:, None])[:, 0], present)
 
     def extra_repr(self) -> str:
         """The radius."""
@@ -127,7 +157,7 @@ class ClassPerturbation(nn.Module):
     "logit", "mixed", "adversarial", "category",
     equation="17 with 15 and 16",
     reference="Li et al., Logit Perturbation, AAAI 2022; Class-Level Logit Perturbation, TNNLS 2022 (arXiv 2209.05668)",
-    limits="eps = 0 is cross entropy, and so is a batch of one class. A batch must hold some samples of most classes.",
+    limits="eps = 0 with growth = 0 is cross entropy, and so is a batch of one class. A batch must hold some samples of most classes.",
     search=Space({"eps": Real(0.05, 3.0, log=True)}),
     candidates=each(eps=(0.5, 0.1, 0.25, 1.0, 2.0)),
 )  # fmt: skip
@@ -147,9 +177,12 @@ def lpl(
 
     .. math:: \Delta u_i = d_{y_i}, \qquad d_c = \arg\max_{\|d\| \le \epsilon_c} \pm \sum_{i: y_i = c} l(S(u_i + d), y_i)
 
-    by unit steps, anew for each batch: see :class:`~compensate.methods.class_perturbation.ClassPerturbation`. The authors take 40 steps of
-    0.01, each of them twice, divide by the norm of the columns of the gradients instead of the rows, and cut the number of
-    steps by one; here the radius is what it says. Their threshold is a hyper-parameter on skewed data, here the mean share.
+    by :math:`\lfloor \epsilon_c / \alpha \rfloor` unit steps of length :math:`\alpha`, anew for each batch, as in the authors' Algorithm 1:
+    see :class:`~compensate.methods.class_perturbation.ClassPerturbation` for the radius :math:`\epsilon_c = \epsilon + D\, r_c`.
+    On skewed data the authors choose by hand which classes are rare; here these are the classes below the mean share. Their code
+    differs from their paper, which is followed here: it takes each of 40 steps of 0.01 twice, divides by the norm of the columns of
+    the gradients instead of the rows, and rounds and cuts the number of steps. The paper has class numbers; of a soft label the
+    likeliest class counts, and the slope is the prediction minus the label.
     With several labels, each is two classes, of the samples that have it and of those that do not, and their shifts
     :math:`d_{c,y} = \pm \epsilon_{c,y} (1 - 2y)` are numbers, as a loss of one logit is monotone.
 
@@ -157,9 +190,10 @@ def lpl(
         num_samples: the size of the training set; given, the criterion keeps a record of each sample's plain loss.
         num_classes: the number of classes, for a record under `base="bce"`.
         class_counts: (C,) training samples of each class, for `by="share"`.
-        eps: the radius :math:`\epsilon` of a class that lies at the mean.
-        step: the length of a step.
-        growth: by how much the radius of the class farthest from the mean is larger.
+        eps: the least radius :math:`\epsilon`.
+        step: the length :math:`\alpha` of a step.
+        growth: :math:`D`, by how much the radius of the most and of the least frequent class is larger under `by="share"`, and that of a class
+            at a distance of 1 from the mean probability else. Only whole steps are taken: a growth far below `step` has no effect.
         by: what parts the classes: "probability", their mean probability in the batch (for balanced data), or "share",
             their share in the training set (for skewed data; with several labels it needs `num_samples`).
         base: "bce" for several labels a sample.
@@ -168,8 +202,8 @@ def lpl(
     >>> u = torch.tensor([[2.0, 0.0], [1.0, 0.0]])
     >>> s = lpl(eps=0.5).evaluate(nn.Identity(), u, torch.tensor([0, 1]))
     >>> s.du.round(decimals=3)          # the first class is learned and gets easier, the second harder
-    tensor([[ 0.3890, -0.3890],
-            [ 0.3890, -0.3890]])
+    tensor([[ 0.3540, -0.3540],
+            [ 0.3540, -0.3540]])
     """
     if by not in ("probability", "share"):
         raise InputError(f'by is "{by}"; expected "probability" or "share".')

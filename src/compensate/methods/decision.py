@@ -65,7 +65,7 @@ class WithAbsoluteError(nn.Module):
 
     def forward(self, s: State) -> Tensor:
         """(B,) the loss compensation."""
-        error = s.weights.to(s.l.dtype) * (2 - 2 * of_given(s, s.p))
+        error = 2 - 2 * of_given(s, s.p)
         return torch.where(s.valid, (self.alpha - 1) * s.l + self.beta * error, 0.0)
 
     def extra_repr(self) -> str:

@@ -11,7 +11,7 @@ from compensate.errors import InputError
 from compensate.inference.classes import Counts, proportions
 from compensate.inference.gradients import Amplify, ClipGradient
 from compensate.inference.statistics import recorded
-from compensate.methods.class_perturbation import harder_or_easier
+from compensate.methods.class_perturbation import by_probability, by_share
 from compensate.methods.registry import method
 from compensate.methods.search import Real, Space, each
 from compensate.state import State
@@ -25,8 +25,8 @@ class ByClass(nn.Module):
     """Sign or radius of each sample's class: classes that are learned badly, or are rare, count more.
 
     Args:
-        eps: None for signs; else the radius of a class at the mean.
-        growth: by how much the radius of the class farthest from the mean is larger.
+        eps: None for signs; else the least radius.
+        growth: what is added to it, times the distance of a class from the mean.
         class_counts: if given, the share of a class says whether it is rare; else its mean probability in the batch.
     """
 
@@ -40,20 +40,24 @@ class ByClass(nn.Module):
 
     def forward(self, s: State) -> Tensor:
         """(B,) signs or radii, constants."""
-        classes, which = present_rows(s.labels, s.u.shape[-1])
-        p = s.logq.exp().gather(1, s.labels[:, None])[:, 0]
-        counts = s.valid.to(p.dtype)
-        size = p.new_zeros(len(classes)).index_add_(0, which, counts)
-        likely = p.new_zeros(len(classes)).index_add_(0, which, p * counts) / size.clamp(min=1)
-        sign, far = harder_or_easier(likely, size > 0, None if self.shares is None else (self.shares, classes))
-        return sign[which] if self.eps is None else (self.eps * (1 + self.growth * far))[which]
+        if self.shares is not None:
+            which = s.labels
+            sign, far = by_share(self.shares.to(s.logq.dtype))
+        else:
+            classes, which = present_rows(s.labels, s.u.shape[-1])
+            p = s.logq.exp().gather(1, s.labels[:, None])[:, 0]
+            counts = s.valid.to(p.dtype)
+            size = p.new_zeros(len(classes)).index_add_(0, which, counts)
+            likely = p.new_zeros(len(classes)).index_add_(0, which, p * counts) / size.clamp(min=1)
+            sign, far = by_probability(likely, size > 0)
+        return sign[which] if self.eps is None else (self.eps + self.growth * far)[which]
 
 
 @method(
     "gradient", "mixed", "adversarial", "category",
     equation="17 for gradients",
     reference="Li, Gradient Perturbation: Learning to Perturb Gradients for Adaptive Training, 2026 (arXiv 2605.29494)",
-    limits="eps = 0 is cross entropy, and so is a batch of one class. A batch must hold some samples of most classes.",
+    limits="eps = 0 with growth = 0 is cross entropy, and so is a batch of one class. A batch must hold some samples of most classes.",
     search=Space({"eps": Real(0.01, 1.0, log=True)}),
     candidates=each(eps=(0.1, 0.03, 0.3, 0.5, 1.0)),
 )  # fmt: skip
@@ -72,14 +76,14 @@ def lpg(
               \bar g_c = \frac{1}{n_c} \sum_{i: y_i = c} \frac{\partial l_i}{\partial u_i}
 
     which maximizes or minimizes :math:`\|\bar g_c + \Delta\|` in a ball; shortened to zero at most. It is to gradients what
-    :func:`lpl` is to logits, and parts the classes as it does. The authors learn the radius, too, by a bound on the
+    :func:`lpl` is to logits, and its signs and radii are found in the same way. The authors learn the radius, too, by a bound on the
     generalization error; here it is a hyper-parameter.
 
     Args:
         num_samples: the size of the training set; given, the criterion keeps a record of each sample's plain loss.
         class_counts: (C,) training samples of each class, for `by="share"`.
-        eps: the radius :math:`\epsilon` of a class that lies at the mean.
-        growth: by how much the radius of the class farthest from the mean is larger.
+        eps: the least radius :math:`\epsilon`.
+        growth: what is added to the radius, times the distance of a class from the mean: as in :func:`lpl`.
         by: what parts the classes: "probability", their mean probability in the batch, or "share", their share in the
             training set.
         weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.

@@ -110,7 +110,7 @@ class SoftTargetLoss(nn.Module):
     Reference: Hinton et al., 2015.
     """
 
-    inference, granularity, direction = "prior", "sample", "negative"
+    inference, granularity, direction, adds = "prior", "sample", "negative", True
 
     def __init__(self, teacher: nn.Module, lam: Value, temperature: float) -> None:
         super().__init__()

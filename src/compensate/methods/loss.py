@@ -96,7 +96,7 @@ class EarlyLearning(nn.Module):
         lam: :math:`\lambda`, a number or a callable of the state.
     """
 
-    direction = "positive"
+    direction, adds = "positive", True
 
     def __init__(self, ensemble: TemporalEnsemble, lam: Value) -> None:
         super().__init__()
@@ -276,7 +276,7 @@ class Abstain(nn.Module):
         alpha = self.cost(s).to(s.l.dtype)
         decided, h = committed(s)
         replaced = (decided.exp() * h - alpha * decided).to(s.l.dtype)
-        return torch.where(s.valid & (alpha >= 0), s.weights.to(s.l.dtype) * replaced - s.l, 0.0)
+        return torch.where(s.valid & (alpha >= 0), replaced - s.l, 0.0)
 
 
 def checked_abstention(warmup: int, final: float, divisor: float, mu: float) -> AbstentionCost:

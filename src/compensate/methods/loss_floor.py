@@ -15,6 +15,7 @@ from compensate.inference.statistics import recorded
 from compensate.methods.registry import method
 from compensate.methods.search import Real, Space, each
 from compensate.state import State
+from compensate.weighing import total_weight, weighed
 
 __all__ = ["loss_bound"]
 
@@ -53,7 +54,7 @@ class Floor(nn.Module):
         below: "stop", as above; or "ascend", twice as much, so that below the floor the model goes up its loss (flooding).
     """
 
-    inference, granularity, direction = "prior", "corpus", "negative"
+    inference, granularity, direction, adds = "prior", "corpus", "negative", True
 
     def __init__(self, bound: float, below: Literal["stop", "ascend"] = "stop") -> None:
         super().__init__()
@@ -64,10 +65,11 @@ class Floor(nn.Module):
         self.bound, self.below = bound, below
 
     def forward(self, s: State) -> Tensor:
-        """(B,) the loss compensation, weighted as the losses are."""
-        mean = s.l.sum() / s.criterion.divisor(s)
-        gap = F.relu(self.bound - mean) * (1 if self.below == "stop" else 2)
-        return torch.where(s.valid, s.weights.to(s.l.dtype) * gap, 0.0)
+        """(B,) the loss compensation, the same for all samples."""
+        divisor = s.criterion.divisor(s)
+        gap = F.relu(self.bound - weighed(s, s.l).sum() / divisor) * (1 if self.below == "stop" else 2)
+        # Where a mean does not divide by the weights, neither does what is added to it.
+        return torch.where(s.valid, gap * (divisor / total_weight(s)).to(s.l.dtype), 0.0)
 
     def extra_repr(self) -> str:
         """The floor."""

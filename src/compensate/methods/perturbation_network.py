@@ -112,7 +112,8 @@ def causal_logit(
 
     The authors show ten numbers, some of them from earlier epochs, which would need a table; their network has an output for
     each class, here it is run for each class, with its probability and whether it is the given one; and they enlarge the
-    clean data by images whose object or background is replaced, which is left to the caller: it is another `clean` batch.
+    clean data by images whose object or background is replaced, which is left to the caller: it is another `clean` batch. Their
+    penalty on the saliency of the inputs is left out: no term here reads saliency.
 
     Args:
         num_samples: the size of the training set; given, the criterion keeps a record of each sample's plain loss.

@@ -31,19 +31,53 @@ def divergence(u: Tensor, y: Tensor) -> Tensor:
     return losses if y.ndim == 1 else losses - torch.special.entr(y).sum(-1)
 
 
+def largest_scale(p: Tensor, y: Tensor, excess: float) -> Tensor:
+    r"""(B, 1) the scale :math:`k` at which :math:`k p` exceeds :math:`y` by a given mass, :math:`\sum_c (k p_c - y_c)_+`.
+
+    The mass is the largest of the sums :math:`k p_S - y_S` over sets of classes, so that :math:`k` is the smallest of the
+    quotients (excess + :math:`y_S`) / :math:`p_S`; the sets that matter hold the classes of least :math:`y_c / p_c`.
+
+    >>> largest_scale(torch.tensor([[0.5, 0.3, 0.2]]), torch.tensor([[1.0, 0.0, 0.0]]), 0.1)
+    tensor([[0.2000]])
+    """
+    tiny = torch.finfo(p.dtype).tiny
+    order = (y / p.clamp(min=tiny)).argsort(-1)
+    p, y = (values.gather(-1, order).cumsum(-1) for values in (p, y))
+    return ((excess + y) / p.clamp(min=tiny)).amin(-1, keepdim=True)
+
+
+def capped_scale(p: Tensor, cap: Tensor) -> Tensor:
+    r"""(B, 1) the scale :math:`k` at which :math:`\min(k p_c, \mathrm{cap}_c)` sums to 1, if the caps sum to at least 1.
+
+    >>> capped_scale(torch.tensor([[0.5, 0.3, 0.2]]), torch.tensor([[1.0, 0.06, 0.04]]))
+    tensor([[1.8000]])
+    """
+    tiny = torch.finfo(p.dtype).tiny
+    order = (cap / p.clamp(min=tiny)).argsort(-1)
+    p, cap = p.gather(-1, order), cap.gather(-1, order)
+    capped = F.pad(cap[:, :-1].cumsum(-1), (1, 0))
+    free = p.flip(-1).cumsum(-1).flip(-1)
+    return ((1 - capped) / free.clamp(min=tiny)).amax(-1, keepdim=True)
+
+
 @final
 class Ambiguate(nn.Module):
     r"""The label that is nearest to the prediction among those that a set of plausible classes allows.
 
-    .. math:: \Delta y_i = q_i - y_i, \qquad q_{i,c} = (1 - \alpha) \frac{p_{i,c}}{\sum_{k \in Y_i} p_{i,k}} \;(c \in Y_i), \quad
-              \alpha \frac{p_{i,c}}{\sum_{k \notin Y_i} p_{i,k}} \;(c \notin Y_i), \qquad
-              Y_i = \{y_i\} \cup \{c : p_{i,c} \ge \beta\}
+    .. math:: \Delta y_i = q_i - y_i, \qquad q_i = \arg\min_q \mathrm{KL}(q \,\|\, p_i) \quad\text{with}\quad
+              \sum_{c : p_{i,c} < \beta} (q_c - y_{i,c})_+ \le \alpha
 
-    and :math:`q_i = p_i` where the plausible classes already have :math:`1 - \alpha` of the probability. It is a constant.
+    Classes that are not plausible may exceed their share of the label by :math:`\alpha` in all. If the prediction does so, it is
+    the minimizer; else each class has a multiple of its probability, or its share of the label:
+
+    .. math:: q_{i,c} = \min(k\, p_{i,c}, \max(y_{i,c}, k'\, p_{i,c})) \;(p_{i,c} < \beta), \quad k\, p_{i,c} \;(p_{i,c} \ge \beta)
+
+    For class numbers :math:`k = (1 - \alpha) / \sum_{c \in Y_i} p_{i,c}` and :math:`k' = \alpha / \sum_{c \notin Y_i} p_{i,c}`
+    with :math:`Y_i = \{y_i\} \cup \{c : p_{i,c} \ge \beta\}`. It is a constant.
 
     Args:
-        alpha: what other classes may have, in [0, 1).
-        beta: the probability from which on a class is plausible, a number or a callable of the state.
+        alpha: the probability that implausible classes may have beyond the label, in [0, 1).
+        beta: the least probability of a plausible class, a number or a callable of the state.
     """
 
     direction, on_simplex = "positive", True
@@ -62,13 +96,15 @@ class Ambiguate(nn.Module):
         """(B, C) the label compensation."""
         p = full_precision(s.u.detach()).softmax(-1)
         y = s.y.to(p.dtype)
-        plausible = (p >= rowwise(at(self.beta, s), p)) | (y > 0)
-        held = (p * plausible).sum(-1, keepdim=True)
-        rest = (p * ~plausible).sum(-1, keepdim=True)
-        tiny = torch.finfo(p.dtype).tiny
-        inside = torch.where(held > tiny, p / held.clamp(min=tiny), y)
-        q = torch.where(plausible, (1 - self.alpha) * inside, self.alpha * p / rest.clamp(min=tiny))
-        q = torch.where(held >= 1 - self.alpha, p, q)
+        plausible = p >= rowwise(at(self.beta, s), p)
+        excess = ((p - y).clamp(min=0) * ~plausible).sum(-1, keepdim=True)
+        scaled = torch.where(
+            y > 0, p.clamp(min=torch.finfo(p.dtype).tiny), p
+        )  # a given class of probability 0 keeps its share
+        cap = torch.maximum(y, largest_scale(scaled * ~plausible, y * ~plausible, self.alpha) * scaled)
+        cap = torch.where(plausible, torch.inf, cap)
+        q = torch.minimum(capped_scale(scaled, cap) * scaled, cap)
+        q = torch.where(excess <= self.alpha, p, q)
         return (q - y).to(s.y.dtype)
 
     def extra_repr(self) -> str:
@@ -100,12 +136,16 @@ def data_ambiguation(
               Y_i = \{y_i\} \cup \{c : p_{i,c} \ge \beta\}
 
     As compensation: :math:`\Delta y_i = q_i - y_i` with the minimizer :math:`q_i`, a constant, and the divergence as base loss (it is cross
-    entropy for class numbers). The label is never compensated upward: :math:`y_i` itself is in the set.
+    entropy for class numbers). No loss is raised, because :math:`y_i` itself is in the set. The authors define the set for class numbers;
+    for a soft label :math:`Q_i = \{ q : \sum_{c : p_{i,c} < \beta} (q_c - y_{i,c})_+ \le \alpha \}`, which is the same set if the label is a
+    class number: see :class:`~compensate.methods.plausible_labels.Ambiguate`.
+
+    The threshold :math:`\beta` falls with each training step; in the authors' code it falls once an epoch.
 
     Args:
         num_samples: the size of the training set; given, the criterion keeps a record of each sample's plain loss.
-        alpha: the probability that other classes may have; the authors use 0.05.
-        beta: the probability from which on a class is plausible, at the start.
+        alpha: the probability :math:`\alpha` that implausible classes may have; the authors use 0.05.
+        beta: the least probability :math:`\beta` of a plausible class, at the start.
         beta_end: the same at the end of the training; a cosine leads there, as in the authors' code. None for a constant.
         weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast
 
+from compensate.checks import Reduction, checked_reduction
 from compensate.equation import Compensated
 from compensate.errors import InputError, nearest
 from compensate.methods.search import PRESETS, PaperData, Preset, Settings, Space
@@ -129,20 +131,40 @@ def method(
 
 
 def _with_known_arguments(build: Builder) -> Builder:
-    """The same function; an argument that it does not have is an error with the nearest name, and so is a text in place of a number."""
-    known = inspect.signature(build).parameters
+    """The same function, which also takes `OF_EVERY_LOSS`; a misspelt argument and a text in place of a number are refused."""
+    signature = inspect.signature(build)
+    known = {**signature.parameters, **{option.name: option for option in OF_EVERY_LOSS}}
 
     @functools.wraps(build)
-    def checked(**arguments: Any) -> Compensated:
+    def checked(*, ignore_index: int = -100, reduction: Reduction = "mean", **arguments: Any) -> Compensated:
         for name in arguments:
             if name == "base" and name not in known:
                 raise InputError(_without_binary_form(METHODS[build.__name__]))
             if name not in known:
                 raise InputError(f'{build.__name__} has no argument "{name}"; {nearest(name, known)}')
             _check_number(known[name], arguments[name])
-        return build(**arguments)
+        _check_number(known["ignore_index"], ignore_index)
+        criterion = build(**arguments)
+        criterion.ignore_index, criterion.reduction = ignore_index, checked_reduction(reduction)
+        return criterion
 
+    checked.__signature__ = signature.replace(parameters=[*known.values()])  # type: ignore[attr-defined]
+    checked.__doc__ = _WEIGHT.sub(
+        r"\g<0>\1ignore_index, reduction: as in :class:`torch.nn.CrossEntropyLoss`.\n", build.__doc__ or ""
+    )
     return cast(Builder, checked)
+
+
+OF_EVERY_LOSS = (
+    inspect.Parameter("ignore_index", inspect.Parameter.KEYWORD_ONLY, default=-100, annotation="int"),
+    inspect.Parameter(
+        "reduction", inspect.Parameter.KEYWORD_ONLY, default="mean", annotation="Literal['mean', 'sum', 'none']"
+    ),
+)
+"""Arguments of torch's losses that every method takes."""
+
+_WEIGHT = re.compile(r"(?m)^( +)weight: .*\n(?:\1 +.*\n)*")
+"""The lines of a docstring about class weights."""
 
 
 def _check_number(parameter: inspect.Parameter, value: Any) -> None:

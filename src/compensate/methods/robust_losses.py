@@ -67,8 +67,12 @@ class ActivePassive(nn.Module):
 
     def forward(self, s: State) -> Tensor:
         """(B,) the losses."""
-        # A single class has no loss at all; 0 / 0 is then 0.
-        active = of_given(s, s.logp) / s.logp.sum(-1).clamp(max=-torch.finfo(s.logp.dtype).tiny)
+        # The sum of log-probabilities may leave the range of numbers; relative to the lowest, at most -log 2, it does not. The bounds of 0.5
+        # are for a single class, which has no loss: 0 / 0 is 0.
+        shares = s.logp / s.logp.detach().amin(-1, keepdim=True).clamp(max=-0.5)
+        active = of_given(s, shares) / shares.sum(-1).clamp(min=0.5)
+        # A quotient by minus infinity would be 0 whatever the label.
+        active = torch.where((s.u.detach() == -torch.inf).any(-1), torch.inf, active)
         return self.alpha * active + self.beta * self._passive(s)
 
     def _passive(self, s: State) -> Tensor:
@@ -271,7 +275,9 @@ def logit_clip(*, num_samples: int | None = None, tau: float = 1.5, weight: Weig
 
     .. math:: \Delta u_i = \min\left(0,\; \frac{\tau}{\|u_i\|_2} - 1\right) u_i
 
-    Unlike most compensation it is no constant in the gradient: what would lengthen the vector has none. The
+    Unlike most compensation it is no constant in the gradient: what would lengthen the vector has none. The authors' code scales
+    vectors that are longer than its `temp` to the length 1 / `temp`, which is a jump unless `temp` is 1; here, as in their paper, the
+    length that is cut and the length that is left are both :math:`\tau`. The
     loss is at least :math:`\log(1 + (C - 1) e^{-\tau \sqrt{C / (C - 1)}})` and at most :math:`\log C + \sqrt2\, \tau`.
 
     Args:

@@ -303,6 +303,9 @@ def metasaug(
     where :math:`\Omega` is a clean, balanced set. :math:`\Sigma` is the observed covariance plus an offset; a meta step moves
     the offset. In the reference it serves one training step and starts at zero again.
 
+    With an offset, :math:`\Sigma` may have negative eigenvalues, and a quadratic form in it may be negative. Negative forms count
+    as zero here, and no loss is lowered. The published code keeps them, and differs from this method by about 1e-5.
+
     Args:
         num_classes: the number of classes C.
         feature_dim: the number of features D that the head sees.

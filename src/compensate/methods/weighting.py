@@ -54,7 +54,7 @@ class Becomes(nn.Module):
 
     def forward(self, s: State) -> Tensor:
         """(B,) the loss term."""
-        return torch.where(s.valid, s.weights.to(s.l.dtype) * self.loss(s) - s.l, 0.0)
+        return torch.where(s.valid, self.loss(s) - s.l, 0.0)
 
 
 @final

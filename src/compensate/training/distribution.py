@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from compensate.equation import Compensated
 from compensate.forwards import ModelStages
 from compensate.granularity import Sample, Table
+from compensate.held import keep_alike
 from compensate.inference.statistics import Merge, Statistic
 from compensate.stores import Kept, Packed
 
@@ -86,7 +87,10 @@ class Processes:
 
     def gather(self, local: Tensor, n: int) -> Tensor:
         """(n, ...) the whole batch from everyone's slice, with gradients to the own slice."""
-        return local if self.size == 1 else _Gather.apply(local, self, n)  # type: ignore[no-untyped-call]
+        if self.size == 1:
+            return local
+        keep_alike()
+        return _Gather.apply(local, self, n)  # type: ignore[no-untyped-call]
 
     def scatter(self, whole: Tensor) -> Tensor:
         """The own slice of a batch that all processes have, with gradients to all of it."""
@@ -347,6 +351,7 @@ class Exchange:
         self.processes = Processes.current() if processes is None else processes
         self._before = self._copies()
         if self.processes.size > 1:
+            keep_alike()
             for kept in self._kept():
                 kept.store.watch()
 

@@ -172,6 +172,21 @@ class Result:
         )
 
 
+LEAST_AGREEMENT = 0.2
+"""The agreement of model and labels, see `agreement_with_labels`, below which the model has learned too little to judge labels."""
+
+
+def agreement_with_labels(suspects: pd.DataFrame) -> float:
+    """How far a model agrees with the given labels: 0 for one that always names the most common class, 1 for full agreement.
+
+    >>> import pandas as pd
+    >>> agreement_with_labels(pd.DataFrame({"given": ["a", "a", "b", "b"], "flagged": [False, False, False, True]}))
+    0.5
+    """
+    others = 1 - float(suspects["given"].value_counts(normalize=True).max())
+    return 1 - float(suspects["flagged"].mean()) / others if others else 1.0
+
+
 def load_config(folder: str | Path) -> Config:
     """The configuration of the run in this folder, as it was asked for.
 
