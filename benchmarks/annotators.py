@@ -21,7 +21,7 @@ from compensate.data import load
 from compensate.files import write_atomically
 
 RESULTS = Path(__file__).parent / "results" / "annotators.json"
-PAGE = Path(__file__).parent.parent / "docs" / "annotators.md"
+PAGE = Path(__file__).parent.parent / "docs" / "detection.md"
 IMAGES = 4000
 
 
@@ -119,7 +119,7 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, default=Path("data"))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--show", action="store_true")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/annotators.md")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/detection.md")
     given = parser.parse_args()
     stored: dict[str, dict[str, dict[str, float]]] = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
     cases = [("digits, 8 annotators", 3), ("CIFAR-10H", 3), ("CIFAR-10H", 5)]

@@ -30,10 +30,11 @@ PROMISED = 10.0
 SHARE = 0.5
 """Of the time of an audit of as many rows that a check may take."""
 
-ABOUT = """A check of new rows against a stored run, without training: the file is read, rows are compared with those of the audit by their digests, and all of
-them are new. Texts have 12 short words, and their embeddings (all-MiniLM-L6-v2 where it is installed) are in the cache; the table has eight numbers and three
-columns of categories. Seconds of the processor after start-up, with the stored model loaded anew each time, beside the ten seconds that are
-promised for 10,000 rows (in proportion for fewer), and beside an audit of as many rows of the same kind, embeddings cached too."""
+ABOUT = """`compensate check` of new rows against a stored run, without training: the file is read and rows are
+compared with the audited ones by digest; all rows are new. Texts have 12 short words with cached embeddings
+(all-MiniLM-L6-v2 if installed); the table has eight numeric and three categorical columns. CPU seconds after
+start-up, loading the stored model each time, relative to ten seconds for 10,000 rows (proportionally less for fewer
+rows), and relative to an audit of the same number of rows, with cached embeddings too."""
 
 
 def texts(path: Path, rows: int, seed: int) -> Path:

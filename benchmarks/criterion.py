@@ -26,9 +26,10 @@ BARS = {"off": 3.0, "on": 4.5, "compiled": 2.0}
 SMALL_BARS = {"on": 4.0, "compiled": 1.5}
 """Of small batches, where calls cost more than numbers."""
 alternate = partial(in_turns, clock=time.process_time)
-ABOUT = """Seconds of the processor. Forward and backward of the drop-in call on given logits, the step of the rows included, beside forward and backward of
-torch's cross entropy. "With record" also keeps what suspects are found by. Compiled calls (`criterion.compile()`) stand beside compiled cross entropy.
-Batches follow one another as in an epoch. The share of a step is the whole call with record and checks over a plain step of ResNet-20 with batches of 128."""
+ABOUT = """CPU seconds. Forward and backward pass of the drop-in call on given logits, including the step of the rows,
+relative to torch's cross-entropy. "With record" includes the record that suspects are ranked by. Compiled calls
+(`criterion.compile()`) are compared with compiled cross-entropy. Batches follow each other as in an epoch. The share
+of a step is the whole call with record and checks relative to a plain ResNet-20 step with batches of 128."""
 
 
 def methods(classes: int) -> Iterator[tuple[str, Compensated]]:

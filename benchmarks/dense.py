@@ -20,8 +20,9 @@ SHAPE = (8, 21, 256, 256)
 SAMPLES = 1000
 BAR = 3.0
 alternate = partial(in_turns, clock=time.process_time)
-ABOUT = """Seconds of the processor. Forward and backward of the drop-in call on logits (8, 21, 256, 256) with class numbers (8, 256, 256), the step of the
-rows included, beside torch's cross entropy on the same. A row is a sample, which all its places share, or a class."""
+ABOUT = """CPU seconds. Forward and backward pass of the drop-in call on logits (8, 21, 256, 256) with class numbers
+(8, 256, 256), including the step of the rows, relative to torch's cross-entropy on the same input. A row belongs to a
+sample, shared by all its positions, or to a class."""
 
 
 def calls(shape: tuple[int, ...], *, repeats: int) -> list[Ratio]:

@@ -597,33 +597,13 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-IN_README = (
-    "human errors",
-    "SST-2, 20 % flipped |",
-    "SST-2, errors of",
-    "CIFAR-10, 10,000",
-    "CIFAR-10, 20 %",
-    "CIFAR-10, errors of",
-    "breast cancer",
-)
-"""Of each kind of data one case of every kind of error, the weak ones included; the other rows are in docs/detection.md."""
-
-
-def short(table: str) -> str:
-    """The table of the README's first screen: a few cases, without calibration error and number of seeds."""
-    head, rule, *rows = (line for line in table.splitlines() if line.startswith("|"))
-    kept = [row for row in rows if any(case in row for case in IN_README)]
-    return "\n".join("|".join(line.split("|")[:-3]) + "|" for line in (head, rule, *kept))
-
-
 def write(rows: list[dict[str, Any]]) -> None:
-    """Puts table and choices between their marks in the page on detection, and the first cases in the README."""
-    root = Path(__file__).parent.parent
-    table = markdown(rows)
-    parts = [(root / "README.md", MARKS, short(table)), (root / "docs" / "detection.md", MARKS, table)]
+    """Write the table and the chosen constants between their marks in docs/detection.md."""
+    page = Path(__file__).parent.parent / "docs" / "detection.md"
+    parts = [(MARKS, markdown(rows))]
     if CHOICES.exists():
-        parts.append((root / "docs" / "detection.md", CHOSEN, choices(json.loads(CHOICES.read_text())["rows"])))
-    for page, (begin, end), shown in parts:
+        parts.append((CHOSEN, choices(json.loads(CHOICES.read_text())["rows"])))
+    for (begin, end), shown in parts:
         before, rest = page.read_text("utf-8").split(begin)
         after = rest.split(end, 1)[1]
         page.write_text(f"{before}{begin}\n{shown}\n{end}{after}", "utf-8")
@@ -664,7 +644,7 @@ def main() -> None:
     parser.add_argument("--ours", action="store_true", help="the audit alone")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--show", action="store_true")
-    parser.add_argument("--write", action="store_true", help="put the table into README.md and docs/detection.md")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/detection.md")
     parser.add_argument("--choose", action="store_true")
     parser.add_argument("--kept", type=Path, default=Path("runs/detect"), help="folder of predictions, for --choose")
     parser.add_argument("--cost", action="store_true")

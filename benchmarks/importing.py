@@ -7,7 +7,10 @@ import sys
 
 from benchmarks.measure import Ratio, alternate, options, report
 
-ABOUT = "A fresh interpreter that imports the package and ends, beside one that imports torch. `python -m benchmarks.importing`."
+ABOUT = (
+    "A fresh interpreter that imports the package and exits, relative to one that imports torch. "
+    "`python -m benchmarks.importing`."
+)
 
 
 def imports(name: str) -> None:

@@ -18,7 +18,10 @@ from threadpoolctl import threadpool_limits
 from benchmarks.measure import Ratio, options, report
 from compensate.estimators import kmeans
 
-ABOUT = """Seconds of the processor. One iteration of RobustKMeans beside one of scikit-learn's KMeans from the same start, on data with 10 % gross outliers."""
+ABOUT = (
+    "CPU seconds. One iteration of RobustKMeans relative to one of scikit-learn's KMeans from the "
+    "same start, on data with 10 % gross outliers."
+)
 BAR = 1.2
 SHORT, LONG = 5, 30  # iterations of the two runs whose difference leaves out checks and start
 

@@ -20,8 +20,8 @@ from compensate.data import CropFlip, Data, draws, gather, order
 from compensate.models import ResNet
 
 BATCH, IMAGES, ROUNDS = 128, 50_000, 15
-ABOUT = """Gathering a batch of 128 images of 32 x 32 with random crops and flips, its part of the epoch's random numbers included, beside a
-plain training step on it."""
+ABOUT = """Gathering a batch of 128 images of 32 x 32 pixels with random crops and flips, including its share of the
+epoch's random numbers, relative to a plain training step on it."""
 
 
 def main() -> None:

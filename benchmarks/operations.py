@@ -26,10 +26,11 @@ from compensate.models.small import MLP
 
 BATCH, CLASSES, SAMPLES, FEATURES, STEPS = 128, 10, 50_000, 32, 52
 BAR = 4.0
-ABOUT = """Operations that a step dispatches, forward and backward, the record of evidence and the step of rows included, batches of 128 samples and 10
-classes, on average over 52 steps; views count as operations. Beside those of cross entropy: of the loss alone, or of the model of two layers and
-the loss for methods that run the model. Tensors lie on the device "meta", which has no values, so that whatever waits for one raises an error: no
-method of the table does. With the index of the samples still on the host, as the loader gives it, nothing has to be done for samples that come twice."""
+ABOUT = """Operations dispatched by a step, forward and backward, including the record and the step of the rows;
+batches of 128 samples and 10 classes, averaged over 52 steps. Views count as operations. Relative to cross-entropy:
+the loss alone, or a two-layer model with the loss for methods that run the model. Tensors are on the device "meta",
+which has no values, so any wait for a value raises an error; no method does. If the index is still on the host, as
+the loader returns it, duplicate samples need no operations."""
 WAITING = ("_local_scalar_dense", "nonzero", "unique", "_unique", "is_nonzero", "equal", "masked_select", "bincount")
 """Operations whose result the host has to wait for, or whose shape depends on values."""
 

@@ -14,9 +14,9 @@ from benchmarks.measure import RESULTS
 
 HEAD = """# Performance
 
-Every figure is a ratio: ours over a reference, timed in turns on the same machine ({machine}), so that a busy machine slows both alike.
-The median over all pairs is shown with its quartiles. A *bar* is the largest ratio that is promised. `make bench` measures everything
-again, `make bench QUICK=1` in a small form; `make docs` makes this page from what is stored in `benchmarks/results`.
+Every figure is a ratio of our cost to a reference, measured alternately on the same machine ({machine}); load slows both equally. The median over all
+pairs is shown with its quartiles. A *bar* is the largest acceptable ratio. `make bench` repeats all measurements, `make bench QUICK=1` a small version;
+`make docs` generates this page from `benchmarks/results`.
 
 {met} of {bars} bars are met.{missed}
 """
@@ -43,9 +43,12 @@ def page(forms: dict[str, dict[str, Any]], images: dict[str, str]) -> str:
         threads = "one thread" if form["threads"] == 1 else f"{form['threads']} threads"
         lines += [
             f"## {name.replace('_', ' ').capitalize()}\n",
-            f"{form['about']} {threads.capitalize()} a process; `{form['command']}`.\n",
+            f"{form['about']} {threads.capitalize()} per process; `{form['command']}`.\n",
         ]
-        lines += ["| what | beside | ratio | quartiles | pairs | bar | |", "|---|---|---:|---:|---:|---:|---|"]
+        lines += [
+            "| measurement | relative to | ratio | quartiles | pairs | bar | |",
+            "|---|---|---:|---:|---:|---:|---|",
+        ]
         lines += [_row(r) for r in form["ratios"]]
         lines += ["", f"![{name}: ratios and bars]({images[name]})\n"] if name in images else [""]
     return "\n".join(lines).rstrip() + "\n"

@@ -34,12 +34,13 @@ MEMORY = 2_000_000_000
 SPEED, RANKING = 0.6, 0.999
 """The bars: bytes that the process of an audit may take, the part of the seconds of one process, and the agreement of both rankings."""
 
-ABOUT = """`compensate audit FOLDER --memory 2GB` in a process of its own with one thread: Parquet files of 64 numeric columns around five centers, and of
-texts of twelve words (TF-IDF of words alone, `--encoder none`); one label in ten is wrong. Learners are fitted on as many evenly drawn rows as
-fit; all of them judge every row. Memory is the peak of the resident set, interpreter and libraries included. Then a million embeddings of 64 numbers,
-`audit(x, y)` in one process with one thread beside `audit(x, y, backend="ray")`, which starts a cluster of two workers at the same priority
-(`RAY_worker_niceness=0`) and ends it, both included; seconds on the wall, with the number of processes that wanted a core on average: on a machine of two cores
-that others use, they say little."""
+ABOUT = """`compensate audit FOLDER --memory 2GB` in its own process with one thread: Parquet files of 64 numeric
+columns around five centers, and of texts of twelve words (TF-IDF, `--encoder none`); one label in ten is wrong.
+Learners are fitted on an even sample of the rows that fits into memory and judge every row. Memory is the peak
+resident set, including interpreter and libraries. Then a million embeddings of 64 numbers: `audit(x, y)` in one
+process with one thread, and `audit(x, y, backend="ray")`, which starts and stops a cluster of two workers at the same
+priority (`RAY_worker_niceness=0`). Wall-clock seconds, with the average number of processes competing for a core; on
+a shared two-core machine they are only indicative."""
 
 
 @dataclass(frozen=True)

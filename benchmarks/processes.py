@@ -24,10 +24,11 @@ from compensate.methods import logcomp
 from compensate.training import Exchange, together
 
 SAMPLES, EPOCH = 50_000, 50_000 // BATCH
-ABOUT = """Two processes of one thread each on one machine, gloo over loopback, ResNet-20 on slices of 64 of a batch of 128. "Gathering" is
-what `together` adds to each step: logits, classes and indices of all processes, and the criterion on all of them instead of on
-the slice. "Exchange once an epoch" is the merging of changed rows of a table of 50,000 x 10 and its record, shared out over the
-epoch's steps. Processes meet before each clock starts; the slower one counts."""
+ABOUT = """Two processes of one thread each on one machine, gloo over loopback, ResNet-20 on slices of 64 of a batch
+of 128. "Gathering" is the cost that `together` adds to each step: logits, classes and indices of all processes, and
+the criterion on the whole batch instead of the slice. "Exchange once an epoch" merges the changed rows of a table of
+50,000 x 10 and its record, spread over the epoch's steps. Processes synchronize before each measurement; the slower
+one counts."""
 
 
 def timed(call: Callable[[], object]) -> float:

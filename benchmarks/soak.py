@@ -23,9 +23,10 @@ EPOCHS = 12
 
 FLAT = 1.05
 
-ABOUT = """A linear model is trained by logcomp with a sparse table of 200,000 samples and 100 classes, on one thread. In each cycle of
-12 epochs three labels in ten are wrong for half of the time, other ones in every cycle, and then all are right: rows come
-and go. Compared is the largest resident set of the last third of the run with that of the first third."""
+ABOUT = """A linear model is trained with LogComp and a sparse table of 200,000 samples and 100 classes, on one
+thread. In each cycle of 12 epochs three labels in ten are wrong for half of the time, different ones in every cycle,
+and then all are correct: rows appear and disappear. The largest resident set of the last third of the run is compared
+with that of the first third."""
 
 
 @dataclass

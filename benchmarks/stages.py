@@ -43,9 +43,9 @@ SAID = {
     "images": "images of 32 x 32 pixels",
 }  # fmt: skip
 
-ABOUT = """`compensate audit PATH` in a process of its own with one thread, and the seconds of the processor that each of its stages takes: a CSV table of
-numbers and categories, embeddings of 64 numbers in an .npy file, texts of twelve words (TF-IDF, no encoder), and images of 32 x 32 pixels by a
-pretrained encoder, a hundredth of the rows. What is not in any stage are imports."""
+ABOUT = """CPU seconds of each stage of `compensate audit PATH` in its own process with one thread: a CSV table of
+numbers and categories, embeddings of 64 numbers in an .npy file, texts of twelve words (TF-IDF, no encoder), and
+images of 32 x 32 pixels with a pretrained encoder, a hundredth of the rows. Imports belong to no stage."""
 
 TIMED = """
 import json, sys, time

@@ -24,11 +24,11 @@ from compensate.models import ResNet
 
 BATCH, EPS, STEPS = 128, 8 / 255, 7
 alternate = partial(in_turns, clock=time.process_time)
-ABOUT = """Seconds of the processor. Whole training steps (forward, backward, SGD with momentum) of ResNet-20 with batches of 128 images of 32 x 32, beside
-plain
-steps with cross entropy. The bar of adversarial training with K inner steps is 1.1 (K + 1) plain steps. Foolbox attacks the same
-model in the same loop, its batch statistics frozen as well. ISDA has 100 classes and 64 features; memory is the most that tensors
-take during a step. ArcFace has 512 features and 1,000 classes, forward and backward."""
+ABOUT = """CPU seconds. Whole training steps (forward, backward, SGD with momentum) of ResNet-20 with batches of 128
+images of 32 x 32 pixels, relative to plain steps with cross-entropy. The bar of adversarial training with K inner
+steps is 1.1 (K + 1) plain steps. Foolbox attacks the same model in the same loop, also with frozen batch statistics.
+ISDA has 100 classes and 64 features; memory is the peak of tensors during a step. ArcFace has 512 features and 1,000
+classes, forward and backward."""
 
 
 def setting(depth: int, classes: int = 10, batch: int = BATCH) -> tuple[ResNet, torch.optim.Optimizer, Tensor, Tensor]:

@@ -25,11 +25,11 @@ COMPENSATED = 0.05
 FLAT, ROOM = 1.15, {2: 150e6, 20: 400e6}
 """Bars: a step may take so much longer than at 500,000 samples; a process may grow by so many bytes for 2 and 20 entries a row."""
 
-ABOUT = """A step is the drop-in call of logcomp and its backward pass on given logits, batch 256, 100 classes, rows sparse, with
-the record of evidence. One row in twenty holds two entries; the batches are drawn from all samples. Naive is a dense
-nn.Parameter with an l1 penalty under SGD with momentum, beside the sparse table of as many samples. Memory is what the
-resident set of a fresh process grows by for 10,000,000 samples and 1000 classes, one row in twenty compensated, after
-all records were written and 50 steps taken, against the 40 GB of the full table."""
+ABOUT = """A step is the drop-in call of LogComp and its backward pass on given logits, batch 256, 100 classes, sparse
+rows, with the record. One row in twenty has two entries; batches are drawn from all samples. Naive is a dense
+nn.Parameter with an L1 penalty under SGD with momentum, relative to the sparse table of the same number of samples.
+Memory is the growth of the resident set of a fresh process for 10,000,000 samples and 1000 classes, with one row in
+twenty compensated, after all records were written and 50 steps, relative to the 40 GB of the full table."""
 
 
 def fill(criterion: Compensated, samples: int, entries: int) -> None:

@@ -138,7 +138,7 @@ def test_copies_are_found_as_the_documentation_says() -> None:
     from benchmarks import issues
     from benchmarks.duplicates import table
 
-    page = (Path(__file__).parents[1] / "docs" / "issues.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[1] / "docs" / "detection.md").read_text(encoding="utf-8")
     assert page.partition("<!-- duplicates -->\n")[2].partition("<!-- /duplicates -->")[0].strip() == table()
     assert page.partition("<!-- issues -->\n")[2].partition("<!-- /issues -->")[0].strip() == issues.table()
     stored = {line.split(" | ")[0][2:]: line for line in table().partition("\n\n")[0].splitlines()}

@@ -119,7 +119,7 @@ def test_the_site_builds_strictly_and_needs_no_network(tmp_path):
         text = page.read_text(encoding="utf-8")
         assert not re.search(r'<(?:script|img)[^>]* src="https?:', text), f"{page.name} loads something from elsewhere"
         assert not re.search(r'<link[^>]* rel="stylesheet"[^>]* href="https?:', text)
-    assert "<math" in (tmp_path / "concepts.html").read_text(encoding="utf-8"), "formulas are drawn by the browser"
+    assert "<math" in (tmp_path / "research.html").read_text(encoding="utf-8"), "formulas are drawn by the browser"
     for package in PACKAGES:
         page = tmp_path / "reference" / f"{PAGES.get(package, package.split('.')[-1])}.html"
         reference = page.read_text(encoding="utf-8") + (tmp_path / "reference" / "audit.html").read_text(

@@ -149,7 +149,7 @@ FIGURES: dict[str, Drawing] = {
         None,
         "The length of a sample's gradient at the logits beside that of cross entropy (black), and whether it still points the same way (green: 1 if "
         "it does). From left to right a sample goes from sure of its label to sure of one other class, at a loss of about 0.7; tables have "
-        "seen it 150 times. Default settings, ten classes. [Concepts](concepts.md#weighting-and-compensating) has the derivations.",
+        "seen it 150 times. Default settings, ten classes. [Research](research.md#weighting-and-compensating) has the derivations.",
     ),
 }
 """All figures by name."""

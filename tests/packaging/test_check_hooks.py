@@ -20,7 +20,7 @@ def test_the_hook_is_a_command_that_takes_files() -> None:
     assert hook["entry"].split() == ["compensate", "check"]
     assert {"id", "name", "language", "files"} <= hook.keys()
     assert re.search(hook["files"], "data/reviews.csv")
-    shown = re.search(r"```yaml\n(repos:.*?)```", (ROOT / "docs" / "everyday.md").read_text(), re.DOTALL)
+    shown = re.search(r"```yaml\n(repos:.*?)```", (ROOT / "docs" / "audit.md").read_text(), re.DOTALL)
     assert shown
     used = yaml.safe_load(shown[1])["repos"][0]["hooks"][0]
     assert used["id"] == hook["id"]

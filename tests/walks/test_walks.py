@@ -28,11 +28,11 @@ def compensate_(*arguments: str) -> str:
 
 
 def test_a_csv_with_15_percent_of_its_labels_flipped(tmp_path, monkeypatch):
-    """The first half of the page Start, as it is printed, then the decisions a person would export from the page."""
+    """The first example of the audit page, then the decisions a person would export from the review page."""
     from sklearn.datasets import load_breast_cancer
 
     monkeypatch.chdir(tmp_path)
-    exec(re.findall(r"```python\n(.*?)```", (DOCS / "start.md").read_text(), re.DOTALL)[0], {})
+    exec(re.findall(r"```python\n(.*?)```", (DOCS / "audit.md").read_text(), re.DOTALL)[0], {})
     said = compensate_("audit", "cells.csv")
     assert "target" in said, "says which column it took for the label"
     (folder,) = (tmp_path / "runs").iterdir()
