@@ -130,7 +130,11 @@ def numbers(column: pd.Series) -> NDArray[np.float64]:
     >>> numbers(pd.Series(["1", " 2.5", "$1,200", "12%", "NA", "inf", None])).tolist()
     [1.0, 2.5, 1200.0, 12.0, nan, nan, nan]
     """
-    values = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan).copy()
+    try:
+        read = pd.to_numeric(column, errors="coerce")
+    except OverflowError:  # JSON may hold integers beyond the range of floats; as text they are infinite
+        read = pd.to_numeric(column.map(lambda cell: str(cell) if type(cell) is int else cell), errors="coerce")
+    values = read.to_numpy(dtype=np.float64, na_value=np.nan).copy()
     if column.dtype == object or isinstance(column.dtype, pd.StringDtype):
         unread = np.flatnonzero(np.isnan(values))
         codes, distinct = pd.factorize(column.iloc[unread])
