@@ -75,15 +75,15 @@ class _Counted:
         return content
 
 
-def limit(path: Path) -> int:
-    """The bytes that a file may unpack to; see `GROWTH`."""
-    return max(SMALL, GROWTH * path.stat().st_size)
+def limit(path: Path, size: int | None = None) -> int:
+    """The bytes that a file may unpack to; see `GROWTH`. ``size`` is that of a file on remote storage."""
+    return max(SMALL, GROWTH * (path.stat().st_size if size is None else size))
 
 
-def too_large(path: Path) -> str:
+def too_large(path: Path | str, size: int | None = None) -> str:
     """What to say of a file that unpacks to more than its `limit`."""
     return (
-        f"{path} unpacks to more than {limit(path):,} bytes, {GROWTH} times its own size, which no data set does. Do not "
+        f"{path} unpacks to more than {limit(Path(path), size):,} bytes, {GROWTH} times its own size, which no data set does. Do not "
         "trust it; if you do, unpack it yourself and give the unpacked file or folder."
     )
 
@@ -97,10 +97,10 @@ def check_width(columns: int, where: str | Path) -> None:
         )
 
 
-def check_size(rows: int, columns: int, path: Path) -> None:
-    """Refuses a file whose cells would take far more room than the file itself; see `limit`."""
-    if CELL * rows * columns > limit(path):
-        raise InputError(too_large(path))
+def check_size(rows: int, columns: int, path: Path | str, *, each: int = CELL, size: int | None = None) -> None:
+    """Refuses a file whose cells, of ``each`` so many bytes, would take far more room than the file itself; see `limit`."""
+    if each * rows * columns > limit(Path(path), size):
+        raise InputError(too_large(path, size))
 
 
 def _opener(path: Path) -> Callable[..., IO[bytes]]:

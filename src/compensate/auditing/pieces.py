@@ -28,7 +28,7 @@ from compensate.data.remote import parquet_source, remote_files
 from compensate.data.tables import from_frame
 from compensate.errors import InputError
 from compensate.extras import require
-from compensate.files import is_address, numpy_damage
+from compensate.files import check_size, check_width, is_address, numpy_damage
 
 ROWS = 100_000
 """Rows of a piece: small row groups are read together up to this number."""
@@ -223,6 +223,8 @@ def _row_groups(files: Iterable[str]) -> Iterator[RowGroups]:
         try:
             with parquet_source(path) as where, parquet.ParquetFile(where) as file:
                 head, columns = file.metadata, sorted(file.schema_arrow.names)
+                check_width(head.num_columns, path)
+                check_size(head.num_rows, head.num_columns, path, size=where.size if is_address(path) else None)
         except InputError:
             raise
         except Exception as error:  # of Arrow: what is there may be anything

@@ -25,7 +25,7 @@ from compensate.data.labels import encode_labels, is_missing
 from compensate.data.parquet import SUFFIXES as PARQUET
 from compensate.data.parquet import read_parquet
 from compensate.errors import InputError, nearest
-from compensate.files import check_width, decode, read_bytes
+from compensate.files import check_size, check_width, decode, read_bytes
 
 PARTS = {
     "train": "train",
@@ -93,6 +93,7 @@ def read_frame(path: str | Path, *, encoding: str = "utf-8", delimiter: str | No
             "out, and it is found."
         )
     check_width(header.count(delimiter) + 1, path)
+    check_size(max(text.count("\n"), text.count("\r")), header.count(delimiter) + 1, path)
     plain = delimiter == "\t" and '"' not in header and _even(text, header.count("\t"))
     try:
         with warnings.catch_warnings():
