@@ -25,6 +25,7 @@ from compensate.auditing.learners import View, judge_view
 from compensate.auditing.linear import LinearFolds
 from compensate.auditing.noise_model import Verdict, by_chance_note, judge, pool, shares
 from compensate.auditing.parts import check_given, part_of
+from compensate.data.columns import is_nested
 from compensate.data.dataset import UNLABELED, Data
 from compensate.data.label_column import joined_labels
 from compensate.data.labels import is_missing
@@ -276,7 +277,8 @@ def find_columns(frame: pd.DataFrame) -> tuple[str, ...]:
     return tuple(
         str(name)
         for name in frame.columns
-        if {str(cell).strip().lower() for cell in frame[name].unique() if not is_missing(cell)} == {"0", "1"}
+        if not is_nested(frame[name])
+        and {str(cell).strip().lower() for cell in frame[name].unique() if not is_missing(cell)} == {"0", "1"}
     )
 
 

@@ -28,6 +28,9 @@ MANY_DISTINCT, DISTINCT_SHARE = 50, 0.9
 
 INFINITE = ("inf", "infinity")
 
+HOLDS_LISTS = "holds lists"
+"""The reason for which a column of lists is not used."""
+
 SENTENCE = 3
 """Median number of words from which a column is text."""
 
@@ -105,7 +108,7 @@ def analyze(
         elif name in ignore or (columns is not None and name not in columns):
             found.append(Column(name, "ignored", "left out by choice"))
         elif is_nested(frame[name]):
-            found.append(Column(name, "ignored", "holds lists"))
+            found.append(Column(name, "ignored", HOLDS_LISTS))
         else:
             found.append(_column(frame[name], name, target, wanted=columns is not None))
     return tuple(found)

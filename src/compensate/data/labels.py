@@ -191,9 +191,11 @@ def read_labels(path: str | Path, labels_key: str | None = None) -> LabelFile:
 
 def _table(path: Path, labels_key: str | None) -> LabelFile:
     from compensate.data.label_column import UnclearLabel, choose_label
-    from compensate.data.tables import read_frame
+    from compensate.data.tables import check_header, read_frame
 
     frame = read_frame(path)
+    if labels_key is None:
+        check_header(frame, path, "labels_key")
     lower = {str(c).strip().lower(): c for c in frame.columns}
     by = next((name for name in KEYS if name in lower), "")
     others = [c for c in frame.columns if not by or c != lower[by]]

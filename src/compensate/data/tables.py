@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from compensate.data.columns import IDS, analyze, is_nested
+from compensate.data.columns import HOLDS_LISTS, IDS, NEARLY_ALL, SENTENCE, analyze, is_nested, numbers
 from compensate.data.dataset import Data, Splits
 from compensate.data.excel import SUFFIXES as EXCEL
 from compensate.data.excel import read_excel
@@ -39,6 +40,9 @@ PARTS = {
 }
 SHORT, FEW_COLUMNS = 6, 3
 """A column of fewer words than six is the text only where at most three others could be features (or the label)."""
+
+FEW_ROWS = 5
+"""Rows without which it is not asked whether the first line holds names."""
 
 TEXTS = (".csv", ".tsv")
 LINES = (".jsonl", ".ndjson")
@@ -114,6 +118,52 @@ def read_frame(path: str | Path, *, encoding: str = "utf-8", delimiter: str | No
         ) from error
 
 
+def check_header(frame: pd.DataFrame, path: Path, option: str = "label") -> None:
+    """Refuses a CSV, TSV or Excel file whose first line is a row: it would be lost as the names of the columns.
+
+    A cell of the first line shows a row if it is a number above numbers, or a value of its column. One that differs in kind from the cells below
+    it shows names. Consecutive whole numbers, such as those of pandas or years, show neither.
+    """
+    if table_format(path) not in (*TEXTS, *EXCEL) or len(frame) < FEW_ROWS:
+        return
+    names = [str(name).strip() for name in frame.columns]
+    bare = [re.sub(r"\.\d+$", "", name) for name in names]  # pandas tells equal names apart by a number
+    cells = [base if base in names else name for base, name in zip(bare, names, strict=True)]
+    whole = [int(cell) for cell in cells if cell.isdecimal()]
+    counted = len(whole) > 1 and whole == list(range(whole[0], whole[0] + len(whole)))
+    shown = False
+    for k, cell in enumerate(cells[:100]):
+        if counted and cell.isdecimal():
+            continue
+        fits = _fits_column(cell, frame.iloc[:200, k])
+        if fits is False:
+            return
+        shown = shown or fits is True
+    if shown:
+        flag = f"--{option.replace('_', '-')}"
+        raise InputError(
+            f'the first line of {path} looks like a row and not like names of columns: "{", ".join(cells)[:80]}". Add a first line with a name for '
+            f'each column, such as "text,label". If these are the names, say which column holds the labels: {option}="{names[-1][:40]}" '
+            f"({flag} {names[-1][:40]} on the command line)."
+        )
+
+
+def _fits_column(name: str, column: pd.Series) -> bool | None:
+    """Whether a name could be a cell of its column; none if nothing shows it."""
+    cells = [str(v).strip() for v in column if not is_missing(v)]
+    if not cells or (name.startswith("Unnamed: ") and name != "Unnamed: 0"):  # pandas names an empty cell so
+        return None
+    if name.lower() in LABELS:
+        return False
+    finite = np.isfinite(numbers(pd.Series([*cells, name], dtype=object)))
+    if finite[:-1].mean() >= NEARLY_ALL:
+        return bool(finite[-1])
+    if name in cells:
+        return True
+    words = np.median([cell.count(" ") + 1 for cell in cells])
+    return False if len(set(cells)) <= len(cells) / 2 or (words >= SENTENCE and " " not in name) else None
+
+
 def read_table(
     path: str | Path,
     *,
@@ -149,6 +199,8 @@ def read_table(
     (('a', 'b'), 3)
     """
     frame = read_frame(path, encoding=encoding, delimiter=delimiter)
+    if label is None:
+        check_header(frame, Path(path))
     return from_frame(frame, str(path), label=label, text=text, task=task, ignore=ignore, columns=columns)
 
 
@@ -194,9 +246,14 @@ def from_frame(
                 "of each list, or name another column: label=... (--label on the command line).",
                 name,
             )
+    flat = frame.drop(columns=[*nested, *(c for c in ignored if c in frame.columns)])
+    if nested and flat.empty:
+        raise InputError(
+            f"{where} holds lists in every column ({', '.join(nested)[:80]}), and lists are not read. Expected a text or features, and "
+            'a label, in each row, such as {"text": "...", "label": "..."}.'
+        )
     if nested:
         warnings.warn(f"{where}: the columns {', '.join(nested)} hold lists, which are not used.", stacklevel=3)
-    flat = frame.drop(columns=[*nested, *(c for c in ignored if c in frame.columns)])
     readable = flat if wanted is None else flat[[c for c in flat.columns if c in (*wanted, label, text)]]
     text = choose_text(readable, text, where, label)
     given, label = label, choose_label(flat, label, where, text)
@@ -248,8 +305,10 @@ def _encoder(frame: pd.DataFrame, info: dict[str, Any], where: str) -> TableEnco
     # Better a column that looks like an identifier or a copy of the label than none at all; the roles say so.
     rest = [c.name for c in info["columns"] if c.role not in ("ignored", "split") and c.name != info["label"]]
     if not rest:
+        lists = [c.name for c in info["columns"] if c.reason == HOLDS_LISTS]
+        also = f" and lists, which are not read ({', '.join(lists)[:80]})" if lists else ""
         raise InputError(
-            f'{where} has nothing but the label column "{info["label"]}"; a sample needs a text or features.'
+            f'{where} has nothing but the label column "{info["label"]}"{also}; a sample needs a text or features.'
         )
     info["columns"] = tuple(
         again if first.name in rest else first
