@@ -76,7 +76,7 @@ def audit(
 
     Args:
         data: features (N, D) or images (N, C, H, W) as an array; texts, a list; a data frame; a file, folder or name; or a
-            data set of `compensate.data`. Of parts, the training part is audited.
+            data set of `compensate.data`. Of parts, the training part is audited; `Audit.notes` says which rows are left out.
         labels: (N,) class names or numbers, or quantities; a file of labels; by default those of the data.
         model: a torch module, a function that makes one, or a name in `compensate.models.MODELS`, trained on the samples by
             the engine of `compensate train`. What it said of each sample before it learned from it is the evidence.
@@ -142,6 +142,8 @@ def audit(
             encoder=encoder, device=device, seed=seed, folder=run_folder, resume=resume, progress=progress,
         )  # fmt: skip
     source = read(data, labels, features, options)
+    for note in source.info.get("told", ()):
+        warnings.warn(note, stacklevel=2)
     if "parts" in source.info:
         return _of_parts(source, encoder, device, seed, progress, model=model, finetune=finetune)
     known = labeled(source)
@@ -375,7 +377,7 @@ def _described(data: Data, rows: Ints, config: dict[str, Any], notes: tuple[str,
         "index": data.index[rows],
         "ids": () if data.ids is None else tuple(str(i) for i in data.ids[rows]),
         "config": {**chosen, **config},
-        "notes": notes,
+        "notes": (*data.info.get("told", ()), *notes),
         "data": data if whole else data.subset(rows),
         "vectors": shown if whole or shown is None else shown[rows],
     }
@@ -394,7 +396,7 @@ def _of_parts(
     if asked:
         raise InputError(f"{asked[0]} learns one class a sample, and these have several labels each; leave it out.")
     found: Audit = data.info["parts"].audit(data, encoder, device=device, seed=seed, progress=progress)
-    return found
+    return replace(found, notes=(*data.info.get("told", ()), *found.notes))
 
 
 def _quantities(data: Data, encoder: str | Path, device: str | None, seed: int, progress: Progress | None) -> Audit:

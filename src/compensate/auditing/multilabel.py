@@ -234,6 +234,7 @@ def read_label_sets(
     text: str | None = None,
     ignore: str | Sequence[str] = (),
     columns: str | Sequence[str] | None = None,
+    split: str | None = None,
     encoding: str = "utf-8",
     delimiter: str | None = None,
 ) -> Data:
@@ -242,7 +243,7 @@ def read_label_sets(
     Args:
         data: a file or a data frame.
         labels_columns: the columns of 0 and 1, a list or a text with commas; without them ``label`` holds joined labels or lists.
-        label, text, ignore, columns, encoding, delimiter: as for `compensate.data.tables.read_table`.
+        label, text, ignore, columns, split, encoding, delimiter: as for `compensate.data.tables.read_table`.
     """
     from compensate.data.tables import column_names, from_frame, read_frame
 
@@ -260,7 +261,7 @@ def read_label_sets(
     ignored = [*column_names(ignore), *sets.columns[1:]] if ignore else list(sets.columns[1:])
     found = from_frame(
         frame.assign(**{column: sets.patterns}), where, label=column, text=text, task="classification", ignore=ignored,
-        columns=columns,
+        columns=columns, split=split,
     ).train  # fmt: skip
     info = {**found.info, "parts": sets}
     if labels_columns is not None:

@@ -264,13 +264,14 @@ def _of_parquet(path: str | Path, options: Mapping[str, Any]) -> PiecedSource:
     rows = sum(piece.rows for piece in pieces)
     if not rows:
         raise InputError(f"{path} has no rows.")
-    odd = [name for name in options if name not in ("label", "text", "task", "ignore", "columns")]
+    odd = [name for name in options if name not in ("label", "text", "task", "ignore", "columns", "split")]
     if odd:
         raise InputError(f"{odd[0]} is no option for Parquet files; leave it out.")
     sample = from_frame(_looked_at(pieces, rows), str(path), **options)
     if sample.test is not None or sample.validation is not None:
         raise InputError(
-            f'{path} has a column "split", by which rows are not told apart here; write the training rows to files of their own.'
+            f'{path} has a column "split", by which rows are not told apart where data are read in pieces. Audit all rows: split="all" '
+            "(--split all on the command line), or write the training rows to files of their own."
         )
     _check_labels(sample.train)
     told = {"rows": rows, "source": str(path), "source_digest": digest, "title": title}

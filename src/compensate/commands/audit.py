@@ -77,6 +77,10 @@ def audit(
             "--crossfit", help="Train the network once per fold, so that it is pooled with the other learners."
         ),
     ] = False,
+    split: Annotated[
+        str | None,
+        o.option("Rows of a table with a column `split`: train, or all [default: train]."),
+    ] = None,
     only: Annotated[
         str | None,
         typer.Option(
@@ -135,6 +139,7 @@ def audit(
     chosen: dict[str, Any] = {
         "label": label, "text": text, "ignore": ignore, "columns": columns, "task": task, "size": size,
         "encoding": encoding, "delimiter": delimiter, "labels_key": labels_key, "labels_columns": labels_columns,
+        "split": split,
     }  # fmt: skip
     options = {name: value for name, value in chosen.items() if value is not None}
     asked = _Asked(
@@ -149,7 +154,8 @@ def audit(
     found, folder = _run(asked, before, out, lambda source, **more: _judged(source, started, **more))
     if not _main():
         return
-    for note in found.notes:
+    told = () if found.data is None else found.data.info.get("told", ())  # in the first line
+    for note in (note for note in found.notes if note not in told):
         console.print(Text.assemble(("note: ", "yellow"), note))
     print_summary(found, folder)
 

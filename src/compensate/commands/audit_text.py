@@ -27,7 +27,7 @@ OPEN = 10
 def opening_line(source: Data) -> str:
     """One line that says what was read and what was chosen."""
     info = source.info
-    parts = [f"{info.get('title', 'the data')}: {len(source):,} rows"]
+    parts = [f"{info.get('title', 'the data')}: {_rows(source)}"]
     if "parts" in info:
         said = info["parts"].described()
     elif source.regression:
@@ -43,6 +43,16 @@ def opening_line(source: Data) -> str:
     if lost and "parts" not in info:
         parts.append(f"{lost:,} without a label, which {'is' if lost == 1 else 'are'} predicted")
     return ", ".join([*parts, *unused_columns(info)])
+
+
+def _rows(source: Data) -> str:
+    """How many rows are audited, and of how many."""
+    from compensate.auditing.source import left_out
+
+    if not source.info.get("left_out"):
+        return f"{len(source):,} rows"
+    named, how = left_out(source.info)
+    return f"{len(source):,} of {len(source) + sum(source.info['left_out'].values()):,} rows (left out: {named}; {how})"
 
 
 def fitted_line(found: Audit) -> str:

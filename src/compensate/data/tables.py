@@ -38,6 +38,9 @@ PARTS = {
     "val": "validation",
     "dev": "validation",
 }
+OTHERS = ("test", "validation")
+"""Parts that are not for training."""
+
 SHORT, FEW_COLUMNS = 6, 3
 """A column of fewer words than six is the text only where at most three others could be features (or the label)."""
 
@@ -172,6 +175,7 @@ def read_table(
     task: str | None = None,
     ignore: str | Sequence[str] = (),
     columns: str | Sequence[str] | None = None,
+    split: str | None = None,
     encoding: str = "utf-8",
     delimiter: str | None = None,
 ) -> Splits:
@@ -186,6 +190,7 @@ def read_table(
         task: ``"classification"`` or ``"regression"``; by default a numeric label with many values is a quantity.
         ignore: columns to leave out, a list or a text with commas.
         columns: the only columns to use, likewise. By default all but identifiers and columns with one value.
+        split: ``"all"`` keeps all rows together, whatever a column ``split`` says.
         encoding, delimiter: of the file, if they are not UTF-8 and the obvious sign.
 
     A column ``split`` that says train, test or validation parts the data. Rows without a label stay, `UNLABELED`.
@@ -201,7 +206,7 @@ def read_table(
     frame = read_frame(path, encoding=encoding, delimiter=delimiter)
     if label is None:
         check_header(frame, Path(path))
-    return from_frame(frame, str(path), label=label, text=text, task=task, ignore=ignore, columns=columns)
+    return from_frame(frame, str(path), label=label, text=text, task=task, ignore=ignore, columns=columns, split=split)
 
 
 def from_frame(
@@ -213,13 +218,14 @@ def from_frame(
     task: str | None = None,
     ignore: str | Sequence[str] = (),
     columns: str | Sequence[str] | None = None,
+    split: str | None = None,
     classes: Sequence[str] | None = None,
     like: Data | None = None,
 ) -> Splits:
     """As `read_table`, from a data frame.
 
     Args:
-        frame, label, text, task, ignore, columns: as there.
+        frame, label, text, task, ignore, columns, split: as there.
         where: what to call it in errors.
         classes: the names of the classes, if the label column does not hold them all.
         like: another part of the same data, read before: its columns, classes and features are used.
@@ -231,6 +237,8 @@ def from_frame(
     if like is not None:
         label, text, classes = like.info["label"], like.info["text"] or "", like.classes or None
         task = "regression" if like.regression else task
+    if split not in (None, "train", "all"):
+        raise InputError(f'split is "{split}"; expected train or all.')
     if not len(frame):
         raise InputError(f"{where} has no rows.")
     frame = _named(frame, where)
@@ -263,17 +271,20 @@ def from_frame(
     else:
         target, names = encode_labels(cells, classes)
         reason = f"{len(names)} classes"
-    split = next((c for c in frame.columns if c.strip().lower() == "split" and c not in (label, *ignored)), None)
+    parting = next((c for c in frame.columns if c.strip().lower() == "split" and c not in (label, *ignored)), None)
     info: dict[str, Any] = {
         "kind": "text" if text else "table", "label": label, "text": text, "rows": len(frame), "target": reason,
         "passed_over": passed_over(flat, label) if given is None else {},
     }  # fmt: skip
-    parts = None if split is None else _parts(frame[split], where)
+    parts = None if parting is None or split == "all" else _parts(frame[parting], where)
+    if parts is not None:
+        counts = parts.value_counts()
+        info |= {"split": parting, "left_out": {part: int(counts[part]) for part in OTHERS if part in counts}}
     fitted = frame if parts is None else frame[parts == "train"]
     if like is not None:
         info["columns"] = like.info["columns"]
     else:
-        info["columns"] = analyze(fitted, label=label, text=text, split=split, ignore=ignored, columns=wanted)
+        info["columns"] = analyze(fitted, label=label, text=text, split=parting, ignore=ignored, columns=wanted)
     x: NDArray[Any]
     if text:
         x = np.array(["" if is_missing(v) else str(v) for v in frame[text]], dtype=object)

@@ -1,0 +1,148 @@
+"""What an audit says of its data before it judges them: rows that are left out, missing labels, alike names, other columns."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+import compensate
+from compensate.auditing.pieces import open_pieces
+from compensate.auditing.source import read
+from compensate.commands.audit_text import opening_line
+from compensate.data import Splits, from_arrays
+from compensate.errors import InputError
+
+RNG = np.random.default_rng(0)
+N = 60
+KIND = np.arange(N) % 2
+PARTS = np.array(["train", "train", "train", "test", "validation"] * (N // 5))
+
+
+def frame(**columns) -> pd.DataFrame:
+    size = (RNG.normal(size=N) + 4 * KIND).round(2)
+    return pd.DataFrame({"size": size, **columns, "label": np.array(["cat", "dog"])[KIND]})
+
+
+# Rows that are left out -------------------------------------------------------------------------------------------
+
+
+def parted_csv(at):
+    frame(split=PARTS).to_csv(at / "t.csv", index=False)
+    return at / "t.csv"
+
+
+def parted_jsonl(at):
+    frame(split=PARTS).to_json(at / "t.jsonl", orient="records", lines=True)
+    return at / "t.jsonl"
+
+
+def parted_parquet(at):
+    frame(split=PARTS).to_parquet(at / "t.parquet")
+    return at / "t.parquet"
+
+
+def parted_excel(at):
+    pytest.importorskip("openpyxl")
+    frame(split=PARTS).to_excel(at / "t.xlsx", index=False)
+    return at / "t.xlsx"
+
+
+def parted_frame(at):
+    return frame(split=PARTS)
+
+
+def parted_sets(at):
+    table = frame(split=PARTS).drop(columns="label")
+    table["labels"] = [["a;b", "b", "a", "c;a"][i % 4] for i in range(N)]
+    table.to_csv(at / "t.csv", index=False)
+    return at / "t.csv"
+
+
+def parted_folder(at):
+    for part, size in (("train", 18), ("test", 6), ("val", 6)):
+        for name in ("cat", "dog"):
+            (at / part / name).mkdir(parents=True)
+            for i in range(size):
+                Image.new("L", (8, 8), i).save(at / part / name / f"{i}.png")
+    return at
+
+
+def parted_npz(at):
+    np.savez(at / "t.npz", x_train=np.eye(36), y_train=KIND[:36], x_test=np.eye(36)[:12], y_test=KIND[:12])
+    return at / "t.npz"
+
+
+def parted_hub(at):
+    datasets = pytest.importorskip("datasets")
+    whole = frame()
+    parts = {"train": whole[:36], "test": whole[36:48], "holdout": whole[48:]}
+    return datasets.DatasetDict({name: datasets.Dataset.from_pandas(part) for name, part in parts.items()})
+
+
+def parted_saved(at):
+    parted_hub(at).save_to_disk(at / "saved")
+    return at / "saved"
+
+
+def splits(at):
+    data = from_arrays(np.eye(N), KIND)
+    return Splits(data.subset(np.arange(36)), data.subset(np.arange(36, 48)))
+
+
+PARTED = {
+    "csv": (parted_csv, {"test": 12, "validation": 12}),
+    "jsonl": (parted_jsonl, {"test": 12, "validation": 12}),
+    "parquet": (parted_parquet, {"test": 12, "validation": 12}),
+    "excel": (parted_excel, {"test": 12, "validation": 12}),
+    "frame": (parted_frame, {"test": 12, "validation": 12}),
+    "label sets": (parted_sets, {"test": 12, "validation": 12}),
+    "folder": (parted_folder, {"test": 12, "val": 12}),
+    "npz": (parted_npz, {"test": 12}),
+    "hub": (parted_hub, {"test": 12, "holdout": 12}),
+    "saved": (parted_saved, {"test": 12, "holdout": 12}),
+    "splits": (splits, {"test": 12}),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*left out")
+@pytest.mark.parametrize("name", PARTED)
+def test_every_reader_names_the_rows_that_it_leaves_out(tmp_path, name):
+    make, left = PARTED[name]
+    data = read(make(tmp_path), None, None, {})
+    assert len(data) == 36
+    assert data.info["left_out"] == left
+    said = opening_line(data)
+    assert f"36 of {36 + sum(left.values())} rows" in said
+    for part, rows in left.items():
+        assert f"{part} {rows}" in said
+    how = "--split all" if data.info.get("split") else str(tmp_path / "test") if name == "folder" else "alone"
+    assert how in said
+
+
+@pytest.mark.parametrize("name", [name for name, (_, left) in PARTED.items() if "validation" in left])
+def test_all_rows_are_audited_on_demand(tmp_path, name):
+    data = read(PARTED[name][0](tmp_path), None, None, {"split": "all"})
+    assert data.index.tolist() == list(range(N))
+    assert not data.info.get("left_out")
+    assert "split" not in [c.name for c in data.info["columns"] if c.used]
+
+
+def test_rows_in_pieces_are_all_of_them_on_demand(tmp_path):
+    path = parted_parquet(tmp_path)
+    with pytest.raises(InputError, match="--split all"):
+        open_pieces(path, None, {})
+    assert len(open_pieces(path, None, {"split": "all"})) == N
+
+
+def test_the_audit_of_a_part_keeps_a_note_on_the_others():
+    with pytest.warns(UserWarning, match=r"24 of 60 rows are left out \(test 12, validation 12\).*split=\"all\""):
+        found = compensate.audit(frame(split=PARTS))
+    assert any("left out" in note for note in found.notes)
+    assert len(compensate.audit(frame(split=PARTS), split="all").index) == N
+
+
+def test_other_words_for_all_rows_are_refused():
+    with pytest.raises(InputError, match='split is "every"; expected train or all'):
+        read(frame(split=PARTS), None, None, {"split": "every"})
