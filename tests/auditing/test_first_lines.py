@@ -146,3 +146,80 @@ def test_the_audit_of_a_part_keeps_a_note_on_the_others():
 def test_other_words_for_all_rows_are_refused():
     with pytest.raises(InputError, match='split is "every"; expected train or all'):
         read(frame(split=PARTS), None, None, {"split": "every"})
+
+
+# Missing labels ---------------------------------------------------------------------------------------------------
+
+
+CODES = ["DE", "FR", "NA", "US", "IT"]
+MISSING_CASES = {
+    "short codes": (CODES, "NA", True),
+    "short codes in lower case": ([code.lower() for code in CODES], "na", True),
+    "longer codes": (["USA", "CAN", "NA", "MEX"], "NA", True),
+    "with empty cells": (["small", "large", "NA", ""], "NA", True),
+    "with empty cells, not applicable": (["paid", "open", "N/A", None], "N/A", True),
+    "words": (["small", "large", "NA"], "NA", False),
+    "answers": (["YES", "NO", "NA"], "NA", False),
+    "written by a machine": (["DE", "FR", "null", ""], "null", False),
+}
+
+
+def labeled_by(values) -> pd.DataFrame:
+    return pd.DataFrame({"size": RNG.normal(size=N).round(2), "label": [values[i % len(values)] for i in range(N)]})
+
+
+@pytest.mark.parametrize("name", MISSING_CASES)
+@pytest.mark.parametrize("way", ["csv", "jsonl", "parquet", "frame", "pieces"])
+def test_a_class_named_na_is_told_from_a_missing_label(tmp_path, name, way):
+    values, cell, is_class = MISSING_CASES[name]
+    table = labeled_by(values)
+    data = table
+    if way == "csv":
+        table.to_csv(tmp_path / "t.csv", index=False)
+        data = tmp_path / "t.csv"
+    elif way == "jsonl":
+        table.to_json(tmp_path / "t.jsonl", orient="records", lines=True)
+        data = tmp_path / "t.jsonl"
+    elif way != "frame":
+        table.to_parquet(tmp_path / "t.parquet")
+        data = tmp_path / "t.parquet"
+    found = open_pieces(data, None, {}).outline if way == "pieces" else read(data, None, None, {})
+    assert (cell in found.classes) == is_class
+    rows = (table["label"] == cell).to_numpy()
+    assert found.labeled[rows].all() == is_class
+    said = opening_line(found)
+    if is_class:
+        assert f'"{cell}" is taken for a class; if it means a missing label: --missing {cell}' in said
+    else:
+        assert f'"{cell}" {rows.sum()}' in said, "which cells count as missing"
+
+
+def test_an_option_names_the_cells_that_are_missing(tmp_path):
+    labeled_by(["cat", "dog", "NA", "unknown", ""]).to_csv(tmp_path / "t.csv", index=False)
+    assert read(tmp_path / "t.csv", None, None, {}).classes == ("NA", "cat", "dog", "unknown")
+    data = read(tmp_path / "t.csv", None, None, {"missing": "NA,unknown"})
+    assert data.classes == ("cat", "dog")
+    assert '36 without a label ("NA" 12, "unknown" 12, empty 12)' in opening_line(data)
+    labeled_by(["cat", "dog", "NA"]).to_csv(tmp_path / "t.csv", index=False)
+    assert read(tmp_path / "t.csv", None, None, {"missing": ""}).classes == ("NA", "cat", "dog")
+    labeled_by(["1.5", "2.5", "-1", "7.25", "9", "3", "8", "12.5", "4.1", "4.2", "4.3", "5.5"]).to_csv(tmp_path / "t.csv", index=False)  # fmt: skip
+    data = read(tmp_path / "t.csv", None, None, {"missing": "-1", "task": "regression"})
+    assert (~data.labeled).sum() == 5
+
+
+def test_a_class_named_na_is_judged_corrected_and_checked(tmp_path):
+    kind = np.arange(120) % 3
+    table = pd.DataFrame(
+        {"size": (RNG.normal(size=120) + 9 * kind).round(2), "label": np.array(["DE", "NA", "FR"])[kind]}
+    )
+    table.loc[[3, 4], "label"] = ["NA", "DE"]
+    table.to_csv(tmp_path / "t.csv", index=False)
+    found = compensate.audit(tmp_path / "t.csv")
+    assert set(found.flagged["index"]) == {3, 4}
+    found.apply(found.accepted(0.6), out=tmp_path / "fixed.csv")
+    fixed = pd.read_csv(tmp_path / "fixed.csv", keep_default_na=False)
+    assert fixed["label"][[3, 4]].tolist() == ["DE", "NA"]
+    new = pd.DataFrame({"size": [9.0, 0.0], "label": ["NA", "NA"]})
+    scored = found.score(new)
+    assert scored["given"].tolist() == ["NA", "NA"]
+    assert scored["flagged"].tolist() == [False, True]

@@ -20,7 +20,7 @@ from compensate.auditing.digests import digest_frame, digest_text
 from compensate.auditing.result import Audit
 from compensate.auditing.scorer import Scorer
 from compensate.data.dataset import UNLABELED, Data
-from compensate.data.labels import is_missing, label_name
+from compensate.data.labels import has_no_label, is_missing, label_name, missing_labels
 from compensate.errors import InputError, nearest
 from compensate.files import decode, read_bytes
 
@@ -264,7 +264,8 @@ def _of_frame(audit: Audit, frame: pd.DataFrame, where: str, labels: Any, featur
     if text and text not in frame.columns:
         raise InputError(f'{where} has no column "{text}", which holds the texts of the audit.')
     values = list(frame[label]) if labels is None else list(np.asarray(labels))
-    cells = ["" if is_missing(value) else label_name(value) for value in values]
+    lost = missing_labels(values, audit.config.get("missing_given"), audit.classes)
+    cells = ["" if has_no_label(value, lost) else label_name(value) for value in values]
     if len(cells) != len(frame):
         raise InputError(f"there are {len(frame)} rows and {len(cells)} labels; expected one each.")
     texts = ["" if is_missing(v) else str(v) for v in frame[text]] if text else [""] * len(frame)

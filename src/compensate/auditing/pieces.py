@@ -264,7 +264,7 @@ def _of_parquet(path: str | Path, options: Mapping[str, Any]) -> PiecedSource:
     rows = sum(piece.rows for piece in pieces)
     if not rows:
         raise InputError(f"{path} has no rows.")
-    odd = [name for name in options if name not in ("label", "text", "task", "ignore", "columns", "split")]
+    odd = [name for name in options if name not in ("label", "text", "task", "ignore", "columns", "split", "missing")]
     if odd:
         raise InputError(f"{odd[0]} is no option for Parquet files; leave it out.")
     sample = from_frame(_looked_at(pieces, rows), str(path), **options)
@@ -277,7 +277,7 @@ def _of_parquet(path: str | Path, options: Mapping[str, Any]) -> PiecedSource:
     told = {"rows": rows, "source": str(path), "source_digest": digest, "title": title}
     info = {**sample.train.info, **told}
     label = str(info["label"])
-    labels, classes = _all_labels(pieces, label)
+    labels, classes = _all_labels(pieces, label, info["missing_given"])
     told = {name: info[name] for name in ("kind", "label", "text", "columns")}
     pieces = [replace(piece, text=info["text"], info=told) for piece in pieces]
     return PiecedSource(tuple(pieces), labels, classes, replace(sample.train, info=info), info)
@@ -293,7 +293,7 @@ def _looked_at(pieces: list[RowGroups], rows: int) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def _all_labels(pieces: list[RowGroups], label: str) -> tuple[Ints, tuple[str, ...]]:
+def _all_labels(pieces: list[RowGroups], label: str, missing: list[str] | None) -> tuple[Ints, tuple[str, ...]]:
     """(N,) class numbers, and the names of the classes; each distinct cell is looked at once."""
     codes: list[Any] = []
     values: list[Any] = []
@@ -304,7 +304,7 @@ def _all_labels(pieces: list[RowGroups], label: str) -> tuple[Ints, tuple[str, .
         found, distinct = pd.factorize(column, use_na_sentinel=False)
         codes.append(found + len(values))
         values += list(distinct)
-    numbers, classes = encode_labels(values)
+    numbers, classes = encode_labels(values, missing=missing)
     return numbers[np.concatenate(codes)], classes
 
 

@@ -86,12 +86,14 @@ def same_label(cell: Any, given: str) -> bool:
 
     >>> same_label(" cat", "cat"), same_label(None, ""), same_label(3.0, "3"), same_label("24.50", "24.5")
     (True, True, True, True)
+    >>> same_label("NA", "NA"), same_label("NA", "")
+    (True, True)
     >>> same_label("007", "7"), same_label("Cat", "cat")
     (False, False)
     """
     from compensate.data.labels import is_missing
 
-    if given.strip() == "" or is_missing(cell):
+    if given.strip() == "" or (is_missing(cell) and str(cell).strip() != given.strip()):
         return given.strip() == "" and is_missing(cell)
     if isinstance(cell, bytes):
         cell = cell.decode("utf-8", "replace")

@@ -61,7 +61,7 @@ def read(data: Any, labels: Any, features: ArrayLike | str | Path | None, option
     return found
 
 
-CHOSEN = ("source", "label", "text", "label_given", "encoding", "delimiter")
+CHOSEN = ("source", "label", "text", "label_given", "missing_given", "encoding", "delimiter")
 """What an audit keeps of how its data were read."""
 
 

@@ -81,6 +81,12 @@ def audit(
         str | None,
         o.option("Rows of a table with a column `split`: train, or all [default: train]."),
     ] = None,
+    missing: Annotated[
+        str | None,
+        o.option(
+            "Cells that stand for a missing label, e.g. NA,unknown [default: NA, N/A, nan, null and empty cells]."
+        ),
+    ] = None,
     only: Annotated[
         str | None,
         typer.Option(
@@ -139,7 +145,7 @@ def audit(
     chosen: dict[str, Any] = {
         "label": label, "text": text, "ignore": ignore, "columns": columns, "task": task, "size": size,
         "encoding": encoding, "delimiter": delimiter, "labels_key": labels_key, "labels_columns": labels_columns,
-        "split": split,
+        "split": split, "missing": missing,
     }  # fmt: skip
     options = {name: value for name, value in chosen.items() if value is not None}
     asked = _Asked(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,15 @@ def opening_line(source: Data) -> str:
     parts += chosen_columns(info, said)
     lost = int((~source.labeled).sum())
     if lost and "parts" not in info:
-        parts.append(f"{lost:,} without a label, which {'is' if lost == 1 else 'are'} predicted")
+        parts.append(f"{lost:,} without a label{_missing(info, lost)}, which {'is' if lost == 1 else 'are'} predicted")
+    if info.get("missing_given") is None and "parts" not in info:
+        from compensate.data.labels import NOT_APPLICABLE
+
+        parts += [
+            f'"{name}" is taken for a class; if it means a missing label: --missing {name}'
+            for name in source.classes
+            if name.lower() in NOT_APPLICABLE
+        ]
     return ", ".join([*parts, *unused_columns(info)])
 
 
@@ -53,6 +62,17 @@ def _rows(source: Data) -> str:
         return f"{len(source):,} rows"
     named, how = left_out(source.info)
     return f"{len(source):,} of {len(source) + sum(source.info['left_out'].values()):,} rows (left out: {named}; {how})"
+
+
+def _missing(info: Mapping[str, Any], lost: int) -> str:
+    """The cells that count as missing labels, if they are not just empty."""
+    cells = Counter(info.get("missing", {}))
+    empty = sum(cells.pop(text, 0) for text in ("", "None", "nan") if text not in (info.get("missing_given") or ()))
+    if not cells:
+        return ""
+    known = sum(cells.values()) + empty == lost  # else other rows have some of them
+    counts = {f'"{short(text)}"': cells[text] for text in sorted(cells)} | ({"empty": empty} if empty else {})
+    return f" ({', '.join(f'{text} {count:,}' if known else text for text, count in counts.items())})"
 
 
 def fitted_line(found: Audit) -> str:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from compensate.data.columns import IDS, Column, analyze, is_nested
 from compensate.data.features import TableEncoder
-from compensate.data.labels import check_lengths, encode_labels, is_missing
+from compensate.data.labels import check_lengths, encode_labels, has_no_label, is_missing, missing_labels
 from compensate.errors import InputError, nearest
 
 LABELS = ("label", "target", "class", "y")
@@ -119,7 +119,9 @@ def passed_over(frame: pd.DataFrame, label: str) -> dict[str, str]:
     return {name: "has one value" if count else "is empty" for name, count in counts.items() if count < 2}
 
 
-def targets(cells: NDArray[Any], task: str | None, where: str, label: str) -> tuple[NDArray[Any], tuple[str, ...], str]:
+def targets(
+    cells: NDArray[Any], task: str | None, where: str, label: str, missing: frozenset[str] | None = None
+) -> tuple[NDArray[Any], tuple[str, ...], str]:
     """The label cells as class numbers or as quantities, the names of the classes (none of quantities), and the reason.
 
     >>> targets(np.array(["1.5", "2.5", "", "4"] * 20, dtype=object), "regression", "the table", "y")[2]
@@ -128,7 +130,8 @@ def targets(cells: NDArray[Any], task: str | None, where: str, label: str) -> tu
     if task not in (None, "classification", "regression"):
         raise InputError(f'task is "{task}"; choose classification or regression.')
     check_lengths(cells)
-    there = np.array([not is_missing(v) for v in cells])
+    missing = missing_labels(cells) if missing is None else missing
+    there = np.array([not has_no_label(v, missing) for v in cells])
     if not there.any():
         raise InputError(f'the label column "{label}" of {where} is empty. {_ANOTHER}')
     numbers = pd.to_numeric(pd.Series([str(v) for v in cells[there]]), errors="coerce").to_numpy(float)
@@ -145,7 +148,7 @@ def targets(cells: NDArray[Any], task: str | None, where: str, label: str) -> tu
         return target, (), reason
     if not numeric and task is None:
         _check_single(cells[there], where, label)
-    target, classes = encode_labels(cells)
+    target, classes = encode_labels(cells, missing=tuple(missing))
     if len(classes) < 2:
         raise InputError(
             f'the label column "{label}" of {where} has the one value "{classes[0]}"; expected 2 or more. {_ANOTHER}'

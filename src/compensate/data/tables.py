@@ -6,6 +6,7 @@ import csv
 import io
 import re
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from compensate.data.features import TableEncoder
 from compensate.data.jsonl import read_jsonl
 from compensate.data.label_column import LABEL_SETS, LABELS, SeveralLabels, passed_over, targets
 from compensate.data.label_column import choose_label as choose_label
-from compensate.data.labels import encode_labels, is_missing
+from compensate.data.labels import encode_labels, has_no_label, is_missing, missing_labels
 from compensate.data.parquet import SUFFIXES as PARQUET
 from compensate.data.parquet import read_parquet
 from compensate.errors import InputError, nearest
@@ -176,6 +177,7 @@ def read_table(
     ignore: str | Sequence[str] = (),
     columns: str | Sequence[str] | None = None,
     split: str | None = None,
+    missing: str | Sequence[str] | None = None,
     encoding: str = "utf-8",
     delimiter: str | None = None,
 ) -> Splits:
@@ -191,6 +193,7 @@ def read_table(
         ignore: columns to leave out, a list or a text with commas.
         columns: the only columns to use, likewise. By default all but identifiers and columns with one value.
         split: ``"all"`` keeps all rows together, whatever a column ``split`` says.
+        missing: cells of the label column that stand for a missing label, a list or a text with commas; by default `missing_labels` says which.
         encoding, delimiter: of the file, if they are not UTF-8 and the obvious sign.
 
     A column ``split`` that says train, test or validation parts the data. Rows without a label stay, `UNLABELED`.
@@ -206,7 +209,8 @@ def read_table(
     frame = read_frame(path, encoding=encoding, delimiter=delimiter)
     if label is None:
         check_header(frame, Path(path))
-    return from_frame(frame, str(path), label=label, text=text, task=task, ignore=ignore, columns=columns, split=split)
+    chosen: dict[str, Any] = {"ignore": ignore, "columns": columns, "split": split, "missing": missing}
+    return from_frame(frame, str(path), label=label, text=text, task=task, **chosen)
 
 
 def from_frame(
@@ -219,13 +223,14 @@ def from_frame(
     ignore: str | Sequence[str] = (),
     columns: str | Sequence[str] | None = None,
     split: str | None = None,
+    missing: str | Sequence[str] | None = None,
     classes: Sequence[str] | None = None,
     like: Data | None = None,
 ) -> Splits:
     """As `read_table`, from a data frame.
 
     Args:
-        frame, label, text, task, ignore, columns, split: as there.
+        frame, label, text, task, ignore, columns, split, missing: as there.
         where: what to call it in errors.
         classes: the names of the classes, if the label column does not hold them all.
         like: another part of the same data, read before: its columns, classes and features are used.
@@ -266,15 +271,18 @@ def from_frame(
     text = choose_text(readable, text, where, label)
     given, label = label, choose_label(flat, label, where, text)
     cells = frame[label].to_numpy(object)
+    chosen = None if missing is None else column_names(missing)
+    lost = missing_labels(cells, chosen, classes)
     if classes is None:
-        target, names, reason = targets(cells, task, where, label)
+        target, names, reason = targets(cells, task, where, label, lost)
     else:
-        target, names = encode_labels(cells, classes)
+        target, names = encode_labels(cells, classes, tuple(lost))
         reason = f"{len(names)} classes"
     parting = next((c for c in frame.columns if c.strip().lower() == "split" and c not in (label, *ignored)), None)
     info: dict[str, Any] = {
         "kind": "text" if text else "table", "label": label, "text": text, "rows": len(frame), "target": reason,
         "passed_over": passed_over(flat, label) if given is None else {},
+        "missing": Counter(str(cell).strip() for cell in cells if has_no_label(cell, lost)), "missing_given": chosen,
     }  # fmt: skip
     parts = None if parting is None or split == "all" else _parts(frame[parting], where)
     if parts is not None:
