@@ -8,8 +8,12 @@ import pytest
 from PIL import Image
 
 import compensate
+from compensate.auditing.class_names import same_name
 from compensate.auditing.pieces import open_pieces
+from compensate.auditing.probabilities import audit_probabilities
 from compensate.auditing.source import read
+from compensate.commands import audit as command
+from compensate.commands import options
 from compensate.commands.audit_text import opening_line
 from compensate.data import Splits, from_arrays
 from compensate.errors import InputError
@@ -210,7 +214,10 @@ def test_an_option_names_the_cells_that_are_missing(tmp_path):
 def test_a_class_named_na_is_judged_corrected_and_checked(tmp_path):
     kind = np.arange(120) % 3
     table = pd.DataFrame(
-        {"size": (RNG.normal(size=120) + 9 * kind).round(2), "label": np.array(["DE", "NA", "FR"])[kind]}
+        {
+            "size": (np.random.default_rng(1).normal(size=120) + 9 * kind).round(2),
+            "label": np.array(["DE", "NA", "FR"])[kind],
+        }
     )
     table.loc[[3, 4], "label"] = ["NA", "DE"]
     table.to_csv(tmp_path / "t.csv", index=False)
@@ -223,3 +230,101 @@ def test_a_class_named_na_is_judged_corrected_and_checked(tmp_path):
     scored = found.score(new)
     assert scored["given"].tolist() == ["NA", "NA"]
     assert scored["flagged"].tolist() == [False, True]
+
+
+# Spellings of one name --------------------------------------------------------------------------------------------
+
+SPELLINGS = ["cat", "Cat", "CAT", "cat  ", "caf\u00e9 au lait", "cafe\u0301 au lait", "Caf\u00e9-au-lait", "dog"]
+
+
+def spelled(n: int = 160) -> pd.DataFrame:
+    """Three classes, two of them in several spellings, which the features do not tell apart; two labels are wrong."""
+    rng = np.random.default_rng(1)
+    kind = np.arange(n) % 3
+    names = [
+        ["cat"] * 5 + ["Cat", "Cat", "CAT", "c at"],
+        ["caf\u00e9 au lait"] * 3 + ["cafe\u0301 au lait", "Caf\u00e9-au-lait"],
+        ["dog"],
+    ]
+    label = [names[k][rng.integers(len(names[k]))] for k in kind]
+    label[0], label[1] = "dog", "Cat"
+    return pd.DataFrame({"size": (rng.normal(size=n) + 9 * kind).round(2), "other": rng.normal(size=n).round(2), "label": label})  # fmt: skip
+
+
+def test_spellings_of_one_name_are_known():
+    for a in SPELLINGS:
+        for b in SPELLINGS:
+            assert same_name(a, b) == (a[0].lower() == b[0].lower() and len(a.strip()) // 4 == len(b.strip()) // 4), (
+                a,
+                b,
+            )
+    assert not same_name("A", "a"), "two classes, perhaps"
+    assert not same_name("biling", "billing"), "a slip and no spelling"
+
+
+@pytest.mark.parametrize("memory", [None, "2GB"])
+def test_no_spelling_of_the_same_name_is_suggested(tmp_path, memory):
+    spelled().to_parquet(tmp_path / "t.parquet")
+    found = compensate.audit(tmp_path / "t.parquet", memory=memory)
+    given, suggested = found.names(found.given), found.names(found.suggested)
+    assert not [pair for pair in zip(given, suggested, strict=True) if same_name(*pair)]
+    assert {0, 1} <= set(found.flagged["index"])
+    assert len(found.flagged) <= 4, "rows with a rare spelling are not wrong"
+
+
+def test_new_rows_and_given_probabilities_get_no_other_spelling_either():
+    table = spelled()
+    found = compensate.audit(table)
+    scored = found.score(table)
+    assert not [pair for pair in zip(scored["given"], scored["suggested"], strict=True) if same_name(*pair)]
+    given = np.arange(160) % 3
+    p = np.array([[0.998, 0.001, 0.001], [0.998, 0.001, 0.001], [0.001, 0.001, 0.998]])[given]
+    p[[2, 5, 8, 11]] = [0.998, 0.001, 0.001]
+    told = audit_probabilities(p, given, classes=["cat", "Cat", "dog"])
+    assert set(told.flagged["given"]) == {"dog"}
+
+
+@pytest.mark.parametrize("way", ["frame", "csv", "pieces", "array"])
+def test_spellings_are_merged_on_demand(tmp_path, way):
+    table = spelled()
+    table.to_csv(tmp_path / "t.csv", index=False)
+    table.to_parquet(tmp_path / "t.parquet")
+    options = {"merge_alike": True}
+    if way == "array":
+        data = read(table[["size", "other"]].to_numpy(), table["label"].to_numpy(), None, options)
+    elif way == "pieces":
+        data = open_pieces(tmp_path / "t.parquet", None, options).outline
+    else:
+        data = read(table if way == "frame" else tmp_path / "t.csv", None, None, options)
+    assert data.classes == ("caf\u00e9 au lait", "cat", "dog"), "the most frequent spelling of each"
+    assert 'into "cat": "CAT", "Cat"' in opening_line(data)
+    assert "--merge-alike" not in opening_line(data)
+
+
+def test_the_first_line_offers_to_merge(tmp_path):
+    said = opening_line(read(spelled(), None, None, {}))
+    assert "--merge-alike takes" in said
+    assert '"cat"' in said
+    assert "--merge-alike" not in opening_line(read(frame(), None, None, {}))
+
+
+def test_merged_labels_are_judged_corrected_and_checked(tmp_path):
+    table = spelled()
+    table.to_csv(tmp_path / "t.csv", index=False)
+    found = compensate.audit(tmp_path / "t.csv", merge_alike=True)
+    assert {0, 1} == set(found.flagged["index"])
+    found.apply(found.accepted(0.6), out=tmp_path / "fixed.csv")
+    fixed = pd.read_csv(tmp_path / "fixed.csv")
+    assert fixed["label"][[0, 1]].tolist() == ["cat", "caf\u00e9 au lait"]
+    assert fixed["label"][2:].tolist() == table["label"][2:].tolist()
+    assert found.score(pd.DataFrame({"size": [0.0], "other": [0.0], "label": ["CAT"]}))["flagged"].tolist() == [False]
+
+
+def test_a_person_at_a_terminal_is_asked_whether_to_merge(tmp_path, monkeypatch):
+    spelled().to_csv(tmp_path / "t.csv", index=False)
+    monkeypatch.setattr(options, "at_terminal", lambda: True)
+    asked = []
+    monkeypatch.setattr(options.Confirm, "ask", lambda text, **_: asked.append(text) or True)
+    source = command._source(command._Asked(str(tmp_path / "t.csv"), *[None] * 4, {}, "auto", *[None] * 6, "no", 0))
+    assert source.classes == ("caf\u00e9 au lait", "cat", "dog")
+    assert '"Cat"' in asked[0]

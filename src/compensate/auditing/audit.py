@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit, logit
 
 from compensate.auditing.arrays import Floats, Ints
+from compensate.auditing.class_names import without_spellings
 from compensate.auditing.corrections import Correction
 from compensate.auditing.decisions import decided_labels
 from compensate.auditing.fitted import StoredLearner
@@ -98,7 +99,8 @@ def audit(
         backend: ``"local"``, or ``"ray"``: the pieces are encoded, fitted and judged on a Ray cluster.
         seed: of folds and everything random.
         progress: told about the stages.
-        options: of the reader: ``label`` and ``text``, the columns of a table, ``task``, ``size`` of images, and so on.
+        options: of the reader: ``label`` and ``text``, the columns of a table, ``task``, ``size`` of images, and so on; and ``merge_alike=True``,
+            which takes labels that differ only in case, spacing or Unicode form for one class.
 
     Rows without a label are predicted: see `Audit.predicted`.
 
@@ -202,6 +204,7 @@ def audit(
             config["folds"] = FOLDS if crossfit else 1
         config |= {"method": method, "hyper": dict(hyper or {}), "epochs": trained.epochs, "crossfit": crossfit}
     log_q, weights = pool(log_p, given_labels)
+    log_q = without_spellings(log_q, given_labels, known.classes)
     config["views"] = shares(weights)
     if decided is None:
         verdict = judge(log_q[rows], given_labels[rows], transition)

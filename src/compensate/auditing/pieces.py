@@ -17,6 +17,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from compensate.auditing.arrays import Ints
+from compensate.auditing.class_names import merge_spellings
 from compensate.auditing.digests import digest_source, digest_text, short_digest
 from compensate.auditing.source import read
 from compensate.data.arrays import not_finite
@@ -97,6 +98,15 @@ class PiecedSource:
 
 def open_pieces(data: Any, labels: Any, options: Mapping[str, Any]) -> PiecedSource:
     """The data in pieces; what is neither Parquet nor an .npy file is read as a whole and cut."""
+    options = dict(options)
+    if not options.pop("merge_alike", False):
+        return _opened(data, labels, options)
+    found = _opened(data, labels, options)
+    numbers, classes, merged = merge_spellings(found.labels, found.classes)
+    return replace(found, labels=numbers, classes=classes, info={**found.info, "merged": merged})
+
+
+def _opened(data: Any, labels: Any, options: Mapping[str, Any]) -> PiecedSource:
     if is_address(data) or (isinstance(data, (str, Path)) and _is_parquet(Path(data))):
         if labels is not None:
             raise InputError(

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from compensate.auditing.class_names import merge_spellings
 from compensate.auditing.digests import digests_of
 from compensate.auditing.masks import mask_folders, read_masks
 from compensate.auditing.multilabel import COLUMNS, find_columns, label_sets, read_label_sets
@@ -36,8 +37,12 @@ KINDS = {"images": "image", "text": "text", "table": "table", "features": "embed
 
 def read(data: Any, labels: Any, features: ArrayLike | str | Path | None, options: Mapping[str, Any]) -> Data:
     """The data set to audit: the training part, with the given labels and features in place of its own."""
+    options = dict(options)
+    merge_alike = options.pop("merge_alike", False)
     _check_options(options)
     found = _read(data, labels, options)
+    if merge_alike:
+        found = _merged(found)
     info = dict(found.info)
     if isinstance(data, (str, Path)) and "source_digest" not in info:
         path = Path(str(data)).expanduser()
@@ -61,7 +66,7 @@ def read(data: Any, labels: Any, features: ArrayLike | str | Path | None, option
     return found
 
 
-CHOSEN = ("source", "label", "text", "label_given", "missing_given", "encoding", "delimiter")
+CHOSEN = ("source", "label", "text", "label_given", "missing_given", "merged", "encoding", "delimiter")
 """What an audit keeps of how its data were read."""
 
 
@@ -153,6 +158,16 @@ def _read(data: Any, labels: Any, options: Mapping[str, Any]) -> Data:
         if len(columns) < COLUMNS or not set(error.candidates) <= set(columns):
             raise
         return read_label_sets(data, **{**options, "labels_columns": columns})
+
+
+def _merged(data: Data) -> Data:
+    """The data with one class for all spellings of a name."""
+    if data.regression or "parts" in data.info:
+        raise InputError(
+            "merge_alike is for one class a row; these labels are quantities, or several a row. Leave it out."
+        )
+    target, classes, merged = merge_spellings(data.target, data.classes)
+    return replace(data, target=target, classes=classes, info={**data.info, "merged": merged})
 
 
 def _training(splits: Splits) -> Data:

@@ -43,6 +43,7 @@ def opening_line(source: Data) -> str:
     lost = int((~source.labeled).sum())
     if lost and "parts" not in info:
         parts.append(f"{lost:,} without a label{_missing(info, lost)}, which {'is' if lost == 1 else 'are'} predicted")
+    parts += _alike(source)
     if info.get("missing_given") is None and "parts" not in info:
         from compensate.data.labels import NOT_APPLICABLE
 
@@ -62,6 +63,41 @@ def _rows(source: Data) -> str:
         return f"{len(source):,} rows"
     named, how = left_out(source.info)
     return f"{len(source):,} of {len(source) + sum(source.info['left_out'].values()):,} rows (left out: {named}; {how})"
+
+
+def alike_classes(source: Data) -> str:
+    """The classes whose names differ only in case, spacing or Unicode form, most frequent first; empty if there are none.
+
+    >>> import numpy as np
+    >>> from compensate.data.dataset import Data
+    >>> alike_classes(Data(np.eye(3), np.array([0, 1, 1]), ("Cat", "cat", "dog")))
+    '"cat" 2, "Cat" 1'
+    """
+    from compensate.auditing.class_names import spellings
+
+    if source.regression or "parts" in source.info:
+        return ""
+    counts = source.class_counts
+    groups = [sorted((c for c in group if counts[c]), key=lambda c: -counts[c]) for group in spellings(source.classes)]
+    return "; ".join(
+        ", ".join(f'"{short(source.classes[c])}" {counts[c]:,}' for c in group)
+        for group in groups[:3]
+        if len(group) > 1
+    )
+
+
+def _alike(source: Data) -> list[str]:
+    merged: dict[str, list[str]] = {}
+    for other, name in source.info.get("merged", {}).items():
+        merged.setdefault(name, []).append(f'"{short(other)}"')
+    if merged:
+        return [f'merged into "{short(name)}": {", ".join(others[:4])}' for name, others in list(merged.items())[:3]]
+    alike = alike_classes(source)
+    return (
+        [f"names that differ only in case, spacing or Unicode form: {alike} (--merge-alike takes them for one class)"]
+        if alike
+        else []
+    )
 
 
 def _missing(info: Mapping[str, Any], lost: int) -> str:
