@@ -328,3 +328,14 @@ def test_a_person_at_a_terminal_is_asked_whether_to_merge(tmp_path, monkeypatch)
     source = command._source(command._Asked(str(tmp_path / "t.csv"), *[None] * 4, {}, "auto", *[None] * 6, "no", 0))
     assert source.classes == ("caf\u00e9 au lait", "cat", "dog")
     assert '"Cat"' in asked[0]
+
+
+# Other columns that could be the label ----------------------------------------------------------------------------
+
+
+def test_the_first_line_names_the_runners_up():
+    table = frame(energy_class=RNG.choice(["a", "b"], N)).rename(columns={"label": "churned"})
+    assert (
+        'label column "churned" (2 classes: dog 30 · cat 30; it could also be energy_class: --label)'
+        in opening_line(read(table, None, None, {}))
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,9 @@ MANY_DISTINCT, DISTINCT_SHARE = 50, 0.9
 INFINITE = ("inf", "infinity")
 
 HOLDS_LISTS = "holds lists"
-"""The reason for which a column of lists is not used."""
+"""The reasons for which a column of lists is not used."""
+
+WRITTEN_LISTS = "holds lists written as text"
 
 SENTENCE = 3
 """Median number of words from which a column is text."""
@@ -125,6 +127,16 @@ def is_nested(column: pd.Series) -> bool:
     return any(isinstance(v, (list, tuple, set, dict, np.ndarray)) for v in column)
 
 
+def are_lists(texts: Iterable[str]) -> bool:
+    """Whether nearly all texts are lists or objects in JSON, such as embeddings.
+
+    >>> are_lists(["[0.1, 0.2]", "[0.3, 0.4]"]), are_lists(["[sic] a text"])
+    (True, False)
+    """
+    marks = [text[:1] + text[-1:] in ("[]", "{}") for text in texts]
+    return bool(marks) and float(np.mean(marks)) >= NEARLY_ALL
+
+
 def numbers(column: pd.Series) -> NDArray[np.float64]:
     """(N,) the cells as numbers, NaN where there is none: empty cells, infinities, words.
 
@@ -177,6 +189,8 @@ def _column(column: pd.Series, name: str, target: NDArray[Any] | None, *, wanted
     distinct = len(set(texts[there]))
     if target is not None and not wanted and _same(texts, target):
         return Column(name, "label", "repeats the label in other words")
+    if not wanted and are_lists(texts[there]):
+        return Column(name, "ignored", WRITTEN_LISTS)
     values = numbers(column)
     finite = np.isfinite(values[there])
     infinite = sum(text.lower().lstrip("+-") in INFINITE for text in texts[there][~finite])

@@ -15,13 +15,23 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from compensate.data.columns import HOLDS_LISTS, IDS, NEARLY_ALL, SENTENCE, analyze, is_nested, numbers
+from compensate.data.columns import (
+    HOLDS_LISTS,
+    IDS,
+    NEARLY_ALL,
+    SENTENCE,
+    WRITTEN_LISTS,
+    analyze,
+    are_lists,
+    is_nested,
+    numbers,
+)
 from compensate.data.dataset import Data, Splits
 from compensate.data.excel import SUFFIXES as EXCEL
 from compensate.data.excel import read_excel
 from compensate.data.features import TableEncoder
 from compensate.data.jsonl import read_jsonl
-from compensate.data.label_column import LABEL_SETS, LABELS, SeveralLabels, passed_over, targets
+from compensate.data.label_column import LABEL_SETS, LABELS, SeveralLabels, passed_over, runners_up, targets
 from compensate.data.label_column import choose_label as choose_label
 from compensate.data.labels import encode_labels, has_no_label, is_missing, missing_labels
 from compensate.data.parquet import SUFFIXES as PARQUET
@@ -282,6 +292,7 @@ def from_frame(
     info: dict[str, Any] = {
         "kind": "text" if text else "table", "label": label, "text": text, "rows": len(frame), "target": reason,
         "passed_over": passed_over(flat, label) if given is None else {},
+        "runners_up": runners_up(flat, label, text) if given is None else (),
         "missing": Counter(str(cell).strip() for cell in cells if has_no_label(cell, lost)), "missing_given": chosen,
     }  # fmt: skip
     parts = None if parting is None or split == "all" else _parts(frame[parting], where)
@@ -324,10 +335,11 @@ def _encoder(frame: pd.DataFrame, info: dict[str, Any], where: str) -> TableEnco
     # Better a column that looks like an identifier or a copy of the label than none at all; the roles say so.
     rest = [c.name for c in info["columns"] if c.role not in ("ignored", "split") and c.name != info["label"]]
     if not rest:
-        lists = [c.name for c in info["columns"] if c.reason == HOLDS_LISTS]
+        lists = [c.name for c in info["columns"] if c.reason in (HOLDS_LISTS, WRITTEN_LISTS)]
         also = f" and lists, which are not read ({', '.join(lists)[:80]})" if lists else ""
+        embeddings = " Embeddings go into an .npy file: features=... (--features on the command line)." if lists else ""
         raise InputError(
-            f'{where} has nothing but the label column "{info["label"]}"{also}; a sample needs a text or features.'
+            f'{where} has nothing but the label column "{info["label"]}"{also}; a sample needs a text or features.{embeddings}'
         )
     info["columns"] = tuple(
         again if first.name in rest else first
@@ -369,7 +381,7 @@ def choose_text(frame: pd.DataFrame, text: str | None, where: str, label: str | 
             continue
         values = [str(v) for v in sample[name] if not is_missing(v)]
         words = np.median([v.count(" ") + 1 for v in values]) if values else 0
-        if words >= 3 and len(set(values)) > len(values) / 2:
+        if words >= SENTENCE and not are_lists(v.strip() for v in values) and len(set(values)) > len(values) / 2:
             length = float(np.mean([len(v) for v in values]))
             if length > longest:
                 best, longest, most_words = name, length, words
