@@ -74,8 +74,9 @@ def without_spellings(log_q: Floats, labels: Ints, names: Sequence[str]) -> Floa
     for group in groups:
         for own in group:
             rows = np.flatnonzero(labels == own)
-            total = logsumexp(log_q[np.ix_(rows, group)], axis=1)
-            log_q[np.ix_(rows, group)] = NEVER
+            all_of_it = np.ix_(rows, np.array(group))
+            total = logsumexp(log_q[all_of_it], axis=1)
+            log_q[all_of_it] = NEVER
             log_q[rows, own] = total
     return log_q
 

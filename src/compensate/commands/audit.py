@@ -337,7 +337,7 @@ def _source(asked: _Asked) -> Any:
     if asked.in_pieces:
         return _pieces(asked)
     if asked.data_dir is not None and not Path(str(data)).exists():
-        chosen = {name: options.pop(name) for name in ("labels_key", "merge_alike") if name in options}
+        chosen: dict[str, Any] = {n: options.pop(n) for n in ("labels_key", "merge_alike") if n in options}
         source = load(data, asked.data_dir, **options).train
         source = read(replace(source, info={**source.info, "title": data}), labels, features, chosen)
     else:
