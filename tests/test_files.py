@@ -1,16 +1,22 @@
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
+import lzma
 import os
 import tarfile
 import zipfile
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from compensate import files
-from compensate.data import load, read_labels
+from compensate.auditing import tokens
+from compensate.auditing.pieces import open_pieces
+from compensate.auditing.source import read
+from compensate.data import excel, load, parquet, read_labels, tables
 from compensate.errors import InputError
 from compensate.files import (
     check_writable,
@@ -170,6 +176,87 @@ def test_a_numpy_archive_that_unpacks_without_end_is_refused(tmp_path, monkeypat
         read(tmp_path / "a.npz")
     monkeypatch.undo()
     assert len(read_array(tmp_path / "a.npz")) == 16 << 20
+
+
+PACKERS = {".gz": gzip.compress, ".xz": lzma.compress, ".bz2": bz2.compress}
+
+
+def many_lines(path, rows):
+    """A table of one-letter cells, or tagged tokens, compressed: the cells take far more room than the text."""
+    kind, packer = path.suffixes
+    head, line = {
+        ".csv": ("n,label\n", "1,a\n"),
+        ".tsv": ("n\tlabel\n", "1\ta\n"),
+        ".jsonl": ('{"n":1,"b":2,"c":3,"d":4,"e":5,"f":6,"g":7}\n', '{"g":1}\n'),
+        ".ndjson": ('{"n":1,"b":2,"c":3,"d":4,"e":5,"f":6,"g":7}\n', "{}\n"),
+    }.get(kind, ("", "a B\n"))
+    path.write_bytes(PACKERS[packer]((head + line * rows).encode()))
+
+
+def many_rows(path, rows):
+    pd.DataFrame({"n": np.ones(rows), "label": np.ones(rows)}).to_parquet(path)
+
+
+def many_cells(path, rows):
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.Workbook(write_only=True)
+    sheet = book.create_sheet()
+    for _ in range(rows // 100):
+        sheet.append([1] * 100)
+    book.save(path)
+
+
+def arrays(path, rows):
+    np.savez_compressed(path, x=np.zeros((rows, 2)), y=np.zeros(rows))
+
+
+TEXT_FORMATS = (*tables.TEXTS, *tables.LINES, *tokens.SUFFIXES)
+PACKED = {
+    **{f"{kind}{packer}": many_lines for kind in TEXT_FORMATS for packer in PACKERS},
+    **dict.fromkeys(parquet.SUFFIXES, many_rows),
+    **dict.fromkeys(excel.SUFFIXES, many_cells),
+    ".npz": arrays,
+}
+READS = {
+    "audit": lambda path: read(path, None, None, {}),
+    "in pieces": lambda path: open_pieces(path, None, {}),
+    "labels": read_labels,
+}
+
+
+def test_every_format_that_packs_its_content_is_in_the_table():
+    assert {kind for kind in tables.SUFFIXES if kind not in PACKED} == {".csv", ".tsv", ".jsonl", ".ndjson"}
+    assert {*files._OPENERS} - {".tgz"} == {*PACKERS}
+
+
+@pytest.mark.parametrize("way", READS)
+@pytest.mark.parametrize("name", PACKED)
+def test_the_cells_of_a_packed_file_are_bounded(tmp_path, monkeypatch, name, way):
+    if way == "labels" and name.startswith(tokens.SUFFIXES):
+        pytest.skip("tagged tokens are no labels of rows")
+    path = tmp_path / f"a{name}"
+    rows = 20_000
+    PACKED[name](path, rows)
+    monkeypatch.setattr(files, "SMALL", 140_000)
+    monkeypatch.setattr(files, "GROWTH", 1)
+    with pytest.raises(InputError, match="which no data set does"):
+        READS[way](path)
+
+
+def test_an_address_is_bounded_as_a_file_is(tmp_path, monkeypatch):
+    many_rows(tmp_path / "a.parquet", 20_000)
+    monkeypatch.setattr(files, "SMALL", 140_000)
+    monkeypatch.setattr(files, "GROWTH", 1)
+    with pytest.raises(InputError, match="which no data set does"):
+        open_pieces(f"file://{tmp_path}/a.parquet", None, {})
+
+
+def test_an_honest_packed_table_is_read(tmp_path):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"n": rng.normal(size=5000).round(2), "label": rng.choice(["a", "b"], 5000)})
+    for packer in PACKERS:
+        frame.to_csv(tmp_path / f"a.csv{packer}", index=False)
+        assert len(load(tmp_path / f"a.csv{packer}").train) == 5000
 
 
 def test_labels_saved_by_torch_are_bounded_too(tmp_path, monkeypatch):

@@ -61,6 +61,23 @@ CELL = 8
 CHUNK = 1 << 20
 
 
+BEGINNINGS = {
+    b"\x89PNG": "a PNG image",
+    b"\xff\xd8\xff": "a JPEG image",
+    b"GIF8": "a GIF image",
+    b"%PDF": "a PDF document",
+    b"PK\3\4": "a zip archive, such as an Excel workbook",
+    b"\x1f\x8b": "a gzip file",
+    b"\xfd7zXZ": "an xz file",
+    b"BZh": "a bzip2 file",
+    b"PAR1": "a Parquet file",
+    b"\xd0\xcf\x11\xe0": "an older Office file, such as an .xls workbook",
+    b"\x93NUMPY": "a numpy file",
+    b"SQLite format 3": "an SQLite database",
+}
+"""First bytes of files that are no text, and what such files are."""
+
+
 class _Counted:
     """A stream that ends in an error once more came out of it than its file can honestly hold."""
 
@@ -75,15 +92,15 @@ class _Counted:
         return content
 
 
-def limit(path: Path) -> int:
-    """The bytes that a file may unpack to; see `GROWTH`."""
-    return max(SMALL, GROWTH * path.stat().st_size)
+def limit(path: Path, size: int | None = None) -> int:
+    """The bytes that a file may unpack to; see `GROWTH`. ``size`` is that of a file on remote storage."""
+    return max(SMALL, GROWTH * (path.stat().st_size if size is None else size))
 
 
-def too_large(path: Path) -> str:
+def too_large(path: Path | str, size: int | None = None) -> str:
     """What to say of a file that unpacks to more than its `limit`."""
     return (
-        f"{path} unpacks to more than {limit(path):,} bytes, {GROWTH} times its own size, which no data set does. Do not "
+        f"{path} unpacks to more than {limit(Path(path), size):,} bytes, {GROWTH} times its own size, which no data set does. Do not "
         "trust it; if you do, unpack it yourself and give the unpacked file or folder."
     )
 
@@ -97,10 +114,10 @@ def check_width(columns: int, where: str | Path) -> None:
         )
 
 
-def check_size(rows: int, columns: int, path: Path) -> None:
-    """Refuses a file whose cells would take far more room than the file itself; see `limit`."""
-    if CELL * rows * columns > limit(path):
-        raise InputError(too_large(path))
+def check_size(rows: int, columns: int, path: Path | str, *, each: int = CELL, size: int | None = None) -> None:
+    """Refuses a file whose cells, of ``each`` so many bytes, would take far more room than the file itself; see `limit`."""
+    if each * rows * columns > limit(Path(path), size):
+        raise InputError(too_large(path, size))
 
 
 def _opener(path: Path) -> Callable[..., IO[bytes]]:
@@ -354,11 +371,15 @@ def decode(content: bytes, where: str | Path, encoding: str = "utf-8") -> str:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         held = f"{where} is not {encoding} text: line {line} holds the byte 0x{content[error.start]:02x}."
-        if content.startswith(b"PK\x03\x04"):
+        kind = next((kind for start, kind in BEGINNINGS.items() if content.startswith(start)), None)
+        if kind is not None:
+            raise InputError(f"{held} It begins like {kind}: check its name.") from error
+        marked = content.startswith((b"\xff\xfe", b"\xfe\xff"))
+        if b"\0" in content and not marked:
             raise InputError(
-                f"{held} It begins as a zip archive does, or an Excel workbook: check its name."
+                f"{held} It holds zero bytes, which a text file does not have: check that it is a text file."
             ) from error
-        likely = "utf-16" if content.startswith((b"\xff\xfe", b"\xfe\xff")) else "latin-1"
+        likely = "utf-16" if marked else "latin-1"
         raise InputError(
             f'{held} Save it as UTF-8, or name its encoding, for example encoding="{likely}" (--encoding {likely} on the command line).'
         ) from error

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import uuid
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compensate.data import load
 from compensate.data.columns import Column, analyze, numbers
 
 N = 300
@@ -131,3 +133,26 @@ def test_numbers_as_people_write_them(cell, number):
 def test_one_cell_with_a_decimal_comma_speaks_for_the_column():
     assert numbers(pd.Series(["1,250", "0,5", "3", "2.000,25"])).tolist() == [1.25, 0.5, 3, 2000.25]
     assert numbers(pd.Series(["1,250", "500", "3,000"])).tolist() == [1250, 500, 3000]
+
+
+HUGE = 10**400
+
+
+@pytest.mark.parametrize("others", [[0, 1], [0.5, 1.5], ["a", "b"], [HUGE + 1, HUGE + 2], [None, True]])
+def test_an_integer_beyond_the_range_of_floats_is_read_as_no_number(others):
+    column = pd.Series([others[i % 2] for i in range(59)] + [HUGE], dtype=object)
+    assert np.isnan(numbers(column)[-1])
+    analyze(pd.DataFrame({"size": column}))
+
+
+@pytest.mark.parametrize("where", ["label", "feature", "both", "all"])
+def test_a_table_with_huge_integers_is_read(tmp_path, where):
+    rows = [{"size": i % 2 + i / 100, "label": i % 2} for i in range(60)]
+    for row in rows if where == "all" else rows[3:4]:
+        row |= {"label": HUGE + row["label"]} if where != "feature" else {}
+        row |= {"size": HUGE} if where in ("feature", "both") else {}
+    path = tmp_path / "t.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    data = load(path).train
+    assert len(data) == 60
+    assert np.isfinite(data.x).all()

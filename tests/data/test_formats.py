@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import lzma
 import os
 import pickle
@@ -19,6 +20,7 @@ import pytest
 from PIL import Image
 
 from compensate import files
+from compensate.auditing.source import read as audited
 from compensate.data import (
     UNLABELED,
     from_arrays,
@@ -35,8 +37,10 @@ from compensate.data import (
     read_sst2,
     read_table,
     read_vectors,
+    tables,
 )
 from compensate.data.labels import encode_labels
+from compensate.data.tables import read_frame
 from compensate.data.unpickle import load_arrays
 from compensate.errors import InputError
 
@@ -842,3 +846,115 @@ def test_a_parquet_file_that_unpacks_without_end_is_refused(tmp_path, monkeypatc
     monkeypatch.setattr(files, "SMALL", 1 << 23)
     with pytest.raises(InputError, match="which no data set does"):
         load(tmp_path / "a.parquet")
+
+
+# Files that are not what their names say --------------------------------------------------------------------------
+
+
+BEGINNINGS = {
+    "a PNG image": b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR",
+    "a JPEG image": b"\xff\xd8\xff\xe0\x00\x10JFIF",
+    "a GIF image": b"GIF89a\x80\xff",
+    "a PDF document": b"%PDF-1.7\n%\xe2\xe3\xcf\xd3",
+    "a zip archive": b"PK\x03\x04\x80",
+    "a gzip file": gzip.compress(b"text,label\n"),
+    "an xz file": lzma.compress(b"text,label\n"),
+    "a Parquet file": b"PAR1\x15\x04\x15\xff",
+    "an older Office file": b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1",
+    "a numpy file": b"\x93NUMPY\x01\x00",
+    "an SQLite database": b"SQLite format 3\x00\xff",
+}
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl"])
+@pytest.mark.parametrize("kind", BEGINNINGS)
+def test_a_file_of_another_kind_is_named_and_no_encoding_is_advised(tmp_path, kind, suffix):
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(BEGINNINGS[kind] + bytes(40))
+    with pytest.raises(InputError, match=f"begins like {kind}") as caught:
+        load(path)
+    assert "--encoding" not in str(caught.value)
+
+
+def test_zero_bytes_are_no_text(tmp_path):
+    (tmp_path / "a.csv").write_bytes(b"text,label\n\xff\x00\x01\x02")
+    with pytest.raises(InputError, match="zero bytes, which a text file does not have"):
+        load(tmp_path / "a.csv")
+    (tmp_path / "a.csv").write_bytes("text,label\né,b\n".encode("latin-1"))
+    with pytest.raises(InputError, match="--encoding latin-1"):
+        load(tmp_path / "a.csv")
+
+
+HEADERLESS = {
+    "numbers": lambda i: f"{i % 7}.5,{i % 3}.25,{'ab'[i % 2]}",
+    "texts": lambda i: f"{'very good film' if i % 2 else 'a dull film'} {i},{'pos' if i % 2 else 'neg'}",
+    "label first": lambda i: f"{i % 2},{i * 37 % 101},{i * 17 % 89}",
+    "repeated values": lambda i: f"red,red,{'ab'[i % 2]}",
+    "one column": lambda i: "cat" if i % 2 else "dog",
+}
+HEADED = {
+    "names": ("size,color,label", lambda i: f"{i},red,{'ab'[i % 2]}"),
+    "names of pandas": ("0,1,2", lambda i: f"{i % 5}.5,{i % 3},{i % 2}"),
+    "years": ("town,1990,1991", lambda i: f"{'rome' if i % 2 else 'oslo'},{i},{i * 2}"),
+    "consecutive years": ("1990,1991,1992", lambda i: f"{i},{i * 2},{i % 2}"),
+    "a value as a name": ("text,spam", lambda i: f"{'very good film' if i % 2 else 'a dull film'} {i},{'spam' if i % 2 else 'ham'}"),
+    "an index": (",0,1", lambda i: f"{i},{i % 5}.5,{i % 2}"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("read", [load, read_labels])
+@pytest.mark.parametrize("name", HEADERLESS)
+def test_a_first_line_that_is_a_row_is_refused(tmp_path, name, read):
+    path = tmp_path / "a.csv"
+    path.write_text("\n".join(map(HEADERLESS[name], range(40))))
+    with pytest.raises(InputError, match=r"first line .* looks like a row and not like names of columns"):
+        read(path)
+
+
+def test_who_names_a_column_says_that_the_first_line_holds_names(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("\n".join(map(HEADERLESS["label first"], range(40))))
+    assert len(load(path, label="0").train) == 39
+    assert len(read_labels(path, "0").cells) == 39
+
+
+def test_an_excel_sheet_without_names_is_refused(tmp_path):
+    pytest.importorskip("openpyxl")
+    rows = pd.DataFrame([(i % 7 + 0.5, "ab"[i % 2]) for i in range(40)])
+    rows.to_excel(tmp_path / "a.xlsx", index=False, header=False)
+    with pytest.raises(InputError, match="looks like a row"):
+        load(tmp_path / "a.xlsx")
+
+
+@pytest.mark.parametrize("name", HEADED)
+def test_names_of_columns_are_not_taken_for_a_row(tmp_path, name):
+    header, row = HEADED[name]
+    path = tmp_path / "a.csv"
+    path.write_text("\n".join([header, *map(row, range(40))]))
+    frame = read_frame(path)
+    tables.check_header(frame, path)
+    assert len(frame) == 40
+
+
+def test_conversations_without_a_label_are_refused_with_what_is_expected(tmp_path):
+    path = tmp_path / "chat.jsonl"
+    chat = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]
+    path.write_text("\n".join(json.dumps({"messages": chat}) for _ in range(40)))
+    with pytest.raises(InputError, match=r'holds lists .*messages.*\{"text": "...", "label": "..."\}'):
+        load(path)
+    with pytest.raises(InputError, match="messages"):
+        audited(path, None, None, {})
+    path.write_text("\n".join(json.dumps({"messages": chat, "label": "ab"[i % 2]}) for i in range(40)))
+    with pytest.warns(UserWarning, match="messages"), pytest.raises(InputError, match=r"lists.*messages"):
+        load(path)
+
+
+def test_lists_beside_columns_that_could_be_the_label_do_not_stop_the_reader(tmp_path):
+    path = tmp_path / "a.jsonl"
+    rng = np.random.default_rng(0)
+    rows = [
+        {"notes": ["a", "b"], **{name: "abc"[rng.integers(3)] for name in ("one", "two", "three")}} for _ in range(60)
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    with pytest.warns(UserWarning, match="notes"), pytest.raises(InputError, match="could be any of 3 columns"):
+        audited(path, None, None, {})

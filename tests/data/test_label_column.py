@@ -151,3 +151,62 @@ def test_a_person_at_a_terminal_is_asked_for_the_label(monkeypatch, capsys):
     assert ask_label(error) == "one", "three is not among the columns and is asked again"
     assert ask_label(error) == "two", "the likeliest one by default"
     assert "which of them?" in capsys.readouterr().out
+
+
+def rows_of(**columns) -> pd.DataFrame:
+    return pd.DataFrame({name: list(values) for name, values in columns.items()})
+
+
+def sentences(n: int = N) -> list[str]:
+    return [f"a sentence of some words with the number {i}" for i in range(n)]
+
+
+GUESSES = {
+    "a preferred answer": (rows_of(prompt=sentences(), response_a=sentences(), response_b=sentences(), preferred=classes("a", "b")), "preferred"),
+    "a relevance": (rows_of(query=classes("red shoes", "blue shoes", "hats"), title=sentences(), relevance=classes(0, 1, 2)), "relevance"),
+    "who left": (table(plan=classes("free", "paid"), region=classes("a", "b"), churned=classes(0, 1)), "churned"),
+    "a price": (rows_of(rooms=RNG.integers(1, 9, N), area=RNG.normal(90, 20, N), price=RNG.normal(300, 50, N)), "price"),
+    "a score": (rows_of(review=sentences(), score=RNG.integers(1, 6, N)), "score"),
+    "a category before a price": (rows_of(title=sentences(), price=RNG.normal(9, 2, N), category=classes("a", "b")), "category"),
+    "a target with a prefix before a price": (table(price=RNG.normal(9, 2, N), target_class=classes("a", "b")), "target_class"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GUESSES)
+def test_names_that_labels_have_are_known(name):
+    frame, label = GUESSES[name]
+    assert from_frame(frame, "t").train.info["label"] == label
+
+
+@pytest.mark.parametrize(
+    ("columns", "candidates"),
+    [
+        ({"energy_class": classes("a", "b", "c"), "price": RNG.normal(300, 50, N)}, {"energy_class", "price"}),
+        ({"score": RNG.integers(1, 6, N), "response_kind": classes("a", "b")}, {"score", "response_kind"}),
+        ({"price": RNG.normal(300, 50, N), "score": RNG.normal(size=N)}, {"price", "score"}),
+    ],
+)
+def test_a_weak_guess_with_another_next_to_it_is_no_guess(columns, candidates):
+    with pytest.raises(UnclearLabel) as caught:
+        choose_label(table(**columns), None, "t")
+    assert set(caught.value.candidates) == candidates
+
+
+def test_the_other_candidates_are_kept_for_telling():
+    frame = table(plan=classes("free", "paid"), energy_class=classes("a", "b"), churned=classes(0, 1))
+    assert from_frame(frame, "t").train.info["runners_up"] == ("energy_class",)
+    frame = table(fold=RNG.integers(0, 5, N), batch=classes("a", "b"))
+    frame["kind"] = np.where(frame["size"] > 0, "large", "small")
+    assert from_frame(frame, "t").train.info["runners_up"] == ("fold", "batch")
+    assert from_frame(frame, "t", label="kind").train.info["runners_up"] == ()
+    assert from_frame(table(label=classes("a", "b"), kind=classes("a", "b")), "t").train.info["runners_up"] == ()
+
+
+def test_lists_written_as_text_are_no_text():
+    written = [str(RNG.normal(size=8).round(3).tolist()) for _ in range(N)]
+    frame = rows_of(embedding=written, title=[f"the title {i} of a film" for i in range(N)], label=classes("a", "b"))
+    data = from_frame(frame, "t").train
+    assert data.info["text"] == "title"
+    assert {c.name: c.reason for c in data.info["columns"]}["embedding"] == "holds lists written as text"
+    with pytest.raises(InputError, match=r"lists.*embedding.*--features"):
+        from_frame(frame.drop(columns="title"), "t")

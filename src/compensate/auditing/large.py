@@ -27,6 +27,7 @@ from scipy.special import expit
 from compensate.auditing import learners
 from compensate.auditing.arrays import Floats, Ints, Singles
 from compensate.auditing.asked import Divided, some_of
+from compensate.auditing.class_names import without_spellings
 from compensate.auditing.digests import digest_frame
 from compensate.auditing.execution import HERE, Execution
 from compensate.auditing.folds import FOLDS, assign_folds, num_divisions
@@ -146,7 +147,7 @@ def audit_pieces(
         size = {"rows": len(source), "trees": trees_for(memory, len(part), len(source.classes), times)}
         held = folds[:, part].astype(np.int64)
         whole = memory is None and len(part) == len(source)
-        judge, log_q = fit_part(views, given[part], held, len(source.classes), size, seed, run, told, whole=whole)
+        judge, log_q = fit_part(views, given[part], held, source.classes, size, seed, run, told, whole=whole)
         del views
         judged = _judge(source, given, folds, judge, log_q, makers, stages, run, told)
         notes = (*notes, *makers.notes, _how(len(part), len(source)))
@@ -360,6 +361,7 @@ def _judged(
         log_q = replace(judge, by_fold=by_fold).log_q(views, folds.astype(np.int64))
     else:
         log_q = rows_or_log_q
+    log_q = without_spellings(log_q, np.where(np.isin(given, learned), given, UNLABELED), classes)
     rows = np.flatnonzero(given != UNLABELED)
     found = {
         name: np.full(len(given), np.nan, kind if name != "suggested" else np.float32) for name, kind in KEPT.items()

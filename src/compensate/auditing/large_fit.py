@@ -6,7 +6,7 @@ task that has grown them: only what they say travels, which is a tenth of the tr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from compensate.auditing.arrays import Floats, Ints, Singles
 from compensate.auditing.asked import Asked, Divided, answer, mean_log_p, said_of, stored_of, votes_of
+from compensate.auditing.class_names import without_spellings
 from compensate.auditing.execution import Execution
 from compensate.auditing.fitted import ByFold, Forest, StoredLearner, smoothed
 from compensate.auditing.folds import FOLDS
@@ -74,7 +75,7 @@ def fit_part(
     views: tuple[View, ...],
     labels: Ints,
     folds: Ints,
-    classes: int,
+    names: Sequence[str],
     size: Mapping[str, int],
     seed: int,
     run: Execution,
@@ -90,13 +91,14 @@ def fit_part(
     Args:
         views, labels: of the part.
         folds: (R, N) of each division.
-        classes: C.
+        names: (C,) of the classes.
         size: the number of ``rows`` of the source, and of ``trees`` of a forest.
         seed: of everything random.
         run: where to compute.
         told: of the progress.
         whole: whether the part is the whole.
     """
+    classes = len(names)
     known = some_rows(np.flatnonzero(labels >= 0), classes)
     whole = whole and len(labels) * classes <= POOLED
     rows = np.arange(len(labels)) if whole else known
@@ -124,12 +126,11 @@ def fit_part(
     learned = [values for one in log_p for values in one.values()]
     estimated = known if whole else np.arange(len(known))
     found_weights = pool_weights([one[estimated] for one in learned], labels[known])
-    log_q = pooled(found_weights, learned)
+    log_q = without_spellings(pooled(found_weights, learned), labels if whole else labels[known], names)
     noise = fit_noise(log_q[estimated], labels[known], np.mean(transitions, axis=0), run=run, last=whole)
     values = iter(found_weights.tolist())
     weights = tuple({name: next(values) for name in one} for one in log_p)
-    names = tuple(view.name for view in views)
-    judge = Judge(names, () if whole else tuple(by_fold), weights, noise, tuple(models))
+    judge = Judge(tuple(view.name for view in views), () if whole else tuple(by_fold), weights, noise, tuple(models))
     return judge, log_q if whole else None
 
 

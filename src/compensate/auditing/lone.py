@@ -12,7 +12,7 @@ import numpy as np
 from scipy.special import logit
 
 from compensate.auditing.arrays import Floats, Ints
-from compensate.auditing.class_names import near_names
+from compensate.auditing.class_names import near_names, same_name
 from compensate.auditing.noise_model import SMALLEST
 
 HALF = 0.5
@@ -45,8 +45,9 @@ def judge_lone(
     """
     u = sharpness * log_q[:, learned]
     q = np.exp(u - u.max(1, keepdims=True))
-    sure = q.max(1) / q.sum(1)
-    suggested = learned[q.argmax(1)]
+    other = np.array([[not same_name(classes[own], classes[c]) for c in learned] for own in labels]).reshape(q.shape)
+    sure = (q * other).max(1) / q.sum(1)
+    suggested = learned[np.where(other, q, -1.0).argmax(1)]
     near = [near_names(classes[own], classes[other]) for own, other in zip(labels, suggested, strict=True)]
     p = np.where(near, 1 - HALF * (1 - sure), HALF * sure)
     return logit(np.clip(p, SMALLEST, 1 - 1e-9)), suggested

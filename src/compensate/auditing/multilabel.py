@@ -25,6 +25,7 @@ from compensate.auditing.learners import View, judge_view
 from compensate.auditing.linear import LinearFolds
 from compensate.auditing.noise_model import Verdict, by_chance_note, judge, pool, shares
 from compensate.auditing.parts import check_given, part_of
+from compensate.data.columns import is_nested
 from compensate.data.dataset import UNLABELED, Data
 from compensate.data.label_column import joined_labels
 from compensate.data.labels import is_missing
@@ -233,6 +234,7 @@ def read_label_sets(
     text: str | None = None,
     ignore: str | Sequence[str] = (),
     columns: str | Sequence[str] | None = None,
+    split: str | None = None,
     encoding: str = "utf-8",
     delimiter: str | None = None,
 ) -> Data:
@@ -241,7 +243,7 @@ def read_label_sets(
     Args:
         data: a file or a data frame.
         labels_columns: the columns of 0 and 1, a list or a text with commas; without them ``label`` holds joined labels or lists.
-        label, text, ignore, columns, encoding, delimiter: as for `compensate.data.tables.read_table`.
+        label, text, ignore, columns, split, encoding, delimiter: as for `compensate.data.tables.read_table`.
     """
     from compensate.data.tables import column_names, from_frame, read_frame
 
@@ -259,7 +261,7 @@ def read_label_sets(
     ignored = [*column_names(ignore), *sets.columns[1:]] if ignore else list(sets.columns[1:])
     found = from_frame(
         frame.assign(**{column: sets.patterns}), where, label=column, text=text, task="classification", ignore=ignored,
-        columns=columns,
+        columns=columns, split=split,
     ).train  # fmt: skip
     info = {**found.info, "parts": sets}
     if labels_columns is not None:
@@ -276,7 +278,8 @@ def find_columns(frame: pd.DataFrame) -> tuple[str, ...]:
     return tuple(
         str(name)
         for name in frame.columns
-        if {str(cell).strip().lower() for cell in frame[name].unique() if not is_missing(cell)} == {"0", "1"}
+        if not is_nested(frame[name])
+        and {str(cell).strip().lower() for cell in frame[name].unique() if not is_missing(cell)} == {"0", "1"}
     )
 
 

@@ -17,6 +17,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from compensate.auditing.arrays import Ints
+from compensate.auditing.class_names import merge_spellings
 from compensate.auditing.digests import digest_source, digest_text, short_digest
 from compensate.auditing.source import read
 from compensate.data.arrays import not_finite
@@ -29,7 +30,7 @@ from compensate.data.remote import parquet_source, remote_files
 from compensate.data.tables import from_frame
 from compensate.errors import InputError
 from compensate.extras import require
-from compensate.files import is_address, numpy_damage
+from compensate.files import check_size, check_width, is_address, numpy_damage
 
 ROWS = 100_000
 """Rows of a piece: small row groups are read together up to this number."""
@@ -106,6 +107,15 @@ class PiecedSource:
 
 def open_pieces(data: Any, labels: Any, options: Mapping[str, Any]) -> PiecedSource:
     """The data in pieces; what is neither Parquet nor an .npy file is read as a whole and cut."""
+    options = dict(options)
+    if not options.pop("merge_alike", False):
+        return _opened(data, labels, options)
+    found = _opened(data, labels, options)
+    numbers, classes, merged = merge_spellings(found.labels, found.classes)
+    return replace(found, labels=numbers, classes=classes, info={**found.info, "merged": merged})
+
+
+def _opened(data: Any, labels: Any, options: Mapping[str, Any]) -> PiecedSource:
     if is_address(data) or (isinstance(data, (str, Path)) and _is_parquet(Path(data))):
         if labels is not None:
             raise InputError(
@@ -232,6 +242,8 @@ def _row_groups(files: Iterable[str]) -> Iterator[RowGroups]:
         try:
             with parquet_source(path) as where, parquet.ParquetFile(where) as file:
                 head, columns = file.metadata, sorted(file.schema_arrow.names)
+                check_width(head.num_columns, path)
+                check_size(head.num_rows, head.num_columns, path, size=where.size if is_address(path) else None)
         except InputError:
             raise
         except Exception as error:  # of Arrow: what is there may be anything
@@ -271,7 +283,7 @@ def _of_parquet(path: str | Path, options: Mapping[str, Any]) -> PiecedSource:
     rows = sum(piece.rows for piece in pieces)
     if not rows:
         raise InputError(f"{path} has no rows.")
-    odd = [name for name in options if name not in ("label", "text", "task", "ignore", "columns")]
+    odd = [name for name in options if name not in ("label", "text", "task", "ignore", "columns", "split", "missing")]
     if odd:
         raise InputError(f"{odd[0]} is no option for Parquet files; leave it out.")
     try:
@@ -280,13 +292,14 @@ def _of_parquet(path: str | Path, options: Mapping[str, Any]) -> PiecedSource:
         raise InputError(NO_PARTS) from None
     if sample.test is not None or sample.validation is not None:
         raise InputError(
-            f'{path} has a column "split", by which rows are not told apart here; write the training rows to files of their own.'
+            f'{path} has a column "split", by which rows are not told apart where data are read in pieces. Audit all rows: split="all" '
+            "(--split all on the command line), or write the training rows to files of their own."
         )
     _check_labels(sample.train)
     told = {"rows": rows, "source": str(path), "source_digest": digest, "title": title}
     info = {**sample.train.info, **told}
     label = str(info["label"])
-    labels, classes = _all_labels(pieces, label)
+    labels, classes = _all_labels(pieces, label, info["missing_given"])
     told = {name: info[name] for name in ("kind", "label", "text", "columns")}
     pieces = [replace(piece, text=info["text"], info=told) for piece in pieces]
     return PiecedSource(tuple(pieces), labels, classes, replace(sample.train, info=info), info)
@@ -302,7 +315,7 @@ def _looked_at(pieces: list[RowGroups], rows: int) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def _all_labels(pieces: list[RowGroups], label: str) -> tuple[Ints, tuple[str, ...]]:
+def _all_labels(pieces: list[RowGroups], label: str, missing: list[str] | None) -> tuple[Ints, tuple[str, ...]]:
     """(N,) class numbers, and the names of the classes; each distinct cell is looked at once."""
     codes: list[Any] = []
     values: list[Any] = []
@@ -313,7 +326,7 @@ def _all_labels(pieces: list[RowGroups], label: str) -> tuple[Ints, tuple[str, .
         found, distinct = pd.factorize(column, use_na_sentinel=False)
         codes.append(found + len(values))
         values += list(distinct)
-    numbers, classes = encode_labels(values)
+    numbers, classes = encode_labels(values, missing=missing)
     return numbers[np.concatenate(codes)], classes
 
 

@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import logsumexp
 
 from compensate.auditing.arrays import Ints
+from compensate.auditing.class_names import without_spellings
 from compensate.auditing.noise_model import by_chance_note, judge, pool
 from compensate.auditing.result import Audit
 from compensate.data.dataset import UNLABELED, Data
@@ -61,7 +62,7 @@ def audit_probabilities(
     q, y = np.log(np.maximum(p[rows], SMALLEST)), given[rows]
     # Probabilities that are too sure are tempered as those of a single learner are.
     log_q, _ = pool({"probabilities": q - logsumexp(q, axis=1, keepdims=True)}, y)
-    verdict = judge(log_q, y)
+    verdict = judge(without_spellings(log_q, y, names), y)
     lost = np.flatnonzero(given == UNLABELED)
     unlabeled: dict[str, NDArray[Any]] = {}
     if len(lost):

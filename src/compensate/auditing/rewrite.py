@@ -86,12 +86,15 @@ def same_label(cell: Any, given: str) -> bool:
 
     >>> same_label(" cat", "cat"), same_label(None, ""), same_label(3.0, "3"), same_label("24.50", "24.5")
     (True, True, True, True)
+    >>> same_label("NA", "NA"), same_label("NA", "")
+    (True, True)
     >>> same_label("007", "7"), same_label("Cat", "cat")
-    (False, False)
+    (False, True)
     """
+    from compensate.auditing.class_names import same_name
     from compensate.data.labels import is_missing
 
-    if given.strip() == "" or is_missing(cell):
+    if given.strip() == "" or (is_missing(cell) and str(cell).strip() != given.strip()):
         return given.strip() == "" and is_missing(cell)
     if isinstance(cell, bytes):
         cell = cell.decode("utf-8", "replace")
@@ -100,7 +103,7 @@ def same_label(cell: Any, given: str) -> bool:
     if isinstance(cell, float) and cell.is_integer():
         cell = int(cell)
     text, given = str(cell).strip(), given.strip()
-    if text == given:
+    if same_name(text, given):  # an audit may take several spellings for one class
         return True
     # A quantity may be written in more than one way; a whole number may be a name, such as 007.
     decimal = any(sign in text + given for sign in ".eE")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from compensate.auditing.class_names import merge_spellings
 from compensate.auditing.digests import digests_of
 from compensate.auditing.masks import mask_folders, read_masks
 from compensate.auditing.multilabel import COLUMNS, find_columns, label_sets, read_label_sets
@@ -27,7 +28,7 @@ from compensate.data.named.catalog import read_source
 from compensate.data.named.image_sets import digits_splits, read_cifar, read_mnist
 from compensate.data.named.text_sets import read_imdb, read_sst2
 from compensate.data.parquet import is_pattern
-from compensate.data.tables import is_table, read_frame, read_table
+from compensate.data.tables import OTHERS, is_table, read_frame, read_table
 from compensate.errors import InputError, nearest
 
 KINDS = {"images": "image", "text": "text", "table": "table", "features": "embedding"}
@@ -36,8 +37,12 @@ KINDS = {"images": "image", "text": "text", "table": "table", "features": "embed
 
 def read(data: Any, labels: Any, features: ArrayLike | str | Path | None, options: Mapping[str, Any]) -> Data:
     """The data set to audit: the training part, with the given labels and features in place of its own."""
+    options = dict(options)
+    merge_alike = options.pop("merge_alike", False)
     _check_options(options)
     found = _read(data, labels, options)
+    if merge_alike:
+        found = _merged(found)
     info = dict(found.info)
     if isinstance(data, (str, Path)) and "source_digest" not in info:
         path = Path(str(data)).expanduser()
@@ -51,13 +56,17 @@ def read(data: Any, labels: Any, features: ArrayLike | str | Path | None, option
     if "kind" not in info:
         info["kind"] = kind_of(found.x)
     info |= {name: options[name] for name in ("encoding", "delimiter") if options.get(name)}
+    if info.get("left_out"):
+        lost = sum(info["left_out"].values())
+        named, how = left_out(info)
+        info["told"] = (f"{lost:,} of {len(found) + lost:,} rows are left out ({named}); {how}.",)
     found = replace(found, info=info)
     if features is not None:
         found = with_features(found, features)
     return found
 
 
-CHOSEN = ("source", "label", "text", "label_given", "encoding", "delimiter")
+CHOSEN = ("source", "label", "text", "label_given", "missing_given", "merged", "encoding", "delimiter")
 """What an audit keeps of how its data were read."""
 
 
@@ -122,7 +131,7 @@ def _read(data: Any, labels: Any, options: Mapping[str, Any]) -> Data:
         if given:
             raise InputError(f"{given[0]} is an option for files and data frames; the data is a {type(data).__name__}.")
     if isinstance(data, (Data, Splits)):
-        part = data.train if isinstance(data, Splits) else data
+        part = _training(data) if isinstance(data, Splits) else data
         return part if labels is None else override_labels(part, labels, key)
     if isinstance(data, (list, tuple, np.ndarray)) and _texts(data):
         return _of_texts(data, labels)
@@ -138,7 +147,7 @@ def _read(data: Any, labels: Any, options: Mapping[str, Any]) -> Data:
     if options.get("labels_columns") is not None:
         return read_label_sets(data, **options)
     try:
-        return load(data, labels=labels, **options).train
+        return _training(load(data, labels=labels, **options))
     except SeveralLabels as error:
         if not _is_table(data):
             raise
@@ -149,6 +158,37 @@ def _read(data: Any, labels: Any, options: Mapping[str, Any]) -> Data:
         if len(columns) < COLUMNS or not set(error.candidates) <= set(columns):
             raise
         return read_label_sets(data, **{**options, "labels_columns": columns})
+
+
+def _merged(data: Data) -> Data:
+    """The data with one class for all spellings of a name."""
+    if data.regression or "parts" in data.info:
+        raise InputError(
+            "merge_alike is for one class a row; these labels are quantities, or several a row. Leave it out."
+        )
+    target, classes, merged = merge_spellings(data.target, data.classes)
+    return replace(data, target=target, classes=classes, info={**data.info, "merged": merged})
+
+
+def _training(splits: Splits) -> Data:
+    """The training part, with the number of rows in each of the others."""
+    parts = {name: len(part) for name in OTHERS if (part := getattr(splits, name)) is not None}
+    return replace(splits.train, info={"left_out": parts, **splits.train.info})
+
+
+def left_out(info: Mapping[str, Any]) -> tuple[str, str]:
+    """The parts that are not audited, with their rows, and how to audit them.
+
+    >>> left_out({"left_out": {"test": 20, "validation": 10}, "split": "split"})
+    ('test 20, validation 10', 'to audit them too: split="all" (--split all on the command line)')
+    """
+    parts = info["left_out"]
+    named = ", ".join(f"{part} {count:,}" for part, count in parts.items())
+    if info.get("split"):
+        return named, 'to audit them too: split="all" (--split all on the command line)'
+    if info.get("folder"):
+        return named, f"to audit them: compensate audit {Path(info['folder']).parent / next(iter(parts))}"
+    return named, "to audit such a part, give it alone: audit(compensate.data.load(...).test)"
 
 
 def _of_tokens(data: str | Path, options: Mapping[str, Any]) -> Data:

@@ -56,6 +56,10 @@ _PREFIX = re.compile("([BIESLUM])-(.+)", re.DOTALL)
 _FIELD = re.compile(r"\S+")
 
 
+TOKEN = 200
+"""Bytes of a token with its word and tag in memory, at least."""
+
+
 @dataclass(frozen=True)
 class Token:
     """A word, its tag, and where the tag stands in the text of the file."""
@@ -335,10 +339,12 @@ def _keys(row: Any) -> tuple[str, str] | None:
 def read_tokens(path: str | Path, *, encoding: str = "utf-8") -> Data:
     """Tagged sentences of a CoNLL or JSONL file."""
     from compensate.data.tables import LINES, table_format
-    from compensate.files import decode, read_bytes
+    from compensate.files import check_size, decode, read_bytes
 
     path = Path(path)
     text = decode(read_bytes(path, lines=True), path, encoding)
+    # A token on each line; in JSONL, a comma after each word and after each tag.
+    check_size(max(text.count("\n"), text.count(",") // 2), 1, path, each=TOKEN)
     found = _jsonl(text, path) if table_format(path) in LINES else _conll(text, path)
     return of_sentences(found, str(path))
 

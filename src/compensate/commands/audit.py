@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from compensate.commands import options as o
-from compensate.commands.audit_text import clock, fitted_line, opening_line, print_summary
+from compensate.commands.audit_text import alike_classes, clock, fitted_line, opening_line, print_summary
 from compensate.commands.terminal import console
 from compensate.errors import InputError
 from compensate.files import is_address
@@ -77,6 +77,22 @@ def audit(
             "--crossfit", help="Train the network once per fold, so that it is pooled with the other learners."
         ),
     ] = False,
+    split: Annotated[
+        str | None,
+        o.option("Rows of a table with a column `split`: train, or all [default: train]."),
+    ] = None,
+    missing: Annotated[
+        str | None,
+        o.option(
+            "Cells that stand for a missing label, e.g. NA,unknown [default: NA, N/A, nan, null and empty cells]."
+        ),
+    ] = None,
+    merge_alike: Annotated[
+        bool,
+        typer.Option(
+            "--merge-alike", help="Take labels that differ only in case, spacing or Unicode form for one class."
+        ),
+    ] = False,
     only: Annotated[
         str | None,
         typer.Option(
@@ -135,6 +151,7 @@ def audit(
     chosen: dict[str, Any] = {
         "label": label, "text": text, "ignore": ignore, "columns": columns, "task": task, "size": size,
         "encoding": encoding, "delimiter": delimiter, "labels_key": labels_key, "labels_columns": labels_columns,
+        "split": split, "missing": missing, "merge_alike": merge_alike or None,
     }  # fmt: skip
     options = {name: value for name, value in chosen.items() if value is not None}
     asked = _Asked(
@@ -149,7 +166,8 @@ def audit(
     found, folder = _run(asked, before, out, lambda source, **more: _judged(source, started, **more))
     if not _main():
         return
-    for note in found.notes:
+    told = () if found.data is None else found.data.info.get("told", ())  # in the first line
+    for note in (note for note in found.notes if note not in told):
         console.print(Text.assemble(("note: ", "yellow"), note))
     print_summary(found, folder)
 
@@ -311,7 +329,7 @@ def _source(asked: _Asked) -> Any:
     from compensate.auditing.source import read
     from compensate.data import UnclearLabel, load
 
-    data, labels, features, options = asked.data, asked.labels, asked.features, asked.options
+    data, labels, features, options = asked.data, asked.labels, asked.features, dict(asked.options)
     if asked.probs is not None:
         if labels is None and data is None:
             raise InputError("--probs needs the labels too: compensate audit --probs p.npy --labels y.npy.")
@@ -319,8 +337,8 @@ def _source(asked: _Asked) -> Any:
     if asked.in_pieces:
         return _pieces(asked)
     if asked.data_dir is not None and not Path(str(data)).exists():
+        chosen: dict[str, Any] = {n: options.pop(n) for n in ("labels_key", "merge_alike") if n in options}
         source = load(data, asked.data_dir, **options).train
-        chosen = {name: options[name] for name in ("labels_key",) if name in options}
         source = read(replace(source, info={**source.info, "title": data}), labels, features, chosen)
     else:
         try:
@@ -328,6 +346,9 @@ def _source(asked: _Asked) -> Any:
         except UnclearLabel as error:
             options = {**options, "label": o.ask_label(error)}
             source = read(data, labels, features, options)
+    if "merge_alike" not in options and o.ask_merge(alike_classes(source)):
+        source = read(source, None, None, {"merge_alike": True})
+        asked.options["merge_alike"] = True
     if "label" in options:
         source = replace(source, info={**source.info, "label_given": True})
     return source

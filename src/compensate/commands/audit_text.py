@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ OPEN = 10
 def opening_line(source: Data) -> str:
     """One line that says what was read and what was chosen."""
     info = source.info
-    parts = [f"{info.get('title', 'the data')}: {len(source):,} rows"]
+    parts = [f"{info.get('title', 'the data')}: {_rows(source)}"]
     if "parts" in info:
         said = info["parts"].described()
     elif source.regression:
@@ -41,8 +42,73 @@ def opening_line(source: Data) -> str:
     parts += chosen_columns(info, said)
     lost = int((~source.labeled).sum())
     if lost and "parts" not in info:
-        parts.append(f"{lost:,} without a label, which {'is' if lost == 1 else 'are'} predicted")
+        parts.append(f"{lost:,} without a label{_missing(info, lost)}, which {'is' if lost == 1 else 'are'} predicted")
+    parts += _alike(source)
+    if info.get("missing_given") is None and "parts" not in info:
+        from compensate.data.labels import NOT_APPLICABLE
+
+        parts += [
+            f'"{name}" is taken for a class; if it means a missing label: --missing {name}'
+            for name in source.classes
+            if name.lower() in NOT_APPLICABLE
+        ]
     return ", ".join([*parts, *unused_columns(info)])
+
+
+def _rows(source: Data) -> str:
+    """How many rows are audited, and of how many."""
+    from compensate.auditing.source import left_out
+
+    if not source.info.get("left_out"):
+        return f"{len(source):,} rows"
+    named, how = left_out(source.info)
+    return f"{len(source):,} of {len(source) + sum(source.info['left_out'].values()):,} rows (left out: {named}; {how})"
+
+
+def alike_classes(source: Data) -> str:
+    """The classes whose names differ only in case, spacing or Unicode form, most frequent first; empty if there are none.
+
+    >>> import numpy as np
+    >>> from compensate.data.dataset import Data
+    >>> alike_classes(Data(np.eye(3), np.array([0, 1, 1]), ("Cat", "cat", "dog")))
+    '"cat" 2, "Cat" 1'
+    """
+    from compensate.auditing.class_names import spellings
+
+    if source.regression or "parts" in source.info:
+        return ""
+    counts = source.class_counts
+    groups = [sorted((c for c in group if counts[c]), key=lambda c: -counts[c]) for group in spellings(source.classes)]
+    return "; ".join(
+        ", ".join(f'"{short(source.classes[c])}" {counts[c]:,}' for c in group)
+        for group in groups[:3]
+        if len(group) > 1
+    )
+
+
+def _alike(source: Data) -> list[str]:
+    merged: dict[str, list[str]] = {}
+    for other, name in source.info.get("merged", {}).items():
+        merged.setdefault(name, []).append(f'"{short(other)}"')
+    if merged:
+        return [f'merged into "{short(name)}": {", ".join(others[:4])}' for name, others in list(merged.items())[:3]]
+    alike = alike_classes(source)
+    return (
+        [f"names that differ only in case, spacing or Unicode form: {alike} (--merge-alike takes them for one class)"]
+        if alike
+        else []
+    )
+
+
+def _missing(info: Mapping[str, Any], lost: int) -> str:
+    """The cells that count as missing labels, if they are not just empty."""
+    cells = Counter(info.get("missing", {}))
+    empty = sum(cells.pop(text, 0) for text in ("", "None", "nan") if text not in (info.get("missing_given") or ()))
+    if not cells:
+        return ""
+    known = sum(cells.values()) + empty == lost  # else other rows have some of them
+    counts = {f'"{short(text)}"': cells[text] for text in sorted(cells)} | ({"empty": empty} if empty else {})
+    return f" ({', '.join(f'{text} {count:,}' if known else text for text, count in counts.items())})"
 
 
 def fitted_line(found: Audit) -> str:

@@ -32,6 +32,8 @@ def chosen_columns(info: Mapping[str, Any], labels: str) -> list[str]:
     """
     text = [f'text column "{info["text"]}"'] if info.get("text") else []
     passed = [f'not "{short(name)}", which {why}' for name, why in info.get("passed_over", {}).items()]
+    others = ", ".join(map(short, info.get("runners_up", ())))
+    labels += f"; it could also be {others}: --label" if others else ""
     return [*text, f'label column "{info["label"]}" ({labels})' if info.get("label") else labels, *passed]
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
-from rich.prompt import Prompt
+from rich.prompt import Confirm, Prompt
 
 from compensate.errors import InputError
 from compensate.files import content_digest, decode, is_address
@@ -140,10 +140,22 @@ def with_shared(command: Callable[..., None]) -> Callable[..., None]:
 
 def ask_label(error: UnclearLabel) -> str:
     """The label column as a person at the terminal chooses it; without a terminal the error stands."""
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if not at_terminal():
         raise error
     typer.echo(str(error))
     return Prompt.ask("label column", choices=list(error.candidates), default=error.candidates[0])
+
+
+def at_terminal() -> bool:
+    """Whether a person can be asked."""
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def ask_merge(alike: str) -> bool:
+    """Whether to take classes with alike names for one, as a person at the terminal answers; without a terminal they stay apart."""
+    if not alike or not at_terminal():
+        return False
+    return Confirm.ask(f"These names differ only in case, spacing or Unicode form: {alike}. Take them for one class?")
 
 
 def check_path(*paths: str | Path | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,11 @@ MANY_DISTINCT, DISTINCT_SHARE = 50, 0.9
 """Single words or codes of which more than 50, and more than this share of the rows, are distinct name the rows."""
 
 INFINITE = ("inf", "infinity")
+
+HOLDS_LISTS = "holds lists"
+"""The reasons for which a column of lists is not used."""
+
+WRITTEN_LISTS = "holds lists written as text"
 
 SENTENCE = 3
 """Median number of words from which a column is text."""
@@ -105,7 +110,7 @@ def analyze(
         elif name in ignore or (columns is not None and name not in columns):
             found.append(Column(name, "ignored", "left out by choice"))
         elif is_nested(frame[name]):
-            found.append(Column(name, "ignored", "holds lists"))
+            found.append(Column(name, "ignored", HOLDS_LISTS))
         else:
             found.append(_column(frame[name], name, target, wanted=columns is not None))
     return tuple(found)
@@ -122,6 +127,16 @@ def is_nested(column: pd.Series) -> bool:
     return any(isinstance(v, (list, tuple, set, dict, np.ndarray)) for v in column)
 
 
+def are_lists(texts: Iterable[str]) -> bool:
+    """Whether nearly all texts are lists or objects in JSON, such as embeddings.
+
+    >>> are_lists(["[0.1, 0.2]", "[0.3, 0.4]"]), are_lists(["[sic] a text"])
+    (True, False)
+    """
+    marks = [text[:1] + text[-1:] in ("[]", "{}") for text in texts]
+    return bool(marks) and float(np.mean(marks)) >= NEARLY_ALL
+
+
 def numbers(column: pd.Series) -> NDArray[np.float64]:
     """(N,) the cells as numbers, NaN where there is none: empty cells, infinities, words.
 
@@ -130,7 +145,11 @@ def numbers(column: pd.Series) -> NDArray[np.float64]:
     >>> numbers(pd.Series(["1", " 2.5", "$1,200", "12%", "NA", "inf", None])).tolist()
     [1.0, 2.5, 1200.0, 12.0, nan, nan, nan]
     """
-    values = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan).copy()
+    try:
+        read = pd.to_numeric(column, errors="coerce")
+    except OverflowError:  # JSON may hold integers beyond the range of floats; as text they are infinite
+        read = pd.to_numeric(column.map(lambda cell: str(cell) if type(cell) is int else cell), errors="coerce")
+    values = read.to_numpy(dtype=np.float64, na_value=np.nan).copy()
     if column.dtype == object or isinstance(column.dtype, pd.StringDtype):
         unread = np.flatnonzero(np.isnan(values))
         codes, distinct = pd.factorize(column.iloc[unread])
@@ -170,6 +189,8 @@ def _column(column: pd.Series, name: str, target: NDArray[Any] | None, *, wanted
     distinct = len(set(texts[there]))
     if target is not None and not wanted and _same(texts, target):
         return Column(name, "label", "repeats the label in other words")
+    if not wanted and are_lists(texts[there]):
+        return Column(name, "ignored", WRITTEN_LISTS)
     values = numbers(column)
     finite = np.isfinite(values[there])
     infinite = sum(text.lower().lstrip("+-") in INFINITE for text in texts[there][~finite])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,8 @@ def read_folder(
     if labels is not None or "train" not in parts:
         return Splits(_part(path, labels, label, size, None))
     train = _part(parts["train"], label_file(parts["train"]), label, size, None)
+    left_out = {p.name: sum(map(is_image, p.rglob("*"))) for name, p in parts.items() if name != "train"}
+    train = replace(train, info={**train.info, "left_out": left_out})
     shape = train.x.shape[-1] if train.x.shape[-1] == train.x.shape[-2] else size
     others = {
         name: _part(folder, label_file(folder), label, shape, train.classes, train.x.shape[1])

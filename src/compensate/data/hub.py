@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,8 @@ def from_hub(
     train = _part(rows, label, text, task, size, columns)
     if name is None:
         return Splits(train)
+    left_out = {str(other): len(part) for other, part in data.items() if other != name}
+    train = replace(train, info={**train.info, "left_out": left_out})
     parts = {PARTS[other.lower()]: part for other, part in data.items() if other != name and other.lower() in PARTS}
     others = {other: _part(part, label, text, task, size, columns, train) for other, part in parts.items()}
     return Splits(train, **others)

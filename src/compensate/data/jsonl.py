@@ -18,6 +18,9 @@ _BLANK = re.compile(r"[ \t\r\n]*")
 _LONE = re.compile("[\ud800-\udfff]")  # halves of a character, which JSON can write and no file can hold
 _DECODER = json.JSONDecoder()
 
+CHECKED = 1000
+"""Rows after which it is checked how many cells there are."""
+
 ByteRange = tuple[int, int]
 
 
@@ -34,7 +37,7 @@ def read_jsonl(path: str | Path, encoding: str = "utf-8") -> pd.DataFrame:
     """
     path = Path(path)
     text = decode(read_bytes(path, lines=True), path, encoding)
-    columns: dict[str, dict[int, Any]] = {}
+    columns: dict[str, list[Any]] = {}
     rows = 0
     for line, number, _ in _lines(text):
         with _reading(path, number):
@@ -45,15 +48,21 @@ def read_jsonl(path: str | Path, encoding: str = "utf-8") -> pd.DataFrame:
             name = _whole(key)
             if name not in columns:
                 check_width(len(columns) + 1, path)
-                columns[name] = {}
-            columns[name][rows] = _whole(value)
+                columns[name] = []
+            cells = columns[name]
+            if len(cells) > rows:  # the key stands twice in this object
+                cells.pop()
+            cells += [None] * (rows - len(cells))
+            cells.append(_whole(value))
         rows += 1
+        if rows % CHECKED == 0:
+            check_size(rows, len(columns), path)
     if not columns:
         raise InputError(
             f'{path} is empty; expected a JSON object on each line, such as {{"text": "...", "label": "..."}}.'
         )
     check_size(rows, len(columns), path)
-    return pd.DataFrame({name: _column([cells.get(row) for row in range(rows)]) for name, cells in columns.items()})
+    return pd.DataFrame({name: _column(cells + [None] * (rows - len(cells))) for name, cells in columns.items()})
 
 
 def objects(text: str, where: str | Path) -> Iterator[list[tuple[str, Any, ByteRange]]]:
@@ -69,11 +78,14 @@ def objects(text: str, where: str | Path) -> Iterator[list[tuple[str, Any, ByteR
 
 def _lines(text: str) -> Iterator[tuple[str, int, int]]:
     """Each line that is not blank, its number, and the place where it begins."""
-    at = 0
-    for number, line in enumerate(text.split("\n"), 1):
+    at = number = 0
+    while at <= len(text):
+        end = text.find("\n", at)
+        end = len(text) if end < 0 else end
+        line, number = text[at:end], number + 1
         if line.strip(" \t\r"):
             yield line, number, at
-        at += len(line) + 1
+        at = end + 1
 
 
 @contextmanager

@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from compensate.data.columns import IDS, Column, analyze, is_nested
+from compensate.data.columns import IDS, SENTENCE, Column, analyze, is_nested
 from compensate.data.features import TableEncoder
-from compensate.data.labels import check_lengths, encode_labels, is_missing
+from compensate.data.labels import check_lengths, encode_labels, has_no_label, is_missing, missing_labels
 from compensate.errors import InputError, nearest
 
 LABELS = ("label", "target", "class", "y")
@@ -22,7 +22,7 @@ LABELS = ("label", "target", "class", "y")
 LABEL_SETS = ("labels", "tags", "topics", "categories", "genres", "classes")
 """Names of columns of lists that are the label if no column is called one plainly."""
 
-LABEL_WORDS = frozenset({"label", "labels", "target", "class", "gold", "annotation"})
+LABEL_WORDS = frozenset({"label", "labels", "target", "gold", "annotation"})
 """A name with one of these words in it, such as label_text or target_class, comes next."""
 
 TOPICS = frozenset(
@@ -38,11 +38,21 @@ TOPICS = frozenset(
             "species",
             "survived",
             "churn",
+            "churned",
+            "preferred",
+            "preference",
+            "relevance",
         ),
         *("spam", "toxic", "toxicity", "stance", "polarity", "variety", "genre", "verdict", "answer", "response"),
     }
 )
 """Names that labels often have."""
+
+QUANTITIES = frozenset({"price", "score"})
+"""Names of quantities that are often predicted, and as often features. A label with a better name comes first."""
+
+RUNNERS_UP = 3
+"""Other columns that are named where a label was chosen by a weaker sign than its plain name."""
 
 FEW_CLASSES = 20
 """Up to this many whole numbers are classes; of more, only those that count from 0 or 1 without a gap."""
@@ -93,8 +103,8 @@ def choose_label(frame: pd.DataFrame, label: str | None, where: str, text: str |
     if len(plain) == 1:  # even with one value, so that this is what gets said
         return plain[0]
     candidates: list[str] = []
-    for fits in (_plainly, _with_a_word, _by_topic):
-        candidates = [name for name in others if fits(name) and _distinct(frame[name]) >= 2]
+    for fits in SIGNS:
+        candidates = [name for name in others if fits(name) and _could_be(frame[name])]
         if len(candidates) == 1:
             return candidates[0]
         if candidates:
@@ -108,18 +118,37 @@ def choose_label(frame: pd.DataFrame, label: str | None, where: str, text: str |
     raise _unclear(frame, candidates, names, where)
 
 
+def runners_up(frame: pd.DataFrame, label: str, text: str | None = None) -> tuple[str, ...]:
+    """Other columns that could be the label, where nothing but a weaker sign than a plain name chose it.
+
+    >>> runners_up(pd.DataFrame({"energy_class": ["a", "b"], "churned": [0, 1]}), "churned")
+    ('energy_class',)
+    """
+    if _plainly(label):
+        return ()
+    names = [str(c) for c in frame.columns if c not in (label, text) and str(c).strip().lower() not in (*IDS, "split")]
+    if _named(label):
+        found = [name for name in names if _named(name) and _could_be(frame[name])]
+    else:
+        few = max(5, min(100, len(frame) // 10))
+        found = [name for name in names if 2 <= _distinct(frame[name], few) <= few]
+    return tuple(found[:RUNNERS_UP])
+
+
 def passed_over(frame: pd.DataFrame, label: str) -> dict[str, str]:
     """Columns with a label's name that were not taken for the label, because they hold fewer than two values, and which of it.
 
     >>> passed_over(pd.DataFrame({"category": ["", ""], "priority": ["low", "high"]}), "priority")
     {'category': 'is empty'}
     """
-    named = [n for n in frame.columns if n != label and (_plainly(n) or _with_a_word(n) or _by_topic(n))]
+    named = [n for n in frame.columns if n != label and _named(n)]
     counts = {name: _distinct(frame[name], 2) for name in named}
     return {name: "has one value" if count else "is empty" for name, count in counts.items() if count < 2}
 
 
-def targets(cells: NDArray[Any], task: str | None, where: str, label: str) -> tuple[NDArray[Any], tuple[str, ...], str]:
+def targets(
+    cells: NDArray[Any], task: str | None, where: str, label: str, missing: frozenset[str] | None = None
+) -> tuple[NDArray[Any], tuple[str, ...], str]:
     """The label cells as class numbers or as quantities, the names of the classes (none of quantities), and the reason.
 
     >>> targets(np.array(["1.5", "2.5", "", "4"] * 20, dtype=object), "regression", "the table", "y")[2]
@@ -128,7 +157,8 @@ def targets(cells: NDArray[Any], task: str | None, where: str, label: str) -> tu
     if task not in (None, "classification", "regression"):
         raise InputError(f'task is "{task}"; choose classification or regression.')
     check_lengths(cells)
-    there = np.array([not is_missing(v) for v in cells])
+    missing = missing_labels(cells) if missing is None else missing
+    there = np.array([not has_no_label(v, missing) for v in cells])
     if not there.any():
         raise InputError(f'the label column "{label}" of {where} is empty. {_ANOTHER}')
     numbers = pd.to_numeric(pd.Series([str(v) for v in cells[there]]), errors="coerce").to_numpy(float)
@@ -145,7 +175,7 @@ def targets(cells: NDArray[Any], task: str | None, where: str, label: str) -> tu
         return target, (), reason
     if not numeric and task is None:
         _check_single(cells[there], where, label)
-    target, classes = encode_labels(cells)
+    target, classes = encode_labels(cells, missing=tuple(missing))
     if len(classes) < 2:
         raise InputError(
             f'the label column "{label}" of {where} has the one value "{classes[0]}"; expected 2 or more. {_ANOTHER}'
@@ -246,7 +276,7 @@ def _gain(x: Any, column: pd.Series) -> float:
 
 def _unclear(frame: pd.DataFrame, candidates: list[str], names: list[str], where: str) -> UnclearLabel:
     if not candidates:
-        named = [name for name in names if _plainly(name) or _with_a_word(name) or _by_topic(name)]
+        named = [name for name in names if _named(name)]
         if len(named) == 1 and _distinct(frame[named[0]]) < 2:
             return UnclearLabel(
                 f'the label column "{named[0]}" of {where} has fewer than 2 values; expected 2 or more. If another column holds the '
@@ -283,7 +313,30 @@ def _with_a_word(name: str) -> bool:
 
 
 def _by_topic(name: str) -> bool:
-    return bool(TOPICS & _name_words(name))
+    return len(words := _name_words(name) - {"is", "has"}) == 1 and words <= TOPICS
+
+
+def _weakly(name: str) -> bool:
+    """Whether a name only suggests a label: energy_class and response_a may as well be features."""
+    words = _name_words(name)
+    return not {"id", "count", "confidence"} & words and (bool(words & (TOPICS | {"class"})) or words <= QUANTITIES)
+
+
+SIGNS = (_plainly, _with_a_word, _by_topic, _weakly)
+"""What a name says of a label, the surest first."""
+
+
+def _named(name: str) -> bool:
+    return any(fits(name) for fits in SIGNS)
+
+
+def _could_be(column: pd.Series) -> bool:
+    """Whether a column has two values or more, and no sentences of which most are distinct."""
+    if _distinct(column) < 2:
+        return False
+    cells = [str(v) for v in column.iloc[:: max(1, len(column) // 2000)] if not is_missing(v)]
+    words = np.median([cell.count(" ") + 1 for cell in cells])
+    return bool(words < SENTENCE or len(set(cells)) <= len(cells) / 2)
 
 
 def _name_words(name: str) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -23,21 +24,67 @@ MISSING = frozenset({"", "na", "n/a", "nan", "null", "<na>"})
 """Cells, in lower case, that stand for a value that is not there."""
 
 
+NOT_APPLICABLE = frozenset({"na", "n/a"})
+"""Those that may also be the name of a class: Namibia, North America, "not applicable"."""
+
+_ANSWERS = frozenset({"yes", "no", "ok"})
+
+
 def is_missing(value: Any) -> bool:
     """Whether a cell holds nothing.
 
     >>> [is_missing(v) for v in ("", " NaN ", None, float("nan"), "none", 0)]
     [True, True, True, True, False, False]
     """
-    if value is None or (isinstance(value, (float, np.floating)) and np.isnan(value)):
-        return True
-    return str(value).strip().lower() in MISSING
+    return _nothing(value) or str(value).strip().lower() in MISSING
+
+
+def _nothing(value: Any) -> bool:
+    return value is None or (isinstance(value, (float, np.floating)) and bool(np.isnan(value)))
+
+
+def missing_labels(
+    cells: Sequence[Any] | NDArray[Any], given: Sequence[str] | None = None, classes: Sequence[str] | None = None
+) -> frozenset[str]:
+    """The texts that stand for a missing label among the cells of a label column.
+
+    These are `MISSING`, but for the names of known ``classes``, and but for one "NA" or "N/A" that is taken for a class: where other cells are empty, or
+    where all other labels are codes of two or three letters, as those of countries. ``given`` says instead which texts they are; empty cells always are.
+
+    >>> sorted(missing_labels(["cat", "NA"])), sorted(missing_labels(["cat", "NA", ""])), sorted(missing_labels(["DE", "NA", "FR"]))
+    (['NA'], [''], [])
+    """
+    if given is not None:
+        return frozenset({"", *(text.strip() for text in given)})
+    texts = {str(cell).strip() for cell in cells if not _nothing(cell)}
+    lost = {text for text in texts if text.lower() in MISSING} - {name.strip() for name in classes or ()}
+    named, others = {text for text in lost if text.lower() in NOT_APPLICABLE}, texts - lost
+    if classes is None and len(named) == 1 and others and not all(map(_is_number, others)):
+        empty = "" in texts or any(map(_nothing, cells))
+        if empty or _codes(others, next(iter(named))):
+            lost -= named
+    return frozenset(lost)
+
+
+def _codes(labels: set[str], like: str) -> bool:
+    """Whether all labels are codes of letters, written as this one is."""
+    form = "[A-Z]{2,3}" if like.isupper() else "[a-z]{2}"
+    return all(re.fullmatch(form, label) for label in labels) and not {label.lower() for label in labels} & _ANSWERS
+
+
+def has_no_label(cell: Any, missing: frozenset[str]) -> bool:
+    """Whether a cell of a label column holds no label; ``missing`` are the texts that stand for that.
+
+    >>> has_no_label(" NA", frozenset({"NA"})), has_no_label("NA", frozenset()), has_no_label(None, frozenset())
+    (True, False, True)
+    """
+    return _nothing(cell) or str(cell).strip() in missing
 
 
 def encode_labels(
-    values: Sequence[Any] | NDArray[Any], classes: Sequence[str] | None = None
+    values: Sequence[Any] | NDArray[Any], classes: Sequence[str] | None = None, missing: Sequence[str] | None = None
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Class numbers and class names of label cells; a missing label is `UNLABELED`.
+    """Class numbers and class names of label cells; a missing label is `UNLABELED`: see `missing_labels`.
 
     Names are in numeric order if all are numbers, else in alphabetical order; or as ``classes`` says: then the cells are
     all names, or else all class numbers. Blanks around a name do not count; tabs and line ends do only where every cell of
@@ -48,12 +95,13 @@ def encode_labels(
     >>> encode_labels([10.0, 9.0])[1]
     ('9', '10')
     """
-    if isinstance(values, np.ndarray) and values.dtype.kind in "iu" and classes is None:
+    if isinstance(values, np.ndarray) and values.dtype.kind in "iu" and classes is None and missing is None:
         distinct, places = np.unique(values, return_inverse=True)  # of a million numbers each is named once
         found_numbers, names = encode_labels(distinct.tolist())
         return found_numbers[places], names
     check_lengths(values)
-    cells = [None if is_missing(v) else label_name(v) for v in values]
+    lost = missing_labels(values, missing, classes)
+    cells = [None if has_no_label(v, lost) else label_name(v) for v in values]
     cells = _as_written(cells, classes)
     if classes is None:
         found = {c for c in cells if c is not None}
@@ -191,9 +239,11 @@ def read_labels(path: str | Path, labels_key: str | None = None) -> LabelFile:
 
 def _table(path: Path, labels_key: str | None) -> LabelFile:
     from compensate.data.label_column import UnclearLabel, choose_label
-    from compensate.data.tables import read_frame
+    from compensate.data.tables import check_header, read_frame
 
     frame = read_frame(path)
+    if labels_key is None:
+        check_header(frame, path, "labels_key")
     lower = {str(c).strip().lower(): c for c in frame.columns}
     by = next((name for name in KEYS if name in lower), "")
     others = [c for c in frame.columns if not by or c != lower[by]]

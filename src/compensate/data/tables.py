@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,19 +15,29 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from compensate.data.columns import IDS, analyze, is_nested
+from compensate.data.columns import (
+    HOLDS_LISTS,
+    IDS,
+    NEARLY_ALL,
+    SENTENCE,
+    WRITTEN_LISTS,
+    analyze,
+    are_lists,
+    is_nested,
+    numbers,
+)
 from compensate.data.dataset import Data, Splits
 from compensate.data.excel import SUFFIXES as EXCEL
 from compensate.data.excel import read_excel
 from compensate.data.features import TableEncoder
 from compensate.data.jsonl import read_jsonl
-from compensate.data.label_column import LABEL_SETS, LABELS, SeveralLabels, passed_over, targets
+from compensate.data.label_column import LABEL_SETS, LABELS, SeveralLabels, passed_over, runners_up, targets
 from compensate.data.label_column import choose_label as choose_label
-from compensate.data.labels import encode_labels, is_missing
+from compensate.data.labels import encode_labels, has_no_label, is_missing, missing_labels
 from compensate.data.parquet import SUFFIXES as PARQUET
 from compensate.data.parquet import read_parquet
 from compensate.errors import InputError, nearest
-from compensate.files import check_width, decode, read_bytes
+from compensate.files import check_size, check_width, decode, read_bytes
 
 PARTS = {
     "train": "train",
@@ -37,8 +49,14 @@ PARTS = {
     "val": "validation",
     "dev": "validation",
 }
+OTHERS = ("test", "validation")
+"""Parts that are not for training."""
+
 SHORT, FEW_COLUMNS = 6, 3
 """A column of fewer words than six is the text only where at most three others could be features (or the label)."""
+
+FEW_ROWS = 5
+"""Rows without which it is not asked whether the first line holds names."""
 
 TEXTS = (".csv", ".tsv")
 LINES = (".jsonl", ".ndjson")
@@ -93,6 +111,7 @@ def read_frame(path: str | Path, *, encoding: str = "utf-8", delimiter: str | No
             "out, and it is found."
         )
     check_width(header.count(delimiter) + 1, path)
+    check_size(max(text.count("\n"), text.count("\r")), header.count(delimiter) + 1, path)
     plain = delimiter == "\t" and '"' not in header and _even(text, header.count("\t"))
     try:
         with warnings.catch_warnings():
@@ -113,6 +132,52 @@ def read_frame(path: str | Path, *, encoding: str = "utf-8", delimiter: str | No
         ) from error
 
 
+def check_header(frame: pd.DataFrame, path: Path, option: str = "label") -> None:
+    """Refuses a CSV, TSV or Excel file whose first line is a row: it would be lost as the names of the columns.
+
+    A cell of the first line shows a row if it is a number above numbers, or a value of its column. One that differs in kind from the cells below
+    it shows names. Consecutive whole numbers, such as those of pandas or years, show neither.
+    """
+    if table_format(path) not in (*TEXTS, *EXCEL) or len(frame) < FEW_ROWS:
+        return
+    names = [str(name).strip() for name in frame.columns]
+    bare = [re.sub(r"\.\d+$", "", name) for name in names]  # pandas tells equal names apart by a number
+    cells = [base if base in names else name for base, name in zip(bare, names, strict=True)]
+    whole = [int(cell) for cell in cells if cell.isdecimal()]
+    counted = len(whole) > 1 and whole == list(range(whole[0], whole[0] + len(whole)))
+    shown = False
+    for k, cell in enumerate(cells[:100]):
+        if counted and cell.isdecimal():
+            continue
+        fits = _fits_column(cell, frame.iloc[:200, k])
+        if fits is False:
+            return
+        shown = shown or fits is True
+    if shown:
+        flag = f"--{option.replace('_', '-')}"
+        raise InputError(
+            f'the first line of {path} looks like a row and not like names of columns: "{", ".join(cells)[:80]}". Add a first line with a name for '
+            f'each column, such as "text,label". If these are the names, say which column holds the labels: {option}="{names[-1][:40]}" '
+            f"({flag} {names[-1][:40]} on the command line)."
+        )
+
+
+def _fits_column(name: str, column: pd.Series) -> bool | None:
+    """Whether a name could be a cell of its column; none if nothing shows it."""
+    cells = [str(v).strip() for v in column if not is_missing(v)]
+    if not cells or (name.startswith("Unnamed: ") and name != "Unnamed: 0"):  # pandas names an empty cell so
+        return None
+    if name.lower() in LABELS:
+        return False
+    finite = np.isfinite(numbers(pd.Series([*cells, name], dtype=object)))
+    if finite[:-1].mean() >= NEARLY_ALL:
+        return bool(finite[-1])
+    if name in cells:
+        return True
+    words = np.median([cell.count(" ") + 1 for cell in cells])
+    return False if len(set(cells)) <= len(cells) / 2 or (words >= SENTENCE and " " not in name) else None
+
+
 def read_table(
     path: str | Path,
     *,
@@ -121,6 +186,8 @@ def read_table(
     task: str | None = None,
     ignore: str | Sequence[str] = (),
     columns: str | Sequence[str] | None = None,
+    split: str | None = None,
+    missing: str | Sequence[str] | None = None,
     encoding: str = "utf-8",
     delimiter: str | None = None,
 ) -> Splits:
@@ -135,6 +202,8 @@ def read_table(
         task: ``"classification"`` or ``"regression"``; by default a numeric label with many values is a quantity.
         ignore: columns to leave out, a list or a text with commas.
         columns: the only columns to use, likewise. By default all but identifiers and columns with one value.
+        split: ``"all"`` keeps all rows together, whatever a column ``split`` says.
+        missing: cells of the label column that stand for a missing label, a list or a text with commas; by default `missing_labels` says which.
         encoding, delimiter: of the file, if they are not UTF-8 and the obvious sign.
 
     A column ``split`` that says train, test or validation parts the data. Rows without a label stay, `UNLABELED`.
@@ -148,7 +217,10 @@ def read_table(
     (('a', 'b'), 3)
     """
     frame = read_frame(path, encoding=encoding, delimiter=delimiter)
-    return from_frame(frame, str(path), label=label, text=text, task=task, ignore=ignore, columns=columns)
+    if label is None:
+        check_header(frame, Path(path))
+    chosen: dict[str, Any] = {"ignore": ignore, "columns": columns, "split": split, "missing": missing}
+    return from_frame(frame, str(path), label=label, text=text, task=task, **chosen)
 
 
 def from_frame(
@@ -160,13 +232,15 @@ def from_frame(
     task: str | None = None,
     ignore: str | Sequence[str] = (),
     columns: str | Sequence[str] | None = None,
+    split: str | None = None,
+    missing: str | Sequence[str] | None = None,
     classes: Sequence[str] | None = None,
     like: Data | None = None,
 ) -> Splits:
     """As `read_table`, from a data frame.
 
     Args:
-        frame, label, text, task, ignore, columns: as there.
+        frame, label, text, task, ignore, columns, split, missing: as there.
         where: what to call it in errors.
         classes: the names of the classes, if the label column does not hold them all.
         like: another part of the same data, read before: its columns, classes and features are used.
@@ -178,6 +252,8 @@ def from_frame(
     if like is not None:
         label, text, classes = like.info["label"], like.info["text"] or "", like.classes or None
         task = "regression" if like.regression else task
+    if split not in (None, "train", "all"):
+        raise InputError(f'split is "{split}"; expected train or all.')
     if not len(frame):
         raise InputError(f"{where} has no rows.")
     frame = _named(frame, where)
@@ -193,29 +269,41 @@ def from_frame(
                 "of each list, or name another column: label=... (--label on the command line).",
                 name,
             )
+    flat = frame.drop(columns=[*nested, *(c for c in ignored if c in frame.columns)])
+    if nested and flat.empty:
+        raise InputError(
+            f"{where} holds lists in every column ({', '.join(nested)[:80]}), and lists are not read. Expected a text or features, and "
+            'a label, in each row, such as {"text": "...", "label": "..."}.'
+        )
     if nested:
         warnings.warn(f"{where}: the columns {', '.join(nested)} hold lists, which are not used.", stacklevel=3)
-    flat = frame.drop(columns=[*nested, *(c for c in ignored if c in frame.columns)])
     readable = flat if wanted is None else flat[[c for c in flat.columns if c in (*wanted, label, text)]]
     text = choose_text(readable, text, where, label)
     given, label = label, choose_label(flat, label, where, text)
     cells = frame[label].to_numpy(object)
+    chosen = None if missing is None else column_names(missing)
+    lost = missing_labels(cells, chosen, classes)
     if classes is None:
-        target, names, reason = targets(cells, task, where, label)
+        target, names, reason = targets(cells, task, where, label, lost)
     else:
-        target, names = encode_labels(cells, classes)
+        target, names = encode_labels(cells, classes, tuple(lost))
         reason = f"{len(names)} classes"
-    split = next((c for c in frame.columns if c.strip().lower() == "split" and c not in (label, *ignored)), None)
+    parting = next((c for c in frame.columns if c.strip().lower() == "split" and c not in (label, *ignored)), None)
     info: dict[str, Any] = {
         "kind": "text" if text else "table", "label": label, "text": text, "rows": len(frame), "target": reason,
         "passed_over": passed_over(flat, label) if given is None else {},
+        "runners_up": runners_up(flat, label, text) if given is None else (),
+        "missing": Counter(str(cell).strip() for cell in cells if has_no_label(cell, lost)), "missing_given": chosen,
     }  # fmt: skip
-    parts = None if split is None else _parts(frame[split], where)
+    parts = None if parting is None or split == "all" else _parts(frame[parting], where)
+    if parts is not None:
+        counts = parts.value_counts()
+        info |= {"split": parting, "left_out": {part: int(counts[part]) for part in OTHERS if part in counts}}
     fitted = frame if parts is None else frame[parts == "train"]
     if like is not None:
         info["columns"] = like.info["columns"]
     else:
-        info["columns"] = analyze(fitted, label=label, text=text, split=split, ignore=ignored, columns=wanted)
+        info["columns"] = analyze(fitted, label=label, text=text, split=parting, ignore=ignored, columns=wanted)
     x: NDArray[Any]
     if text:
         x = np.array(["" if is_missing(v) else str(v) for v in frame[text]], dtype=object)
@@ -247,8 +335,11 @@ def _encoder(frame: pd.DataFrame, info: dict[str, Any], where: str) -> TableEnco
     # Better a column that looks like an identifier or a copy of the label than none at all; the roles say so.
     rest = [c.name for c in info["columns"] if c.role not in ("ignored", "split") and c.name != info["label"]]
     if not rest:
+        lists = [c.name for c in info["columns"] if c.reason in (HOLDS_LISTS, WRITTEN_LISTS)]
+        also = f" and lists, which are not read ({', '.join(lists)[:80]})" if lists else ""
+        embeddings = " Embeddings go into an .npy file: features=... (--features on the command line)." if lists else ""
         raise InputError(
-            f'{where} has nothing but the label column "{info["label"]}"; a sample needs a text or features.'
+            f'{where} has nothing but the label column "{info["label"]}"{also}; a sample needs a text or features.{embeddings}'
         )
     info["columns"] = tuple(
         again if first.name in rest else first
@@ -290,7 +381,7 @@ def choose_text(frame: pd.DataFrame, text: str | None, where: str, label: str | 
             continue
         values = [str(v) for v in sample[name] if not is_missing(v)]
         words = np.median([v.count(" ") + 1 for v in values]) if values else 0
-        if words >= 3 and len(set(values)) > len(values) / 2:
+        if words >= SENTENCE and not are_lists(v.strip() for v in values) and len(set(values)) > len(values) / 2:
             length = float(np.mean([len(v) for v in values]))
             if length > longest:
                 best, longest, most_words = name, length, words

@@ -115,6 +115,7 @@ def find_encoder(name: str | Path, kind: str) -> Encoder | None:
     """
     if kind not in ("text", "image"):
         raise InputError(f'kind is "{kind}"; choose text or image.')
+    _check_type(name)
     if name == "none":
         return None
     if name == "auto":
@@ -145,6 +146,7 @@ def check_encoder(name: str | Path) -> None:
     Traceback (most recent call last):
     compensate.errors.InputError: there is no encoder "all-MiniLM-L6-v3"; did you mean "all-MiniLM-L6-v2"?
     """
+    _check_type(name)
     known = ("auto", "none", *PACKAGES)
     on_hub = (
         isinstance(name, str)
@@ -153,6 +155,13 @@ def check_encoder(name: str | Path) -> None:
     )
     if str(name) not in known and not on_hub and not Path(name).expanduser().is_dir():
         raise InputError(f'there is no encoder "{name}"; {nearest(str(name), known)}')
+
+
+def _check_type(name: object) -> None:
+    if not isinstance(name, (str, Path)):
+        raise InputError(
+            f'encoder is {name!r}; expected "auto", "none", a name or the folder of a saved model. For no encoder, write "none".'
+        )
 
 
 def hint(kind: str) -> str:
