@@ -207,7 +207,7 @@ class Audit:
     def names(self, labels: NDArray[Any]) -> list[str]:
         """Labels as texts."""
         if self.regression:
-            return [f"{value:.6g}" for value in labels]
+            return [f"{value:.12g}" for value in labels]
         return [self.classes[c] for c in labels]
 
     @cached_property
@@ -437,7 +437,7 @@ def _texts(column: pd.Series[Any]) -> list[str]:
     if column.dtype.kind == "b":
         return ["true" if value else "false" for value in values]
     if column.dtype.kind == "f":
-        return [f"{value:.6g}" for value in values]
+        return [f"{value:.0f}" if 1e6 <= abs(value) < 1e15 else f"{value:.6g}" for value in values]
     if column.dtype.kind in "iu":
         return [str(value) for value in values]
     texts = [str(value) for value in values]
