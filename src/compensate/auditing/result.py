@@ -173,11 +173,13 @@ class Audit:
     def issues(self) -> pd.DataFrame:
         """What else is wrong with the data (`compensate.auditing.issues.KINDS`): duplicates, those with different labels first, outliers, and so on.
 
+        Rows are named by ``index`` and, if the source has any, by the file or ``id``.
+
         It is looked for when it is first asked for. With a test set: ``compensate.auditing.issues.find_issues(audit, test)``.
         """
-        from compensate.auditing.issues import find_issues
+        from compensate.auditing.issues import find_issues, with_ids
 
-        return find_issues(self) if self.found_issues is None else self.found_issues
+        return with_ids(find_issues(self) if self.found_issues is None else self.found_issues, self)
 
     @property
     def flagged(self) -> pd.DataFrame:
