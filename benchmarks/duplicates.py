@@ -30,7 +30,7 @@ from PIL import Image
 from benchmarks.measure import run_or_show
 from compensate import __version__
 from compensate.auditing.issues.duplicates import SIMILAR_IMAGES, SIMILAR_TEXTS
-from compensate.auditing.issues.image_copies import grey, image_pairs
+from compensate.auditing.issues.image_copies import image_pairs, shrunk
 from compensate.auditing.issues.samples import oddity, outliers
 from compensate.auditing.issues.text_copies import text_pairs
 from compensate.data import load
@@ -223,7 +223,7 @@ def near_copies(name: str, seed: int, data_dir: Path) -> dict[str, Any]:
     vectors = features(samples, name)
     begun = time.process_time()
     if name == "cifar10":
-        pairs = [(i, j) for i, j, _ in image_pairs(grey(samples), vectors, SIMILAR_IMAGES)]
+        pairs = [(i, j) for i, j, _ in image_pairs(shrunk(samples), vectors, SIMILAR_IMAGES)]
     else:
         pairs = [(i, j) for i, j, _ in text_pairs(samples, SIMILAR_TEXTS)]
     seconds = time.process_time() - begun

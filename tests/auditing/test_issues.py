@@ -20,7 +20,7 @@ from compensate.auditing.audit import audit
 from compensate.auditing.issues import COLUMNS, KINDS, find_issues, neighbors, summary
 from compensate.auditing.issues.columns import predicts
 from compensate.auditing.issues.duplicates import SIMILAR_IMAGES
-from compensate.auditing.issues.image_copies import grey, image_pairs
+from compensate.auditing.issues.image_copies import image_pairs, shrunk
 from compensate.auditing.issues.neighbors import _smallest, nearest_rows
 from compensate.auditing.issues.samples import language, odd_images, oddity, other_languages, outliers
 from compensate.auditing.issues.text_copies import _agreeing, _sketches, jaccard, sequences, text_pairs
@@ -164,11 +164,65 @@ def edited(image: np.ndarray, kind: str) -> np.ndarray:
     return np.asarray(p.convert("RGB")).transpose(2, 0, 1)
 
 
+def products(n: int, seed: int, side: int = 48) -> np.ndarray:
+    """Drawings of five shapes in any color and place on white."""
+    rng = np.random.default_rng(seed)
+    down, right = np.mgrid[:side, :side]
+    images = np.full((n, 3, side, side), 255, np.uint8)
+    for i in range(n):
+        r = int(rng.integers(7, 13))
+        y, x = (v - int(c) for v, c in zip((down, right), rng.integers(r + 1, side - r - 1, 2), strict=True))
+        box = (abs(y) < r) & (abs(x) < r)
+        shapes = [
+            y**2 + x**2 < r**2, (y**2 + x**2 < r**2) & (y**2 + x**2 > r**2 / 3), box & ((abs(y) < r / 3) | (abs(x) < r / 3)),
+            box & (abs(x) < r / 2), box & (y > abs(x) - r / 2),
+        ]  # fmt: skip
+        images[i][:, shapes[i % 5]] = rng.integers(0, 200, (3, 1))
+    return images
+
+
+def test_drawings_of_one_shape_in_other_colors_and_places_are_not_copies() -> None:
+    images = products(150, seed=3)
+    copies = [edited(image, kind) for kind in ("compressed", "mirrored", "darker") for image in images[::15][:5]]
+    copies = [np.asarray(Image.fromarray(c.transpose(1, 2, 0)).resize((48, 48))).transpose(2, 0, 1) for c in copies]
+    images = np.concatenate([images, np.stack(copies)])
+    original = [*range(150), *([0, 15, 30, 45, 60] * 3)]
+    vectors = images.reshape(len(images), -1) / np.float32(255)
+    pairs = [(i, j) for i, j, _ in image_pairs(shrunk(images), vectors, SIMILAR_IMAGES)]
+    wrong = {row for i, j in pairs if original[i] != original[j] for row in (i, j)}
+    found = {row for i, j in pairs if original[i] == original[j] for row in (i, j) if row >= 150}
+    assert len(wrong) <= 0.1 * len(images)
+    assert len(found) >= 12
+
+
+def test_issues_name_files(tmp_path: Path) -> None:
+    images = pictures(40)
+    images[21] = images[4]
+    for i, image in enumerate(images):
+        path = tmp_path / "pics" / ("cat", "dog")[i % 2] / f"{i:02d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image.transpose(1, 2, 0)).save(path)
+    found = audit(tmp_path / "pics", encoder="none")
+    mixed = of(found.issues, "conflicting_duplicate")
+    assert set(zip(mixed["id"], mixed["other_id"], strict=True)) == {
+        ("cat/04.png", "dog/21.png"),
+        ("dog/21.png", "cat/04.png"),
+    }
+    by_id = dict(zip(mixed["id"], mixed["detail"], strict=True))
+    row = found.index[list(found.ids).index("dog/21.png")]
+    assert by_id["cat/04.png"] == f"equal to dog/21.png (row {row}), labeled dog"
+    replace(found, found_issues=found.issues).save(tmp_path / "audit")
+    again = Audit.load(tmp_path / "audit")
+    assert again.issues["id"].tolist() == found.issues["id"].tolist()
+    again.write_issues(tmp_path / "issues.csv")
+    assert "cat/04.png" in (tmp_path / "issues.csv").read_text()
+
+
 @pytest.mark.parametrize("kind", ["crop", "compressed", "mirrored", "darker"])
 def test_edited_pictures_are_found(kind: str) -> None:
     images = pictures(60)
     images = np.concatenate([images, np.stack([edited(image, kind) for image in images[:20]])])
-    small = grey(images)
+    small = shrunk(images)
     found = {(i, j) for i, j, _ in image_pairs(small, small.reshape(len(small), -1), SIMILAR_IMAGES)}
     assert found == {(i, 60 + i) for i in range(20)}
 
@@ -250,12 +304,13 @@ def audited(reviews: Path) -> Audit:
 
 def test_everything_planted_in_a_file_is_found(audited: Audit) -> None:
     issues = audited.issues
-    assert tuple(issues.columns) == COLUMNS
+    assert [name for name in issues.columns if name not in ("id", "other_id")] == list(COLUMNS)
     assert set(issues["issue"]) <= set(KINDS)
     mixed = of(issues, "conflicting_duplicate")
     assert sorted(mixed["index"]) == [10, 50]
     assert mixed["score"].tolist() == [1.0, 1.0]
-    assert "row 50, labeled b" in mixed["detail"].iloc[0]
+    assert mixed["detail"].iloc[0] == "equal to k0050 (row 50), labeled b"
+    assert list(zip(mixed["id"], mixed["other_id"], strict=True)) == [("k0010", "k0050"), ("k0050", "k0010")]
     assert sorted(of(issues, "duplicate")["index"]) == [20, 60]
     assert of(issues, "empty_text")["index"].tolist() == [70]
     assert of(issues, "identifier_column")["column"].tolist() == ["key"]
@@ -345,7 +400,7 @@ def test_a_run_stores_its_issues_and_says_so(reviews: Path, tmp_path: Path, monk
     said = run("audit", "reviews.csv", "--text", "text", "--encoder", "none", "--out", "run")
     assert "also found: 2 equal and 2 similar rows, 2 of them with different labels" in said
     listed = pd.read_csv("run/issues.csv", keep_default_na=False)
-    assert tuple(listed.columns) == COLUMNS
+    assert [name for name in listed.columns if name not in ("id", "other_id")] == list(COLUMNS)
     again = Audit.load("run/audit")
     assert again.found_issues is not None
     assert again.issues["issue"].tolist() == listed["issue"].tolist()
@@ -392,8 +447,8 @@ def test_the_third_view_shows_both_rows_of_a_pair(audited: Audit, open_page: Any
     first = tab.locator(".issue-group").first
     assert "2 duplicates with different labels" in first.inner_text()
     assert first.locator(".issue-row").count() == 1, "a pair is shown once"
-    assert first.locator(".issue-side").all_inner_texts()[0].startswith("row 10 a")
-    assert first.locator(".issue-side").all_inner_texts()[1].startswith("row 50 b")
+    assert first.locator(".issue-side").all_inner_texts()[0].startswith("row 10 k0010 a")
+    assert first.locator(".issue-side").all_inner_texts()[1].startswith("row 50 k0050 b")
     assert "column that tells the label" in tab.locator("#view-issues").inner_text()
     tab.get_by_role("link", name="Review", exact=True).click()
     assert tab.locator("#view-issues").is_hidden()

@@ -223,3 +223,25 @@ def test_a_shift_of_log_odds_is_found_whichever_labels_were_looked_at(shift):
     wrong = rng.random(4000) < 1 / (1 + np.exp(-said - shift))
     for looked_at in (said > 1, said < 0, slice(None)):
         assert recalibration(said[looked_at], wrong[looked_at]) == pytest.approx(shift, abs=0.25)
+
+
+@pytest.mark.parametrize("kept", [0, 2, 4])
+def test_few_decisions_hardly_move_the_flags_and_many_do(kept):
+    """Somebody keeps some of the surest suspects: four looks say little about all others, a hundred say much."""
+    log_q, true = posterior()
+    flipped = noise.symmetric(true, 4, 0.1, seed=0)
+    before = judge(log_q, flipped.labels)
+    order = np.argsort(-before.log_odds)
+
+    def flags(rows: np.ndarray, kept_of_four: int) -> tuple[int, int]:
+        decided = np.isin(np.arange(len(true)), rows)
+        labels = flipped.labels.copy()
+        corrected = rows[np.arange(len(rows)) % 4 >= kept_of_four]
+        labels[corrected] = before.suggested[corrected]
+        after = after_decisions(before, labels, flipped.labels, decided)
+        return int((before.p_error[~decided] > 2 / 3).sum()), int((after.p_error[~decided] > 2 / 3).sum())
+
+    was, now = flags(order[:4], kept)
+    assert abs(now - was) <= 0.1 * was
+    was, now = flags(order[:100], 4)
+    assert now < 0.5 * was

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from sklearn.datasets import make_friedman1
+from sklearn.datasets import make_friedman1, make_friedman2
 from sklearn.metrics import average_precision_score
 
 from compensate import audit
 from compensate.errors import InputError
 
 pytestmark = pytest.mark.slow
+
+UNITS = (0.001, 0.01, 0.1, 10.0, 100.0, 1000.0)
 
 
 def friedman(share: float, size: int = 600, seed: int = 0):
@@ -73,6 +75,66 @@ def test_wrong_units_and_zeros_among_prices_are_found(slip):
     assert found.noise_rate.low <= wrong.mean() <= found.noise_rate.high
     ratio = found.suggested[wrong] / y[wrong]
     assert 0.5 < np.median(ratio) < 2
+
+
+def leaning(seed: int):
+    """Right values that lie far above what is usual more often than far below."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(800, 4)).astype(np.float32)
+    return x, 4 * x[:, 0] + 2 * x[:, 1] + 20 + rng.gamma(1, 1.5, size=800)
+
+
+def curved(seed: int):
+    """Values of a curved function, whose neighbors wrong units spoil."""
+    x, y = make_friedman2(800, noise=20.0, random_state=seed)
+    return x.astype(np.float32), y + 100
+
+
+def spoiled(y: np.ndarray, share: float, seed: int) -> np.ndarray:
+    """A share of the values in another unit, of another row, or off by several deviations."""
+    rng = np.random.default_rng(seed + 100)
+    moved = y + y.std() * rng.choice([-1, 1], len(y)) * rng.uniform(1.5, 4, len(y))
+    wrong = np.choose(rng.integers(0, 3, len(y)), [y * rng.choice(UNITS, len(y)), rng.permutation(y), moved])
+    return np.where(rng.random(len(y)) < share, wrong, y)
+
+
+@pytest.mark.parametrize("draw", [leaning, curved])
+def test_stated_precision_and_share_hold(draw):
+    flags, expected, right, stated, true = 0, 0.0, 0, [], []
+    for seed in (11, 12, 13):
+        x, y = draw(seed)
+        given = spoiled(y, 0.03, seed)
+        found = audit(x, given)
+        flags, expected = flags + found.mask.sum(), expected + found.p_error[found.mask].sum()
+        right += (found.mask & (given != y)).sum()
+        stated.append(found.noise_rate.value)
+        true.append((given != y).mean())
+    assert right >= 0.5 * 800 * sum(true)
+    assert expected / flags - right / flags < 0.05
+    assert np.mean(stated) < 1.7 * np.mean(true)
+
+
+@pytest.mark.parametrize("factor", UNITS)
+def test_a_value_in_a_wrong_unit_gets_its_own_back(factor):
+    x, y = curved(14)
+    y = y.round(2)
+    wrong = np.arange(800) % 40 == 0
+    found = audit(x, np.where(wrong, y * factor, y))
+    assert found.mask[wrong].mean() > 0.7
+    at = wrong & found.mask
+    np.testing.assert_allclose(np.median(found.suggested[at] / y[at]), 1, rtol=1e-9)
+    assert (np.abs(found.suggested[at] / y[at] - 1) < 1e-9).mean() > 0.8
+    names = found.names(found.suggested[at])
+    assert sum(float(name) == value for name, value in zip(names, y[at], strict=True)) > 0.8 * at.sum()
+
+
+def test_prices_are_written_as_plain_numbers(tmp_path):
+    x, y, wrong = prices(200)
+    y = (y * 50_000).round(2)
+    found = audit(x, np.where(wrong, 1000 * y, y))
+    path = found.write_suspects(tmp_path / "suspects.csv")
+    assert "e+" not in path.read_text()
+    assert set(found.names(found.given[~wrong])) == {f"{value:.2f}".rstrip("0").rstrip(".") for value in y[~wrong]}
 
 
 def test_the_largest_number_there_is_among_prices_is_a_wrong_one():

@@ -86,6 +86,18 @@ MOST_WRONG = 0.5
 CHANCE = 0.02
 """A log loss that is less than this part below that of the frequencies of classes says nothing about the samples."""
 
+SHIFT_SPREAD = 0.7
+"""A priori the shift of log odds that decisions ask for is normal with this standard deviation. Chosen on digits, breast cancer, wine and draws of
+`make_classification` (seeds 0 and 1): with .7, four decisions on the surest suspects move 8 % of the flags and with 1, 13 %; thirty decisions reach the same
+log loss with either. Verified on iris and on draws of blobs, moons and Gaussian quantiles (seeds 5 and 6)."""
+
+ODD = 0.02
+"""The part of decisions that says nothing about other labels: slips, and samples that are odd in a way of their own. A few decisions against
+labels that the model was very sure of therefore hardly move the shift. Chosen with `SHIFT_SPREAD`."""
+
+SHIFTS = np.linspace(-25, 25, 1001)
+"""The shifts that are compared; log odds lie between these ends."""
+
 PORTION = 16_384
 """Rows whose likelihoods are computed at once: what is made of them stays in the processor's cache."""
 
@@ -349,21 +361,22 @@ def after_decisions(verdict: Verdict, labels: Ints, given: Ints, decided: NDArra
 
 
 def recalibration(log_odds: Floats, wrong: NDArray[np.bool_]) -> float:
-    r"""The shift :math:`a` of log odds under which decisions are likeliest: :math:`P(\text{wrong}) = S(s_i + a)`, :math:`a \sim N(0, 1)`.
+    r"""The shift :math:`a` of log odds that decisions suggest: the mean of its posterior under
 
-    Which labels were looked at may depend on their log odds; that does not bias it.
+    .. math:: P(\text{wrong}) = \tfrac{o}{2} + (1 - o) S(s_i + a), \qquad a \sim N(0, b^2),
+
+    with :math:`o` `ODD` and :math:`b` `SHIFT_SPREAD`. Which labels were looked at may depend on their log odds; that does not bias it.
 
     >>> recalibration(np.full(50, 2.0), np.arange(50) < 25) < -1.5   # half of them were right after all
     True
     >>> recalibration(np.array([]), np.array([], bool))
     0.0
     """
-    bound = float(np.abs(log_odds).max(initial=0)) + len(log_odds) + 1
-
-    def slope(a: float) -> float:
-        return float((wrong - expit(log_odds + a)).sum()) - a
-
-    return float(brentq(slope, -bound, bound, xtol=1e-6))
+    log_posterior = -0.5 * (SHIFTS / SHIFT_SPREAD) ** 2
+    for odds, is_wrong in zip(log_odds.tolist(), wrong.tolist(), strict=True):
+        log_posterior += np.log(ODD / 2 + (1 - ODD) * expit((odds + SHIFTS) * (1 if is_wrong else -1)))
+    weight = np.exp(log_posterior - log_posterior.max())
+    return round(float(weight @ SHIFTS / weight.sum()), 6)
 
 
 def _scores(log_q: Floats, labels: Ints, direction: Floats) -> tuple[Floats, Ints]:

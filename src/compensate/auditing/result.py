@@ -185,11 +185,13 @@ class Audit:
     def issues(self) -> pd.DataFrame:
         """What else is wrong with the data (`compensate.auditing.issues.KINDS`): duplicates, those with different labels first, outliers, and so on.
 
+        Rows are named by ``index`` and, if the source has any, by the file or ``id``.
+
         It is looked for when it is first asked for. With a test set: ``compensate.auditing.issues.find_issues(audit, test)``.
         """
-        from compensate.auditing.issues import find_issues
+        from compensate.auditing.issues import find_issues, with_ids
 
-        return find_issues(self) if self.found_issues is None else self.found_issues
+        return with_ids(find_issues(self) if self.found_issues is None else self.found_issues, self)
 
     @property
     def flagged(self) -> pd.DataFrame:
@@ -219,7 +221,7 @@ class Audit:
     def names(self, labels: NDArray[Any]) -> list[str]:
         """Labels as texts."""
         if self.regression:
-            return [f"{value:.6g}" for value in labels]
+            return [f"{value:.12g}" for value in labels]
         return [self.classes[c] for c in labels]
 
     @cached_property
@@ -449,7 +451,7 @@ def _texts(column: pd.Series[Any]) -> list[str]:
     if column.dtype.kind == "b":
         return ["true" if value else "false" for value in values]
     if column.dtype.kind == "f":
-        return [f"{value:.6g}" for value in values]
+        return [f"{value:.0f}" if 1e6 <= abs(value) < 1e15 else f"{value:.6g}" for value in values]
     if column.dtype.kind in "iu":
         return [str(value) for value in values]
     texts = [str(value) for value in values]

@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     from compensate.auditing.result import Audit
     from compensate.data.dataset import Data
 
-__all__ = ["COLUMNS", "KINDS", "Kind", "find_issues", "records", "summary"]
+__all__ = ["COLUMNS", "KINDS", "Kind", "find_issues", "records", "summary", "with_ids"]
 
 COLUMNS = ("issue", "index", "other", "column", "score", "given", "detail")
-"""Of the table of issues. ``index`` and ``other`` are rows of the source (of the test set, for what is shared with it), or empty."""
+"""Of the table of issues. ``index`` and ``other`` are rows of the source (of the test set, for what is shared with it), or empty. `with_ids` adds
+their files or ids."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,12 @@ def find_issues(audit: Audit, test: Data | None = None) -> pd.DataFrame:
         )
     kind = audit.config.get("shown", audit.kind) if audit.regression else audit.kind
     labels = audit.names(audit.given)
+
+    def named(rows: Data | Audit, i: int) -> str:
+        """A row by its number, and by its file or id if it has one."""
+        here = int(rows.index[i])
+        return f"row {here}" if rows.ids is None or not len(rows.ids) else f"{rows.ids[i]} (row {here})"
+
     found: list[dict[str, Any]] = []
 
     def add(issue: str, score: float, detail: str, row: int | None = None, other: Any = None, column: str = "") -> None:
@@ -129,7 +136,7 @@ def find_issues(audit: Audit, test: Data | None = None) -> pd.DataFrame:
         add(
             "conflicting_duplicate" if differ else "duplicate",
             similarity,
-            f"{said} to row {int(audit.index[other])}, labeled {labels[other]}",
+            f"{said} to {named(audit, other)}, labeled {labels[other]}",
             row,
             int(audit.index[other]),
         )
@@ -138,7 +145,7 @@ def find_issues(audit: Audit, test: Data | None = None) -> pd.DataFrame:
             add(
                 "test_duplicate",
                 similarity,
-                f"row {int(test.index[other])} of the test set",
+                f"{named(test, other)} of the test set",
                 row,
                 int(test.index[other]),
             )
@@ -178,6 +185,18 @@ def _table(found: list[dict[str, Any]]) -> pd.DataFrame:
     )
     table = pd.DataFrame(found, columns=list(COLUMNS))
     return table.astype({"index": "Int64", "other": "Int64", "score": "float64"})
+
+
+def with_ids(issues: pd.DataFrame, audit: Audit) -> pd.DataFrame:
+    """The table with the files or ids of rows, as ``id`` and ``other_id`` after their numbers, if the source has any."""
+    if not audit.ids or "id" in issues:
+        return issues
+    ids = dict(zip(audit.index.tolist(), audit.ids, strict=True))
+    own = issues["issue"] != "test_duplicate"  # the other row is one of the test set there
+    named = issues.copy()
+    for place, (name, rows) in enumerate({"id": issues["index"], "other_id": issues["other"].where(own)}.items()):
+        named.insert(2 * place + 2, name, ["" if pd.isna(row) else ids.get(int(row), "") for row in rows])
+    return named
 
 
 def records(issues: pd.DataFrame) -> list[dict[str, Any]]:

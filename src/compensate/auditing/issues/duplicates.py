@@ -11,7 +11,7 @@ from scipy import sparse
 
 from compensate.auditing.arrays import Ints
 from compensate.auditing.folds import COPIES, content_keys
-from compensate.auditing.issues.image_copies import grey, image_pairs
+from compensate.auditing.issues.image_copies import image_pairs, shrunk
 from compensate.auditing.issues.neighbors import Near, nearest_rows
 from compensate.auditing.issues.text_copies import text_pairs
 from compensate.data.dataset import Data
@@ -61,7 +61,7 @@ def shared_with(data: Data, test: Data, kind: str) -> list[Pair]:
     if kind == "text":
         pairs: Iterable[Pair] = text_pairs([*map(str, data.x), *map(str, test.x)], SIMILAR_TEXTS)
     elif kind == "image":
-        small = np.concatenate([grey(data.x), grey(test.x)])
+        small = np.concatenate([shrunk(data.x), shrunk(test.x)])
         pairs = image_pairs(small, small.reshape(len(small), -1), SIMILAR_IMAGES)
     else:
         keys = [_keys(_content(part, kind)) for part in (data, test)]
@@ -151,7 +151,7 @@ def _nearly(data: Data, kind: str, vectors: Any, near: Near | None) -> Iterator[
         return text_pairs([str(text) for text in data.x], SIMILAR_TEXTS)
     dense = None if vectors is None or sparse.issparse(vectors) else np.asarray(vectors, dtype=np.float32)
     if kind == "image" and np.ndim(data.x) == 4:
-        small = grey(data.x)
+        small = shrunk(data.x)
         return image_pairs(small, small.reshape(len(small), -1) if dense is None else dense, SIMILAR_IMAGES)
     return iter(()) if dense is None else _close(nearest_rows(dense, 1) if near is None else near)
 

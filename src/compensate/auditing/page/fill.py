@@ -328,6 +328,7 @@ def _issues(audit: Audit) -> tuple[IssueGroup, ...] | None:
                 IssueRow(
                     int(audit.index[i]), labels[i], content(audit.data, i), found["score"], found["detail"],
                     None if j is None else content(audit.data, j), found["other"], "" if j is None else labels[j],
+                    audit.ids[i] if audit.ids else "", audit.ids[j] if audit.ids and j is not None else "",
                 )
             )  # fmt: skip
         title = (kind.one if len(here) == 1 else kind.many).capitalize()

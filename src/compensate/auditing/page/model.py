@@ -218,6 +218,8 @@ class IssueRow:
     other: Content | None = None
     other_index: int | None = None
     other_label: str = ""
+    id: str = ""
+    other_id: str = ""
 
 
 @dataclass(frozen=True)

@@ -289,6 +289,8 @@ def _issues(group: IssueGroup, labels: _Table, names: _Table) -> dict[str, Any]:
                 "other": None if row.other is None else shown(row.other),
                 "otherIndex": row.other_index,
                 "otherLabel": labels(row.other_label),
+                "id": row.id,
+                "otherId": row.other_id,
             }
             for row in group.rows
         ],

@@ -212,8 +212,11 @@ function valuesPicture({ given, predicted, flagged }, about) {
   });
 }
 
+const compact = new Intl.NumberFormat("en", { notation: "compact" });
+
 function brief(v) {
-  return Math.abs(v) >= 1e5 || (v !== 0 && Math.abs(v) < 1e-3) ? v.toExponential(0) : number(v);
+  if (Math.abs(v) >= 1e5 && Math.abs(v) < 1e15) return compact.format(v);
+  return Math.abs(v) >= 1e15 || (v !== 0 && Math.abs(v) < 1e-3) ? v.toExponential(0) : number(v);
 }
 
 // A measure over the epochs; plain training is dashed.

@@ -26,17 +26,17 @@ function issueRow(row, group) {
   return el(
     "li",
     { class: "issue-row" + (row.other ? " with-other" : "") },
-    issueSide(row.index, row.label, row.content, differ),
-    row.other && issueSide(row.otherIndex, row.otherLabel, row.other, differ),
+    issueSide(row.index, row.id, row.label, row.content, differ),
+    row.other && issueSide(row.otherIndex, row.otherId, row.otherLabel, row.other, differ),
     el("p", { class: "issue-detail", title: plainText(group.score) }, prose(clip(row.detail, 200))),
   );
 }
 
-function issueSide(index, given, content, differ) {
+function issueSide(index, id, given, content, differ) {
   return el(
     "div",
     { class: "issue-side" },
-    el("p", { class: "issue-head" }, el("span", { class: "muted" }, `row ${count(index)}`), " ", el(differ ? "b" : "span", { class: "issue-label" }, label(labelOf(given), 60))),
+    el("p", { class: "issue-head" }, el("span", { class: "muted" }, `row ${count(index)}`, id && [" ", prose(clip(id, 80))]), " ", el(differ ? "b" : "span", { class: "issue-label" }, label(labelOf(given), 60))),
     issueContent(content),
   );
 }
