@@ -210,3 +210,9 @@ def test_a_warning_is_shown_as_a_note():
     code = "import warnings; from compensate.cli import run; run(lambda: warnings.warn('3 rows have no label.'))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr == "note: 3 rows have no label.\n"
+
+
+def test_too_little_memory_is_said_in_one_line():
+    code = "import numpy as np; from compensate.cli import run; run(lambda: np.empty(1 << 60))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert_told(done.returncode, done.stderr, "error: there is not enough memory")

@@ -71,6 +71,14 @@ def run(commands: typer.Typer) -> None:
     except InputError as error:
         errors.print(Text.assemble(("error: ", "bold red"), visible(str(error))))
         sys.exit(2)
+    except MemoryError as error:
+        said = f"there is not enough memory: {error}" if str(error) else "there is not enough memory"
+        errors.print(
+            Text.assemble(
+                ("error: ", "bold red"), f"{said}. Give fewer rows or columns, or read them in pieces (--memory)."
+            )
+        )
+        sys.exit(2)
     except OSError as error:
         # A disk or folder that refuses; what was being written is whole or not there.
         errors.print(Text.assemble(("error: ", "bold red"), visible(str(error))))
