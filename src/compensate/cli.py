@@ -6,7 +6,7 @@ import io
 import sys
 import warnings
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 from rich.table import Table
@@ -85,12 +85,19 @@ def run(commands: typer.Typer) -> None:
         sys.exit(2)
 
 
-def _show_warning(message: Warning | str, category: type[Warning], *place: Any) -> None:
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
     """Prints what a user should know as a note, without a file and a line of the library; other warnings as Python does."""
     if category is UserWarning:
         errors.print(Text.assemble(("note: ", "yellow"), visible(str(message))))
     else:
-        errors.print(warnings.formatwarning(message, category, *place[:2]).rstrip(), markup=False)
+        errors.print(warnings.formatwarning(message, category, filename, lineno, line).rstrip(), markup=False)
 
 
 def _version(wanted: bool) -> None:

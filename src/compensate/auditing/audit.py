@@ -29,6 +29,7 @@ from compensate.auditing.views import FeatureViews, make_views, unused_encoder
 from compensate.data.dataset import UNLABELED, Data
 from compensate.errors import InputError
 from compensate.files import is_address
+from compensate.threads import threads_for
 
 if TYPE_CHECKING:
     import torch
@@ -432,7 +433,8 @@ def _quantities(data: Data, encoder: str | Path, device: str | None, seed: int, 
     folds = assign_folds(np.where(np.isfinite(values), 0, UNLABELED), views.keys, folds=FOLDS, seed=seed)
     if progress is not None:
         progress("fitting", 0, 1)
-    found = judge_quantities(views.views, values, folds, FOLDS, seed=seed)
+    with threads_for(max(view.work(FOLDS, 1) for view in views.views)):
+        found = judge_quantities(views.views, values, folds, FOLDS, seed=seed)
     if progress is not None:
         progress("fitting", 1, 1)
     lost = np.flatnonzero(~data.labeled)
