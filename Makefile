@@ -3,7 +3,7 @@
 # make quick  the tests that are not marked slow, in about three minutes
 # make site   the documentation, into site/
 # make fuzz   ten thousand damaged files of each format
-# make faults full disks, limits of the system, and kills of audits, corrections, the review server and workers, in about ten minutes
+# make faults full disks, limits of the system, and kills of audits, corrections, the review server and workers; takes minutes
 # Each target makes its own virtual environment first. Nothing else needs to be installed but Python >= 3.10.
 
 PYTHON ?= python3
