@@ -3,6 +3,7 @@
 # make quick  the tests that are not marked slow, in about three minutes
 # make site   the documentation, into site/
 # make fuzz   ten thousand damaged files of each format
+# make faults full disks, limits of the system, and kills of audits, corrections, the review server and workers; takes minutes
 # Each target makes its own virtual environment first. Nothing else needs to be installed but Python >= 3.10.
 
 PYTHON ?= python3
@@ -11,7 +12,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 WORKERS ?= auto
 
-.PHONY: demo test quick fuzz lint format bench docs site clean wheel-test
+.PHONY: demo test quick fuzz faults lint format bench docs site clean wheel-test
 
 demo: $(VENV)/.base
 	$(BIN)/compensate demo
@@ -32,6 +33,14 @@ lint: $(VENV)/.lint
 FUZZ ?= 10000
 fuzz: $(VENV)/.test
 	OMP_NUM_THREADS=1 nice -n 10 $(BIN)/python tests/reliability/fuzzing.py $(FUZZ) results/fuzz.json
+
+# FAULTS kills of each command, before each of its first changes of a file.
+FAULTS ?= 30
+faults: $(VENV)/.test
+	FAULTS=$(FAULTS) OMP_NUM_THREADS=1 SCIPY_ARRAY_API=1 $(BIN)/python -m pytest -q tests/reliability/test_many_kills.py \
+		tests/reliability/test_faults.py tests/reliability/test_killed_workers.py tests/training/test_resume_after_kill.py \
+		tests/auditing/test_run_folder.py tests/auditing/test_review_server.py tests/auditing/test_pieces.py \
+		-k "many_kills or reliability or kill or full or cut or idleness or interrupted"
 
 format: $(VENV)/.lint
 	$(BIN)/ruff format .

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from compensate.cli import run
+from compensate.cli import Commands, run
 from experiments.commands.choices import choices
 from experiments.commands.defaults import defaults
 from experiments.commands.figure import figure
@@ -14,6 +14,7 @@ from experiments.commands.reproduce import reproduce
 from experiments.commands.sentences import sentences
 
 app = typer.Typer(
+    cls=Commands,
     name="python -m experiments",
     help="The tables, figures and sentences of the paper, trained again, and the studies behind the library's defaults.",
     no_args_is_help=True,

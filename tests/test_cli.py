@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
 
+import numpy as np
+import pandas as pd
 import pytest
 import typer.main
 from typer.testing import CliRunner
@@ -169,3 +174,45 @@ def test_a_plain_error_does_not_import_pytorch(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["2 False"] * len(slips), done.stderr
     assert done.stderr.count("error:") == len(slips)
+
+
+LONG = {
+    "audit": ["rows.csv"],
+    "train": ["digits", "--method", "base", "--epochs", "500", "--out", "run"],
+    "compare": ["digits", "--methods", "base,logcomp", "--epochs", "500", "--workers", "2", "--out", "comparison"],
+    "tune": ["digits", "--method", "logcomp", "--epochs", "500", "--trials", "3", "--out", "search"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", LONG)
+def test_ctrl_c_ends_with_one_line_and_130(command, tmp_path):
+    rng = np.random.default_rng(0)
+    rows = pd.DataFrame(rng.normal(size=(3000, 40))).assign(label=rng.integers(300, size=3000))
+    rows.to_csv(tmp_path / "rows.csv", index=False)
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from compensate.cli import main; print('begun', flush=True); main()", command, *LONG[command]],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout.readline() == "begun\n"
+        time.sleep(4)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: workers are told too
+        said, wrong = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 130, said + wrong
+    assert "Traceback" not in wrong
+    assert re.search("stopped", said + wrong)
+
+
+def test_a_warning_is_shown_as_a_note():
+    code = "import warnings; from compensate.cli import run; run(lambda: warnings.warn('3 rows have no label.'))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == "note: 3 rows have no label.\n"
+
+
+def test_too_little_memory_is_said_in_one_line():
+    code = "import numpy as np; from compensate.cli import run; run(lambda: np.empty(1 << 48))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert_told(done.returncode, done.stderr, "error: there is not enough memory")

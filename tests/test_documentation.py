@@ -48,6 +48,13 @@ def test_the_pages_of_results_are_made_from_the_stored_runs():
     assert details_page(ROOT / "results") == (ROOT / "docs" / DETAILS).read_text(), "run `make docs`"
 
 
+def test_the_sentence_on_tags_repeats_the_table():
+    page = (ROOT / "docs" / "audit-kinds.md").read_text()
+    row = next(line for line in page.splitlines() if line.startswith("| wnut17-tokens"))
+    stated, true = (cell.strip().replace("%", " %") for cell in row.split("|")[6:8])
+    assert f"{stated} instead of {true}" in page
+
+
 def test_import_brings_no_heavy_library_along():
     heavy = ("pandas", "sklearn", "scipy", "matplotlib", "PIL", "accelerate", "optuna", "typer", "rich", "jinja2")
     heavy += ("lightning", "pytorch_lightning", "transformers", "datasets", "skorch", "ray", "torch._dynamo")

@@ -62,6 +62,11 @@ def test_no_file_is_longer_than_can_be_kept_in_mind():
     assert not long, f"more than {LONGEST} lines: split by idea"
 
 
+def test_contributors_are_told_the_same_limit():
+    page = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert f"at most {LONGEST} lines" in page
+
+
 def test_names_have_american_spelling():
     for name, tree in MODULES.items():
         defined = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}

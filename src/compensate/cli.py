@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import sys
+import warnings
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TextIO
 
 import typer
 from rich.table import Table
 from rich.text import Text
+from typer.core import TyperGroup
 
 from compensate._version import __version__
 from compensate.commands.apply import apply
@@ -26,8 +28,22 @@ from compensate.commands.train import train
 from compensate.commands.tune import tune
 from compensate.errors import InputError
 
+
+class Commands(TyperGroup):
+    """Commands that Ctrl-C ends with a message; typer alone would end them without a word."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs the command that is asked for."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            errors.print("stopped by Ctrl-C")
+            raise typer.Exit(130) from None
+
+
 app = typer.Typer(
     name="compensate",
+    cls=Commands,
     help="Train on labels you cannot fully trust, and find the ones that are wrong.\n\n**Example:** `compensate audit reviews.csv`",
     no_args_is_help=True,
     add_completion=False,
@@ -49,17 +65,39 @@ def run(commands: typer.Typer) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a file or pipe in another encoding than UTF-8 has no arrows
     try:
-        commands()
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            commands()
     except InputError as error:
         errors.print(Text.assemble(("error: ", "bold red"), visible(str(error))))
+        sys.exit(2)
+    except MemoryError as error:
+        said = f"there is not enough memory: {error}" if str(error) else "there is not enough memory"
+        errors.print(
+            Text.assemble(
+                ("error: ", "bold red"), f"{said}. Give fewer rows or columns, or read them in pieces (--memory)."
+            )
+        )
         sys.exit(2)
     except OSError as error:
         # A disk or folder that refuses; what was being written is whole or not there.
         errors.print(Text.assemble(("error: ", "bold red"), visible(str(error))))
         sys.exit(2)
-    except KeyboardInterrupt:
-        errors.print("stopped")
-        sys.exit(130)
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Prints what a user should know as a note, without a file and a line of the library; other warnings as Python does."""
+    if category is UserWarning:
+        errors.print(Text.assemble(("note: ", "yellow"), visible(str(message))))
+    else:
+        errors.print(warnings.formatwarning(message, category, filename, lineno, line).rstrip(), markup=False)
 
 
 def _version(wanted: bool) -> None:

@@ -96,3 +96,37 @@ def deadly(place: Path, deaths: int) -> dict[str, str]:
     (place / "sitecustomize.py").write_text(DEADLY)
     path = os.pathsep.join(filter(None, [str(place), os.environ.get("PYTHONPATH", "")]))
     return {**os.environ, "PYTHONPATH": path, "DEADLY_PLACE": str(place), "DEADLY_TIMES": str(deaths)}
+
+
+COUNTED = """
+import os, signal, sys
+
+place, last, seen = os.environ["KILLED_PLACE"], int(os.environ["KILLED_AT"]), 0
+
+def watch(event, args):
+    global seen
+    if event == "open" and not (isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR)):
+        return
+    if event not in ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir") or not str(args[0]).startswith(place):
+        return
+    if seen == last:
+        os.kill(os.getpid(), signal.SIGKILL)
+    seen += 1
+
+sys.addaudithook(watch)
+"""
+"""Every Python process that finds this on its path is ended before a certain change of the files of a folder."""
+
+
+def killed_at(change: int, watched: Path, place: Path) -> dict[str, str]:
+    """The environment of a command that is ended before it opens, renames, makes or removes its n-th file under ``watched``.
+
+    Args:
+        change: n, counted from 0.
+        watched: a folder.
+        place: another folder, for the code that does it.
+    """
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "sitecustomize.py").write_text(COUNTED)
+    path = os.pathsep.join(filter(None, [str(place), os.environ.get("PYTHONPATH", "")]))
+    return {**os.environ, "PYTHONPATH": path, "KILLED_PLACE": str(watched), "KILLED_AT": str(change)}

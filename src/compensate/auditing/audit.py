@@ -19,7 +19,7 @@ from compensate.auditing.corrections import Correction
 from compensate.auditing.decisions import decided_labels
 from compensate.auditing.fitted import StoredLearner
 from compensate.auditing.folds import FOLDS, assign_folds, num_divisions
-from compensate.auditing.learners import judge_divisions
+from compensate.auditing.learners import Steps, judge_divisions, steps_of
 from compensate.auditing.lone import NOTE, judge_lone
 from compensate.auditing.noise_model import SMALLEST, Verdict, after_decisions, by_chance_note, judge, pool, shares
 from compensate.auditing.pieces import PiecedSource, open_pieces
@@ -30,15 +30,20 @@ from compensate.auditing.views import FeatureViews, make_views, unused_encoder
 from compensate.data.dataset import UNLABELED, Data
 from compensate.errors import InputError
 from compensate.files import is_address
+from compensate.threads import threads_for
 
 if TYPE_CHECKING:
     import torch
 
 Progress = Callable[[str, int, int], None]
-"""Called with the stage ("encoding", "fitting" or "training"), the steps that are done and the number of all."""
+"""Called with the stage ("encoding", "fitting", "training" or "judging", then perhaps the learner that is at work), the steps that are done and
+the number of all."""
 
 FEWEST = 20
 """Rows without which there is nothing to learn from."""
+
+MOST_CELLS = 50_000_000
+"""Rows times classes up to which classes of a row or two are audited: each row is compared with each class."""
 
 __all__ = ["audit"]
 
@@ -171,6 +176,7 @@ def audit(
             f"{len(rows)} rows have a label that can be checked; an audit needs {FEWEST} or more.{why} Check which column holds the "
             "labels, or give more rows."
         )
+    _check_classes(given_labels[rows], known.info.get("label"))
     tunable = None
     if finetune:
         from compensate.auditing.finetuning import find_tunable
@@ -203,6 +209,8 @@ def audit(
             log_p["model"] = trained.log_p
             config["folds"] = FOLDS if crossfit else 1
         config |= {"method": method, "hyper": dict(hyper or {}), "epochs": trained.epochs, "crossfit": crossfit}
+    if progress is not None:
+        progress("judging", 0, 1)
     log_q, weights = pool(log_p, given_labels)
     log_q = without_spellings(log_q, given_labels, known.classes)
     config["views"] = shares(weights)
@@ -294,6 +302,19 @@ def _check_training(
         Hardware(found_device(device), precision)
 
 
+def _check_classes(given: Ints, label: Any) -> None:
+    """Refuses classes that are as many as an identifier has: hours of work, from which no class could be learned."""
+    counts = np.unique(given, return_counts=True)[1]
+    usual = int(np.median(counts))
+    if len(given) * len(counts) > MOST_CELLS and usual < FOLDS:
+        column = f' of "{label}"' if label else ""
+        raise InputError(
+            f"the {len(given):,} rows have {len(counts):,} classes{column}, and most classes have {usual} rows or fewer: too few to learn a class "
+            f"from, and {len(given) * len(counts):,} comparisons of rows with classes. Expected {FOLDS} rows or more for most of so many classes. "
+            "If the labels are in another column, name it (--label); otherwise merge rare classes, or audit the rows of frequent ones."
+        )
+
+
 def _judged(
     views: FeatureViews | None,
     labels: Ints,
@@ -309,15 +330,12 @@ def _judged(
     log_p: dict[str, Any] = {}
     models = []
     transitions = []
-    for k, view in enumerate(views.views):
-        if progress is not None:
-            progress("fitting", k, len(views.views))
-        found = judge_divisions(view, labels, divisions, FOLDS, classes, trusted=trusted, seed=seed)
+    steps = Steps(progress, sum(len(divisions) * steps_of(view, FOLDS) for view in views.views))
+    for view in views.views:
+        found = judge_divisions(view, labels, divisions, FOLDS, classes, trusted=trusted, seed=seed, steps=steps)
         models.append(found.models)
         log_p |= {f"{view.name}: {name}": values for name, values in found.log_p.items()}
         transitions.append(found.transition)
-    if progress is not None:
-        progress("fitting", len(views.views), len(views.views))
     return log_p, np.mean(transitions, axis=0), models
 
 
@@ -420,7 +438,8 @@ def _quantities(data: Data, encoder: str | Path, device: str | None, seed: int, 
     folds = assign_folds(np.where(np.isfinite(values), 0, UNLABELED), views.keys, folds=FOLDS, seed=seed)
     if progress is not None:
         progress("fitting", 0, 1)
-    found = judge_quantities(views.views, values, folds, FOLDS, seed=seed)
+    with threads_for(max(view.work(FOLDS, 1) for view in views.views)):
+        found = judge_quantities(views.views, values, folds, FOLDS, seed=seed)
     if progress is not None:
         progress("fitting", 1, 1)
     lost = np.flatnonzero(~data.labeled)

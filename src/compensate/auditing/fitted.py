@@ -262,8 +262,8 @@ class ByFold:
 
     models: Sequence[Any]
 
-    def log_p(self, x: Any, trees: Singles | None, folds: Ints) -> Singles:
-        """(N, C) log probabilities of rows in these folds."""
+    def log_p(self, x: Any, trees: Singles | None, folds: Ints, done: Callable[[], None] = lambda: None) -> Singles:
+        """(N, C) log probabilities of rows in these folds; ``done`` is called after each fold."""
         found: Singles | None = None
         size = max(1, BLOCK // x.shape[1]) if isinstance(x, np.ndarray) else BLOCK // 20
         for fold in np.unique(folds).tolist():
@@ -273,6 +273,7 @@ class ByFold:
                 part = model.log_p(x[rows], None if trees is None else trees[rows])
                 found = np.empty((len(folds), part.shape[1]), np.float32) if found is None else found
                 found[rows] = part
+            done()
         assert found is not None
         return found
 

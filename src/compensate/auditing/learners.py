@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 import scipy.sparse as sp
@@ -23,7 +23,8 @@ from compensate.auditing.fitted import (
     smoothed,
     unit_length,
 )
-from compensate.auditing.linear import BLOCK, LinearFolds, Terms, compensated, softmax, transferred
+from compensate.auditing.linear import BLOCK, LinearFolds, Terms, compensated, is_sparse, softmax, transferred
+from compensate.threads import threads_for
 
 STRENGTHS = (3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5)
 """Weight decays that are tried, from strong to weak, until the log loss of held-out labels rises."""
@@ -50,6 +51,9 @@ SPREAD = 500
 TREES, GROWN_ON, LEAF = 200, 50_000, 3
 """Extra trees, the rows that each is grown on, and the fewest rows of a leaf; of many rows there are fewer trees."""
 
+TREE_ENTRIES, FEWEST_TREES = 200_000_000, 20
+"""Entries of trees x rows x classes: each node keeps a share of every class. With many classes there are fewer trees, but no fewer than these."""
+
 NO_FOLD = -1
 """Trees of all rows."""
 
@@ -70,6 +74,42 @@ class View:
     name: str
     x: Any
     trees: Singles | None = None
+
+    def work(self, num_folds: int, num_classes: int) -> float:
+        """Multiplications of one pass over the rows, for all folds, and for principal axes."""
+        n, d = self.x.shape
+        if is_sparse(self.x):
+            return float(self.x.nnz * num_folds * num_classes)
+        return float(n * d * (num_folds * num_classes + min(n, d)))
+
+
+@final
+class Steps:
+    """Tells how many steps of the learners are done, and which learner is at work.
+
+    Args:
+        progress: called with "fitting" and the learner, the steps that are done and the number of all.
+        total: of all views and divisions; see `steps_of`.
+    """
+
+    def __init__(self, progress: Callable[[str, int, int], None] | None = None, total: int = 0) -> None:
+        self._progress, self._total, self._done, self._what = progress, total, 0, ""
+
+    def start(self, what: str) -> None:
+        """This learner begins."""
+        self._what = what
+        self.done(0)
+
+    def done(self, number: int = 1) -> None:
+        """So many of its steps are done."""
+        self._done += number
+        if self._progress is not None:
+            self._progress(f"fitting {self._what}", self._done, self._total)
+
+
+def steps_of(view: View, num_folds: int) -> int:
+    """The steps of `judge_view`: strengths, rounds of the transitions, and for each learner the folds that it judges."""
+    return len(STRENGTHS) + ROUNDS + num_folds * (3 if view.trees is None else 4)
 
 
 @dataclass(eq=False)
@@ -100,6 +140,7 @@ def judge_view(
     seed: int = 0,
     fitted: LinearFolds | None = None,
     trees: int | None = None,
+    steps: Steps | None = None,
 ) -> Judged:
     """Out-of-fold predictions of all learners that suit the view.
 
@@ -110,11 +151,18 @@ def judge_view(
         trusted: (N,) labels that are known to be right: linear models learn from them without compensation.
         fitted: the linear models of this view, where many label sets are judged on it and every row has a label.
         trees: their number where there are few rows, 0 for none; `TREES` by default.
+        steps: told what is done.
     """
-    learned = fit_view(
-        view, labels, folds, num_folds, num_classes, trusted=trusted, seed=seed, fitted=fitted, trees=trees
-    )
-    log_p = {name: one.log_p(view.x, view.trees, folds) for name, one in learned.by_fold.items()}
+    steps = Steps() if steps is None else steps
+    log_p = {}
+    with threads_for(view.work(num_folds, num_classes)):
+        learned = fit_view(
+            view, labels, folds, num_folds, num_classes,
+            trusted=trusted, seed=seed, fitted=fitted, trees=trees, steps=steps,
+        )  # fmt: skip
+        for name, one in learned.by_fold.items():
+            steps.start(name)
+            log_p[name] = one.log_p(view.x, view.trees, folds, steps.done)
     return Judged(log_p, learned.models, learned.transition, learned.decay)
 
 
@@ -127,6 +175,7 @@ def judge_divisions(
     *,
     trusted: NDArray[np.bool_] | None = None,
     seed: int = 0,
+    steps: Steps | None = None,
 ) -> Judged:
     """As `judge_view`, for several divisions into folds: the mean of what each says. Trees are shared out among them.
 
@@ -134,7 +183,9 @@ def judge_divisions(
     """
     trees = max(1, TREES // len(divisions))
     found = [
-        judge_view(view, labels, folds, num_folds, num_classes, trusted=trusted, seed=seed + k, trees=trees)
+        judge_view(
+            view, labels, folds, num_folds, num_classes, trusted=trusted, seed=seed + k, trees=trees, steps=steps
+        )
         for k, folds in enumerate(divisions)
     ]
     if len(found) == 1:
@@ -173,13 +224,17 @@ def fit_view(
     trees: int | None = None,
     run: Execution = HERE,
     rows: int | None = None,
+    steps: Steps | None = None,
 ) -> Learned:
     """All learners that suit the view; arguments as for `judge_view`, where to compute, and how many rows are judged, if not these."""
     found = Learned()
+    steps = Steps() if steps is None else steps
+    steps.start("logcomp")
     if fitted is None:
         fitted = LinearFolds(view.x, folds, num_folds, num_classes, labels >= 0, run)
-    _logcomp(fitted, labels, trusted, found)
-    _transitions(fitted, labels, trusted, found)
+    _logcomp(fitted, labels, trusted, found, steps)
+    steps.start("transitions")
+    _transitions(fitted, labels, trusted, found, steps)
     if fitted.axes is None:
         without = (np.where(folds == fold, -1, labels) for fold in range(num_folds))
         found.by_fold["naive Bayes"] = ByFold([_naive_bayes(view.x, rest, num_classes) for rest in without])
@@ -188,21 +243,26 @@ def fit_view(
         found.by_fold["neighbors"], found.models["neighbors"] = _neighbors(fitted, labels, seed, rows or len(labels))
     most = TREES if trees is None else trees
     if view.trees is not None and most:
+        steps.start("trees")
         forests = Forests(view.trees, labels, folds, num_folds, num_classes, seed, most)
         found.by_fold["trees"] = ByFold(forests)
         found.models["trees"] = stored_trees(forests, run)
     return found
 
 
-def _logcomp(fitted: LinearFolds, labels: Ints, trusted: NDArray[np.bool_] | None, found: Learned) -> None:
+def _logcomp(
+    fitted: LinearFolds, labels: Ints, trusted: NDArray[np.bool_] | None, found: Learned, steps: Steps
+) -> None:
     best, chosen, w = np.inf, None, None
     slope = compensated(labels, LAMBDA, trusted)
-    for decay in STRENGTHS:
+    for tried, decay in enumerate(STRENGTHS, 1):
         w = fitted.fit(slope, decay, w)
         loss = fitted.held_out_loss(w, labels)
+        steps.done()
         if loss < best:
             best, chosen, found.decay = loss, w, decay
         elif loss > RISE * best:
+            steps.done(len(STRENGTHS) - tried)
             break
     assert chosen is not None
     _keep(fitted, "logcomp", chosen, found)
@@ -213,7 +273,9 @@ def _keep(fitted: LinearFolds, name: str, w: Singles, found: Learned) -> None:
     found.models[name] = Linear(*fitted.mean(w))
 
 
-def _transitions(fitted: LinearFolds, labels: Ints, trusted: NDArray[np.bool_] | None, found: Learned) -> None:
+def _transitions(
+    fitted: LinearFolds, labels: Ints, trusted: NDArray[np.bool_] | None, found: Learned, steps: Steps
+) -> None:
     """Expectation and maximization: weights under the present transitions, then transitions under the posterior."""
     classes, others = fitted.num_classes, 1 - np.eye(fitted.num_classes)
     uniform = np.eye(classes) * (1 - ERRORS) + others * ERRORS / max(classes - 1, 1)
@@ -222,6 +284,7 @@ def _transitions(fitted: LinearFolds, labels: Ints, trusted: NDArray[np.bool_] |
     w = None
     for step in range(ROUNDS):
         w = fitted.fit(transferred(labels, a, trusted), found.decay, w)
+        steps.done()
         if step == ROUNDS - 1:
             break
         counts = _posterior_counts(fitted, labels, trusted, a, w) * size
@@ -309,15 +372,18 @@ def _some(rows: Ints, most: int, rng: np.random.Generator) -> Ints:
     return rows if len(rows) <= most else np.sort(rng.choice(rows, most, replace=False))
 
 
-def forest_size(rows: int, most: int | None = None) -> dict[str, Any]:
-    """The options of a forest for this many rows, and of at most so many trees (`TREES`).
+def forest_size(rows: int, most: int | None = None, classes: int = 1) -> dict[str, Any]:
+    """The options of a forest for this many rows and classes, and of at most so many trees (`TREES`).
 
     >>> forest_size(1000)
     {'n_estimators': 200, 'min_samples_leaf': 3}
     >>> forest_size(1_000_000)["n_estimators"]
     30
+    >>> forest_size(4_000, classes=1_500)["n_estimators"]
+    33
     """
     most = TREES if most is None else most
+    most = min(most, max(FEWEST_TREES, TREE_ENTRIES // (min(rows, GROWN_ON) * classes + 1)))
     if rows <= GROWN_ON:
         return {"n_estimators": most, "min_samples_leaf": LEAF}
     trees = max(min(30, most), most * GROWN_ON // rows)
@@ -402,7 +468,7 @@ class Forests(Sequence[Any]):
 
     def size(self, fold: int) -> int:
         """The number of trees of a fold."""
-        return int(forest_size(len(self.rest(fold)), self.trees)["n_estimators"])
+        return int(forest_size(len(self.rest(fold)), self.trees, self.num_classes)["n_estimators"])
 
     def parts(self, folds: Iterable[int], trees: int | None = None, together: int = 1) -> list[tuple[int, slice]]:
         """What `grow` can grow by itself: a forest of few rows, or some trees of many, so that several workers end at the same time."""
@@ -436,7 +502,7 @@ def grow(part: tuple[int, slice], forests: Forests) -> list[Tree]:
 def stored_trees(forests: Forests, run: Execution = HERE) -> Forest:
     """Fewer trees, of all rows, to judge rows that are in no fold."""
     rows = int((forests.labels >= 0).sum())
-    number = max(1, int(STORED_TREES * forest_size(rows)["n_estimators"]))
+    number = max(1, int(STORED_TREES * forest_size(rows, classes=forests.num_classes)["n_estimators"]))
     trees = run.map(grow, forests.parts([NO_FOLD], number), forests)
     return Forest.fitted([(tree.model.tree_, tree.classes) for part in trees for tree in part], forests.num_classes)
 
@@ -458,5 +524,6 @@ class Grown:
         rows = np.ascontiguousarray(trees, np.float32)
         p = np.zeros((len(rows), self.num_classes))
         for tree in self.trees:
-            p[:, tree.classes] += tree.model.predict_proba(rows, check_input=False)
+            known = slice(None) if len(tree.classes) == self.num_classes else tree.classes
+            p[:, known] += tree.model.predict_proba(rows, check_input=False)
         return p

@@ -49,6 +49,9 @@ the slope of each portion has an entry for every word."""
 WORK = 20_000_000_000
 """Multiplications in one pass over the rows that are fitted on: of more rows a part is drawn, evenly, and the others are judged only."""
 
+MOST_AXES = 4_096
+"""Principal axes. Of more columns and rows, axes are those of so many rows: all axes would take the cube of the number of columns."""
+
 BIAS_DECAY = 1e-6
 """The intercept is hardly regularized."""
 
@@ -280,24 +283,37 @@ def _coordinates(x: Any) -> tuple[Singles, Singles, Singles | None, Singles]:
         square = np.asarray(x.power(2).sum(0)).ravel() / n
         scale = np.full(d, np.sqrt(max(square.sum(), 1e-12)), np.float32)
         return np.zeros(d, np.float32), scale, None, (4 * SPARSE_FLOOR * square / scale**2).astype(np.float32)
-    center, gram = np.zeros(d), np.zeros((d, d))
     size = max(1, BLOCK // max(d, 1))
-    for start in range(0, n, size):
-        center += x[start : start + size].sum(0, dtype=np.float64)
-    center /= n
-    for start in range(0, n, size):
-        part = (x[start : start + size] - center).astype(np.float32)
-        gram += part.T @ part
-    gram /= n
-    deviation = np.sqrt(np.maximum(np.diag(gram), 0))
-    # A column that hardly varies is not blown up to the size of the others.
-    least = max(1e-6 * deviation.max(initial=0), 0.05 * np.sqrt((deviation**2).mean()) if d > 64 else 0, 1e-12)
-    scale = np.maximum(deviation, least) * np.sqrt(d)
-    spread, axes = np.linalg.eigh(gram / np.outer(scale, scale))
-    kept = spread > 1e-9 * spread.max(initial=0)
+    portions = [slice(start, start + size) for start in range(0, n, size)]
+    center = sum(x[part].sum(0, dtype=np.float64) for part in portions) / n
+    if d <= min(n, MOST_AXES):
+        gram = np.zeros((d, d))
+        for part in portions:
+            centered = (x[part] - center).astype(np.float32)
+            gram += centered.T @ centered
+        gram /= n
+        scale, least = _scale(np.diag(gram)), 1e-9
+        spread, axes = np.linalg.eigh(gram / np.outer(scale, scale))
+    else:
+        scale = _scale(sum(((x[part] - center) ** 2).sum(0, dtype=np.float64) for part in portions) / n)
+        least = 1e-6  # of the products of rows in single precision, less than that is rounding
+        # The axes of a few rows of many columns lie in the span of these rows: products of rows give them, not products of columns.
+        some = np.linspace(0, n - 1, min(n, MOST_AXES)).astype(np.int64)
+        z = ((x[some] - center) / scale).astype(np.float32)
+        spread, mixed = np.linalg.eigh((z @ z.T).astype(np.float64) / len(z))
+        axes = (z.T @ mixed) / np.sqrt(np.maximum(len(z) * spread, 1e-30))
+    kept = spread > least * spread.max(initial=0)
     return (
         center.astype(np.float32),
         scale.astype(np.float32),
         axes[:, kept].astype(np.float32),
         spread[kept].astype(np.float32),
     )
+
+
+def _scale(variance: Floats) -> Floats:
+    """(D,) by what columns are divided, given their variances; one that hardly varies is not blown up to the size of the others."""
+    d = len(variance)
+    deviation = np.sqrt(np.maximum(variance, 0))
+    least = max(1e-6 * deviation.max(initial=0), 0.05 * np.sqrt((deviation**2).mean()) if d > 64 else 0, 1e-12)
+    return np.asarray(np.maximum(deviation, least) * np.sqrt(d))

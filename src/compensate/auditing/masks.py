@@ -20,7 +20,7 @@ from scipy.special import expit
 
 from compensate.auditing.arrays import Ints, Singles
 from compensate.auditing.folds import FOLDS, assign_folds
-from compensate.auditing.learners import View, judge_view
+from compensate.auditing.learners import Steps, View, judge_view, steps_of
 from compensate.auditing.noise_model import Verdict, by_chance_note, judge, offset_of_mean, pool, shares
 from compensate.auditing.parts import check_given, part_of, runs_of
 from compensate.data.dataset import UNLABELED, Data
@@ -86,7 +86,7 @@ class Masks:
         place[classes] = np.arange(len(classes))
         return np.concatenate([_majority(place[mask], side, len(classes)).ravel() for mask in self.masks])
 
-    def judged(self, seed: int = 0) -> JudgedCells:
+    def judged(self, seed: int = 0, progress: Any = None) -> JudgedCells:
         """The verdict on each cell."""
         classes = self._classes()
         side = SMALLEST
@@ -97,7 +97,9 @@ class Masks:
         x = np.concatenate([cell_features(image, side) for image in self.images])
         image = np.repeat(np.arange(len(grids)), [rows * columns for rows, columns in grids])
         folds = assign_folds(np.zeros(len(grids), np.int64), seed=seed)[image]
-        found = judge_view(View("cells", x, x), given, folds, FOLDS, len(classes), seed=seed)
+        view = View("cells", x, x)
+        steps = Steps(progress, steps_of(view, FOLDS))
+        found = judge_view(view, given, folds, FOLDS, len(classes), seed=seed, steps=steps)
         log_q, weights = pool(found.log_p, given)
         kept = given != UNLABELED
         # Cells at the edge of an object look like errors in one direction. Directions that earn their numbers (Bayesian information criterion)
@@ -115,11 +117,7 @@ class Masks:
         from compensate.auditing.result import Audit
         from compensate.auditing.views import unused_encoder
 
-        if progress is not None:
-            progress("fitting", 0, 1)
-        found = self.judged(seed)
-        if progress is not None:
-            progress("fitting", 1, 1)
+        found = self.judged(seed, progress)
         verdict = found.verdict
         notes = unused_encoder(encoder, "the cells of images")
         if verdict.by_chance:

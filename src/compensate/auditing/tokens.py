@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from compensate.auditing.arrays import Ints
 from compensate.auditing.folds import FOLDS, assign_folds, content_keys
-from compensate.auditing.learners import View, judge_view
+from compensate.auditing.learners import Steps, View, judge_view, steps_of
 from compensate.auditing.multilabel import list_pieces, write_edits
 from compensate.auditing.noise_model import Verdict, by_chance_note, judge, pool, shares
 from compensate.auditing.parts import check_given, part_of
@@ -90,11 +90,7 @@ class TokenTags:
         from compensate.auditing.result import Audit
         from compensate.auditing.views import unused_encoder
 
-        if progress is not None:
-            progress("fitting", 0, 1)
-        found = self.judged(seed)
-        if progress is not None:
-            progress("fitting", 1, 1)
+        found = self.judged(seed, progress)
         kept, given, verdict, sentence = found.kept, found.given, found.verdict, self.sentence_of
         notes = (*found.notes, *unused_encoder(encoder, "tokens"))
         if verdict.by_chance:
@@ -136,14 +132,15 @@ class TokenTags:
         """(N,) the sentence of each token."""
         return np.repeat(np.arange(len(self.sentences)), [len(s) for s in self.sentences])
 
-    def judged(self, seed: int = 0) -> JudgedTags:
+    def judged(self, seed: int = 0, progress: Any = None) -> JudgedTags:
         """The verdict on the type of each token."""
         kept, classes, given, notes = self._checked()
         view = View("words around", hashed(self.sentences))
         keys = content_keys([" ".join(token.word for token in s) for s in self.sentences])
         folds = assign_folds(np.zeros(len(self.sentences), np.int64), keys, seed=seed)[self.sentence_of]
         labels = np.where(kept, given, UNLABELED)
-        found = judge_view(view, labels, folds, FOLDS, len(classes), seed=seed)
+        steps = Steps(progress, steps_of(view, FOLDS))
+        found = judge_view(view, labels, folds, FOLDS, len(classes), seed=seed, steps=steps)
         log_q, weights = pool(found.log_p, labels)
         # The learned transitions are of a tenth of all labels wrong, more than there are entities in most texts: no direction is taken from them.
         verdict = judge(log_q[kept], given[kept])

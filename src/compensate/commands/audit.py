@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from compensate.commands import options as o
-from compensate.commands.audit_text import alike_classes, clock, fitted_line, opening_line, print_summary
-from compensate.commands.terminal import console
+from compensate.commands.audit_text import alike_classes, fitted_line, opening_line, print_summary
+from compensate.commands.terminal import clock, console, told_stages
 from compensate.errors import InputError
 from compensate.files import is_address
 
@@ -402,19 +401,7 @@ def _judged(source: Any, started: float, **chosen: Any) -> Audit:
     if hasattr(source, "target") and "parts" not in source.info:
         labeled(source)
     console.print(opening_line(source if hasattr(source, "target") else source.outline), markup=False)
-    bars = Progress(
-        TextColumn("{task.description:<9}"), BarColumn(bar_width=20), TextColumn("{task.fields[said]}"),
-        console=console, transient=True,
-    )  # fmt: skip
-    tasks: dict[str, Any] = {}
-    with bars:
-
-        def progress(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = bars.add_task(stage, total=total, said="")
-            said = f"{done:,}/{total:,} · {clock(time.perf_counter() - started)}"
-            bars.update(tasks[stage], total=total, completed=done, said=said)
-
+    with told_stages(started) as progress:
         found = run(source, progress=progress, resume=True, **chosen)
     config = found.config
     if config.get("encoder"):

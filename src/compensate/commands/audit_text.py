@@ -221,7 +221,3 @@ def _sample(found: Audit, row: int) -> str:
     if shown.fields:
         return short(", ".join(f"{name} {value}" for name, value in shown.fields[:4]), 50)
     return f"row {found.rows[row]}"
-
-
-def clock(seconds: float) -> str:
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

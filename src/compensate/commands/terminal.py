@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -49,3 +51,51 @@ def bar_of(what: str, unit: str) -> Progress:
         TextColumn(what), BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn(unit), TimeElapsedColumn(),
         TextColumn("left"), TimeRemainingColumn(), console=console, transient=True,
     )  # fmt: skip
+
+
+BETWEEN = 10.0
+"""Seconds between two lines on the same stage where output goes to a file or pipe."""
+
+
+@contextmanager
+def told_stages(started: float) -> Iterator[Callable[[str, int, int], None]]:
+    """What to call with a stage, such as "fitting trees", its steps that are done and the number of all.
+
+    A terminal shows a bar for each stage. A file or pipe gets a line when a stage begins, and then one every ten seconds.
+
+    Args:
+        started: by `time.perf_counter`.
+    """
+    bars = Progress(
+        TextColumn("{task.description:<9}"), BarColumn(bar_width=20), TextColumn("{task.fields[said]}", markup=False),
+        console=console, transient=True,
+    )  # fmt: skip
+    tasks: dict[str, Any] = {}
+    told: dict[str, float] = {}
+
+    def progress(stage: str, done: int, total: int) -> None:
+        name, _, what = stage.partition(" ")
+        now = time.perf_counter()
+        said = " · ".join(part for part in (f"{done:,}/{total:,}", what, clock(now - started)) if part)
+        if console.is_terminal:
+            if name not in tasks:
+                tasks[name] = bars.add_task(name, total=total, said="")
+            bars.update(tasks[name], total=total, completed=done, said=said)
+        elif now - told.get(name, -BETWEEN) >= BETWEEN:
+            told[name] = now
+            console.print(f"{name:<9} {said}", markup=False)
+
+    if not console.is_terminal:
+        yield progress
+        return
+    with bars:
+        yield progress
+
+
+def clock(seconds: float) -> str:
+    """Minutes and seconds.
+
+    >>> clock(75.3)
+    '1:15'
+    """
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

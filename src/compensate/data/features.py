@@ -168,9 +168,6 @@ class _Numbers:
 
     @staticmethod
     def fit(column: Column, cells: pd.Series) -> _Numbers:
-        from sklearn.impute import SimpleImputer
-        from sklearn.preprocessing import StandardScaler
-
         values = _values(column, cells)
         with np.errstate(invalid="ignore"):
             kept = np.array([len(np.unique(v[np.isfinite(v)])) > 1 for v in values.T])
@@ -178,9 +175,13 @@ class _Numbers:
         missing = bool(np.isnan(values[:, known]).any()) and bool(known.any())
         medians = means = scales = np.empty(0)
         if kept.any():
-            imputer = SimpleImputer(strategy="median").fit(values[:, kept])
-            scaler = StandardScaler().fit(imputer.transform(values[:, kept]))
-            medians, means, scales = imputer.statistics_, scaler.mean_, scaler.scale_
+            known_values = values[:, kept]
+            medians = np.nanmedian(known_values, axis=0)
+            filled = np.where(np.isnan(known_values), medians, known_values)
+            means, deviations = filled.mean(0), filled.std(0)
+            # A deviation below the rounding error of the mean is that of a constant.
+            rounding = len(filled) * np.finfo(np.float64).eps * np.abs(means)
+            scales = np.where(deviations > rounding, deviations, 1.0)
         return _Numbers(
             column, {"missing": missing, "kept": kept, "medians": medians, "means": means, "scales": scales}
         )

@@ -1,0 +1,117 @@
+"""What audits cost: time and memory that grow with the data, threads by the size of the work, and steps that are told."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
+
+from compensate import InputError, audit
+from compensate.auditing import learners, linear
+from compensate.auditing.folds import assign_folds
+from compensate.auditing.learners import View, forest_size, judge_view
+from compensate.auditing.linear import LinearFolds
+
+
+def processor_seconds(rows: int, columns: int) -> float:
+    x = np.random.default_rng(0).normal(size=(rows, columns)).astype(np.float32)
+    begun = time.process_time()
+    LinearFolds(x, np.arange(rows) % 5, 5, 3)
+    return time.process_time() - begun
+
+
+def test_the_cost_of_columns_grows_with_their_number():
+    processor_seconds(30, 100)
+    narrow, wide = (min(processor_seconds(30, columns) for _ in range(3)) for columns in (500, 2000))
+    assert wide < 12 * max(narrow, 1e-3)
+
+
+def test_few_rows_of_many_columns_have_the_axes_of_their_rows():
+    x = np.random.default_rng(0).normal(size=(30, 200)) * np.linspace(1, 3, 200)
+    fitted = LinearFolds(x.astype(np.float32), np.arange(30) % 5, 5, 3)
+    assert fitted.axes.shape == (200, 29)
+    np.testing.assert_allclose(fitted.axes.T @ fitted.axes, np.eye(29), atol=1e-4)
+    z = (x - fitted.center) / fitted.scale
+    np.testing.assert_allclose(z @ fitted.axes @ fitted.axes.T, z, atol=1e-5)
+    np.testing.assert_allclose((z @ fitted.axes).var(0), fitted.spread, rtol=1e-3)
+
+
+def test_axes_are_bounded_however_many_rows_and_columns_there_are(monkeypatch):
+    monkeypatch.setattr(linear, "MOST_AXES", 20)
+    x = np.random.default_rng(0).normal(size=(100, 50)).astype(np.float32)
+    x[:, 0] += 3 * (np.arange(100) % 2)
+    fitted = LinearFolds(x, np.arange(100) // 2 % 5, 5, 2)
+    assert fitted.axes.shape[1] <= 20
+    w = fitted.fit(linear.compensated(np.arange(100) % 2, 0.5), 1e-2)
+    assert fitted.held_out_loss(w, np.arange(100) % 2) < np.log(2)
+
+
+def test_trees_of_many_classes_are_fewer(monkeypatch):
+    monkeypatch.setattr(learners, "TREES", 200)
+    assert forest_size(4_000, classes=10)["n_estimators"] == learners.TREES
+    assert 4_000 * 1_449 * forest_size(4_000, classes=1_449)["n_estimators"] <= learners.TREE_ENTRIES
+    assert forest_size(50_000, classes=2_000)["n_estimators"] == learners.FEWEST_TREES
+
+
+def test_classes_like_identifiers_are_refused_with_the_reason():
+    x = np.random.default_rng(0).normal(size=(20_000, 2))
+    begun = time.process_time()
+    with pytest.raises(
+        InputError, match=r"20,000 rows have 10,000 classes.*most classes have 2 rows.*merge rare classes"
+    ):
+        audit(x, np.arange(20_000) % 10_000)
+    assert time.process_time() - begun < 20
+
+
+def test_small_work_takes_one_thread_and_large_work_those_that_are_set(monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        linear, "minimize", lambda f, z, **_: seen.append(threadpool_info()) or type("Found", (), {"x": z})
+    )
+    x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
+    y = np.arange(60) % 3
+    for work, most in ((1e9, 1), (0, 2)):
+        monkeypatch.setattr("compensate.threads.LARGE", work)
+        seen.clear()
+        with threadpool_limits(2):
+            judge_view(View("features", x), y, assign_folds(y), 5, 3)
+        assert {pool["num_threads"] for pool in seen[0]} == {most}
+
+
+def test_every_learner_tells_its_steps():
+    rng = np.random.default_rng(0)
+    y = np.arange(60) % 3
+    told = []
+    audit(rng.normal(size=(60, 4)) + y[:, None], y, progress=lambda *step: told.append(step))
+    fitting = [step for step in told if step[0].startswith("fitting")]
+    assert {stage for stage, *_ in fitting} == {
+        f"fitting {name}" for name in ("logcomp", "transitions", "neighbors", "trees")
+    }
+    done, totals = [step[1] for step in fitting], {step[2] for step in fitting}
+    assert done == sorted(done)
+    assert len(totals) == 1
+    assert done[-1] == totals.pop() >= 30
+    assert told[-1][0] == "judging"
+
+
+@pytest.mark.slow
+def test_stages_are_told_into_a_pipe_in_a_few_lines(tmp_path):
+    rng = np.random.default_rng(0)
+    y = np.arange(60) % 3
+    pd.DataFrame(rng.normal(size=(60, 4)) + y[:, None]).assign(label=y).to_csv(tmp_path / "rows.csv", index=False)
+    said = subprocess.run(
+        [sys.executable, "-m", "compensate", "audit", "rows.csv"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    lines = [line for line in said.splitlines() if re.match("(fitting|judging) ", line)]
+    assert re.fullmatch(r"fitting   0/\d+ · logcomp · \d+:\d\d", lines[0])
+    assert 2 <= len(lines) < 20
