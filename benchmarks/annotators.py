@@ -88,7 +88,7 @@ def measured(x: Any, votes: Votes, true: Any, seed: int) -> dict[str, float]:
 
 def consensus_predictions(x: Any, votes: Votes, seed: int) -> Any:
     """(N, C) out-of-fold predictions of models that learned the majority's labels."""
-    from compensate.auditing.audit import audit
+    from compensate.auditing.api import audit
 
     found = audit(x, votes.majority(), seed=seed)
     p = np.full((votes.items, len(votes.classes)), 1e-9)

@@ -17,11 +17,11 @@ import torch
 
 from benchmarks.measure import Ratio, options, report
 from benchmarks.planted import table
-from compensate.auditing.audit import audit
+from compensate.auditing.api import audit
 from compensate.auditing.check import check
 from compensate.auditing.result import Audit
-from compensate.auditing.run_folder import write_run
 from compensate.auditing.source import read
+from compensate.auditing.store import write_run
 from compensate.encoders import encode_data
 
 PROMISED = 10.0

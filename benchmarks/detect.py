@@ -34,11 +34,10 @@ from numpy.typing import NDArray
 
 from compensate import __version__
 from compensate.auditing import noise_model
-from compensate.auditing.audit import audit
-from compensate.auditing.folds import FOLDS, assign_folds
-from compensate.auditing.learners import View, judge_view
+from compensate.auditing.api import audit
+from compensate.auditing.features import make_views
+from compensate.auditing.learners import FOLDS, View, assign_folds, judge_view
 from compensate.auditing.result import FLAGGED, Audit
-from compensate.auditing.views import make_views
 from compensate.data import Data, from_frame, load, noise
 from compensate.files import write_atomically
 
@@ -299,8 +298,8 @@ def _margin(x: Any, given: Labels, wrong: NDArray[np.bool_], seed: int) -> dict[
     from sklearn.decomposition import TruncatedSVD
     from sklearn.preprocessing import StandardScaler
 
-    from compensate.models.small import MLP
-    from compensate.training.evidence import train_and_record
+    from compensate.models.networks import MLP
+    from compensate.training.record import train_and_record
 
     dense = TruncatedSVD(200, random_state=seed).fit_transform(x) if issparse(x) else x
     z = StandardScaler().fit_transform(dense).astype(np.float32)

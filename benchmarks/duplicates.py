@@ -29,10 +29,9 @@ from PIL import Image
 
 from benchmarks.measure import run_or_show
 from compensate import __version__
-from compensate.auditing.issues.duplicates import SIMILAR_IMAGES, SIMILAR_TEXTS
+from compensate.auditing.issues.duplicates import SIMILAR_IMAGES, SIMILAR_TEXTS, text_pairs
 from compensate.auditing.issues.image_copies import image_pairs, shrunk
 from compensate.auditing.issues.samples import oddity, outliers
-from compensate.auditing.issues.text_copies import text_pairs
 from compensate.data import load
 from compensate.files import write_atomically
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from benchmarks.measure import run_or_show
 from compensate import __version__
-from compensate.auditing.audit import audit
+from compensate.auditing.api import audit
 from compensate.auditing.issues.samples import odd_images
 from compensate.data import load
 from compensate.files import write_atomically

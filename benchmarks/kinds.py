@@ -79,7 +79,7 @@ def label_sets(
         from cleanlab.internal.multilabel_utils import onehot2int
         from cleanlab.multilabel_classification import get_label_quality_scores
 
-        from compensate.auditing.audit import audit
+        from compensate.auditing.api import audit
 
         x, y = make(seed, data_dir)
         wrong = errors(y, np.random.default_rng(1000 + seed))
@@ -107,7 +107,7 @@ def label_sets(
 
 def spoiled(tags: list[list[str]], rng: np.random.Generator) -> list[list[str]]:
     """A tenth of the entities with another type, moved by a token, or without tags."""
-    from compensate.auditing.tokens import OUTSIDE, prefix_of, type_of
+    from compensate.auditing.labels.tags import OUTSIDE, prefix_of, type_of
 
     types = sorted({type_of(tag) for sentence in tags for tag in sentence} - {OUTSIDE})
     found = []
@@ -141,7 +141,7 @@ def tagged(seed: int, data_dir: Path, sentences: int = 450) -> Row:
     """Named entities of WNUT-17."""
     from cleanlab.token_classification.rank import get_label_quality_scores
 
-    from compensate.auditing import tokens as t
+    from compensate.auditing.labels import tags as t
 
     read = t.read_tokens(data_dir / "wnut17-train.conll").info["parts"].sentences
     rng = np.random.default_rng(1000 + seed)
@@ -222,7 +222,7 @@ def segmented(draw: Callable[..., tuple[NDArray[Any], NDArray[Any]]]) -> Callabl
     def run(seed: int, data_dir: Path) -> Row:
         from cleanlab.segmentation.rank import get_label_quality_scores
 
-        from compensate.auditing.masks import Masks
+        from compensate.auditing.labels.regions import Masks
 
         rng = np.random.default_rng(5000 + seed)
         pairs = [draw(rng) for _ in range(PICTURES)]

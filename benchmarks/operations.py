@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.measure import Ratio, options, report
 from compensate import METHODS, Compensated
 from compensate.methods.registry import Method
-from compensate.models.small import MLP
+from compensate.models.networks import MLP
 
 BATCH, CLASSES, SAMPLES, FEATURES, STEPS = 128, 10, 50_000, 32, 52
 BAR = 4.0

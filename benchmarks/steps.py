@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from benchmarks.measure import Ratio, options, report
 from benchmarks.measure import alternate as in_turns
 from compensate import meta_step
-from compensate.forwards import traceless
+from compensate.core.stages import traceless
 from compensate.methods import CosineHead, arcface, isda, meta_logit, pgd_at
 from compensate.models import ResNet
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks.measure import Ratio, alternate, options, report
-from compensate.equation import Compensated
+from compensate.core.criterion import Compensated
 from compensate.methods import logcomp
 
 BATCH, CLASSES = 256, 100

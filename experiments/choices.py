@@ -18,11 +18,11 @@ import numpy as np
 import torch
 
 from compensate.data import gather
-from compensate.methods.universal import universal_perturbation
+from compensate.methods.feature import universal_perturbation
 from compensate.training.config import Config
+from compensate.training.evaluation import Samples
 from compensate.training.fitting import fit
 from compensate.training.run import Result
-from compensate.training.samples import Samples
 from experiments.archive import Archive
 from experiments.comparing import table_lines
 
@@ -94,7 +94,7 @@ def classifier_rate(setting: Setting, seed: int) -> float:
 
     from compensate.data.noise import symmetric
     from compensate.estimators import CompensatedClassifier
-    from compensate.estimators.defaults import LEAST_RATE, MOST_RATE
+    from compensate.estimators.classifier import LEAST_RATE, MOST_RATE
 
     tables = [read(return_X_y=True) for read in (load_digits, load_wine, load_breast_cancer, load_iris)]
     tables.append(make_classification(1500, 20, n_informative=8, n_classes=4, class_sep=1.2, random_state=7))

@@ -13,8 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from compensate.files import write_atomically
-from compensate.models.bilstm import BiLSTM
-from compensate.models.resnet import ResNet
+from compensate.models.networks import BiLSTM, ResNet
 from compensate.training.config import Config
 from experiments.protocols import cells, method_of, trials
 from experiments.tables import Published, published

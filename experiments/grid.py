@@ -16,13 +16,12 @@ from compensate.data import SOURCES, Data, find_vectors, gather
 from compensate.data.named.catalog import find_source
 from compensate.errors import InputError
 from compensate.files import make_folder, write_atomically
+from compensate.training.comparison import LOST, Backend, side_by_side, trained
 from compensate.training.config import Config
-from compensate.training.evaluation import BATCH
+from compensate.training.evaluation import BATCH, Samples
 from compensate.training.preparation import prepare_run
 from compensate.training.run import load_model
-from compensate.training.samples import Samples
 from compensate.training.tuning import LAST
-from compensate.training.workers import LOST, Backend, side_by_side, trained
 from experiments.archive import Archive, Record, record_of
 from experiments.protocols import ATTACKS, Cell, Scale, trials
 from experiments.tables import Published

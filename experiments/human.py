@@ -88,7 +88,7 @@ def write_sets(data_dir: Path, folder: Path) -> dict[str, str]:
     about = folder / "labels.json"
     if about.is_file():
         return dict(json.loads(about.read_text(encoding="utf-8"))["says"])
-    from compensate.auditing.audit import audit
+    from compensate.auditing.api import audit
 
     for name in (TRAIN, TEST):
         if not (data_dir / name).is_file():

@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any, Literal
 
 from compensate.methods import METHODS, find
-from compensate.methods.search import Choice, PaperData, Settings
+from compensate.methods.registry import Choice, PaperData, Settings
 from compensate.training.config import Config
 from experiments.tables import Published, published
 

@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 
 from compensate._version import __version__
-from compensate.auditing.csv_escape import guard
+from compensate.auditing.write_back import guard
 from compensate.data import Data, Splits, load
 from compensate.errors import InputError
 from compensate.files import make_folder, write_atomically

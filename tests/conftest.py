@@ -33,11 +33,11 @@ def _cached_embeddings(tmp_path_factory: pytest.TempPathFactory, monkeypatch: py
 @pytest.fixture(scope="module")
 def small_learners() -> Iterator[None]:
     """Enough trees for a few hundred rows, and one division into folds; more take as many times as long."""
-    from compensate.auditing import folds, learners
+    from compensate.auditing import learners
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(learners, "TREES", 16)
-        patch.setattr(folds, "REPEATS", 1)
+        patch.setattr(learners, "REPEATS", 1)
         yield
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from compensate import InputError, compose, meta_step, methods, swap
-from compensate.composition import cells, published, why_not
-from compensate.direction import change, measured
+from compensate.core.taxonomy import change, measured
+from compensate.methods.composition import cells, published, why_not
 from compensate.models import GCN
 
 SIZES = {
@@ -123,7 +123,7 @@ def test_cells_that_make_no_sense_say_why(cell, reason):
 
 @pytest.mark.parametrize("c", [0.2, 0.5])
 def test_a_tuned_threshold_on_gradients_is_gradient_clip(c, monkeypatch):
-    monkeypatch.setattr("compensate.composition.THRESHOLD", c)
+    monkeypatch.setattr("compensate.methods.composition.THRESHOLD", c)
     u, y = 2 * torch.randn(20, 3, dtype=torch.float64), torch.randint(3, (20,))
     cell = {"target": "gradient", "inference": "tuning", "granularity": "sample", "strength": 1.0}
     found, expected = u.clone().requires_grad_(), u.clone().requires_grad_()

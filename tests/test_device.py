@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.operations import Waits, counted, operations
 from compensate import METHODS, Compensated
-from compensate.checks import as_on_a_device
+from compensate.core.validation import as_on_a_device
 from compensate.methods import logcomp, mixcomp, sop
 from compensate.terms import Evidence
 from tiny import TinyNet
@@ -95,7 +95,7 @@ def test_a_record_of_batches_that_wait_is_that_of_batches_one_by_one(build, monk
     for batch in batches:
         waits(*batch)
     assert waits.record._waiting.batches
-    monkeypatch.setattr("compensate.inference.statistics.WAITING", 0)
+    monkeypatch.setattr("compensate.core.statistics.WAITING", 0)
     for batch in batches:
         not_(*batch)
     assert not not_.record._waiting.batches

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from compensate import Compensated, methods
-from compensate.direction import effective_weight
+from compensate.core.taxonomy import effective_weight
 from compensate.terms import Pull, Toward, prediction
 
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from compensate import Compensated
-from compensate.gates import above
-from compensate.granularity import pool_
-from compensate.inference.statistics import Evidence
+from compensate.core.statistics import Evidence
+from compensate.core.tables import pool_
 from compensate.methods import METHODS, elr, logcomp, mixcomp, mixcomp_adaptive, sop
 from compensate.terms import L1, L2, Ball, Category, Corpus, GroupL2, Pull, Sample, Where
+from compensate.terms.gates import above
 
 N, DTYPES = 40, [torch.float64, torch.float32]
 pytestmark = pytest.mark.filterwarnings("ignore:row .* had another one before")  # labels are drawn anew for each batch
@@ -125,7 +125,7 @@ def test_terms_with_a_slope_of_their_own_are_those_of_the_definition(
     seed, classes, dtype = shape.pop("seed"), shape["classes"], shape["dtype"]
     short = build(classes).to(dtype)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("compensate.fused.BLOCK", block)
+        patch.setattr("compensate.core.fast.BLOCK", block)
         batches = [drawn(seed=seed + k, **{**shape, "twice": False, "ignored": False}) for k in range(3)]
         assert_alike(short, by_definition(short), batches)
 
@@ -133,7 +133,7 @@ def test_terms_with_a_slope_of_their_own_are_those_of_the_definition(
 def test_a_batch_in_portions_is_the_batch_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     short = logcomp(num_samples=N, num_classes=5)
     long = by_definition(short)
-    monkeypatch.setattr("compensate.fused.BLOCK", 12)  # two rows
+    monkeypatch.setattr("compensate.core.fast.BLOCK", 12)  # two rows
     assert_alike(short, long, [drawn(11, 5, torch.float32, seed) for seed in range(3)])
     for seed in range(3):  # the drop-in call, which need not keep the compensation
         u, y, i = drawn(11, 5, torch.float32, seed)

@@ -13,8 +13,8 @@ import pandas as pd
 import pytest
 
 from compensate import files
-from compensate.auditing import tokens
-from compensate.auditing.pieces import open_pieces
+from compensate.auditing.chunks import open_pieces
+from compensate.auditing.labels import tags
 from compensate.auditing.source import read
 from compensate.data import excel, load, parquet, read_labels, tables
 from compensate.errors import InputError
@@ -210,7 +210,7 @@ def arrays(path, rows):
     np.savez_compressed(path, x=np.zeros((rows, 2)), y=np.zeros(rows))
 
 
-TEXT_FORMATS = (*tables.TEXTS, *tables.LINES, *tokens.SUFFIXES)
+TEXT_FORMATS = (*tables.TEXTS, *tables.LINES, *tags.SUFFIXES)
 PACKED = {
     **{f"{kind}{packer}": many_lines for kind in TEXT_FORMATS for packer in PACKERS},
     **dict.fromkeys(parquet.SUFFIXES, many_rows),
@@ -232,7 +232,7 @@ def test_every_format_that_packs_its_content_is_in_the_table():
 @pytest.mark.parametrize("way", READS)
 @pytest.mark.parametrize("name", PACKED)
 def test_the_cells_of_a_packed_file_are_bounded(tmp_path, monkeypatch, name, way):
-    if way == "labels" and name.startswith(tokens.SUFFIXES):
+    if way == "labels" and name.startswith(tags.SUFFIXES):
         pytest.skip("tagged tokens are no labels of rows")
     path = tmp_path / f"a{name}"
     rows = 20_000

@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from compensate import METHODS, Compensated, InputError, methods, views
-from compensate.places import Places
+from compensate import METHODS, Compensated, InputError, methods
+from compensate.core import views
+from compensate.core.layout import Places
 from compensate.terms import (
     L1,
     Adversarial,

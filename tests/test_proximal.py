@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from compensate.proximal import (
+from compensate.core.proximal import (
     group_soft_threshold,
     hard_threshold,
     project_ball,

@@ -56,7 +56,7 @@ def test_the_names_at_the_top_are_few_and_typed():
 
 
 def test_the_function_audit_and_the_package_auditing_are_two_things_in_any_order_of_import():
-    code = "import compensate.auditing.audit, compensate; assert callable(compensate.audit); from compensate import audit; assert callable(audit)"
+    code = "import compensate.auditing.api, compensate; assert callable(compensate.audit); from compensate import audit; assert callable(audit)"
     subprocess.run([sys.executable, "-c", code], check=True)
     assert inspect.isfunction(compensate.audit)
     assert inspect.ismodule(compensate.auditing)

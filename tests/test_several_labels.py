@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from compensate import METHODS, Compensated, InputError, methods
-from compensate.inference.statistics import ClassMean
+from compensate.core.statistics import ClassMean
 from compensate.terms import L1, Adversarial, Category, Evidence, Sample, Toward
 
 B, C, N = 5, 4, 9

@@ -17,11 +17,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from compensate import Compensated
+from compensate.core import stores
+from compensate.core.stores import Kept, Mapped, Packed, Sparse, Spec, choose, ladder, pack_numbers, unpack_numbers
 from compensate.errors import InputError
 from compensate.methods import logcomp
-from compensate.stores import Kept, Mapped, Packed, Sparse, Spec, choice, choose
-from compensate.stores.base import pack_numbers, unpack_numbers
-from compensate.stores.sparse import ladder
 from compensate.terms import L1, L2, Adversarial, Sample
 from compensate.training import Config, checkpoint, fit
 
@@ -347,7 +346,7 @@ def test_runs_are_alike_and_resumed_exactly_whatever_keeps_the_rows(tmp_path):
 
 
 def test_auto_is_dense_while_it_is_small_and_says_when_it_is_not(caplog):
-    choice._said.clear()
+    stores._said.clear()
     with caplog.at_level(logging.WARNING, "compensate"):
         assert choose(Spec("auto"), 50_000, (1000,), free=2**40) is None
         assert not caplog.records
@@ -373,7 +372,7 @@ def test_what_cannot_fit_is_refused_with_its_size_and_a_way_out():
 
 
 def test_free_memory_is_what_the_system_says():
-    free = choice.free_memory()
+    free = stores.free_memory()
     assert free is None or 10**6 < free < 10**14
 
 

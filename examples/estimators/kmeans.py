@@ -14,7 +14,7 @@ from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score
 
 from compensate.estimators import RobustKMeans
-from compensate.estimators.plotting import axes, color, key
+from compensate.estimators.common import axes, color, key
 
 PICTURE = Path(__file__).parents[2] / "docs" / "img" / "estimator-kmeans.png"
 

@@ -14,7 +14,7 @@ from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score
 
 from compensate.estimators import MultiViewRobustClustering
-from compensate.estimators.plotting import axes
+from compensate.estimators.common import axes
 
 PICTURE = Path(__file__).parents[2] / "docs" / "img" / "estimator-multiview.png"
 

@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from compensate.estimators import ShiftRegressor
-from compensate.estimators.plotting import axes, color, crosses, key
+from compensate.estimators.common import axes, color, crosses, key
 
 PICTURE = Path(__file__).parents[2] / "docs" / "img" / "estimator-regression.png"
 

@@ -14,8 +14,7 @@ import numpy as np
 import transformers
 
 import compensate
-from compensate.integrations.datasets import add_index
-from compensate.integrations.transformers import CompensatedTrainer
+from compensate.integrations.transformers import CompensatedTrainer, add_index
 
 WORDS = ["[PAD]", "the", "film", "was", "a", "and", "good", "fine", "great", "lovely", "bad", "dull", "poor", "weak"]
 

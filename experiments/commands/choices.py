@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from compensate.commands import options as o
-from compensate.commands.terminal import console
+from compensate.commands.options import console
 
 
 def choices(

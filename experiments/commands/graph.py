@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from compensate.commands.terminal import console
+from compensate.commands.options import console
 
 
 def graph(

@@ -9,7 +9,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from compensate.commands import options as o
-from compensate.commands.terminal import console
+from compensate.commands.options import console
 from compensate.errors import InputError, nearest
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def reproduce(
     every cell is trained over the seeds. The same command resumes: finished runs are read. Without a name it lists all tables, with those that the
     paper does not have.
     """
-    from compensate.training.workers import BACKENDS
+    from compensate.training.comparison import BACKENDS
     from experiments import comparing
     from experiments.grid import Place, choose, run
     from experiments.protocols import SCALES, cells, method_of, trials

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from compensate.commands import options as o
-from compensate.commands.terminal import console
+from compensate.commands.options import console
 
 
 def sentences(

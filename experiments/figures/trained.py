@@ -10,21 +10,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from compensate.core.tables import Sample
+from compensate.core.taxonomy import relative_change_by_class
 from compensate.data import gather, load
-from compensate.direction import relative_change_by_class
 from compensate.errors import InputError
-from compensate.granularity import Sample
 from compensate.training.config import Config
-from compensate.training.evaluation import BATCH
+from compensate.training.evaluation import BATCH, Samples
 from compensate.training.run import Result
-from compensate.training.samples import Samples
 from experiments.figures.request import Request
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from compensate.state import State
+    from compensate.core.batch import State
 
 ROWS, COLUMNS = 3, 8
 """Of the sheet of samples."""

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from compensate.core.taxonomy import GRANULARITIES, INFERENCES, TARGETS
 from compensate.methods import METHODS
 from compensate.methods.registry import Method
-from compensate.taxonomy import GRANULARITIES, INFERENCES, TARGETS
 from experiments.figures.request import Request
 
 if TYPE_CHECKING:

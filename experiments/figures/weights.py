@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from compensate.direction import effective_weight
+from compensate.core.taxonomy import effective_weight
 from compensate.methods import METHODS
 from compensate.methods.registry import Method
 from experiments.figures.request import Request

@@ -18,12 +18,12 @@ from compensate.errors import InputError
 
 if TYPE_CHECKING:
     from compensate import methods, terms
-    from compensate.auditing.audit import audit
+    from compensate.auditing.api import audit
     from compensate.auditing.result import Audit
-    from compensate.composition import compose, swap
-    from compensate.equation import Compensated
-    from compensate.inference.meta import meta_step
+    from compensate.core.criterion import Compensated
     from compensate.methods import METHODS
+    from compensate.methods.composition import compose, swap
+    from compensate.terms.meta import meta_step
 
 __all__ = [
     "METHODS",
@@ -44,11 +44,11 @@ _PACKAGES = ("auditing", "data", "encoders", "estimators", "integrations", "meth
 _HOMES = {
     "METHODS": "methods",
     "Audit": "auditing.result",
-    "Compensated": "equation",
-    "audit": "auditing.audit",
-    "compose": "composition",
-    "meta_step": "inference.meta",
-    "swap": "composition",
+    "Compensated": "core.criterion",
+    "audit": "auditing.api",
+    "compose": "methods.composition",
+    "meta_step": "terms.meta",
+    "swap": "methods.composition",
 }
 """The module of each public name. Everything is imported when it is first used: PyTorch takes seconds, and the command line
 has answers that need none of it."""

@@ -17,15 +17,14 @@ from compensate._version import __version__
 from compensate.commands.apply import apply
 from compensate.commands.audit import audit
 from compensate.commands.check import check
-from compensate.commands.compare import compare
+from compensate.commands.compare import compare, tune
 from compensate.commands.consensus import consensus
 from compensate.commands.demo import demo
 from compensate.commands.export import export
+from compensate.commands.options import console, errors, visible
 from compensate.commands.review import review
 from compensate.commands.search import search
-from compensate.commands.terminal import console, errors, visible
 from compensate.commands.train import train
-from compensate.commands.tune import tune
 from compensate.errors import InputError
 
 

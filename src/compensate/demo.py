@@ -19,19 +19,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from compensate.core.stages import seeded
 from compensate.data import noise
 from compensate.data.named.image_sets import digits
 from compensate.errors import InputError
 from compensate.extras import require
 from compensate.files import write_atomically
-from compensate.forwards import seeded
 from compensate.methods import find
-from compensate.models.small import CNN
-from compensate.training.optimization import make_optimizer, rate
-from compensate.training.samples import Samples
-from compensate.training.step import Learner
+from compensate.models.networks import CNN
+from compensate.training.comparison import LOST, side_by_side
+from compensate.training.evaluation import Samples
+from compensate.training.step import Learner, make_optimizer, rate
 from compensate.training.trainer import Trainer
-from compensate.training.workers import LOST, side_by_side
 
 if TYPE_CHECKING:
     from compensate.auditing.result import Audit
@@ -204,7 +203,7 @@ def chosen(outcomes: list[Outcome], setting: Setting) -> dict[str, Any]:
 
 def audit_digits(path: Path, setting: Setting, *, seed: int = 0) -> Audit:
     """Audits the digits of one run, wrong labels included, and writes the page on which a person decides on them."""
-    from compensate.auditing.audit import audit
+    from compensate.auditing.api import audit
 
     given, _ = digits().split((0.7, 0.3), seed=seed)
     flipped = noise.symmetric(given.target, 10, setting.rate, seed=seed)

@@ -15,11 +15,11 @@ from typing import Any
 
 from rich.console import Console
 
-from compensate.composition import compose, published, why_not
+from compensate.core.taxonomy import DIRECTIONS, INFERENCES, TARGETS, Taxonomy
 from compensate.files import write_atomically
+from compensate.methods.composition import compose, published, why_not
 from compensate.methods.pages import first_sentence
 from compensate.methods.registry import Method
-from compensate.taxonomy import DIRECTIONS, INFERENCES, TARGETS, Taxonomy
 
 LEVELS = ("sample", "category", "corpus", "mixed")
 SIGNS = {"positive": "+", "negative": "-", "mixed": "±"}

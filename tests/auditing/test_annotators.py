@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from compensate.auditing.annotators import Votes, audit_votes, find_consensus, long_votes, wide_votes
-from compensate.auditing.corrections import write_corrections
-from compensate.auditing.page.fill import page_of
+from compensate.auditing.decisions import write_corrections
+from compensate.auditing.page.contents import page_of
 from compensate.auditing.page.payload import payload, read_payload
 from compensate.auditing.result import Audit
 from compensate.cli import app

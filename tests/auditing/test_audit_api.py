@@ -9,9 +9,8 @@ import pandas as pd
 import pytest
 from sklearn.metrics import average_precision_score
 
-from compensate.auditing.audit import audit
-from compensate.auditing.corrections import Correction, write_corrections
-from compensate.auditing.probabilities import audit_probabilities
+from compensate.auditing.api import audit, audit_probabilities
+from compensate.auditing.decisions import Correction, write_corrections
 from compensate.auditing.result import Audit
 from compensate.data import Data, digits, noise
 from compensate.errors import InputError

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import compensate
 from compensate.auditing.source import read
 from compensate.cli import app
-from compensate.commands.audit_text import opening_line
+from compensate.commands.audit import opening_line
 from compensate.errors import InputError
 
 pytestmark = pytest.mark.slow

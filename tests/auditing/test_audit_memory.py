@@ -9,9 +9,9 @@ import pytest
 
 from compensate import audit
 from compensate.auditing import linear
-from compensate.auditing.folds import assign_folds
+from compensate.auditing.features import make_views
+from compensate.auditing.learners import assign_folds
 from compensate.auditing.source import read
-from compensate.auditing.views import make_views
 from compensate.data import arrays, from_arrays
 from compensate.errors import InputError
 

@@ -17,12 +17,12 @@ from sklearn.metrics import average_precision_score
 from compensate import audit
 from compensate.auditing.check import check, label_places
 from compensate.auditing.check_report import FORMATS
-from compensate.auditing.corrections import Correction, write_corrections
+from compensate.auditing.decisions import Correction, write_corrections
+from compensate.auditing.features import make_views
+from compensate.auditing.judge import read_packed, write_packed
 from compensate.auditing.learners import judge_view
-from compensate.auditing.packed import read_packed, write_packed
 from compensate.auditing.result import Audit
-from compensate.auditing.run_folder import write_run
-from compensate.auditing.views import make_views
+from compensate.auditing.store import write_run
 from compensate.cli import main
 from compensate.data import digits, noise
 from compensate.data.dataset import Data
@@ -132,7 +132,7 @@ def test_images_and_features_are_scored_and_other_shapes_are_refused(tmp_path: P
 def test_stored_trees_vote_as_those_of_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     from sklearn.ensemble import ExtraTreesClassifier
 
-    from compensate.auditing.fitted import Forest, smoothed
+    from compensate.auditing.learners import Forest, smoothed
 
     rng = np.random.default_rng(0)
     x = rng.normal(size=(300, 5)).astype(np.float32)
@@ -180,7 +180,7 @@ def test_audits_without_a_fitted_model_say_why(tmp_path: Path) -> None:
 
 def _without_model(folder: Path) -> Path:
     from compensate import auditing  # noqa: F401
-    from compensate.auditing.probabilities import audit_probabilities
+    from compensate.auditing.api import audit_probabilities
 
     p = np.random.default_rng(0).dirichlet([1, 1], 50)
     return audit_probabilities(p, p.argmax(1)).save(folder / "audit")

@@ -14,8 +14,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from compensate import InputError, audit
 from compensate.auditing import learners, linear
-from compensate.auditing.folds import assign_folds
-from compensate.auditing.learners import View, forest_size, judge_view
+from compensate.auditing.learners import View, assign_folds, forest_size, judge_view
 from compensate.auditing.linear import LinearFolds
 
 
@@ -77,7 +76,7 @@ def test_small_work_takes_one_thread_and_large_work_those_that_are_set(monkeypat
     x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
     y = np.arange(60) % 3
     for work, most in ((1e9, 1), (0, 2)):
-        monkeypatch.setattr("compensate.threads.LARGE", work)
+        monkeypatch.setattr("compensate.auditing.execution.LARGE", work)
         seen.clear()
         with threadpool_limits(2):
             judge_view(View("features", x), y, assign_folds(y), 5, 3)

@@ -13,13 +13,13 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from compensate.auditing.audit import audit
-from compensate.auditing.corrections import apply_corrections, read_corrections, write_corrections
-from compensate.auditing.export import label_studio_config
-from compensate.auditing.reopen import reopen
+from compensate.auditing.api import audit
+from compensate.auditing.decisions import apply_corrections, read_corrections, write_corrections
+from compensate.auditing.exchange import label_studio_config
 from compensate.auditing.result import Audit
-from compensate.auditing.run_folder import write_run
+from compensate.auditing.store import write_run
 from compensate.cli import app
+from compensate.commands.export import reopen
 from compensate.data import read_frame
 from compensate.errors import InputError
 

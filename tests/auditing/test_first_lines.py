@@ -8,13 +8,13 @@ import pytest
 from PIL import Image
 
 import compensate
-from compensate.auditing.class_names import same_name
-from compensate.auditing.pieces import open_pieces
-from compensate.auditing.probabilities import audit_probabilities
+from compensate.auditing.api import audit_probabilities
+from compensate.auditing.chunks import open_pieces
+from compensate.auditing.issues.samples import same_name
 from compensate.auditing.source import read
 from compensate.commands import audit as command
 from compensate.commands import options
-from compensate.commands.audit_text import opening_line
+from compensate.commands.audit import opening_line
 from compensate.data import Splits, from_arrays
 from compensate.errors import InputError
 

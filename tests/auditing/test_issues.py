@@ -16,15 +16,13 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from compensate.auditing.audit import audit
+from compensate.auditing.api import audit
 from compensate.auditing.issues import COLUMNS, KINDS, find_issues, neighbors, summary
-from compensate.auditing.issues.columns import predicts
-from compensate.auditing.issues.duplicates import SIMILAR_IMAGES
+from compensate.auditing.issues.duplicates import SIMILAR_IMAGES, _agreeing, _sketches, jaccard, sequences, text_pairs
 from compensate.auditing.issues.image_copies import image_pairs, shrunk
 from compensate.auditing.issues.neighbors import _smallest, nearest_rows
-from compensate.auditing.issues.samples import language, odd_images, oddity, other_languages, outliers
-from compensate.auditing.issues.text_copies import _agreeing, _sketches, jaccard, sequences, text_pairs
-from compensate.auditing.page.fill import page_of
+from compensate.auditing.issues.samples import language, odd_images, oddity, other_languages, outliers, predicts
+from compensate.auditing.page.contents import page_of
 from compensate.auditing.result import Audit
 from compensate.cli import app
 from compensate.data import Data, from_frame

@@ -7,8 +7,16 @@ import pytest
 import scipy.sparse as sp
 
 from compensate.auditing import learners
-from compensate.auditing.folds import COPIES, _first_copies, assign_folds, content_keys
-from compensate.auditing.learners import View, judge_divisions, judge_view, transition_from
+from compensate.auditing.learners import (
+    COPIES,
+    View,
+    _first_copies,
+    assign_folds,
+    content_keys,
+    judge_divisions,
+    judge_view,
+    transition_from,
+)
 
 
 def classified(size: int = 200, classes: int = 3, seed: int = 0, apart: float = 1.0):

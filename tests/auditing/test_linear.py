@@ -9,7 +9,7 @@ from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
 
 from compensate.auditing import linear
-from compensate.auditing.folds import assign_folds
+from compensate.auditing.learners import assign_folds
 from compensate.auditing.linear import LinearFolds, compensated, softmax, transferred
 
 

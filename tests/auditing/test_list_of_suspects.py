@@ -7,7 +7,7 @@ import csv
 import numpy as np
 import pandas as pd
 
-from compensate.auditing.page.fill import LONGEST, content
+from compensate.auditing.page.contents import LONGEST, content
 from compensate.auditing.page.model import Estimate
 from compensate.auditing.result import WRITTEN, Audit
 from compensate.data.tables import from_frame

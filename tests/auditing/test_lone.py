@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from compensate.auditing.audit import audit
-from compensate.auditing.class_names import near_names, near_pairs
-from compensate.auditing.corrections import Correction
+from compensate.auditing.api import audit
+from compensate.auditing.decisions import Correction
 from compensate.auditing.issues import summary
-from compensate.auditing.page.fill import page_of
+from compensate.auditing.issues.samples import near_names, near_pairs
+from compensate.auditing.page.contents import page_of
 from compensate.auditing.result import Audit
 
 BILLS = ["invoice", "charged", "refund", "card", "payment", "amount", "twice", "wrong", "bill", "fee"]

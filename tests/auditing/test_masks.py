@@ -8,9 +8,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from compensate.auditing.audit import audit
-from compensate.auditing.corrections import Correction, apply_corrections
-from compensate.auditing.masks import JOINED, cell_features, joined_with_neighbors, pixels_of, read_mask, runs_in
+from compensate.auditing.api import audit
+from compensate.auditing.decisions import Correction, apply_corrections
+from compensate.auditing.labels.regions import (
+    JOINED,
+    cell_features,
+    joined_with_neighbors,
+    pixels_of,
+    read_mask,
+    runs_in,
+)
 from compensate.auditing.noise_model import judge
 from compensate.errors import InputError
 

@@ -10,11 +10,11 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from compensate.auditing.audit import audit
-from compensate.auditing.corrections import Correction, apply_corrections, read_corrections, write_corrections
-from compensate.auditing.export import TOOLS
-from compensate.auditing.multilabel import label_sets, labels_in, predict_labels
-from compensate.auditing.page import fill
+from compensate.auditing.api import audit
+from compensate.auditing.decisions import Correction, apply_corrections, read_corrections, write_corrections
+from compensate.auditing.exchange import TOOLS
+from compensate.auditing.labels.sets import label_sets, labels_in, predict_labels
+from compensate.auditing.page import contents
 from compensate.auditing.result import Audit
 from compensate.auditing.source import read
 from compensate.cli import app
@@ -190,7 +190,7 @@ def test_the_command_audits_and_applies(tmp_path: Path) -> None:
     assert list(suspects.columns[:5]) == ["index", "label", "given", "suggested", "score"]
     page = (tmp_path / "run" / "report.html").read_text()
     assert '"chips"' in page
-    shown = fill.page_of(Audit.load(tmp_path / "run" / "audit"))
+    shown = contents.page_of(Audit.load(tmp_path / "run" / "audit"))
     flags = suspects[suspects["flagged"]].groupby("label").size()
     assert {c.label: c.flagged for c in shown.per_class if c.flagged} == flags.to_dict()
     assert [c.rows for c in shown.per_class] == [ROWS] * 3

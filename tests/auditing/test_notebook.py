@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 import compensate
-from compensate.auditing.audit import audit
+from compensate.auditing.api import audit
 from compensate.markup import escape
 from compensate.training.comparison import Comparison, Row
 

@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import fisher_exact
 
 from compensate.auditing.page import ClassCount, Estimate
-from compensate.auditing.page.claims import Unreliable, exceeds, lopsided, unreliable
+from compensate.auditing.page.payload import Unreliable, exceeds, lopsided, unreliable
 
 SHARP, OPEN = Estimate(0.05, 0.04, 0.06), Estimate(0.05, 0.01, 0.25)
 

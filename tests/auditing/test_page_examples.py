@@ -9,8 +9,7 @@ import pytest
 import scipy.sparse as sp
 from review_pages import planted_audit, planted_regression
 
-from compensate.auditing.page.examples import BESIDE, CERTAIN, beside
-from compensate.auditing.page.fill import page_of
+from compensate.auditing.page.contents import BESIDE, CERTAIN, beside, page_of
 from compensate.auditing.result import Audit
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 from review_pages import planted_audit, planted_regression
 
-from compensate.auditing.audit import audit as run_audit
-from compensate.auditing.page import fill
-from compensate.auditing.page.fill import content, page_of, predictable
+from compensate.auditing.api import audit as run_audit
+from compensate.auditing.page import contents
+from compensate.auditing.page.contents import content, page_of, predictable
 from compensate.data import Data
 
 
@@ -87,7 +87,7 @@ def test_a_suggested_value_has_no_more_digits_than_its_usual_error_allows() -> N
 
 def test_all_flags_are_counted_though_few_are_shown(monkeypatch) -> None:
     audit, _ = planted_audit(2, rate=0.2)
-    monkeypatch.setattr(fill, "MOST_ITEMS", 10)
+    monkeypatch.setattr(contents, "MOST_ITEMS", 10)
     found = page_of(audit)
     assert (found.flagged, found.all_flagged) == (10, audit.mask.sum())
     assert "the 10 most suspect are here" in found.notes[-1]
@@ -95,7 +95,7 @@ def test_all_flags_are_counted_though_few_are_shown(monkeypatch) -> None:
 
 def test_the_picture_of_values_has_all_flags_and_a_sample_of_the_rest(monkeypatch) -> None:
     audit, _ = planted_regression()
-    monkeypatch.setattr(fill, "DOTS", 200)
+    monkeypatch.setattr(contents, "DOTS", 200)
     values = page_of(audit).values
     assert values is not None
     assert sum(values.flagged) == audit.mask.sum()
@@ -105,7 +105,7 @@ def test_the_picture_of_values_has_all_flags_and_a_sample_of_the_rest(monkeypatc
 def test_images_of_any_channels_and_range_are_shown() -> None:
     rng = np.random.default_rng(0)
     for channels in (1, 2, 3, 4, 5):
-        assert fill._picture(rng.normal(size=(channels, 9, 9)))[:4] == b"\x89PNG"
+        assert contents._picture(rng.normal(size=(channels, 9, 9)))[:4] == b"\x89PNG"
 
 
 def test_images_are_shown_as_images_beside_embeddings_of_the_users() -> None:

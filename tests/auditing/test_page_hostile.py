@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from compensate.auditing.corrections import apply_corrections, read_corrections
+from compensate.auditing.decisions import apply_corrections, read_corrections
 from compensate.auditing.page import ClassCount, Content, Estimate, Example, Item, Page
 
 pytestmark = pytest.mark.slow

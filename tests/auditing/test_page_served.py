@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from review_pages import texts_page
 
-from compensate.auditing.journal import run_decisions
+from compensate.auditing.decisions import run_decisions
 from compensate.auditing.page import Since, write_page
-from compensate.auditing.review import Review, ReviewServer
+from compensate.auditing.server import Review, ReviewServer
 
 pytestmark = pytest.mark.slow
 

@@ -24,12 +24,12 @@ from scipy.stats import spearmanr
 from typer.testing import CliRunner
 
 from compensate import audit
-from compensate.auditing import cluster as cluster_room
-from compensate.auditing import large, pieces, stages
+from compensate.auditing import chunks, judge
+from compensate.auditing import ray as cluster_room
 from compensate.auditing.annotators import audit_votes, wide_votes
-from compensate.auditing.cluster import Cluster
 from compensate.auditing.execution import Here
 from compensate.auditing.learners import View, fit_view
+from compensate.auditing.ray import Cluster
 from compensate.auditing.result import Audit
 from compensate.cli import app
 from compensate.data.dataset import Data
@@ -41,8 +41,8 @@ SAME = 1e-5
 
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "ROWS", 120)
-    monkeypatch.setattr(pieces, "AT_HAND", 120)
+    monkeypatch.setattr(chunks, "ROWS", 120)
+    monkeypatch.setattr(chunks, "AT_HAND", 120)
 
 
 def made(rows: int = 400, columns: int = 5, seed: int = 0) -> tuple[Any, Any]:
@@ -188,7 +188,7 @@ def test_every_kind_of_label_in_pieces_is_audited_as_the_whole_or_refused(
 
 
 def test_rows_are_numbered_through_the_footers(table: Path) -> None:
-    source = pieces.open_pieces(table, None, {})
+    source = chunks.open_pieces(table, None, {})
     assert [(piece.start, piece.rows) for piece in source.pieces] == [
         (0, 100),
         (100, 100),
@@ -211,7 +211,7 @@ def test_a_table_in_pieces_is_audited_as_the_whole_table(table: Path, audited: A
 
 def test_a_piece_of_data_in_memory_that_is_sent_has_its_own_rows_and_its_place() -> None:
     x, y = made()
-    source = pieces.open_pieces(x, y, {})
+    source = chunks.open_pieces(x, y, {})
     assert [piece.start for piece in source.pieces] == [0, 120, 240, 360]
     for piece in source.pieces:
         sent = pickle.loads(pickle.dumps(piece))
@@ -241,7 +241,7 @@ def test_texts_and_arrays_in_pieces_are_audited_as_the_whole(tmp_path: Path) -> 
 def test_learners_fitted_on_a_part_rank_the_rows_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = made(3000)
     np.save(tmp_path / "x.npy", x)
-    monkeypatch.setattr(large, "room_for_part", lambda memory, rows: 0)
+    monkeypatch.setattr(judge, "room_for_part", lambda memory, rows: 0)
     found = audit(str(tmp_path / "x.npy"), labels=y, memory="4GB")
     assert found.config["fitted_rows"] == 1000
     assert "1,000 of 3,000 rows" in found.notes[-1]
@@ -285,7 +285,7 @@ def test_the_command_writes_all_rows_as_partitions(table: Path, audited: Audit, 
 def test_what_an_interrupted_audit_finished_is_not_taken_for_another(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = stages.FinishedStages.write_judged
+    write = chunks.FinishedStages.write_judged
 
     def stop(self: Any, piece: int, *args: Any) -> None:
         if piece == 2:
@@ -294,7 +294,7 @@ def test_what_an_interrupted_audit_finished_is_not_taken_for_another(
 
     asked = ["audit", str(table), "--memory", "4GB", "--out", str(tmp_path / "run")]
     with monkeypatch.context() as patch:
-        patch.setattr(stages.FinishedStages, "write_judged", stop)
+        patch.setattr(chunks.FinishedStages, "write_judged", stop)
         assert "stopped" in str(CliRunner().invoke(app, asked).exception)
     assert len(list(tmp_path.glob(".run.*.training/suspects/*.parquet"))) == 2
     assert CliRunner().invoke(app, [*asked, "--seed", "1"], catch_exceptions=False).exit_code == 0
@@ -377,7 +377,7 @@ def test_a_cluster_finds_the_same_though_a_worker_is_killed(
     rng = np.random.default_rng(0)
     _, y = made(300)
     texts = [" ".join(rng.choice(WORDS[4 + 10 * c : 20 + 10 * c], size=5)) for c in y]
-    source = pieces.open_pieces(table, None, {})
+    source = chunks.open_pieces(table, None, {})
     mark = tmp_path / "killed"
     source = replace(source, pieces=(*source.pieces[:2], Fatal(source.pieces[2], mark), *source.pieces[3:]))
     assert_same(audit(source, backend="ray"), audited)
@@ -464,7 +464,7 @@ def process_of(number: int) -> tuple[int, int]:
 
 FATAL_COMMAND = """
 import os, signal, sys
-import compensate.auditing.audit as room
+import compensate.auditing.api as room
 from compensate.auditing import folds, learners, pieces
 pieces.ROWS, learners.TREES, folds.REPEATS, whole = 120, 16, 1, room.audit  # as in the process of the tests
 from test_pieces import wait_for_workers

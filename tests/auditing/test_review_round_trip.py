@@ -24,7 +24,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from compensate.auditing.review import Review, ReviewServer
+from compensate.auditing.server import Review, ReviewServer
 from compensate.cli import app
 
 pytestmark = pytest.mark.slow

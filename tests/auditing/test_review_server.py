@@ -23,12 +23,21 @@ import pytest
 from review_pages import texts_page
 
 from compensate import audit
-from compensate.auditing import review as review_module
-from compensate.auditing.corrections import Correction, read_corrections, write_corrections
-from compensate.auditing.journal import CORRECTIONS, JOURNAL, Event, Journal, reviewing, run_decisions
+from compensate.auditing import server as review_module
+from compensate.auditing.decisions import (
+    CORRECTIONS,
+    JOURNAL,
+    Correction,
+    Event,
+    Journal,
+    read_corrections,
+    reviewing,
+    run_decisions,
+    write_corrections,
+)
 from compensate.auditing.page import write_page
-from compensate.auditing.review import LARGEST_BODY, Review, ReviewServer
-from compensate.auditing.run_folder import check_run_folder, write_run
+from compensate.auditing.server import LARGEST_BODY, Review, ReviewServer
+from compensate.auditing.store import check_run_folder, write_run
 from compensate.cli import app, main
 from compensate.errors import InputError
 

@@ -16,8 +16,8 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from compensate.auditing.audit import audit
-from compensate.auditing.corrections import Correction, apply_corrections
+from compensate.auditing.api import audit
+from compensate.auditing.decisions import Correction, apply_corrections
 from compensate.auditing.digests import digest_source
 from compensate.cli import app
 from compensate.data import load, read_frame

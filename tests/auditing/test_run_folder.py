@@ -20,10 +20,10 @@ import torch
 from torch import nn
 
 from compensate import files
-from compensate.auditing import run_folder
+from compensate.auditing import store
 from compensate.auditing.page.model import Estimate
 from compensate.auditing.result import Audit
-from compensate.auditing.run_folder import check_run_folder, replaced_folder, run_name, write_run
+from compensate.auditing.store import check_run_folder, replaced_folder, run_name, write_run
 from compensate.cli import main
 from compensate.errors import InputError
 from compensate.training.checkpoint import load_weights
@@ -259,7 +259,7 @@ def test_a_killed_process_never_leaves_parts_of_two_runs(tmp_path):
         np.testing.assert_allclose(
             listed.set_index("index")["p_error"].sort_index(), found.p_error, rtol=1e-5, err_msg="list and audit differ"
         )
-        assert {p.name for p in folder.iterdir()} <= run_folder.FILES
+        assert {p.name for p in folder.iterdir()} <= store.FILES
 
 
 def test_what_is_no_run_is_not_taken_for_a_damaged_one(tmp_path):

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from compensate.auditing.audit import audit
-from compensate.auditing.corrections import Correction, apply_corrections
+from compensate.auditing.api import audit
+from compensate.auditing.decisions import Correction, apply_corrections
+from compensate.auditing.labels.tags import Scheme, Token, shape, type_of
 from compensate.auditing.source import read
-from compensate.auditing.tokens import Scheme, Token, shape, type_of
 from compensate.cli import app
 from compensate.errors import InputError
 

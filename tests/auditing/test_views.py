@@ -10,9 +10,8 @@ from sklearn.datasets import load_breast_cancer
 from sklearn.metrics import average_precision_score
 
 from compensate import audit, encoders
+from compensate.auditing.features import Features, make_views
 from compensate.auditing.source import read
-from compensate.auditing.view_makers import Features
-from compensate.auditing.views import make_views
 from compensate.data import digits, noise
 from compensate.errors import InputError
 

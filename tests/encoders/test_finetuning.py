@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from typer.testing import CliRunner
 
 from compensate import audit
-from compensate.auditing.finetuning import find_tunable, prepare_finetuning
+from compensate.auditing.network import find_tunable, prepare_finetuning
 from compensate.cli import app
 from compensate.data import load, noise
 from compensate.data.dataset import Data

@@ -12,7 +12,7 @@ import torch
 from saved_models import save_bert, save_vit
 
 from compensate.encoders import PACKAGES, catalog, encode, find_encoder
-from compensate.encoders.efficientnet import EfficientNetLite0
+from compensate.encoders.image import EfficientNetLite0
 from compensate.errors import InputError
 
 pytest.importorskip("transformers")

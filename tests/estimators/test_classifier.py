@@ -25,7 +25,7 @@ from torch import nn
 
 from compensate import METHODS
 from compensate.estimators import CompensatedClassifier
-from compensate.estimators.standardize import Standard, moments
+from compensate.estimators.classifier import Standard, moments
 from compensate.models import MLP, probe
 
 CLASSES = np.array(["ape", "bee", "cat", "dog", "emu", "fly", "gnu", "hen", "ibis", "jay"])

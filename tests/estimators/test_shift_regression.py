@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from scipy.optimize import linear_sum_assignment, minimize
 
+from compensate.core.proximal import soft_threshold
 from compensate.estimators import ShiftRegressor
 from compensate.estimators.regression import unshuffle
-from compensate.proximal import soft_threshold
 
 matplotlib.use("Agg")
 

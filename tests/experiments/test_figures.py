@@ -13,11 +13,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from compensate.core.tables import Sample
+from compensate.core.taxonomy import TARGETS
 from compensate.data import Data, load
 from compensate.errors import InputError
-from compensate.granularity import Sample
 from compensate.methods import METHODS, logit_adjustment
-from compensate.taxonomy import TARGETS
 from experiments.__main__ import app
 from experiments.figures import FIGURES, Request, curves, draw, find_figure, trained, tree
 from experiments.figures import request as asked

@@ -96,7 +96,7 @@ def test_every_table_runs_end_to_end_at_the_tiny_scale(data, tmp_path, table):
 def test_finished_runs_are_not_trained_again_and_tables_share_them(data, tmp_path, monkeypatch):
     assert reproduce(data, tmp_path, "1").exit_code == 0
     before = (tmp_path / "results" / "cifar10-tiny.jsonl").read_bytes()
-    monkeypatch.setattr("compensate.training.workers.fit", lambda *a, **k: pytest.fail("trained again"))
+    monkeypatch.setattr("compensate.training.comparison.fit", lambda *a, **k: pytest.fail("trained again"))
     result = reproduce(data, tmp_path, "1")
     assert result.exit_code == 0, result.output
     assert (tmp_path / "results" / "cifar10-tiny.jsonl").read_bytes() == before

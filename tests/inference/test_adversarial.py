@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from compensate import Compensated, InputError
-from compensate.direction import measured
-from compensate.forwards import traceless
+from compensate.core.stages import traceless
+from compensate.core.taxonomy import measured
 from compensate.methods import mixcomp
 from compensate.terms import Adversarial, Category, Corpus, Pull, Sample, Where
 

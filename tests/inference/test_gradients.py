@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 
 from compensate import Compensated, InputError, meta_step
-from compensate.direction import measured
-from compensate.inference.gradients import Amplify, ClipGradient, GradientNoise, SharpnessAware
+from compensate.core.taxonomy import measured
 from compensate.methods import gradient_clip, lpg, mixcomp
 from compensate.terms import Category, Sample, Where, above
+from compensate.terms.gradients import Amplify, ClipGradient, GradientNoise, SharpnessAware
 from tiny import TinyNet
 
 
@@ -298,7 +298,7 @@ def test_clean_data_learn_what_to_add_to_gradients():
 
 
 def test_a_table_of_classes_has_the_meta_gradient_of_finite_differences():
-    from compensate.inference.meta import meta_gradient
+    from compensate.terms.meta import meta_gradient
 
     torch.manual_seed(1)
     model = torch.nn.Linear(3, 4).double()

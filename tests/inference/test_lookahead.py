@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from compensate import Compensated
-from compensate.forwards import traceless
-from compensate.inference.meta import along_direction, through_graph
+from compensate.core.stages import traceless
 from compensate.methods import METHODS
 from compensate.terms import Category, Sample, Slack
+from compensate.terms.meta import along_direction, through_graph
 from tiny import TinyNet
 
 

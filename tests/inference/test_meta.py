@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from compensate import Compensated, InputError, meta_step
-from compensate.inference.meta import meta_gradient
 from compensate.terms import L1, AtLeast, Category, Corpus, Group, Sample, Slack, Toward, uniform
+from compensate.terms.meta import meta_gradient
 
 
 def look_ahead(criterion, model, batch, clean, lr):

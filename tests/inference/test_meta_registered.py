@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from compensate import METHODS, meta_step, methods
-from compensate.inference.meta import meta_gradient
+from compensate.terms.meta import meta_gradient
 from tiny import TinyNet
 
 
@@ -31,7 +31,7 @@ def test_a_model_may_hold_its_criterion(method, batch):
 
 def test_a_layer_under_two_names_and_a_parameter_in_two_layers(batch):
     """The model is left as it was, and both uses of a parameter count."""
-    from compensate.forwards import under
+    from compensate.core.stages import under
 
     x = batch[0]
     first, second = torch.nn.Linear(4, 4, bias=False).double(), torch.nn.Linear(4, 4, bias=False).double()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from compensate import Compensated, InputError
-from compensate.direction import measured
+from compensate.core.taxonomy import measured
 from compensate.terms import Ramp, Slack, StepSchedule, Toward, prediction
 
 

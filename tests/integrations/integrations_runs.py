@@ -9,10 +9,9 @@ from loops import BATCH, RATE, Net, Pairs, bert, loader, words
 from skorch.callbacks import Callback as SkorchCallback
 
 from compensate.integrations.accelerate import prepare
-from compensate.integrations.datasets import add_index
 from compensate.integrations.lightning import CompensationCallback
 from compensate.integrations.skorch import CompensatedNet
-from compensate.integrations.transformers import CompensatedTrainer
+from compensate.integrations.transformers import CompensatedTrainer, add_index
 
 QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
 

@@ -7,7 +7,7 @@ import pytest
 datasets = pytest.importorskip("datasets")
 
 from compensate import InputError  # noqa: E402
-from compensate.integrations.datasets import add_index  # noqa: E402
+from compensate.integrations.transformers import add_index  # noqa: E402
 
 
 def rows(n=6):

@@ -12,8 +12,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from compensate import InputError, methods
 from compensate.integrations.accelerate import prepare
-from compensate.integrations.common import CriterionHooks
-from compensate.integrations.padding import repeated
+from compensate.integrations.common import CriterionHooks, repeated
 
 
 def several(**more):

@@ -12,8 +12,7 @@ import datasets
 import transformers
 
 from compensate import InputError, methods
-from compensate.integrations.datasets import add_index
-from compensate.integrations.transformers import CompensatedTrainer, IndexCollator
+from compensate.integrations.transformers import CompensatedTrainer, IndexCollator, add_index
 
 TAGS, N = 3, 12
 LENGTHS = [3, 5, 4, 6, 3, 5, 4, 6, 3, 5, 4, 6]

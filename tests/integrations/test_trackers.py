@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compensate.auditing.audit import audit
+from compensate.auditing.api import audit
 from compensate.auditing.result import Audit
 from compensate.errors import InputError
 from compensate.integrations.trackers import log_audit

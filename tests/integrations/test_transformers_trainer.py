@@ -67,7 +67,7 @@ def test_a_checkpoint_of_another_trainer_or_criterion(tmp_path):
 def test_resumed_with_samples_in_another_order(tmp_path):
     hf_trainer(logcomp(), tmp_path, epochs=1, arguments={"save_strategy": "epoch"}).train()
     anew = rows().remove_columns("index").select(range(N - 1, -1, -1))
-    from compensate.integrations.datasets import add_index
+    from compensate.integrations.transformers import add_index
 
     with pytest.raises(InputError, match="no longer names the same sample"):
         hf_trainer(logcomp(), tmp_path, data=add_index(anew)).train(resume_from_checkpoint=True)

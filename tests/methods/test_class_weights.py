@@ -9,8 +9,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from compensate import METHODS, Compensated, meta_step, methods
-from compensate.inference.meta import networks
 from compensate.terms import L1, Adversarial, Category, Corpus, Evidence, Pull, Sample, Top, Views, Where, above
+from compensate.terms.meta import networks
 from tiny import TinyNet
 
 CLASSES, ROWS = 3, 12

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from compensate import Compensated, meta_step
-from compensate.equation import PATIENCE
+from compensate.core.criterion import PATIENCE
 from compensate.methods import METHODS
-from compensate.methods.bootstrapping import local_dimensionality
+from compensate.methods.label_correction import local_dimensionality
 from compensate.terms import Category
 from tiny import TinyNet
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from compensate import InputError
-from compensate.direction import measured, overall_sign
+from compensate.core.taxonomy import measured, overall_sign
 from compensate.methods import (
     adversarial_feature,
     classwise_universal_at,
@@ -21,7 +21,7 @@ from compensate.methods import (
     universal_at,
     universal_perturbation,
 )
-from compensate.models.bilstm import BiLSTM
+from compensate.models.networks import BiLSTM
 
 
 def naive_pgd(model, x, y, eps, norm, steps, sign, step_size, start=None, bounds=None):

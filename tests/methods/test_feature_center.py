@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from compensate import InputError
-from compensate.direction import measured, overall_sign
+from compensate.core.taxonomy import measured, overall_sign
 from compensate.methods import center_feature
 
 

@@ -12,9 +12,9 @@ from rich.console import Console
 
 import compensate
 from compensate import METHODS, compose
-from compensate.composition import cells, why_not
+from compensate.core.taxonomy import Taxonomy
 from compensate.grid import TRIAL_SIZES, grid_cells, print_grid, write_grid_page
-from compensate.taxonomy import Taxonomy
+from compensate.methods.composition import cells, why_not
 
 ROOT = Path(compensate.__file__).parents[2]
 

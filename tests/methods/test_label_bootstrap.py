@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from compensate import METHODS, InputError
-from compensate.direction import measured, overall_sign
+from compensate.core.taxonomy import measured, overall_sign
 from compensate.methods import bootstrap_hard, bootstrap_soft, mix_bootstrap, online_label_smoothing, proselflc
 
 

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from compensate import METHODS, InputError
-from compensate.direction import measured, overall_sign
+from compensate.core.taxonomy import measured, overall_sign
 from compensate.methods import d2l
-from compensate.methods.bootstrapping import Dimensionality, local_dimensionality
+from compensate.methods.label_correction import Dimensionality, local_dimensionality
 
 
 def naive_lid(z, k):

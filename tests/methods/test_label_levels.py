@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from compensate import METHODS, InputError, meta_step
-from compensate.direction import measured, overall_sign
-from compensate.inference.meta import meta_gradient
+from compensate.core.proximal import project_simplex
+from compensate.core.taxonomy import measured, overall_sign
 from compensate.methods import bootstrap_soft, label_smoothing, meta_label, mix_level_label
-from compensate.proximal import project_simplex
+from compensate.terms.meta import meta_gradient
 
 COUNTS = [60, 20, 4]
 

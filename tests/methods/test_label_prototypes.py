@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from compensate import METHODS, InputError
 from compensate.methods import deep_self_learning
-from compensate.methods.guessing import Prototypes, choose_prototypes
+from compensate.methods.label_correction import Prototypes, choose_prototypes
 
 
 def cosine(a, b):

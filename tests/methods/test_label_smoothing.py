@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from compensate import METHODS, InputError
-from compensate.direction import measured, overall_sign
+from compensate.core.taxonomy import measured, overall_sign
 from compensate.methods import adversarial_label_smoothing, label_smoothing, online_label_smoothing
 
 

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from compensate import InputError
+from compensate.core.proximal import soft_threshold
 from compensate.methods import logcomp
-from compensate.proximal import soft_threshold
 
 
 def optimum(u, y, lam, steps=20_000, lr=1.0):

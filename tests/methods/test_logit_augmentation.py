@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 
 from compensate import InputError, meta_step
-from compensate.direction import measured, overall_sign
-from compensate.inference.meta import meta_gradient
+from compensate.core.taxonomy import measured, overall_sign
 from compensate.methods import isda, metasaug
-from compensate.methods.semantic import spread
+from compensate.methods.augmentation import spread
+from compensate.terms.meta import meta_gradient
 
 
 def naive_isda(u, z_seen, y_seen, w, y, lam, diagonal=False):

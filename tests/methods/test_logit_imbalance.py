@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compensate import InputError, meta_step
-from compensate.direction import measured, overall_sign
-from compensate.inference.classes import effective_weights
-from compensate.inference.meta import meta_gradient
+from compensate.core.taxonomy import measured, overall_sign
 from compensate.methods import ldam, logit_adjustment, meta_logit_adjustment, posthoc_logit_adjustment
+from compensate.terms.classes import effective_weights
+from compensate.terms.meta import meta_gradient
 
 COUNTS = [70, 20, 10]
 IDENTITY = torch.nn.Identity()

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from scipy.optimize import minimize
 
 from compensate import InputError, meta_step
-from compensate.direction import measured, overall_sign
-from compensate.inference.meta import meta_gradient
+from compensate.core.taxonomy import measured, overall_sign
 from compensate.methods import adversarial_logit, category_logit, meta_logit, self_paced_logit, self_paced_weights
 from compensate.plots import plot_self_paced
+from compensate.terms.meta import meta_gradient
 
 IDENTITY = torch.nn.Identity()
 

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from compensate import InputError, meta_step
-from compensate.direction import measured, overall_sign
-from compensate.inference.margins import CosineHead
-from compensate.inference.meta import meta_gradient
+from compensate.core.taxonomy import measured, overall_sign
 from compensate.methods import arcface, balanced_arcface
+from compensate.terms.margins import CosineHead
+from compensate.terms.meta import meta_gradient
 
 
 class CosineNet(nn.Module):

@@ -11,10 +11,10 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from compensate import InputError, meta_step
-from compensate.direction import relative_change_by_class
-from compensate.inference.margins import CosineHead
+from compensate.core.taxonomy import relative_change_by_class
 from compensate.methods import METHODS, base, ldam, logit_adjustment, meta_logit_adjustment, metasaug
 from compensate.plots import plot_change_by_class
+from compensate.terms.margins import CosineHead
 
 pytestmark = pytest.mark.slow
 

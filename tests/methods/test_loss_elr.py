@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from compensate import METHODS, InputError
-from compensate.direction import measured, overall_sign
+from compensate.core.taxonomy import measured, overall_sign
 from compensate.methods import elr
 from compensate.methods.loss import TemporalEnsemble
 

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from compensate import InputError
-from compensate.direction import measured, overall_sign
+from compensate.core.taxonomy import measured, overall_sign
 from compensate.methods import loss_bound
-from compensate.methods.loss_floor import noise_entropy
+from compensate.methods.loss import noise_entropy
 
 
 @pytest.mark.parametrize(("rate", "classes"), [(0.4, 10), (0.1, 3)])

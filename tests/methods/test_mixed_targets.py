@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from compensate import Compensated
-from compensate.direction import measured, overall_sign
+from compensate.core.taxonomy import measured, overall_sign
 from compensate.methods import mixcomp, mixcomp_adaptive, pgd_at, semantics_preserving_at
 from compensate.terms import Toward, uniform
 

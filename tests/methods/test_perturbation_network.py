@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from compensate import InputError, meta_step
-from compensate.inference.meta import meta_gradient
 from compensate.methods import causal_logit
-from compensate.methods.perturbation_network import DYNAMICS, dynamics
+from compensate.methods.feature import DYNAMICS, dynamics
+from compensate.terms.meta import meta_gradient
 
 
 def by_hand(u, y):

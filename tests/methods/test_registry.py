@@ -11,7 +11,7 @@ import torch
 
 from compensate import METHODS, InputError
 from compensate.methods import find
-from compensate.methods.trial import measured_change
+from compensate.methods.pages import measured_change
 
 SIZES = {"num_samples": 40, "num_classes": 3, "class_counts": [20, 12, 8], "feature_dim": 6, "feature_shape": (4,)}
 

@@ -12,10 +12,10 @@ from sklearn.svm import SVC
 from torch import nn
 
 from compensate import InputError, meta_step
-from compensate.direction import measured, overall_sign
-from compensate.inference.meta import meta_gradient
+from compensate.core.taxonomy import measured, overall_sign
 from compensate.methods import meta_loss, slack_hinge
-from compensate.methods.slack import hinge
+from compensate.methods.loss import hinge
+from compensate.terms.meta import meta_gradient
 
 IDENTITY = nn.Identity()
 

@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 
 from compensate import Compensated, InputError
-from compensate.direction import measured, overall_sign
-from compensate.inference.view_terms import ExtremeView, OtherView, RandomMix
+from compensate.core.taxonomy import measured, overall_sign
+from compensate.core.views import DEFAULT, Views, blurred, darkened, moved, shifted
 from compensate.methods import augmix, view_consistency, worst_of_k
 from compensate.terms import L1, Adversarial, Sample
-from compensate.views import DEFAULT, Views, blurred, darkened, moved, shifted
+from compensate.terms.views import ExtremeView, OtherView, RandomMix
 
 
 def case(rows=8):

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from compensate import METHODS, InputError, meta_step
-from compensate.direction import measured, overall_sign
-from compensate.inference.meta import meta_gradient
+from compensate.core.taxonomy import measured, overall_sign
 from compensate.methods import focal, gce, meta_weight, reweight
+from compensate.terms.meta import meta_gradient
 
 
 def logits(b=8, c=4):

@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from sklearn.metrics import average_precision_score
 
 from compensate import Compensated, InputError, compose, meta_step
+from compensate.core.taxonomy import change
 from compensate.data import digits, neighbor_graph, with_wrong_edges
-from compensate.direction import change
 from compensate.models import GCN
-from compensate.structure import Dissimilarity, EdgeRecord, Edges
 from compensate.terms import L1, Adversarial, Between
+from compensate.terms.structure import Dissimilarity, EdgeRecord, Edges
 
 
 def small(weight=None):

@@ -11,7 +11,7 @@ from torch.func import functional_call, grad
 from torch.nn import functional as F
 
 from compensate.data import Data, digits
-from compensate.data.ragged import Ragged
+from compensate.data.dataset import Ragged
 from compensate.errors import InputError
 from compensate.models import CNN, MLP, BiLSTM, Normalize, ResNet, Staged, Stages, build, probe
 

@@ -58,7 +58,7 @@ def draw_change():
 
 
 def draw_estimator():
-    from compensate.estimators.plotting import axes
+    from compensate.estimators.common import axes
 
     axes(None, "title")
 

@@ -32,7 +32,7 @@ import torch
 from PIL import Image
 
 from compensate.auditing.annotators import find_consensus, long_votes, wide_votes
-from compensate.auditing.corrections import read_corrections
+from compensate.auditing.decisions import read_corrections
 from compensate.auditing.page.model import Estimate
 from compensate.auditing.result import Audit
 from compensate.auditing.source import read as read_audited

@@ -20,9 +20,9 @@ from compensate import InputError, files
 from compensate.auditing.page import Estimate, Page, write_page
 from compensate.cli import main
 from compensate.data.named.image_sets import digits
-from compensate.training import Config, Run, checkpoint, fit, run, workers
+from compensate.training import Config, Run, checkpoint, comparison, fit, run
+from compensate.training.comparison import LOST
 from compensate.training.run import alone
-from compensate.training.workers import LOST
 from processes import start
 
 pytestmark = pytest.mark.slow
@@ -136,14 +136,14 @@ def test_a_read_only_folder(tmp_path):
 
 
 def test_a_killed_worker_is_replaced_and_one_that_always_dies_is_given_up(tmp_path, monkeypatch):
-    assert workers.RETRIES == 2
-    monkeypatch.setattr(workers, "RETRIES", 1)  # each start of a process takes seconds
+    assert comparison.RETRIES == 2
+    monkeypatch.setattr(comparison, "RETRIES", 1)  # each start of a process takes seconds
     jobs = [(number, str(tmp_path), deaths) for number, deaths in enumerate([0, 1, 9])]
-    answers = dict(workers.side_by_side(faults.dies, jobs, 2, lost=faults.lost))
+    answers = dict(comparison.side_by_side(faults.dies, jobs, 2, lost=faults.lost))
     assert answers == {0: 1, 1: 2, 2: -1}
     assert (tmp_path / "2").read_text() == "xx"  # once, and one retry
     with pytest.raises(TypeError):  # a mistake in the work itself is no loss
-        list(workers._here(faults.dies, [(1,)], 1, faults.lost))
+        list(comparison._here(faults.dies, [(1,)], 1, faults.lost))
 
 
 def test_compare_survives_the_loss_of_a_worker(tmp_path):
@@ -175,7 +175,7 @@ def test_what_is_lost_is_reported_and_what_is_finished_is_kept(tmp_path, monkeyp
         for number, job in enumerate(jobs):
             yield lost(*job) if number else work(*job)
 
-    monkeypatch.setattr(workers, "side_by_side", half)
+    monkeypatch.setattr(comparison, "side_by_side", half)
     out = tmp_path / "out"
     monkeypatch.setattr(
         sys, "argv",

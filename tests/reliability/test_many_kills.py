@@ -110,7 +110,7 @@ def test_a_limit_of_file_sizes_ends_an_audit_in_one_error(rows: Path, tmp_path: 
 
 DRIVER = """
 import time
-from compensate.auditing.cluster import cluster
+from compensate.auditing.ray import cluster
 
 with cluster() as run:
     while run.workers == 1:

@@ -13,7 +13,7 @@ from steps_at_edges import Head, N, assert_finite, build, settled, step
 from torch import Tensor
 
 from compensate import METHODS, Compensated, InputError, methods
-from compensate.integrations.index_check import IndexCheck
+from compensate.integrations.common import IndexCheck
 from compensate.terms import L1, Category, Evidence, Group, Sample, Statistic, Where, below
 
 Batch = tuple[Tensor, Any, Any]

@@ -13,10 +13,9 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from compensate.core.stores import PARTS, Packed
 from compensate.data import Data, Splits, digits
 from compensate.methods import METHODS
-from compensate.stores import Packed
-from compensate.stores.transfer import PARTS
 from compensate.training import Config, Exchange, fit, together
 
 STOP = 4

@@ -14,9 +14,9 @@ from torch import nn
 from compensate import InputError
 from compensate.data import digits
 from compensate.methods import logcomp
-from compensate.training.evidence import train_and_record
-from compensate.training.optimization import rate
-from compensate.training.samples import even_batches
+from compensate.training.evaluation import even_batches
+from compensate.training.record import train_and_record
+from compensate.training.step import rate
 from processes import run_pair
 
 N, C = 90, 3

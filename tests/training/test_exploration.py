@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from compensate import InputError
 from compensate.cli import app
-from compensate.composition import cell_method
 from compensate.methods import find
+from compensate.methods.composition import cell_method
 from compensate.training import Config, fit
 from compensate.training.exploration import Budget, Part, Pruned, explore
 from compensate.training.tuning import open_study

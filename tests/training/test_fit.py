@@ -19,7 +19,7 @@ from compensate import METHODS, InputError
 from compensate.data import Data, Splits, batches, digits, noise
 from compensate.methods import logcomp
 from compensate.training import Config, evaluate, fit, load_config, load_model, make_model, predict, prepare_run
-from compensate.training.optimization import rate
+from compensate.training.step import rate
 
 sys.path.insert(0, str(Path(__file__).parent))
 import replicas

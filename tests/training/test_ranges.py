@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 from compensate import METHODS
 from compensate.cli import app
 from compensate.data import Data, order_in_ranges
-from compensate.data.ragged import Ragged
+from compensate.data.dataset import Ragged
 from compensate.errors import InputError
 from compensate.training import Config, Processes, checkpoint, fit
-from compensate.training.ranges import Ranges
+from compensate.training.distributed import Ranges
 from processes import run_group
 
 pytestmark = pytest.mark.xdist_group("distribution")
@@ -181,7 +181,7 @@ def test_ray_train_equals_one_process_though_a_worker_is_killed(
 
 def test_what_a_worker_refuses_is_what_the_command_says() -> None:
     train = pytest.importorskip("ray.train", reason="the extra `cluster` is not installed")
-    from compensate.training.cluster import _reason
+    from compensate.training.ray import _reason
 
     refused = InputError("the loss is NaN")
     assert _reason(train.WorkerGroupError("...", {1: refused})) is refused

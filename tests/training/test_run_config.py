@@ -10,7 +10,7 @@ import pytest
 
 from compensate.errors import InputError
 from compensate.training import PROTOCOL, RECIPES, Config, read_toml, settled
-from compensate.training.optimization import SCHEDULES, rate
+from compensate.training.step import SCHEDULES, rate
 
 
 def test_the_id_is_the_hash_of_canonical_json_and_protocol():

@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 from compensate import METHODS, InputError
-from compensate.methods.search import Choice, Real
+from compensate.methods.registry import Choice, Real
 from compensate.training import Config
 from compensate.training.tuning import open_study, paper_data_of, search_space
 

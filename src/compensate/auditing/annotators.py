@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from scipy.special import logsumexp
 from scipy.stats import beta
 
-from compensate.auditing.arrays import Floats, Ints
 from compensate.auditing.noise_model import by_chance_note
+from compensate.data.dataset import Floats, Ints
 from compensate.errors import InputError, nearest
 
 if TYPE_CHECKING:
@@ -327,7 +327,7 @@ def audit_votes(
         encoder, device, seed, progress, options: as of `compensate.audit`.
         rounds: how often models are fitted.
     """
-    from compensate.auditing.audit import audit
+    from compensate.auditing.api import audit
 
     if "memory" in options or "backend" in options:
         raise InputError("votes are not audited in pieces; leave memory and backend out.")

@@ -13,14 +13,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from compensate.auditing.arrays import Floats, Ints
-from compensate.auditing.class_names import without_spellings
-from compensate.auditing.corrections import Correction
-from compensate.auditing.csv_edit import Dialect, find_cells
+from compensate.auditing.decisions import Correction
 from compensate.auditing.digests import digest_frame, digest_text
+from compensate.auditing.issues.samples import without_spellings
+from compensate.auditing.judge import Scorer
 from compensate.auditing.result import Audit
-from compensate.auditing.scorer import Scorer
-from compensate.data.dataset import UNLABELED, Data
+from compensate.auditing.write_back import Dialect, find_cells
+from compensate.data.dataset import UNLABELED, Data, Floats, Ints
 from compensate.data.labels import has_no_label, is_missing, label_name, missing_labels
 from compensate.errors import InputError, nearest
 from compensate.files import decode, read_bytes

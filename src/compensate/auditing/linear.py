@@ -33,8 +33,8 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
-from compensate.auditing.arrays import Floats, Ints, Singles
 from compensate.auditing.execution import HERE, Execution
+from compensate.data.dataset import Floats, Ints, Singles
 
 Slope = Callable[[Singles, Singles, Ints | slice], tuple[NDArray[np.floating], Singles]]
 """From probabilities (B, K, C), their logarithms and the rows: the losses (B, K) and their slopes in the logits (B, K, C)."""

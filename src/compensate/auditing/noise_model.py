@@ -35,8 +35,9 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq, minimize
 from scipy.special import expit, logit
 
-from compensate.auditing.arrays import Floats, Ints
 from compensate.auditing.execution import HERE, Execution
+from compensate.auditing.issues.samples import near_names, same_name
+from compensate.data.dataset import Floats, Ints
 
 if TYPE_CHECKING:
     from compensate.auditing.page.model import Estimate
@@ -519,3 +520,41 @@ def _log_sum(u: Floats) -> Floats:
 def _by_class(values: NDArray[np.floating]) -> Floats:
     """(N, C) in 64 bits, the rows of a class next to each other: sums over few classes are then sums of long arrays."""
     return np.asarray(values, np.float64, order="F")
+
+
+HALF = 0.5
+"""The odds that a class is there although one row has it: even, for nothing speaks for either."""
+
+NOTE = (
+    "A label that occurs once cannot be contradicted by others. Such rows are listed with the likeliest other class, and flagged only if "
+    "that has nearly the same name: {}."
+)
+"""On such rows."""
+
+
+def judge_lone(
+    log_q: Floats, labels: Ints, classes: Sequence[str], learned: Ints, sharpness: float
+) -> tuple[Floats, Ints]:
+    """(N,) the log odds that each label is wrong, and the likeliest class.
+
+    Args:
+        log_q: (N, C) pooled log probabilities.
+        labels: (N,) the class that only this row has.
+        classes: (C,) their names.
+        learned: the classes that occur more often.
+        sharpness: of the noise model.
+
+    >>> log_q, names = np.log([[0.9, 0.1, 1e-9, 1e-9]] * 2), ["billing", "shipping", "biling", "thanks"]
+    >>> from scipy.special import expit
+    >>> odds, suggested = judge_lone(log_q, np.array([2, 3]), names, np.array([0, 1]), 1.0)
+    >>> expit(odds).round(2), suggested
+    (array([0.95, 0.45]), array([0, 0]))
+    """
+    u = sharpness * log_q[:, learned]
+    q = np.exp(u - u.max(1, keepdims=True))
+    other = np.array([[not same_name(classes[own], classes[c]) for c in learned] for own in labels]).reshape(q.shape)
+    sure = (q * other).max(1) / q.sum(1)
+    suggested = learned[np.where(other, q, -1.0).argmax(1)]
+    near = [near_names(classes[own], classes[other]) for own, other in zip(labels, suggested, strict=True)]
+    p = np.where(near, 1 - HALF * (1 - sure), HALF * sure)
+    return logit(np.clip(p, SMALLEST, 1 - 1e-9)), suggested

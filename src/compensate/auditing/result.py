@@ -14,9 +14,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from compensate.auditing import export, run_folder
-from compensate.auditing.arrays import Floats, Ints, Singles
-from compensate.auditing.corrections import (
+from compensate.auditing import exchange, store
+from compensate.auditing.decisions import (
     Applied,
     Correction,
     apply_corrections,
@@ -24,17 +23,18 @@ from compensate.auditing.corrections import (
     check_source,
     read_corrections,
 )
-from compensate.auditing.csv_escape import guard
 from compensate.auditing.digests import digest_text
+from compensate.auditing.labels.base import part_columns, part_rows
 from compensate.auditing.page.model import Estimate
-from compensate.auditing.parts import part_columns, part_rows
+from compensate.auditing.write_back import guard
+from compensate.data.dataset import Floats, Ints, Singles
 from compensate.errors import InputError
 from compensate.files import write_atomically
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from compensate.auditing.scorer import Scorer
+    from compensate.auditing.judge import Scorer
     from compensate.data.dataset import Data
 
 FLAGGED = 2 / 3
@@ -70,7 +70,7 @@ class Audit:
         notes: what a reader should know, such as rows that were left out.
         data: the audited data, if it is available; it is not saved.
         model: the trained model, if there is one; it is not saved here.
-        parts: (N,) which label is meant, where a row has several; see `compensate.auditing.parts`. ``index`` then numbers the labels, and
+        parts: (N,) which label is meant, where a row has several; see `compensate.auditing.labels.base`. ``index`` then numbers the labels, and
             `rows` has the rows.
         sample: (N,) the position in ``data`` of the sample that a label belongs to, where it has several.
         source_digest: of the file or folder that was audited; see `compensate.auditing.digests`.
@@ -127,7 +127,7 @@ class Audit:
         )
 
     def _repr_html_(self) -> str:
-        from compensate.auditing.notebook import audit_html
+        from compensate.auditing.page.contents import audit_html
 
         return audit_html(self)
 
@@ -228,7 +228,7 @@ class Audit:
     def scorer(self) -> Scorer | None:
         """The fitted model, if there is one."""
         if isinstance(self.fitted, Path):
-            from compensate.auditing.scorer import Scorer
+            from compensate.auditing.judge import Scorer
 
             return Scorer.load(self.fitted)
         return self.fitted
@@ -254,7 +254,7 @@ class Audit:
     def report(self, path: str | Path, *, data: Data | None = None) -> Path:
         """Writes the review page; `data` shows the samples of an audit that was loaded from disk."""
         from compensate.auditing.page import write_page
-        from compensate.auditing.page.fill import page_of, page_of_listed
+        from compensate.auditing.page.contents import page_of, page_of_listed
 
         if self.listed is not None:
             write_page(page_of_listed(self, self.listed), path)
@@ -357,11 +357,11 @@ class Audit:
 
     def to_frame(self) -> pd.DataFrame:
         """All audited rows in the order of the data: their own columns, then suggested, p_error and flagged."""
-        return export.frame(self)
+        return exchange.frame(self)
 
     def to_dataset(self) -> Any:
         """As `to_frame`, a data set of Hugging Face's `datasets` with the names of the classes in its label columns."""
-        return export.dataset(self)
+        return exchange.dataset(self)
 
     def to_label_studio(self, *, everything: bool = False, images: str | None = None) -> list[dict[str, Any]]:
         """Tasks to import into Label Studio, most suspect first: the suggestion as a prediction, the given label as an annotation.
@@ -371,17 +371,17 @@ class Audit:
             images: where Label Studio finds the files of an image folder, such as ``/data/local-files/?d=pics``; by default images
                 are embedded.
 
-        Sort by prediction score: it is 1 - p_error. `compensate.auditing.export.label_studio_config` makes the labeling interface. What
+        Sort by prediction score: it is 1 - p_error. `compensate.auditing.exchange.label_studio_config` makes the labeling interface. What
         is decided there comes back with ``apply(export.json)``.
         """
-        return export.label_studio_tasks(self, everything=everything, images=images)
+        return exchange.label_studio_tasks(self, everything=everything, images=images)
 
     def to_argilla(self, *, everything: bool = False, images: str | None = None) -> list[dict[str, Any]]:
         """Records for ``dataset.records.log`` of Argilla 2, most suspect first; arguments as for `to_label_studio`.
 
         Argilla wants to be told where suggestions stand: ``mapping={key: key for key in records[0] if key.startswith("label.")}``.
         """
-        return export.argilla_records(self, everything=everything, images=images)
+        return exchange.argilla_records(self, everything=everything, images=images)
 
     def to_fiftyone(self, *, everything: bool = True, images: str | None = None) -> list[dict[str, Any]]:
         """Samples for ``fiftyone.Sample.from_dict``: ground_truth, suggested, mistakenness, and a tag on what is flagged.
@@ -390,7 +390,7 @@ class Audit:
             everything: all images, or the flagged ones alone.
             images: the folder of the images, if it is not where it was.
         """
-        return export.fiftyone_samples(self, everything=everything, images=images)
+        return exchange.fiftyone_samples(self, everything=everything, images=images)
 
     # --- files ------------------------------------------------------------------------------------------------
 
@@ -399,7 +399,7 @@ class Audit:
 
         Flagged rows carry what their samples say, if the data is available: the text, or the cells of the table.
         """
-        from compensate.auditing.page.fill import sample_cells
+        from compensate.auditing.page.contents import sample_cells
 
         if self.listed is not None:
             return self.listed.write_suspects(path)
@@ -425,13 +425,13 @@ class Audit:
 
     def save(self, path: str | Path) -> Path:
         """Writes the audit and its fitted model to a folder, nothing pickled. `load` reads it."""
-        run_folder.save_audit(self if self.listed is None else self.listed, Path(path))
+        store.save_audit(self if self.listed is None else self.listed, Path(path))
         return Path(path)
 
     @classmethod
     def load(cls, path: str | Path) -> Audit:
         """Reads what `save` wrote; data and model are not part of it."""
-        return cls(**run_folder.load_audit(Path(path)))
+        return cls(**store.load_audit(Path(path)))
 
 
 def write_csv(path: str | Path, frame: pd.DataFrame) -> None:

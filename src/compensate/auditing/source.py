@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from compensate.auditing.class_names import merge_spellings
 from compensate.auditing.digests import digests_of
-from compensate.auditing.masks import mask_folders, read_masks
-from compensate.auditing.multilabel import COLUMNS, find_columns, label_sets, read_label_sets
-from compensate.auditing.tokens import is_tokens, of_lists, read_tokens
-from compensate.auditing.views import kind_of
+from compensate.auditing.features import kind_of
+from compensate.auditing.issues.samples import merge_spellings
+from compensate.auditing.labels.regions import mask_folders, read_masks
+from compensate.auditing.labels.sets import COLUMNS, find_columns, label_sets, read_label_sets
+from compensate.auditing.labels.tags import is_tokens, of_lists, read_tokens
 from compensate.data.arrays import from_arrays, not_finite, read_npz
 from compensate.data.dataset import Data, Splits
 from compensate.data.folder import read_folder
@@ -105,7 +105,7 @@ def _check_options(options: Mapping[str, Any]) -> None:
     readers = {name for reader in READERS for name in inspect.signature(reader).parameters}
     odd = [name for name in options if name not in readers]
     if odd:
-        from compensate.auditing.audit import audit
+        from compensate.auditing.api import audit
 
         known = [*inspect.signature(audit).parameters, *sorted(readers)]
         raise InputError(f'audit has no argument "{odd[0]}"; {nearest(odd[0], [n for n in known if n != "options"])}')

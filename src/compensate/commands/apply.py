@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from compensate.commands import options as o
-from compensate.commands.terminal import console
+from compensate.commands.options import console
 from compensate.errors import InputError
 from compensate.files import is_address
 
 if TYPE_CHECKING:
-    from compensate.auditing.corrections import Correction, Matched
+    from compensate.auditing.decisions import Correction, Matched
     from compensate.auditing.result import Audit
 
 
@@ -55,7 +55,7 @@ def apply(
     o.check_path(data, corrections)
     if corrections is None:
         data, corrections = _source_of(data), data
-    from compensate.auditing.corrections import apply_corrections
+    from compensate.auditing.decisions import apply_corrections
 
     decided: Path | tuple[Correction, ...] = corrections
     if corrections.is_dir() or accept is not None:
@@ -138,7 +138,7 @@ def _of_run(run: Path, accept: float | None) -> tuple[Audit, tuple[Correction, .
             f"--accept takes suggestions of an audit, and {run} is not the folder of one. Give the folder that `compensate "
             "audit` wrote (under runs/), or leave --accept out to apply the decisions of a file."
         )
-    from compensate.auditing.journal import run_decisions
+    from compensate.auditing.decisions import run_decisions
 
     found, decided = _audit_of(run), run_decisions(run)
     said = f"{len(decided):,} decisions of {run}"

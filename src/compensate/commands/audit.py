@@ -1,4 +1,4 @@
-"""`compensate audit`: find the wrong labels of a file, a folder or an array."""
+"""An audit after another one, with the decisions that people made on the first."""
 
 from __future__ import annotations
 
@@ -6,24 +6,323 @@ import os
 import shutil
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import typer
+from numpy.typing import NDArray
+from rich.table import Table
 from rich.text import Text
 
+from compensate.auditing.decisions import Correction, RowPlaces, run_decisions
+from compensate.auditing.result import Audit
 from compensate.commands import options as o
-from compensate.commands.audit_text import alike_classes, fitted_line, opening_line, print_summary
-from compensate.commands.terminal import clock, console, told_stages
+from compensate.commands.options import chosen_columns, clock, console, short, told_stages, unused_columns
+from compensate.data.dataset import Data
 from compensate.errors import InputError
 from compensate.files import is_address
 
 if TYPE_CHECKING:
-    from compensate.auditing.again import Before
     from compensate.auditing.result import Audit
     from compensate.data.dataset import Data
+
+ASKED: dict[str, tuple[type, ...]] = {
+    "data": (str, type(None)), "labels": (str, type(None)), "features": (str, type(None)), "probs": (str, type(None)),
+    "data_dir": (str, type(None)), "options": (dict,), "encoder": (str,), "model": (str, type(None)),
+    "finetune": (bool,), "crossfit": (bool,), "epochs": (int, type(None)), "batch_size": (int, type(None)),
+    "lr": (int, float, type(None)), "precision": (str,), "seed": (int,),
+}  # fmt: skip
+"""What a run keeps of how it was asked for."""
+
+
+@dataclass(frozen=True, eq=False)
+class Before:
+    """A run that was reviewed.
+
+    Attributes:
+        folder: of the run.
+        audit: what it found.
+        asked: how it was asked for.
+        decisions: what was decided.
+    """
+
+    folder: Path
+    audit: Audit
+    asked: Mapping[str, Any]
+    decisions: tuple[Correction, ...]
+
+
+def read_before(run: Path) -> Before:
+    """A run from its folder; refused if it cannot be asked for again, or if nothing was decided."""
+    audit = Audit.load(run / "audit")
+    asked = audit.config.get("asked")
+    fits = isinstance(asked, dict) and all(
+        name in asked and isinstance(asked[name], kinds) for name, kinds in ASKED.items()
+    )
+    if not fits:
+        raise InputError(
+            f"{run} does not say how it was made; expected a run that `compensate audit` wrote. Audit again."
+        )
+    assert isinstance(asked, dict)
+    if audit.regression or asked["probs"]:
+        raise InputError(
+            f"{run} is an audit of quantities or of probabilities, for which decisions cannot be used again."
+        )
+    decisions = tuple(d for d in run_decisions(run) if d.decision != "skip")
+    if not decisions:
+        raise InputError(f"nothing was decided in {run}; review it first: compensate review {run}.")
+    return Before(run, audit, asked, decisions)
+
+
+def check_about(before: Before, data: Data) -> None:
+    """Refuses decisions of which no row is in the data: they were made on something else."""
+    places = RowPlaces(data)
+    if all(places.find(decision) is None for decision in before.decisions):
+        here = data.info.get("title", "the data")
+        raise InputError(
+            f"the decisions in {before.folder} are about {before.audit.title}, and none of their rows is in {here}; give the run of a "
+            f"review of {here}, or leave {here} out to audit {before.audit.title} again."
+        )
+
+
+def changed_since(found: Audit, before: Audit, run: Path) -> Audit:
+    """The audit with what changed since another one: suspects that are new, and rows that are suspect no longer.
+
+    Args:
+        found: made with decisions about labels of the other.
+        before: the other one.
+        run: its folder, for the report.
+    """
+    decided = found.config.get("decided") or {"rows": [], "corrected": 0, "confirmed": 0}
+    there, here = _suspects(before, found), {int(i) for i in found.index[found.mask]}
+    known = {int(i) for i in found.index}
+    since = {
+        "run": run.name,
+        "corrected": decided["corrected"],
+        "confirmed": decided["confirmed"],
+        "new": sorted(here - there),
+        "gone": sorted((there & known) - here - set(decided["rows"])),
+    }
+    config = {name: value for name, value in found.config.items() if name != "decided"}
+    return replace(found, config={**config, "since": since})
+
+
+def _suspects(before: Audit, found: Audit) -> set[int]:
+    """The flagged rows of an earlier audit, as rows of the present data: by number, or by content if the file is another one."""
+    rows = np.flatnonzero(before.mask)
+    if before.source_digest == found.source_digest or found.row_digests is None or before.row_digests is None:
+        return {int(i) for i in before.index[rows]}
+    flagged: NDArray[np.uint64] = before.row_digests[rows]
+    return {int(i) for i in found.index[np.isin(found.row_digests, flagged[flagged > 0])]}
+
+
+PAIRS = 6
+"""Lines of the summary's table."""
+
+OPEN = 10
+"""Where the upper end of the interval is this many times the estimate, the summary says that the share cannot be known."""
+
+
+def opening_line(source: Data) -> str:
+    """One line that says what was read and what was chosen."""
+    info = source.info
+    parts = [f"{info.get('title', 'the data')}: {_rows(source)}"]
+    if "parts" in info:
+        said = info["parts"].described()
+    elif source.regression:
+        y = source.target[source.labeled]
+        said = f"a quantity from {y.min():g} to {y.max():g}" if len(y) else "empty"
+    else:
+        counts = source.class_counts
+        order = counts.argsort()[::-1][:4]
+        named = " · ".join(f"{short(source.classes[c])} {counts[c]:,}" for c in order)
+        said = f"{source.num_classes} classes: {named}{' · …' if source.num_classes > 4 else ''}"
+    parts += chosen_columns(info, said)
+    lost = int((~source.labeled).sum())
+    if lost and "parts" not in info:
+        parts.append(f"{lost:,} without a label{_missing(info, lost)}, which {'is' if lost == 1 else 'are'} predicted")
+    parts += _alike(source)
+    if info.get("missing_given") is None and "parts" not in info:
+        from compensate.data.labels import NOT_APPLICABLE
+
+        parts += [
+            f'"{name}" is taken for a class; if it means a missing label: --missing {name}'
+            for name in source.classes
+            if name.lower() in NOT_APPLICABLE
+        ]
+    return ", ".join([*parts, *unused_columns(info)])
+
+
+def _rows(source: Data) -> str:
+    """How many rows are audited, and of how many."""
+    from compensate.auditing.source import left_out
+
+    if not source.info.get("left_out"):
+        return f"{len(source):,} rows"
+    named, how = left_out(source.info)
+    return f"{len(source):,} of {len(source) + sum(source.info['left_out'].values()):,} rows (left out: {named}; {how})"
+
+
+def alike_classes(source: Data) -> str:
+    """The classes whose names differ only in case, spacing or Unicode form, most frequent first; empty if there are none.
+
+    >>> import numpy as np
+    >>> from compensate.data.dataset import Data
+    >>> alike_classes(Data(np.eye(3), np.array([0, 1, 1]), ("Cat", "cat", "dog")))
+    '"cat" 2, "Cat" 1'
+    """
+    from compensate.auditing.issues.samples import spellings
+
+    if source.regression or "parts" in source.info:
+        return ""
+    counts = source.class_counts
+    groups = [sorted((c for c in group if counts[c]), key=lambda c: -counts[c]) for group in spellings(source.classes)]
+    return "; ".join(
+        ", ".join(f'"{short(source.classes[c])}" {counts[c]:,}' for c in group)
+        for group in groups[:3]
+        if len(group) > 1
+    )
+
+
+def _alike(source: Data) -> list[str]:
+    merged: dict[str, list[str]] = {}
+    for other, name in source.info.get("merged", {}).items():
+        merged.setdefault(name, []).append(f'"{short(other)}"')
+    if merged:
+        return [f'merged into "{short(name)}": {", ".join(others[:4])}' for name, others in list(merged.items())[:3]]
+    alike = alike_classes(source)
+    return (
+        [f"names that differ only in case, spacing or Unicode form: {alike} (--merge-alike takes them for one class)"]
+        if alike
+        else []
+    )
+
+
+def _missing(info: Mapping[str, Any], lost: int) -> str:
+    """The cells that count as missing labels, if they are not just empty."""
+    cells = Counter(info.get("missing", {}))
+    empty = sum(cells.pop(text, 0) for text in ("", "None", "nan") if text not in (info.get("missing_given") or ()))
+    if not cells:
+        return ""
+    known = sum(cells.values()) + empty == lost  # else other rows have some of them
+    counts = {f'"{short(text)}"': cells[text] for text in sorted(cells)} | ({"empty": empty} if empty else {})
+    return f" ({', '.join(f'{text} {count:,}' if known else text for text, count in counts.items())})"
+
+
+def fitted_line(found: Audit) -> str:
+    """Folds, the weight of each view, and how far the pooled model agrees with the labels."""
+    weights: Counter[str] = Counter()
+    for name, weight in found.config.get("views", {}).items():
+        weights[name.split(": ")[0]] += weight
+    views = ", ".join(f"{short(name)} {weight:.1f}" for name, weight in weights.most_common(4) if weight >= 0.05)
+    agrees = found.config.get("agreement", 0.0)
+    fits = f"explains {agrees:.2f} of the spread" if found.regression else f"agrees with {agrees:.2f} of labels"
+    return f"{found.config.get('folds', 1)} folds · {views} · {fits}"
+
+
+def print_summary(found: Audit, folder: Path) -> None:
+    rate = found.noise_rate
+    flagged = int(found.mask.sum())
+    what = "values" if found.regression else "labels"
+    precision = f" — {flagged:,} flagged, at {found.expected_precision:.2f} expected precision"
+    if not flagged:
+        precision = f" — none of the {what} stands out; the least certain are on the page"
+    by_chance = bool(found.config.get("by_chance"))
+    if by_chance:
+        console.print(f"the {what} cannot be judged: see the note above", markup=False)
+    else:
+        console.print(
+            f"about {rate.value:.1%} of {what} look wrong ({rate.low:.1%} to {rate.high:.1%}){precision}", markup=False
+        )
+    if not by_chance and rate.low <= 0 and rate.high > max(OPEN / 100, 2 * rate.value):
+        console.print(
+            "the interval is wide: these features cannot tell errors that a model learns from samples that are hard",
+            style="dim",
+        )
+    if flagged:
+        console.print(_worst(found) if found.regression else _pairs(found))
+    if "since" in found.config:
+        console.print(_since(found.config["since"]), markup=False)
+    from compensate.auditing.issues import summary
+    from compensate.auditing.page.contents import command
+
+    said = {
+        "review them": f"compensate review {o.quoted(folder)}      or open {folder / 'report.html'}; list: {folder / 'suspects.csv'}",
+        "all rows": f"{folder / 'suspects'}/*.parquet" if found.listed is not None else "",
+        "predicted": str(folder / "predictions.csv") if len(found.predicted) else "",
+        "also found": "",
+        "then": f"compensate apply {o.quoted(folder)}" if command(found) else "",
+    }
+    if by_chance:  # there is nothing to do with such labels
+        said = {"also found": ""}
+    if found.found_issues is not None and len(found.found_issues):
+        said["also found"] = f"{summary(found.found_issues)}: {folder / 'issues.csv'}"
+    for name, line in said.items():
+        if line:
+            console.print(f"{name + ':':<13} {line}", markup=False, soft_wrap=True)
+
+
+def _since(since: dict[str, Any]) -> str:
+    decided = since["corrected"] + since["confirmed"]
+    return (
+        f"with {decided:,} decided labels ({since['corrected']:,} corrected, {since['confirmed']:,} confirmed); "
+        f"new suspects: {len(since['new']):,}, no longer suspect: {len(since['gone']):,}"
+    )
+
+
+def _pairs(found: Audit) -> Table:
+    shown = found if found.listed is None else found.listed
+    flagged, order = shown.flagged, (-shown.log_odds).argsort(kind="stable")
+    # Of label sets, it counts which label is missing or too much.
+    sets = "label" in flagged.columns
+    table = Table(
+        f"{'label: ' if sets else ''}given → suggested", "rows", "", box=None, pad_edge=False, padding=(0, 3, 0, 0)
+    )
+    labels = [f"{short(name)}: " for name in flagged["label"]] if sets else [""] * len(flagged)
+    keys = [
+        f"{label}{short(given)} → {short(suggested)}"
+        for label, given, suggested in zip(labels, flagged["given"], flagged["suggested"], strict=True)
+    ]
+    counted = keys
+    if found.listed is not None:
+        rows = found.mask.nonzero()[0]
+        pairs = zip(found.names(found.given[rows]), found.names(found.suggested[rows]), strict=True)
+        counted = [f"{short(given)} → {short(suggested)}" for given, suggested in pairs]
+    groups = Counter(counted).most_common()
+    for key, count in groups[:PAIRS]:
+        sample = _sample(shown, int(order[flagged.index[keys.index(key)]])) if key in keys else ""
+        table.add_row(Text(key), f"{count:,}", Text(sample, style="dim"))
+    if len(groups) > PAIRS:
+        table.add_row(
+            Text(f"and {len(groups) - PAIRS} more pair{'s' * (len(groups) - PAIRS > 1)}", style="dim"),
+            f"{sum(count for _, count in groups[PAIRS:]):,}",
+            "",
+        )
+    return table
+
+
+def _worst(found: Audit) -> Table:
+    table = Table("row", "given → suggested", "p", box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    for row in found.flagged.head(PAIRS).itertuples():
+        table.add_row(str(row[1]), Text(f"{row.given} → {row.suggested}"), f"{row.p_error:.2f}")
+    return table
+
+
+def _sample(found: Audit, row: int) -> str:
+    from compensate.auditing.page.contents import content
+
+    if found.ids and found.kind == "image":
+        return short(found.ids[row], 50)
+    shown = content(found.data, int(found.position(row)))
+    if shown.text is not None:
+        return f'"{short(" ".join(shown.text[:500].split()), 50)}"'
+    if shown.fields:
+        return short(", ".join(f"{name} {value}" for name, value in shown.fields[:4]), 50)
+    return f"row {found.rows[row]}"
 
 
 def audit(
@@ -173,7 +472,7 @@ def audit(
 
 def audit_again(run: Path, told: Callable[[str, int, int], None]) -> Path:
     """Audits the data of a run again with what was decided there, beside it and without a word; returns the new run's folder."""
-    from compensate.auditing.audit import audit as judge
+    from compensate.auditing.api import audit as judge
 
     before = _before(run)
     nothing = _Asked(None, None, None, None, None, {}, "auto", None, False, False, None, None, None, "no", 0)
@@ -267,9 +566,8 @@ def _run(asked: _Asked, before: Before | None, out: Path | None, judged: Callabl
     if asked.data is None and asked.probs is None:
         raise InputError("no data is given; write for example: compensate audit reviews.csv.")
     o.check_path(asked.data, asked.labels, asked.features, asked.probs, asked.test)
-    from compensate.auditing.again import changed_since, check_about
-    from compensate.auditing.run_folder import check_run_folder, write_run
-    from compensate.auditing.views import unused_encoder
+    from compensate.auditing.features import unused_encoder
+    from compensate.auditing.store import check_run_folder, write_run
     from compensate.files import check_writable
 
     runs = Path("runs") if before is None else before.folder.parent
@@ -318,7 +616,6 @@ def _run(asked: _Asked, before: Before | None, out: Path | None, judged: Callabl
 def _before(run: Path) -> Before:
     """The run whose decisions are used."""
     o.check_path(run)
-    from compensate.auditing.again import read_before
 
     return read_before(run)
 
@@ -355,7 +652,7 @@ def _source(asked: _Asked) -> Any:
 
 def _pieces(asked: _Asked) -> Any:
     """The data to audit, in pieces."""
-    from compensate.auditing.pieces import open_pieces
+    from compensate.auditing.chunks import open_pieces
 
     odd = [f"--{name}" for name in ("test", "features") if getattr(asked, name) is not None]
     if odd:
@@ -377,7 +674,7 @@ def _with_issues(found: Audit, asked: _Asked) -> Audit:
 def _name(source: Any, asked: _Asked, decided: dict[str, Any]) -> str:
     """The name of the run's folder: other data, features, options or decisions give another one."""
     from compensate.auditing.digests import digest_file
-    from compensate.auditing.run_folder import run_name
+    from compensate.auditing.store import run_name
 
     files = (asked.labels, asked.features, asked.probs)
     info = {} if source is None else source.info
@@ -395,7 +692,7 @@ def _name(source: Any, asked: _Asked, decided: dict[str, Any]) -> str:
 
 def _judged(source: Any, started: float, **chosen: Any) -> Audit:
     """The audit, with a line for each stage."""
-    from compensate.auditing.audit import audit as run
+    from compensate.auditing.api import audit as run
     from compensate.auditing.source import labeled
 
     if hasattr(source, "target") and "parts" not in source.info:
@@ -421,7 +718,7 @@ def _main() -> bool:
 
 
 def _of_probabilities(source: Data | None, probs: Path, labels: Path | None, labels_key: str | None) -> Audit:
-    from compensate.auditing.probabilities import audit_probabilities
+    from compensate.auditing.api import audit_probabilities
     from compensate.data import read_labels
     from compensate.files import read_array
 

@@ -59,7 +59,7 @@ def check(
         raise InputError("--against is missing; give the run of an audit, for example --against runs/reviews-3f2a.")
     from compensate.auditing import check_report
     from compensate.auditing.check import check as run
-    from compensate.auditing.journal import run_decisions
+    from compensate.auditing.decisions import run_decisions
     from compensate.auditing.result import Audit
 
     whole = (against / "audit").is_dir()

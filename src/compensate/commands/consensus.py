@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from compensate.commands import options as o
-from compensate.commands.terminal import console
+from compensate.commands.options import console
 from compensate.errors import InputError
 
 SHOWN = 12
@@ -63,7 +63,7 @@ def consensus(
         )
     from compensate.auditing.annotators import as_label_table, audit_votes, long_votes, wide_votes
     from compensate.auditing.result import write_csv
-    from compensate.auditing.run_folder import check_run_folder, write_run
+    from compensate.auditing.store import check_run_folder, write_run
     from compensate.data.tables import read_frame
     from compensate.files import write_atomically
 

@@ -1,20 +1,26 @@
-"""Options that several commands share, and how a command line and a TOML file become one configuration."""
+"""The terminal, as commands write to it: names from the data are shown, and never obeyed."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import json
+import re
 import shlex
 import sys
-from collections.abc import Callable, Container, Mapping, Sequence
+import time
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.prompt import Confirm, Prompt
+from rich.segment import Segment
 
 from compensate.errors import InputError
 from compensate.files import content_digest, decode, is_address
@@ -22,6 +28,95 @@ from compensate.files import content_digest, decode, is_address
 if TYPE_CHECKING:
     from compensate.data import UnclearLabel
     from compensate.training.config import Config
+    from compensate.training.preparation import Prepared
+
+# Signs that move the cursor, change colors, or turn the direction of writing; a line end and a tab are harmless.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def visible(text: str) -> str:
+    r"""The text with a mark in place of every sign that a terminal would obey.
+
+    >>> visible("a\x1b[31mb") == "a\ufffd[31mb"
+    True
+    """
+    return _CONTROL.sub("\ufffd", text)
+
+
+class Terminal(Console):
+    """A console that shows control characters of what it prints as marks; its own colors and bars are unchanged."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        # Before lines are broken: signs without width would make the console cut letters beside them.
+        super().print(*(visible(part) if isinstance(part, str) else part for part in objects), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else visible(text), style, control)
+
+
+def _terminal(**options: Any) -> Terminal:
+    return Terminal(highlight=False, **options)
+
+
+console = _terminal()
+errors = _terminal(stderr=True)
+
+
+def bar_of(what: str, unit: str) -> Progress:
+    """A progress bar that counts: `what` is done, how many `unit`s are, the time so far and the time left."""
+    return Progress(
+        TextColumn(what), BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn(unit), TimeElapsedColumn(),
+        TextColumn("left"), TimeRemainingColumn(), console=console, transient=True,
+    )  # fmt: skip
+
+
+BETWEEN = 10.0
+"""Seconds between two lines on the same stage where output goes to a file or pipe."""
+
+
+@contextmanager
+def told_stages(started: float) -> Iterator[Callable[[str, int, int], None]]:
+    """What to call with a stage, such as "fitting trees", its steps that are done and the number of all.
+
+    A terminal shows a bar for each stage. A file or pipe gets a line when a stage begins, and then one every ten seconds.
+
+    Args:
+        started: by `time.perf_counter`.
+    """
+    bars = Progress(
+        TextColumn("{task.description:<9}"), BarColumn(bar_width=20), TextColumn("{task.fields[said]}", markup=False),
+        console=console, transient=True,
+    )  # fmt: skip
+    tasks: dict[str, Any] = {}
+    told: dict[str, float] = {}
+
+    def progress(stage: str, done: int, total: int) -> None:
+        name, _, what = stage.partition(" ")
+        now = time.perf_counter()
+        said = " · ".join(part for part in (f"{done:,}/{total:,}", what, clock(now - started)) if part)
+        if console.is_terminal:
+            if name not in tasks:
+                tasks[name] = bars.add_task(name, total=total, said="")
+            bars.update(tasks[name], total=total, completed=done, said=said)
+        elif now - told.get(name, -BETWEEN) >= BETWEEN:
+            told[name] = now
+            console.print(f"{name:<9} {said}", markup=False)
+
+    if not console.is_terminal:
+        yield progress
+        return
+    with bars:
+        yield progress
+
+
+def clock(seconds: float) -> str:
+    """Minutes and seconds.
+
+    >>> clock(75.3)
+    '1:15'
+    """
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
 def option(text: str, *names: str, **more: Any) -> Any:
@@ -298,3 +393,95 @@ def _flags(options: Mapping[str, Any], own: Container[str], prefix: str = "") ->
 def _written(value: Any) -> str:
     """A value as `value_of` reads it."""
     return f"{value:.6g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
+
+
+NAMED = 8
+"""Columns of a list."""
+
+
+def short(text: Any, limit: int = 30) -> str:
+    """Safe for a terminal: neither long nor with signs that move the cursor or turn the direction of writing."""
+    text = "".join(sign if sign.isprintable() else "\ufffd" for sign in str(text)[: limit + 1])
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def chosen_columns(info: Mapping[str, Any], labels: str) -> list[str]:
+    """The columns of text and label, what is to be said of the labels, and which columns were passed over for them.
+
+    >>> chosen_columns({"text": "message", "label": "topic"}, "5 classes")
+    ['text column "message"', 'label column "topic" (5 classes)']
+    """
+    text = [f'text column "{info["text"]}"'] if info.get("text") else []
+    passed = [f'not "{short(name)}", which {why}' for name, why in info.get("passed_over", {}).items()]
+    others = ", ".join(map(short, info.get("runners_up", ())))
+    labels += f"; it could also be {others}: --label" if others else ""
+    return [*text, f'label column "{info["label"]}" ({labels})' if info.get("label") else labels, *passed]
+
+
+def unused_columns(info: Mapping[str, Any]) -> list[str]:
+    """The columns that are not read, in one phrase; of texts, how to go by the columns that could be features."""
+    labels = getattr(info.get("parts"), "columns", ())  # of label sets
+    chosen = (info.get("label"), info.get("text"), *labels, *info.get("passed_over", ()))
+    rest = [c for c in info.get("columns", ()) if c.role != "split" and c.name not in chosen]
+    alone = info.get("features_given") or info.get("text")
+    unused = [short(c.name) for c in rest if alone or not c.used]
+    if not unused:
+        return []
+    said = f"not used: {_list(unused)}"
+    # A name with a comma in it, or one that is cut, cannot be given.
+    free = [c.name for c in rest if c.used and "," not in c.name and short(c.name) == c.name]
+    if free and info.get("text") and not info.get("features_given"):
+        by = ",".join(free[:NAMED]) + ",…" * (len(free) > NAMED)
+        said += f" (texts are judged by the text alone; by columns instead: --columns {quoted(by)})"
+    return [said]
+
+
+def _list(names: list[str]) -> str:
+    """The first names, and how many more there are.
+
+    >>> _list(["a", "b"]), _list(list("abcdefghijk"))
+    ('a, b', 'a, b, c, d, e, f, g, h and 3 more')
+    """
+    more = len(names) - NAMED
+    return ", ".join(names[:NAMED]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def announce(config: Config, data_dir: Path | None) -> None:
+    """Says what a training is about to use, while a wrong column costs no more than a look."""
+    from compensate.training.preparation import prepare_run
+
+    prepared = prepare_run(config, data_dir=data_dir)
+    for line in (_data(prepared), _clean(prepared), _test(prepared)):
+        if line:
+            console.print(line, markup=False, soft_wrap=True)
+
+
+def _data(prepared: Prepared) -> str:
+    train, info = prepared.train, prepared.train.info
+    wrong = f" ({prepared.wrong.mean():.1%} of their labels made wrong)" if prepared.wrong.any() else ""
+    parts = [*chosen_columns(info, f"{train.num_classes} classes"), f"{len(train):,} samples to train{wrong}"]
+    for part, purpose in ((prepared.validation, "validate"), (prepared.test, "test")):
+        if part is not None:
+            parts.append(f"{len(part):,} to {purpose}")
+    if prepared.unlabeled:
+        parts.append(f"{prepared.unlabeled:,} without a label left out")
+    return f"{prepared.config.data}: {', '.join([*parts, *unused_columns(info)])}"
+
+
+def _clean(prepared: Prepared) -> str:
+    """Where the samples come from that a method takes for clean."""
+    if prepared.clean is None:
+        return ""
+    why = "no noise is injected into them" if prepared.noisy else "nobody has checked their labels"
+    return f"{len(prepared.clean):,} more are taken as clean (clean={prepared.config.clean:g}): {why}"
+
+
+def _test(prepared: Prepared) -> str:
+    """What test accuracy is worth: it is of the labels that the data have."""
+    if prepared.test is None:
+        return ""
+    if prepared.noisy:
+        return "no noise is injected into test labels"
+    if prepared.own_test:
+        return "test labels are those of the data's own test part"
+    return "test labels are those of the data, wrong ones included"

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from compensate.commands import options as o
-from compensate.commands.terminal import console
+from compensate.commands.options import console
 from compensate.errors import InputError
 
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
@@ -36,8 +36,8 @@ def review(
     o.check_path(run)
     if not (run / "report.html").is_file():
         raise InputError(f"{run} holds no report.html; expected the folder of a run that `compensate audit` wrote.")
-    from compensate.auditing.journal import reviewing
-    from compensate.auditing.review import Review, ReviewServer
+    from compensate.auditing.decisions import reviewing
+    from compensate.auditing.server import Review, ReviewServer
 
     with reviewing(run):
         server = ReviewServer(Review(run), port=port, idle=seconds, again=audit_in_process)

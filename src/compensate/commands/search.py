@@ -10,8 +10,7 @@ import typer
 from rich.table import Table
 
 from compensate.commands import options as o
-from compensate.commands.opening import announce
-from compensate.commands.terminal import bar_of, console
+from compensate.commands.options import announce, bar_of, console
 
 
 @o.with_shared

@@ -10,8 +10,7 @@ from typing import Annotated
 import typer
 
 from compensate.commands import options as o
-from compensate.commands.opening import announce
-from compensate.commands.terminal import console
+from compensate.commands.options import announce, console
 
 
 @o.with_shared
@@ -46,7 +45,7 @@ def train(
         precision=precision, accumulate=accumulate,
     )  # fmt: skip
     asked = shared.build(merged)
-    from compensate.training.distribution import Processes
+    from compensate.training.distributed import Processes
     from compensate.training.fitting import fit
     from compensate.training.run import LEAST_AGREEMENT, agreement_with_labels
     from compensate.training.trainer import Interrupted

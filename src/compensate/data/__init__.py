@@ -11,13 +11,12 @@ from compensate.data import noise
 from compensate.data.arrays import from_arrays, read_npz
 from compensate.data.batches import batches, draws, gather, order, order_in_ranges, ranges_of
 from compensate.data.columns import Column, analyze
-from compensate.data.dataset import UNLABELED, Data, Splits
+from compensate.data.dataset import UNLABELED, Data, Ragged, Splits
 from compensate.data.features import TableEncoder, TableViews, table_views
 from compensate.data.folder import read_folder
 from compensate.data.graphs import neighbor_graph, with_wrong_edges
 from compensate.data.hub import from_hub
 from compensate.data.images import CropFlip, channel_statistics
-from compensate.data.imbalance import class_sizes, long_tailed
 from compensate.data.label_column import UnclearLabel, choose_label
 from compensate.data.labels import encode_labels, override_labels, read_labels
 from compensate.data.load import load
@@ -25,7 +24,7 @@ from compensate.data.named.catalog import SOURCES, data_folder
 from compensate.data.named.download import fetch
 from compensate.data.named.image_sets import digits, digits_splits, read_cifar, read_idx, read_mnist
 from compensate.data.named.text_sets import read_imdb, read_sst2
-from compensate.data.ragged import Ragged
+from compensate.data.noise import class_sizes, long_tailed
 from compensate.data.tables import choose_text, from_frame, read_frame, read_table
 from compensate.data.text import Tfidf, Vocabulary, encode_texts, text_features, tokenize
 from compensate.data.vectors import embedding_matrix, find_vectors, read_vectors

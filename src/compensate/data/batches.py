@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compensate.data.dataset import Data
-from compensate.data.ragged import Ragged
-from compensate.data.seeding import generator
+from compensate.data.dataset import Data, Ragged, generator
 from compensate.errors import InputError
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from compensate.data.seeding import generator
+from compensate.data.dataset import generator
 from compensate.errors import InputError
 
 EdgeList = NDArray[np.int64]

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compensate.data.dataset import Data, Splits
-from compensate.data.ragged import Ragged
+from compensate.data.dataset import Data, Ragged, Splits
 from compensate.errors import InputError
 from compensate.files import write_atomically
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from compensate.data.dataset import generator
 from compensate.data.named.catalog import data_folder
-from compensate.data.seeding import generator
 from compensate.data.text import Vocabulary
 from compensate.errors import InputError
 from compensate.files import read_lines

@@ -13,9 +13,8 @@ from pathlib import Path
 import torch
 
 from compensate.encoders import hub
-from compensate.encoders.efficientnet import EfficientNetLite0
 from compensate.encoders.hub import RunEncoder
-from compensate.encoders.image import ImageEncoder
+from compensate.encoders.image import EfficientNetLite0, ImageEncoder
 from compensate.errors import InputError, nearest
 from compensate.files import checksum
 

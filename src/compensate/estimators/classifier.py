@@ -1,13 +1,11 @@
-r"""Any method of `METHODS` as a scikit-learn classifier.
-
-Use it on tables, embeddings or sparse text features when some labels may be wrong, and read `suspects_` afterwards to see
-which. For images, texts and augmentation use the criterion of the method in a training loop of your own.
-"""
+"""From a row of `METHODS` and a data set to module and criterion, with errors that say what a method still needs."""
 
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -22,34 +20,203 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 from sklearn.utils.validation import check_is_fitted, check_scalar, column_or_1d, validate_data
 from torch import Tensor, nn
 
-from compensate.data.seeding import generator
-from compensate.equation import Compensated
-from compensate.estimators import plotting
-from compensate.estimators.checks import count, one_of, positive, weights
-from compensate.estimators.defaults import (
-    CLEAN,
-    check_method,
-    check_several_labels,
-    default_module,
-    default_rate,
-    fit_head,
-    take_over,
-    taught,
-)
-from compensate.estimators.standardize import Standard
-from compensate.forwards import seeded
-from compensate.inference.statistics import Evidence
-from compensate.methods.registry import find
-from compensate.training.evaluation import predict
+from compensate.core.criterion import Compensated
+from compensate.core.stages import seeded
+from compensate.core.statistics import Evidence, Statistic
+from compensate.core.tables import Sample
+from compensate.data.dataset import generator
+from compensate.estimators import common
+from compensate.estimators.common import count, one_of, positive, weights
+from compensate.methods.registry import SIZES, Method, find
+from compensate.models.networks import MLP, probe
+from compensate.terms.margins import AngularMargin, CosineHead
+from compensate.training.evaluation import Samples, even_batches, predict
 from compensate.training.hardware import Hardware
-from compensate.training.optimization import make_optimizer, rate
 from compensate.training.preparation import model_sizes
-from compensate.training.samples import Samples, even_batches
-from compensate.training.step import Learner
+from compensate.training.step import Learner, make_optimizer, rate
 from compensate.training.trainer import EarlyStopping, Metrics, Trainer
 
 if TYPE_CHECKING:
     import pandas as pd
+
+CLEAN = "clean"
+"""The entry of `hyper` that is not for the method but for the training: trusted samples."""
+
+HIDDEN = (128,)
+"""Hidden units of the default network."""
+
+FEW, FEW_PER_FEATURE = 100, 5
+"""With fewer samples than these, in all or for each feature, the default is linear: more could not be learned from them."""
+
+PER_STEP, LEAST_RATE, MOST_RATE = 2.0, 1e-3, 0.1
+"""Of Adam, where the user gives no learning rate: see `default_rate`."""
+
+STREAM_RATE = 0.01
+"""Of Adam on a stream, whose length nobody knows."""
+
+
+def default_rate(optimizer: str, steps: int | None) -> float:
+    r"""A learning rate for a training of this many steps: :math:`2 / \mathrm{steps}`, from 0.001 to 0.1; tenfold for SGD.
+
+    Short trainings need large steps to get anywhere, and in long ones large steps would fit wrong labels before their compensation
+    does. Chosen on held-out labels of six tables, as given and with a fifth of them wrong (`python -m experiments choices`). Without a number of steps, that
+    is on a stream, it is 0.01.
+
+    >>> [round(default_rate("adam", steps), 4) for steps in (10, 100, 500, 10_000)]
+    [0.1, 0.02, 0.004, 0.001]
+    """
+    rate = STREAM_RATE if steps is None else min(MOST_RATE, max(LEAST_RATE, PER_STEP / steps))
+    return rate if optimizer == "adam" else 10 * rate
+
+
+def default_module(n_samples: int, n_features: int, n_outputs: int) -> MLP:
+    """A network with one hidden layer, or a linear one where there are few samples for the features.
+
+    >>> default_module(1500, 64, 10).head, default_module(60, 4, 3).head
+    (Linear(in_features=128, out_features=10, bias=True), Linear(in_features=4, out_features=3, bias=True))
+    """
+    if n_samples < max(FEW, FEW_PER_FEATURE * n_features):
+        return probe(n_features, n_outputs)
+    return MLP(n_features, n_outputs, hidden=HIDDEN)
+
+
+def fit_head(module: nn.Module, criterion: Compensated) -> None:
+    """Angular margins ask for cosines: gives the default network the head that its criterion is made for."""
+    scales = [m.scale for m in criterion.modules() if isinstance(m, AngularMargin)]
+    head = module.head
+    if scales and isinstance(head, nn.Linear):
+        module.head = CosineHead(head.in_features, head.out_features, scales[0]).to(head.weight)
+
+
+def check_several_labels(row: Method) -> None:
+    """Raises if a method has no form for several labels a sample."""
+    if "base" not in inspect.signature(row.build).parameters:
+        row.build(base="bce")  # which says why, and which have
+
+
+def check_method(row: Method, hyper: Mapping[str, Any]) -> None:
+    """Raises if the method asks for something that neither the data nor `hyper` gives, or does not know an entry."""
+    row.check(name for name in hyper if name != CLEAN or "clean" not in row.needs)
+    wanted = inspect.signature(row.build).parameters
+    if "clean" in row.needs and CLEAN not in hyper:
+        raise ValueError(
+            f'method "{row.name}" learns from clean data: give trusted samples as hyper={{"clean": (X_clean, y_clean)}}.'
+        )
+    if "group" in row.needs:
+        raise ValueError(f'method "{row.name}" asks for the group of each sample, which a classifier is not given.')
+    missing = [
+        name
+        for name, parameter in wanted.items()
+        if parameter.default is parameter.empty and name not in SIZES and name not in hyper
+    ]
+    if missing and "teacher" in row.needs:
+        raise ValueError(
+            f'method "{row.name}" learns from a teacher: give hyper={{"{missing[0]}": ...}}, a fitted classifier with '
+            "predict_proba, a torch module, or an array with one row per sample."
+        )
+    if missing:
+        raise ValueError(f'method "{row.name}" needs a value for {missing[0]!r}: give hyper={{"{missing[0]}": ...}}.')
+
+
+def taught(hyper: Mapping[str, Any], X: Any, classes: np.ndarray, *, stream: bool) -> dict[str, Any]:
+    """`hyper` with teachers as methods take them: what a fitted classifier says of each row of `X`, arrays as tensors."""
+    given = dict(hyper)
+    for name in ("teacher", "guess"):
+        value = given.get(name)
+        if isinstance(value, nn.Module):
+            given[name] = copy.deepcopy(value)  # the criterion freezes it and changes its precision
+        if value is None or isinstance(value, nn.Module | str):
+            continue
+        if stream:
+            raise ValueError(
+                f"partial_fit does not know its samples beforehand: {name!r} must be a torch module there."
+            )
+        if hasattr(value, "predict_proba"):
+            if not np.array_equal(value.classes_, classes):
+                raise ValueError(f"{name!r} knows the classes {value.classes_}; expected {classes}.")
+            p = np.asarray(value.predict_proba(X), dtype=np.float64)
+            value = p if name == "guess" else np.log(np.maximum(p, np.finfo(np.float64).tiny))
+        rows = torch.as_tensor(np.array(value))
+        if len(rows) != X.shape[0]:
+            raise ValueError(f"{name!r} has {len(rows)} rows; expected one for each of {X.shape[0]} samples.")
+        given[name] = rows
+    return given
+
+
+@torch.no_grad()
+def take_over(new: Compensated, old: Compensated) -> Compensated:
+    """Lets a criterion for more samples know what the old one knew: rows of samples are kept, new ones stay fresh."""
+    fresh = dict(new.named_modules())
+    for name, module in old.named_modules():
+        for key, value in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+            target = getattr(fresh[name], key)
+            if target.shape == value.shape:
+                target.copy_(value)
+            elif isinstance(module, Sample) or (isinstance(module, Statistic) and module.merges.get(key) == "rows"):
+                target[: len(value)] = value
+    return new
+
+
+CONSTANT = 1e-10
+"""A column that varies by less than this share of its mean is constant but for rounding."""
+
+
+def moments(X: Any, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    r"""Mean and variance of each column, samples counted by their weight.
+
+    .. math:: m_j = \frac{\sum_i w_i x_{ij}}{\sum_i w_i}, \qquad v_j = \frac{\sum_i w_i (x_{ij} - m_j)^2}{\sum_i w_i}
+
+    `X` is (n, d), dense or sparse, `weight` (n,). Sparse input is never made dense: entries that are not stored add
+    :math:`m_j^2` each.
+
+    >>> from scipy import sparse
+    >>> X = np.array([[0.0, 2.0], [4.0, 2.0]])
+    >>> moments(X, np.array([1.0, 3.0]))
+    (array([3., 2.]), array([3., 0.]))
+    >>> moments(sparse.csr_array(X), np.array([1.0, 3.0]))
+    (array([3., 2.]), array([3., 0.]))
+    """
+    total, columns = weight.sum(), X.shape[1]
+    if isinstance(X, np.ndarray):
+        mean = weight @ X / total
+        return mean, weight @ np.square(X - mean) / total
+    entries = X.tocoo()
+    column, w, x = entries.col, weight[entries.row], entries.data.astype(np.float64)
+    mean = np.bincount(column, w * x, columns) / total
+    absent = total - np.bincount(column, w, columns)
+    spread = np.bincount(column, w * np.square(x - mean[column]), columns) + absent * np.square(mean)
+    return mean, spread / total
+
+
+@dataclass(frozen=True)
+class Standard:
+    """Brings each column to mean 0 and deviation 1; constant columns are only centered.
+
+    >>> X = np.array([[1.0, 5.0], [3.0, 5.0]])
+    >>> Standard.of(X, np.ones(2)).batch(X, [1])
+    array([[1., 0.]])
+    """
+
+    mean: np.ndarray
+    scale: np.ndarray
+
+    @classmethod
+    def of(cls, X: Any, weight: np.ndarray) -> Standard:
+        """What the samples of `X` (n, d), counted by `weight` (n,), need."""
+        mean, variance = moments(X, weight)
+        scale = np.sqrt(np.maximum(variance, 0.0))
+        return cls(mean, np.where(scale > CONSTANT * np.abs(mean), scale, 1.0))
+
+    @classmethod
+    def nothing(cls, columns: int) -> Standard:
+        """Leaves everything as it is."""
+        return cls(np.zeros(columns), np.ones(columns))
+
+    def batch(self, X: Any, rows: Any) -> np.ndarray:
+        """(B, d) these rows, dense and standardized; only they are made dense, whatever the size of `X`."""
+        x = X[rows]
+        return ((x if isinstance(x, np.ndarray) else x.toarray()) - self.mean) / self.scale
+
 
 SCHEDULES = ("cosine", "linear", "constant")
 
@@ -89,7 +256,7 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         Most samples in a step.
     lr : float or None, default=None
         Learning rate of the module; by default the more, the fewer steps the training has
-        (:func:`~compensate.estimators.defaults.default_rate`). Compensation has its own, in `hyper`.
+        (:func:`~compensate.estimators.classifier.default_rate`). Compensation has its own, in `hyper`.
     optimizer : {"adam", "sgd"}, default="adam"
     weight_decay : float, default=0.0
     schedule : {"cosine", "linear", "constant"}, default="cosine"
@@ -483,7 +650,7 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     @property
     def suspects_(self) -> pd.DataFrame:
-        """All samples trained on, most suspect first; see :meth:`compensate.inference.statistics.Evidence.suspects`."""
+        """All samples trained on, most suspect first; see :meth:`compensate.core.statistics.Evidence.suspects`."""
         import pandas as pd
 
         check_is_fitted(self)
@@ -516,10 +683,10 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         """How suspect the training samples are: a histogram of their scores, flagged ones apart."""
         found = self.suspects_
         flagged = found["flagged"].to_numpy()
-        ax = plotting.axes(ax, f"Suspects: {np.mean(flagged):.1%} of the labels are flagged")
+        ax = common.axes(ax, f"Suspects: {np.mean(flagged):.1%} of the labels are flagged")
         edges = np.histogram_bin_edges(found["score"], 40)
-        for which, color, name in ((~flagged, plotting.color(0), "others"), (flagged, plotting.OUTLIER, "flagged")):
+        for which, color, name in ((~flagged, common.color(0), "others"), (flagged, common.OUTLIER, "flagged")):
             ax.hist(found["score"][which], edges, color=color, alpha=0.8, label=f"{name} ({which.sum()})")
         ax.set(xlabel="score, larger is more suspect", ylabel="samples")
-        plotting.key(ax)
+        common.key(ax)
         return ax

@@ -19,11 +19,10 @@ from sklearn.utils import check_array, check_random_state
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from compensate.estimators import plotting
-from compensate.estimators.checks import count, one_of, positive, share, weights
-from compensate.estimators.coordinates import fit_kernel_map, fit_random_map, kernel_params
-from compensate.estimators.scale import weighted_quantile
-from compensate.proximal import group_soft_threshold, soft_threshold
+from compensate.core.proximal import group_soft_threshold, soft_threshold
+from compensate.estimators import common
+from compensate.estimators.common import count, one_of, positive, share, weighted_quantile, weights
+from compensate.estimators.registration import fit_kernel_map, fit_random_map, kernel_params
 
 PenaltyName = Literal["l2", "l1"]
 PROX = {"l2": group_soft_threshold, "l1": soft_threshold}
@@ -575,12 +574,12 @@ class RobustKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMix
         Z, _ = self._coordinates(X)
         labels, o = self.predict(X), self.compensate(X)
         out = o.any(axis=1)
-        ax = plotting.axes(ax, f"Robust k-means: {out.mean():.1%} of the samples compensated")
-        flat, moved, centers = plotting.flat(Z, Z + o, self.cluster_centers_)
-        plotting.arrows(ax, flat[out], (moved - flat)[out])
+        ax = common.axes(ax, f"Robust k-means: {out.mean():.1%} of the samples compensated")
+        flat, moved, centers = common.flat(Z, Z + o, self.cluster_centers_)
+        common.arrows(ax, flat[out], (moved - flat)[out])
         for k in range(self.n_clusters):
-            ax.scatter(*flat[(labels == k) & ~out].T, s=9, color=plotting.color(k), alpha=0.7)
-        plotting.crosses(ax, flat[out], "outlier and its compensation")
+            ax.scatter(*flat[(labels == k) & ~out].T, s=9, color=common.color(k), alpha=0.7)
+        common.crosses(ax, flat[out], "outlier and its compensation")
         ax.scatter(*centers.T, marker="P", s=90, color="black", edgecolor="white", label="center", zorder=4)
-        plotting.key(ax)
+        common.key(ax)
         return ax

@@ -13,11 +13,10 @@ from sklearn.base import BaseEstimator, ClusterMixin
 from sklearn.utils import check_array, check_consistent_length
 from sklearn.utils.validation import check_is_fitted
 
-from compensate.estimators import plotting
-from compensate.estimators.checks import count, one_of, positive, share
+from compensate.core.proximal import project_ball, row_norm
+from compensate.estimators import common
+from compensate.estimators.common import count, one_of, positive, share, weighted_quantile
 from compensate.estimators.kmeans import RobustKMeans, compensation, nearest_center
-from compensate.estimators.scale import weighted_quantile
-from compensate.proximal import project_ball, row_norm
 
 EMBED_STEPS = 500  # most alternations for the representation of given samples
 WIDE = 1.5  # bound of a representation, relative to the median length of the first one
@@ -269,13 +268,13 @@ class MultiViewRobustClustering(ClusterMixin, BaseEstimator):  # type: ignore[mi
         check_is_fitted(self)
         H, shift = self._embed(self._scale(self._check_views(X, reset=False)))
         labels, out = nearest_center(H, self.cluster_centers_)[0], shift.any(axis=1)
-        flat, centers = plotting.flat(H, self.cluster_centers_)
+        flat, centers = common.flat(H, self.cluster_centers_)
         views = self._lengths(shift).astype(bool).mean()
-        ax = plotting.axes(ax, f"Shared representation: {views:.1%} of the rows of all views compensated")
+        ax = common.axes(ax, f"Shared representation: {views:.1%} of the rows of all views compensated")
         for k in range(self.n_clusters):
-            ax.scatter(*flat[(labels == k) & ~out].T, s=10, color=plotting.color(k), alpha=0.75)
-            ax.scatter(*flat[(labels == k) & out].T, s=10, color=plotting.color(k), alpha=0.75)
-        plotting.crosses(ax, flat[out], "a view compensated")
+            ax.scatter(*flat[(labels == k) & ~out].T, s=10, color=common.color(k), alpha=0.75)
+            ax.scatter(*flat[(labels == k) & out].T, s=10, color=common.color(k), alpha=0.75)
+        common.crosses(ax, flat[out], "a view compensated")
         ax.scatter(*centers.T, marker="P", s=90, color="black", edgecolor="white", label="center", zorder=4)
-        plotting.key(ax)
+        common.key(ax)
         return ax

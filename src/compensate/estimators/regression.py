@@ -12,10 +12,9 @@ import numpy as np
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from compensate.estimators import plotting
-from compensate.estimators.checks import count, one_of, positive, weights
-from compensate.estimators.scale import mad
-from compensate.proximal import hard_threshold, soft_threshold
+from compensate.core.proximal import hard_threshold, soft_threshold
+from compensate.estimators import common
+from compensate.estimators.common import count, mad, one_of, positive, weights
 
 PROX = {"l1": soft_threshold, "l0": hard_threshold}
 # Huber's constant loses 5 % to least squares on normal noise; a hard threshold must hardly ever cut a clean sample.
@@ -279,13 +278,13 @@ class ShiftRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         residual = y - predicted
         shift = np.zeros_like(residual) if np.isinf(self.lam_) else PROX[self.penalty](residual, self.lam_)
         out = shift != 0
-        ax = plotting.axes(ax, f"Shift regression: {out.mean():.1%} of the responses shifted")
+        ax = common.axes(ax, f"Shift regression: {out.mean():.1%} of the responses shifted")
         if np.isfinite(self.lam_):
             ax.axhspan(-self.lam_, self.lam_, color="#0072B2", alpha=0.08, lw=0, label="within lambda")
         ax.axhline(0, color="black", lw=0.8)
-        ax.vlines(predicted[out], (residual - shift)[out], residual[out], color=plotting.OUTLIER, alpha=0.45, lw=0.9)
-        ax.scatter(predicted[~out], residual[~out], s=9, color=plotting.color(0), alpha=0.7)
-        plotting.crosses(ax, np.column_stack([predicted, residual])[out], "shifted response")
+        ax.vlines(predicted[out], (residual - shift)[out], residual[out], color=common.OUTLIER, alpha=0.45, lw=0.9)
+        ax.scatter(predicted[~out], residual[~out], s=9, color=common.color(0), alpha=0.7)
+        common.crosses(ax, np.column_stack([predicted, residual])[out], "shifted response")
         ax.set(xlabel="prediction", ylabel="residual")
-        plotting.key(ax)
+        common.key(ax)
         return ax

@@ -18,9 +18,9 @@ from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from compensate.estimators import plotting
-from compensate.estimators.checks import count, one_of, positive, weights
-from compensate.estimators.coordinates import fit_kernel_map, fit_random_map, kernel_params
+from compensate.estimators import common
+from compensate.estimators.common import count, one_of, positive, weights
+from compensate.estimators.registration import fit_kernel_map, fit_random_map, kernel_params
 
 LABEL_ROUNDS = 50  # alternations between the machine and its labels; each lowers the objective, a handful is usual
 
@@ -333,14 +333,14 @@ class SlackSVC(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             margin = values[np.arange(len(X)), codes]
         order = np.argsort(margin)
         rank, margin = np.arange(len(X)), margin[order]
-        ax = plotting.axes(ax, f"Margins: {np.mean(margin < 1):.1%} of the samples need slack")
-        ax.vlines(rank, margin, np.maximum(margin, 1), color=plotting.OUTLIER, alpha=0.4, lw=1, label="slack")
+        ax = common.axes(ax, f"Margins: {np.mean(margin < 1):.1%} of the samples need slack")
+        ax.vlines(rank, margin, np.maximum(margin, 1), color=common.OUTLIER, alpha=0.4, lw=1, label="slack")
         for k, name in enumerate(self.classes_):
             here = codes[order] == k
-            ax.scatter(rank[here], margin[here], s=9, color=plotting.color(k), label=str(name), zorder=3)
+            ax.scatter(rank[here], margin[here], s=9, color=common.color(k), label=str(name), zorder=3)
         ax.axhline(1, color="black", lw=0.8, ls="--")
         ax.set(xlabel="sample, by margin", ylabel="margin")
-        plotting.key(ax)
+        common.key(ax)
         return ax
 
     def _plot_plane(self, X: np.ndarray, codes: np.ndarray, ax: Any) -> Any:
@@ -352,7 +352,7 @@ class SlackSVC(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             flipped = flips(margin, self.label_penalty) > 0
             title = f"Margins: {np.mean(flipped):.1%} of the labels compensated"
             slack = np.where(flipped, 0, slack)
-        ax = plotting.axes(ax, title)
+        ax = common.axes(ax, title)
         pad = 0.08 * np.ptp(X, axis=0) + 1e-9
         low, high = X.min(0) - pad, X.max(0) + pad
         grid = np.stack(np.meshgrid(*np.linspace(low, high, 160).T), axis=-1)
@@ -360,12 +360,12 @@ class SlackSVC(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         ax.contour(*np.moveaxis(grid, -1, 0), level, [-1, 0, 1], colors="black", linestyles=["--", "-", "--"],
                    linewidths=[0.8, 1.4, 0.8])  # fmt: skip
         for k, name in enumerate(self.classes_):
-            ax.scatter(*X[codes == k].T, s=12, marker="os"[k], color=plotting.color(k), label=str(name))
+            ax.scatter(*X[codes == k].T, s=12, marker="os"[k], color=common.color(k), label=str(name))
         need = slack > 1e-6
         if need.any():
-            ax.scatter(*X[need].T, s=20 + 60 * slack[need], facecolors="none", edgecolors=plotting.OUTLIER,
+            ax.scatter(*X[need].T, s=20 + 60 * slack[need], facecolors="none", edgecolors=common.OUTLIER,
                        linewidths=0.8, label="slack (ring size)")  # fmt: skip
         if self.compensate == "label":
-            plotting.crosses(ax, X[flipped], "label compensated")
-        plotting.key(ax)
+            common.crosses(ax, X[flipped], "label compensated")
+        common.key(ax)
         return ax

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from compensate.equation import Compensated
+from compensate.core.criterion import Compensated
 from compensate.errors import InputError
 from compensate.integrations.common import TAKE_THEM, CriterionHooks
 

@@ -8,12 +8,11 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from compensate.equation import Compensated
+from compensate.core.criterion import Compensated
 from compensate.errors import InputError
 from compensate.extras import stand_in
-from compensate.integrations.common import CriterionHooks, criteria_in
-from compensate.integrations.padding import DROP_LAST, repeated
-from compensate.training.distribution import Exchange
+from compensate.integrations.common import DROP_LAST, CriterionHooks, criteria_in, repeated
+from compensate.training.distributed import Exchange
 
 try:
     from lightning.pytorch import Callback

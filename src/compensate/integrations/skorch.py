@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, Dataset, Subset, default_collate
 from compensate import methods
 from compensate.errors import InputError
 from compensate.extras import stand_in
-from compensate.inference.meta import networks
 from compensate.integrations.common import CriterionHooks
+from compensate.terms.meta import networks
 
 try:
     from skorch import NeuralNetClassifier

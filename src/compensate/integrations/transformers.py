@@ -1,23 +1,208 @@
-"""Hugging Face `transformers`: the trainer with a criterion of compensation."""
+"""Hugging Face `datasets`: the column that names each sample."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sized
 from pathlib import Path
 from typing import Any, final
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from compensate.equation import Compensated
+from compensate.core.criterion import Compensated
+from compensate.data.hub import is_hub
 from compensate.errors import InputError
 from compensate.extras import stand_in
 from compensate.integrations.common import CriterionHooks
-from compensate.integrations.datasets import INDEX
-from compensate.integrations.stages import HubModel, StagedHubModel, find_logits, last_layer
 from compensate.training import checkpoint
-from compensate.training.distribution import together
+from compensate.training.distributed import together
+
+INDEX = "index"
+"""The name of the column, and of the entry of a batch."""
+
+
+def add_index(dataset: Any, column: str = INDEX, places: str | None = None) -> Any:
+    """The data set with one more column, the row number of each sample, (N,) whole numbers from 0.
+
+    Do it once, to the whole training set and before it is shuffled, filtered or split: the number then goes with the sample
+    wherever it is moved, and is the row in the data set given here, which suspects are reported by. Of a dictionary of data
+    sets each part is numbered on its own.
+
+    Args:
+        dataset: a `datasets.Dataset`, or a dictionary of them.
+        column: its name.
+        places: a column of lists, such as the labels of tokens: then each entry is numbered, all of them through the data set, and
+            `num_samples` of a method is their number.
+
+    >>> import datasets
+    >>> data = add_index(datasets.Dataset.from_dict({"text": ["good", "bad", "fine"], "label": [1, 0, 1]}))
+    >>> data.select([2, 0])["index"][:]
+    [2, 0]
+    """
+    if isinstance(dataset, Mapping) and dataset:
+        kind: Any = type(dataset)
+        return kind({name: add_index(part, column, places) for name, part in dataset.items()})
+    if not is_hub(dataset) or not hasattr(dataset, "add_column"):
+        raise InputError(
+            f"add_index was given a {type(dataset).__name__}; expected a datasets.Dataset, or a dictionary of them."
+        )
+    stream = not isinstance(dataset, Sized)
+    if stream:
+        raise InputError(
+            "the data set is a stream, whose samples have no lasting number. Load it with streaming=False, or put a whole number "
+            f'for each sample into the column "{column}" where it is written.'
+        )
+    if places is not None:
+        return _number_places(dataset, column, places)
+    rows = np.arange(len(dataset))
+    if column in dataset.column_names:
+        if np.array_equal(np.asarray(dataset[column][:]), rows):
+            return dataset
+        raise InputError(
+            f'the data set has a column "{column}" already, which is not the row number. Was it shuffled or split after it was '
+            "numbered? Then keep that column as it is. Else choose another name: add_index(dataset, column=...)."
+        )
+    return dataset.add_column(column, rows.tolist())
+
+
+def _number_places(dataset: Any, column: str, places: str) -> Any:
+    if column in dataset.column_names:
+        raise InputError(f'the data set has a column "{column}" already; remove it, or choose another name.')
+    if places not in dataset.column_names:
+        raise InputError(f'the data set has no column "{places}"; it has {", ".join(dataset.column_names)}.')
+    lengths = [len(entries) for entries in dataset[places][:]]
+    starts = np.cumsum([0, *lengths])
+    numbers = [list(range(begin, end)) for begin, end in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)]
+    return dataset.add_column(column, numbers)
+
+
+@final
+class HubModel(nn.Module):
+    """A model that is run as it is: inputs as a dictionary in, logits (B, C) out.
+
+    Args:
+        model: takes the inputs by name and returns an object with `logits`.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.outputs: Any = None
+        """What the model returned last."""
+
+    def forward(self, inputs: Mapping[str, Any]) -> Tensor:
+        """(B, C) logits."""
+        self.outputs = self.model(**inputs)
+        return find_logits(self.outputs)
+
+
+@final
+class StagedHubModel(nn.Module):
+    r"""The same model cut in stages, :math:`f = \text{head} \circ \text{features} \circ \text{embed}`, without changing it.
+
+    `features` runs the whole model and notes what its last layer saw, `head` returns what it made of it.
+
+    Args:
+        model: as the training loop runs it, wrapped for several devices or not.
+        inner: the model itself, a `PreTrainedModel`.
+        head: its last layer.
+        embed: true if features are compensated, which act on the word vectors.
+
+    Shapes: word vectors (B, T, E), features (B, D), logits (B, C); of models for tokens (B, D, T) and (B, C, T).
+    """
+
+    def __init__(self, model: nn.Module, inner: Any, head: nn.Linear, *, embed: bool) -> None:
+        super().__init__()
+        self.model = model
+        self.outputs: Any = None
+        self._inner, self._layer = [inner], [head]  # in lists: they are parts of the model already
+        self._inputs: Mapping[str, Any] = {}
+        self._z: Tensor | None = None
+        if embed:
+            self.embed = self._embed
+
+    def _embed(self, inputs: Mapping[str, Any]) -> Tensor:
+        if "input_ids" not in inputs:
+            raise InputError(
+                f"feature compensation acts on word vectors, but the batch has {', '.join(inputs)} and no input_ids."
+            )
+        self._inputs = {name: value for name, value in inputs.items() if name != "input_ids"}
+        return self._inner[0].get_input_embeddings()(inputs["input_ids"])
+
+    def padding(self, inputs: Mapping[str, Any]) -> Tensor:
+        """(B, T) true where there is no word."""
+        mask = inputs.get("attention_mask")
+        return torch.zeros_like(inputs["input_ids"], dtype=torch.bool) if mask is None else mask == 0
+
+    def features(self, e: Any) -> Tensor:
+        """(B, D) what the last layer sees."""
+        inputs = {**self._inputs, "inputs_embeds": e} if isinstance(e, Tensor) else e
+        handle = self._layer[0].register_forward_pre_hook(self._note)
+        try:
+            self.outputs = self.model(**inputs)
+        finally:
+            handle.remove()
+        assert self._z is not None
+        if find_logits(self.outputs).ndim == 3:
+            self._z = classes_second(self._z)
+        return self._z
+
+    def _note(self, layer: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        self._z = arguments[0]
+
+    @property
+    def head(self) -> _Head:
+        """The last layer, whose weights terms may read."""
+        return _Head(self)
+
+    def forward(self, inputs: Mapping[str, Any]) -> Tensor:
+        """(B, C) logits."""
+        return self.head(self.features(inputs))
+
+
+class _Head:
+    def __init__(self, stages: StagedHubModel) -> None:
+        self._stages = stages
+
+    def __call__(self, z: Tensor) -> Tensor:
+        if z is self._stages._z:
+            return find_logits(self._stages.outputs)
+        layer = self._stages._layer[0]
+        return layer(z.movedim(1, -1)).movedim(-1, 1) if find_logits(self._stages.outputs).ndim == 3 else layer(z)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stages._layer[0], name)
+
+
+def find_logits(outputs: Any) -> Tensor:
+    """(B, C) the logits among what a model returned; of tokens (B, C, T), classes second, as torch's losses have them."""
+    logits = getattr(outputs, "logits", None)
+    if logits is None:
+        logits = outputs.get("logits") if isinstance(outputs, Mapping) else None
+    if not isinstance(logits, Tensor):
+        raise InputError(
+            f"the model returned a {type(outputs).__name__} without logits; expected a model for classification, such as "
+            "AutoModelForSequenceClassification."
+        )
+    return classes_second(logits)
+
+
+def classes_second(values: Tensor) -> Tensor:
+    """(B, C, T) of what models of `transformers` say of tokens, (B, T, C); others are left as they are."""
+    return values.movedim(-1, 1) if values.ndim == 3 else values
+
+
+def last_layer(model: nn.Module, num_labels: int) -> nn.Linear | None:
+    """The linear layer that gives the logits: the last one with this number of outputs.
+
+    >>> last_layer(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)), 3)
+    Linear(in_features=8, out_features=3, bias=True)
+    """
+    found = [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features == num_labels]
+    return found[-1] if found else None
+
 
 try:
     from transformers import Trainer, TrainerCallback
@@ -188,7 +373,7 @@ class CompensationMixin:
         if index is None and self.hooks.index_check.num_samples is not None:
             raise InputError(
                 f'the training batch has no "{self.index_column}", and this criterion keeps a row per sample. Number the training '
-                "set once, compensate.integrations.datasets.add_index(dataset), and let no set_format, map or collator "
+                "set once, compensate.integrations.transformers.add_index(dataset), and let no set_format, map or collator "
                 "drop that column."
             )
         return index
@@ -264,7 +449,7 @@ class CompensatedTrainer(CompensationMixin, Trainer):
         meta_optimizer: for methods with parameters beside their tables; Adam if not given.
         fixed_labels: false if labels change on purpose during the training.
         index_column: the column of the training set that names each sample; see
-            :func:`compensate.integrations.datasets.add_index`. The trainer keeps it, though the model does not take it.
+            :func:`compensate.integrations.transformers.add_index`. The trainer keeps it, though the model does not take it.
 
     Feature compensation acts on the word vectors of the model, padding left out. Evaluation gives the plain loss. Checkpoints
     hold the state of the criterion.
@@ -277,7 +462,7 @@ class CompensatedTrainer(CompensationMixin, Trainer):
 
     >>> import datasets, tempfile, transformers, warnings
     >>> from compensate import methods
-    >>> from compensate.integrations.datasets import add_index
+    >>> from compensate.integrations.transformers import add_index
     >>> warnings.simplefilter("ignore")
     >>> sizes = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
     >>> model = transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=20, **sizes))

@@ -6,16 +6,15 @@ from typing import Literal, final
 
 from torch import Tensor, nn
 
-from compensate.equation import Compensated, Weights
+from compensate.core.batch import State
+from compensate.core.criterion import Compensated, Weights
+from compensate.core.rows import present_rows
+from compensate.core.statistics import recorded
 from compensate.errors import InputError
-from compensate.inference.classes import Counts, proportions
-from compensate.inference.gradients import Amplify, ClipGradient
-from compensate.inference.statistics import recorded
-from compensate.methods.class_perturbation import by_probability, by_share
-from compensate.methods.registry import method
-from compensate.methods.search import Real, Space, each
-from compensate.state import State
-from compensate.touched import present_rows
+from compensate.methods.logit import by_probability, by_share
+from compensate.methods.registry import Real, Space, each, method
+from compensate.terms.classes import Counts, proportions
+from compensate.terms.gradients import Amplify, ClipGradient
 
 __all__ = ["gradient_clip", "lpg"]
 

@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, final
 
-from compensate.equation import Compensated, Weights
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from compensate.core.batch import State, Value, at
+from compensate.core.criterion import BinaryBase, Compensated, Weights
+from compensate.core.layout import rowwise
+from compensate.core.penalties import Ball
+from compensate.core.stages import full_precision
+from compensate.core.statistics import ClassMean, Evidence, labels_of, recorded
+from compensate.core.tables import Category, Sample
 from compensate.errors import InputError
-from compensate.granularity import Category, Sample
-from compensate.inference.classes import Counts, checked_counts
-from compensate.inference.guesses import OfClass
-from compensate.inference.prior import Toward, prediction, uniform
-from compensate.inference.regularized import Ball
-from compensate.inference.statistics import Evidence, recorded
-from compensate.methods.registry import method
-from compensate.methods.search import Real, Space
+from compensate.methods.registry import Real, Space, each, method
+from compensate.terms.classes import Counts, checked_counts
+from compensate.terms.guesses import OfClass, Worst
+from compensate.terms.prior import Toward, prediction, uniform
+from compensate.terms.schedules import Ramp
 
-__all__ = ["meta_label", "mix_level_label"]
+__all__ = [
+    "adversarial_label_smoothing",
+    "data_ambiguation",
+    "label_smoothing",
+    "meta_label",
+    "mix_level_label",
+    "online_label_smoothing",
+]
 
 
 def _head_is_smoothed_more(class_counts: Counts, head: float, tail: float) -> list[float]:
@@ -120,3 +134,259 @@ def meta_label(
     else:
         table = Category(num_classes, num_classes, update="meta", lr=lr, bound=bound)
     return Compensated(label=table, record=Evidence(num_samples), weight=weight)
+
+
+@method(
+    "label", "mixed", "prior", "sample",
+    equation="25",
+    reference="Szegedy et al., Rethinking the Inception Architecture, CVPR 2016",
+    limits="lam = 0 is cross entropy. Treats all wrong classes alike, and right labels like wrong ones.",
+    search=Space({"lam": Real(0.01, 0.6)}),
+    candidates=each(lam=(0.1, 0.2, 0.3, 0.45, 0.6)),
+)  # fmt: skip
+def label_smoothing(
+    *,
+    num_samples: int | None = None,
+    num_classes: int | None = None,
+    lam: Value = 0.1,
+    base: BinaryBase = None,
+    weight: Weights | None = None,
+) -> Compensated:
+    r"""Label smoothing: every label gives a little to all classes alike.
+
+    .. math:: \Delta y_i = \lambda (I/C - y_i)
+
+    With several labels, each gives to its opposite: :math:`\Delta y_{i,c} = \lambda (1/2 - y_{i,c})`.
+
+    Args:
+        num_samples: the size of the training set; given, the criterion keeps a record of each sample's plain loss.
+        num_classes: the number of classes, for a record under `base="bce"`.
+        lam: the share :math:`\lambda`; torch calls it `label_smoothing`.
+        base: "bce" for several labels a sample.
+        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
+
+    >>> import torch
+    >>> label_smoothing(lam=0.1)(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
+    tensor(2.3050)
+    """
+    record = recorded(num_samples, num_labels=labels_of(base, num_samples, num_classes))
+    return Compensated(label=Toward(uniform, lam), base=base, record=record, weight=weight)
+
+
+@method(
+    "label", "negative", "adversarial", "sample",
+    equation="26, 27",
+    reference="Goibert and Dohmatob, Adversarial Robustness via Label-Smoothing, 2019",
+    limits="lam = 0 is cross entropy. Meant for adversarial robustness; it does nothing against wrong labels.",
+    search=Space({"lam": Real(0.01, 0.6)}),
+)  # fmt: skip
+def adversarial_label_smoothing(
+    *,
+    num_samples: int | None = None,
+    lam: Value = 0.1,
+    kind: Literal["least_likely", "boltzmann", "second_best"] = "least_likely",
+    temperature: float = 0.1,
+    detach: bool = False,
+    weight: Weights | None = None,
+) -> Compensated:
+    r"""Label smoothing toward the worst guess: the class that the model holds least likely.
+
+    .. math:: \Delta y_i = \lambda (p_i^* - y_i), \qquad
+              p_i^* = \arg\max_{p \in \Delta} l(S(u_i), y_i + \lambda (p - y_i))
+
+    The maximum over the simplex (which Eq. 27 leaves out) is the one-hot vector of the least likely class; tied classes
+    share. If the given class is the least likely itself, nothing changes.
+
+    Args:
+        num_samples: the size of the training set; given, the criterion keeps a record of each sample's plain loss.
+        lam: the share :math:`\lambda`.
+        kind: "least_likely", or the authors' relatives: "boltzmann", :math:`p^*_{i,c} \propto e^{-p_{i,c}/T}` over
+            the classes other than the given one; "second_best", the likeliest of them. Both go in mixed directions.
+        temperature: :math:`T` of "boltzmann".
+        detach: make the guess of "boltzmann" a constant in the gradient; the authors' code does not.
+        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
+
+    >>> import torch
+    >>> adversarial_label_smoothing(lam=0.1)(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
+    tensor(2.4184)
+    """
+    return Compensated(label=Toward(Worst(kind, temperature, detach), lam), record=recorded(num_samples), weight=weight)
+
+
+@method(
+    "label", "mixed", "prior", "category",
+    equation="54-56 with beta = 1",
+    reference="Zhang et al., Delving Deep into Label Smoothing, IEEE TIP 2021",
+    needs=["epochs"],
+    limits="Without end_epoch() it stays label smoothing. A class that is never predicted right keeps a uniform row.",
+    search=Space({"alpha": Real(0.05, 0.95)}),
+    candidates=each(alpha=(0.5, 0.3, 0.1, 0.7, 0.9)),
+)  # fmt: skip
+def online_label_smoothing(
+    *,
+    num_classes: int,
+    num_samples: int | None = None,
+    alpha: Value = 0.5,
+    conf: Literal["all", "correct"] = "correct",
+    weight: Weights | None = None,
+) -> Compensated:
+    r"""Label smoothing toward the mean of the right predictions of the sample's class in the previous epoch.
+
+    .. math:: \Delta y_i = \alpha (\tilde p_{y_i} - y_i), \qquad
+              \tilde p_c = \frac1{Z_c} \sum_{j: y_j = c} \mathrm{conf}_j\, p_j
+
+    In the first epoch :math:`\tilde p_c` is uniform.
+
+    Args:
+        num_classes: the number of classes.
+        num_samples: the size of the training set; given, the criterion keeps a record of each sample's plain loss.
+        alpha: the share :math:`\alpha`. The authors write it as the share of the given label; at their 0.5 it is both.
+        conf: which predictions count: only the "correct" ones, or "all".
+        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
+
+    >>> import torch
+    >>> online_label_smoothing(num_classes=3)(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
+    tensor(2.0917)
+    """
+    return Compensated(label=Toward(ClassMean(num_classes, conf), alpha), record=recorded(num_samples), weight=weight)
+
+
+def divergence(u: Tensor, y: Tensor) -> Tensor:
+    """(B,) the Kullback-Leibler divergence of the predictions from labels; of class numbers it is cross entropy.
+
+    >>> divergence(torch.zeros(1, 2), torch.tensor([[0.5, 0.5]]))
+    tensor([0.])
+    """
+    losses = F.cross_entropy(u, y, reduction="none")
+    return losses if y.ndim == 1 else losses - torch.special.entr(y).sum(-1)
+
+
+def largest_scale(p: Tensor, y: Tensor, excess: float) -> Tensor:
+    r"""(B, 1) the scale :math:`k` at which :math:`k p` exceeds :math:`y` by a given mass, :math:`\sum_c (k p_c - y_c)_+`.
+
+    The mass is the largest of the sums :math:`k p_S - y_S` over sets of classes, so that :math:`k` is the smallest of the
+    quotients (excess + :math:`y_S`) / :math:`p_S`; the sets that matter hold the classes of least :math:`y_c / p_c`.
+
+    >>> largest_scale(torch.tensor([[0.5, 0.3, 0.2]]), torch.tensor([[1.0, 0.0, 0.0]]), 0.1)
+    tensor([[0.2000]])
+    """
+    tiny = torch.finfo(p.dtype).tiny
+    order = (y / p.clamp(min=tiny)).argsort(-1)
+    p, y = (values.gather(-1, order).cumsum(-1) for values in (p, y))
+    return ((excess + y) / p.clamp(min=tiny)).amin(-1, keepdim=True)
+
+
+def capped_scale(p: Tensor, cap: Tensor) -> Tensor:
+    r"""(B, 1) the scale :math:`k` at which :math:`\min(k p_c, \mathrm{cap}_c)` sums to 1, if the caps sum to at least 1.
+
+    >>> capped_scale(torch.tensor([[0.5, 0.3, 0.2]]), torch.tensor([[1.0, 0.06, 0.04]]))
+    tensor([[1.8000]])
+    """
+    tiny = torch.finfo(p.dtype).tiny
+    order = (cap / p.clamp(min=tiny)).argsort(-1)
+    p, cap = p.gather(-1, order), cap.gather(-1, order)
+    capped = F.pad(cap[:, :-1].cumsum(-1), (1, 0))
+    free = p.flip(-1).cumsum(-1).flip(-1)
+    return ((1 - capped) / free.clamp(min=tiny)).amax(-1, keepdim=True)
+
+
+@final
+class Ambiguate(nn.Module):
+    r"""The label that is nearest to the prediction among those that a set of plausible classes allows.
+
+    .. math:: \Delta y_i = q_i - y_i, \qquad q_i = \arg\min_q \mathrm{KL}(q \,\|\, p_i) \quad\text{with}\quad
+              \sum_{c : p_{i,c} < \beta} (q_c - y_{i,c})_+ \le \alpha
+
+    Classes that are not plausible may exceed their share of the label by :math:`\alpha` in all. If the prediction does so, it is
+    the minimizer; else each class has a multiple of its probability, or its share of the label:
+
+    .. math:: q_{i,c} = \min(k\, p_{i,c}, \max(y_{i,c}, k'\, p_{i,c})) \;(p_{i,c} < \beta), \quad k\, p_{i,c} \;(p_{i,c} \ge \beta)
+
+    For class numbers :math:`k = (1 - \alpha) / \sum_{c \in Y_i} p_{i,c}` and :math:`k' = \alpha / \sum_{c \notin Y_i} p_{i,c}`
+    with :math:`Y_i = \{y_i\} \cup \{c : p_{i,c} \ge \beta\}`. It is a constant.
+
+    Args:
+        alpha: the probability that implausible classes may have beyond the label, in [0, 1).
+        beta: the least probability of a plausible class, a number or a callable of the state.
+    """
+
+    direction, on_simplex = "positive", True
+    inference, granularity = "prior", "sample"
+
+    def __init__(self, alpha: float, beta: Value) -> None:
+        super().__init__()
+        if not 0 <= alpha < 1:
+            raise InputError(f"alpha is {alpha}; expected a share of the probability, in [0, 1).")
+        if not callable(beta) and not 0 <= beta <= 1:
+            raise InputError(f"beta is {beta}; expected a probability.")
+        self.alpha, self.beta = alpha, beta
+
+    @torch.no_grad()
+    def forward(self, s: State) -> Tensor:
+        """(B, C) the label compensation."""
+        p = full_precision(s.u.detach()).softmax(-1)
+        y = s.y.to(p.dtype)
+        plausible = p >= rowwise(at(self.beta, s), p)
+        excess = ((p - y).clamp(min=0) * ~plausible).sum(-1, keepdim=True)
+        scaled = torch.where(
+            y > 0, p.clamp(min=torch.finfo(p.dtype).tiny), p
+        )  # a given class of probability 0 keeps its share
+        cap = torch.maximum(y, largest_scale(scaled * ~plausible, y * ~plausible, self.alpha) * scaled)
+        cap = torch.where(plausible, torch.inf, cap)
+        q = torch.minimum(capped_scale(scaled, cap) * scaled, cap)
+        q = torch.where(excess <= self.alpha, p, q)
+        return (q - y).to(s.y.dtype)
+
+    def extra_repr(self) -> str:
+        """The share of other classes."""
+        return f"alpha={self.alpha:g}"
+
+
+@method(
+    "label", "positive", "prior", "sample",
+    equation="9 with a guess from plausible classes",
+    reference="Lienen and Huellermeier, Mitigating Label Noise through Data Ambiguation, AAAI 2024",
+    needs=["steps"],
+    limits="beta = 1 and alpha = 0 is cross entropy. A low beta trusts decisions early, and those confirm themselves.",
+    search=Space({"alpha": Real(0.0, 0.3), "beta": Real(0.5, 0.95)}),
+    candidates=each(alpha=(0.05, 0.05, 0.1, 0.2, 0.0), beta=(0.75, 0.6, 0.75, 0.6, 0.75)),
+)  # fmt: skip
+def data_ambiguation(
+    *,
+    num_samples: int | None = None,
+    alpha: float = 0.05,
+    beta: float = 0.75,
+    beta_end: float | None = 0.6,
+    weight: Weights | None = None,
+) -> Compensated:
+    r"""Robust data ambiguation: where the model is sure of another class, the label becomes both, and the model may choose.
+
+    .. math:: l'_i = \min_{q \in Q_i} \mathrm{KL}(q \,\|\, p_i), \qquad
+              Q_i = \Bigl\{ q : \textstyle\sum_{c \notin Y_i} q_c \le \alpha \Bigr\}, \quad
+              Y_i = \{y_i\} \cup \{c : p_{i,c} \ge \beta\}
+
+    As compensation: :math:`\Delta y_i = q_i - y_i` with the minimizer :math:`q_i`, a constant, and the divergence as base loss (it is cross
+    entropy for class numbers). No loss is raised, because :math:`y_i` itself is in the set. The authors define the set for class numbers;
+    for a soft label :math:`Q_i = \{ q : \sum_{c : p_{i,c} < \beta} (q_c - y_{i,c})_+ \le \alpha \}`, which is the same set if the label is a
+    class number: see :class:`~compensate.methods.label.Ambiguate`.
+
+    The threshold :math:`\beta` falls with each training step; in the authors' code it falls once an epoch.
+
+    Args:
+        num_samples: the size of the training set; given, the criterion keeps a record of each sample's plain loss.
+        alpha: the probability :math:`\alpha` that implausible classes may have; the authors use 0.05.
+        beta: the least probability :math:`\beta` of a plausible class, at the start.
+        beta_end: the same at the end of the training; a cosine leads there, as in the authors' code. None for a constant.
+        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
+
+    >>> criterion = data_ambiguation(beta_end=None)
+    >>> criterion(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))         # 2.3584 without: the first class is plausible, too
+    tensor(3.7253e-05)
+    """
+    if beta_end is not None and beta_end != beta:
+        moving: Value = Ramp(beta, beta_end, shape="cosine")
+    else:
+        moving = beta
+    return Compensated(
+        label=Ambiguate(alpha, moving), base=divergence, record=recorded(num_samples), weight=weight
+    )  # fmt: skip

@@ -1,25 +1,71 @@
-"""Methods that compensate losses."""
+"""Plain cross entropy, the row that all others are compared with."""
 
 from __future__ import annotations
 
+import math
 from functools import partial
-from typing import final
+from typing import Literal, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from compensate.equation import Compensated, Weights
+from compensate.core.batch import State, Value, at
+from compensate.core.criterion import BinaryBase, Compensated, Weights
+from compensate.core.fast import Fused, blocks, log_softmax
+from compensate.core.penalties import L1, AtLeast
+from compensate.core.rows import put_rows
+from compensate.core.stages import full_precision
+from compensate.core.statistics import Evidence, Statistic, labels_of, recorded
+from compensate.core.tables import Sample
+from compensate.core.weighting import total_weight, weighed
 from compensate.errors import InputError
-from compensate.forwards import full_precision
-from compensate.fused import Fused, blocks, log_softmax
-from compensate.inference.statistics import Evidence, Statistic
-from compensate.methods.registry import method
-from compensate.methods.search import Real, Space, each
-from compensate.state import State, Value, at
-from compensate.touched import put_rows
+from compensate.methods.registry import Real, Space, each, method
+from compensate.terms.prior import Slack
 
-__all__ = ["dac", "elr"]
+__all__ = [
+    "base",
+    "dac",
+    "elr",
+    "hinge",
+    "loss_bound",
+    "meta_loss",
+    "slack_hinge",
+]
+
+
+@method(
+    "none", "none", "none", "none",
+    equation="1",
+    reference="plain training",
+    kind="baseline",
+    limits="Fits wrong labels as willingly as right ones when it trains for long.",
+)  # fmt: skip
+def base(
+    *,
+    num_samples: int | None = None,
+    num_classes: int | None = None,
+    base: BinaryBase = None,
+    weight: Weights | None = None,
+) -> Compensated:
+    r"""Cross entropy without compensation.
+
+    .. math:: L = \frac1B \sum_i l(S(u_i), y_i)
+
+    With several labels, binary cross entropy, the mean over samples and labels.
+
+    Args:
+        num_samples: the size of the training set; given, the criterion keeps a record of each sample's plain loss.
+        num_classes: the number of classes, for a record under `base="bce"`.
+        base: "bce" for several labels a sample.
+        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
+
+    >>> import torch
+    >>> base()(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
+    tensor(2.3584)
+    """
+    record = recorded(num_samples, num_labels=labels_of(base, num_samples, num_classes))
+    return Compensated(base=base, record=record, weight=weight)
 
 
 @final
@@ -321,3 +367,193 @@ def dac(
     # No record of samples: it would suggest the output for abstention as a class. Nor has that output a weight.
     weights = None if weight is None else [*weight, 1.0]
     return Compensated(loss=Abstain(checked_abstention(warmup, final, divisor, mu)), weight=weights)
+
+
+def noise_entropy(noise_rate: float, num_classes: int, noise: Literal["symmetric", "pair"] = "symmetric") -> float:
+    r"""The cross entropy of the best model under label noise, where classes do not overlap.
+
+    .. math:: B = -(1 - \eta) \log(1 - \eta) - \eta \log \frac{\eta}{C - 1}
+
+    for errors that go to all other classes alike; without :math:`C - 1` if they go to one of them.
+
+    Args:
+        noise_rate: the share :math:`\eta` of wrong labels.
+        num_classes: :math:`C`.
+        noise: "symmetric" or "pair".
+
+    >>> round(noise_entropy(0.4, 10), 3), round(noise_entropy(0.4, 10, "pair"), 3), noise_entropy(0.0, 10)
+    (1.552, 0.673, 0.0)
+    """
+    if noise not in ("symmetric", "pair"):
+        raise InputError(f'noise is "{noise}"; expected "symmetric" or "pair".')
+    if not 0 <= noise_rate < 1:
+        raise InputError(f"noise_rate is {noise_rate}; expected the share of wrong labels, in [0, 1).")
+    if noise_rate == 0 or num_classes < 2:
+        return 0.0
+    others = num_classes - 1 if noise == "symmetric" else 1
+    return -(1 - noise_rate) * math.log(1 - noise_rate) - noise_rate * math.log(noise_rate / others)
+
+
+@final
+class Floor(nn.Module):
+    r"""Lifts the mean loss of the batch to a floor, :math:`\Delta l_i = \max(0, B - \bar l)`; below it the gradient is zero.
+
+    Args:
+        bound: :math:`B`.
+        below: "stop", as above; or "ascend", twice as much, so that below the floor the model goes up its loss (flooding).
+    """
+
+    inference, granularity, direction, adds = "prior", "corpus", "negative", True
+
+    def __init__(self, bound: float, below: Literal["stop", "ascend"] = "stop") -> None:
+        super().__init__()
+        if bound < 0:
+            raise InputError(f"bound is {bound}; expected a loss, at least 0.")
+        if below not in ("stop", "ascend"):
+            raise InputError(f'below is "{below}"; expected "stop" or "ascend".')
+        self.bound, self.below = bound, below
+
+    def forward(self, s: State) -> Tensor:
+        """(B,) the loss compensation, the same for all samples."""
+        divisor = s.criterion.divisor(s)
+        gap = F.relu(self.bound - weighed(s, s.l).sum() / divisor) * (1 if self.below == "stop" else 2)
+        # Where a mean does not divide by the weights, neither does what is added to it.
+        return torch.where(s.valid, gap * (divisor / total_weight(s)).to(s.l.dtype), 0.0)
+
+    def extra_repr(self) -> str:
+        """The floor."""
+        return f"bound={self.bound:.4g}, {self.below}"
+
+
+@method(
+    "loss", "negative", "prior", "corpus",
+    equation="7, in a nonlinear form",
+    reference="Toner and Storkey, Label Noise: Correcting the Forward-Correction, 2023 (arXiv 2307.13100)",
+    limits="noise_rate = 0 is cross entropy. Too high a rate stops the training early; a batch is bounded as a whole, not its samples.",
+    search=Space({"noise_rate": Real(0.02, 0.6)}),
+    candidates=each(noise_rate=(0.2, 0.1, 0.3, 0.4, 0.05)),
+)  # fmt: skip
+def loss_bound(
+    *,
+    num_classes: int,
+    num_samples: int | None = None,
+    noise_rate: float = 0.2,
+    noise: Literal["symmetric", "pair"] = "symmetric",
+    bound: float | None = None,
+    below: Literal["stop", "ascend"] = "stop",
+    weight: Weights | None = None,
+) -> Compensated:
+    r"""A lower bound on the training loss: a model that fits wrong labels has a smaller loss than the right one, and is stopped.
+
+    .. math:: \frac1B \sum_i l'_i = \max\Bigl( \frac1B \sum_i l_i,\; B(\eta) \Bigr), \qquad
+              B(\eta) = -(1 - \eta) \log(1 - \eta) - \eta \log \frac{\eta}{C - 1}
+
+    The bound is the cross entropy of the best model if classes do not overlap and a share :math:`\eta` of the labels is wrong. An audit
+    estimates that share: `loss_bound(noise_rate=audit.noise_rate.value, num_classes=10)`. Losses are raised, never lowered:
+    in the words of the taxonomy this is negative compensation, though it makes a model learn less.
+
+    Args:
+        num_classes: the number of classes.
+        num_samples: the size of the training set; given, the criterion keeps a record of each sample's plain loss.
+        noise_rate: the share :math:`\eta` of wrong labels.
+        noise: "symmetric", errors go to all other classes alike, or "pair", to one of them, which makes a lower bound.
+        bound: the bound itself, in place of what follows from the share.
+        below: "stop", no gradient below the bound, or "ascend", :math:`|\bar l - B| + B`, which is flooding (Ishida et al., Do We
+            Need Zero Training Loss After Achieving Zero Training Error?, ICML 2020).
+        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
+
+    >>> loss_bound(num_classes=3, noise_rate=0.4)(torch.tensor([[9.0, 0.0, 0.0]]), torch.tensor([0]))
+    tensor(0.9503)
+    """
+    floor = Floor(noise_entropy(noise_rate, num_classes, noise) if bound is None else bound, below)
+    return Compensated(loss=floor, record=recorded(num_samples), weight=weight)
+
+
+def hinge(u: Tensor, target: Tensor) -> Tensor:
+    r"""(B,) hinge losses: by how much a class fails to lead all others by one.
+
+    .. math:: l_i = \max(0,\; 1 - (u_{i,y_i} - \max_{c \ne y_i} u_{i,c}))
+
+    With two classes :math:`u_{i,1} - u_{i,0}` is the decision value of an SVM. For distributions (B, C) the losses of the classes
+    are averaged.
+
+    >>> hinge(torch.tensor([[2.0, 0.0, 0.5], [0.2, 0.0, 0.0]]), torch.tensor([0, 0]))
+    tensor([0.0000, 0.8000])
+    """
+    if u.shape[-1] < 2:
+        raise InputError(f"the logits have {u.shape[-1]} class; a class leads by a margin if there are two or more.")
+    best = u.topk(2, dim=-1).values
+    leads = u == best[:, :1]
+    # The best rival of a class is the best of all, or, for the one that leads, the second.
+    rival = torch.where(leads, best[:, 1:], best[:, :1])
+    losses = (1 - u + rival).clamp(min=0)
+    return losses.gather(1, target[:, None])[:, 0] if target.ndim == 1 else (target * losses).sum(-1)
+
+
+@method(
+    "loss", "positive", "regularized", "sample",
+    equation="30, 31, 32",
+    reference="Cortes and Vapnik, Support-Vector Networks, 1995; Yao and Wu, Compensation Learning, 2021",
+    needs=["index"],
+    limits="lambda >= 1 means no slack: the plain hinge loss. lambda = 0 lets slack take up every loss.",
+    search=Space({"lam": Real(0.05, 1.0), "lr": Real(0.01, 1.0, log=True)}),
+)  # fmt: skip
+def slack_hinge(*, num_samples: int, lam: Value = 0.5, lr: float = 0.1, weight: Weights | None = None) -> Compensated:
+    r"""The support vector machine as a deep loss: a hinge with a slack for each sample.
+
+    .. math:: L = \frac1B \sum_i \max(0,\; l_i - \xi_i) + \lambda |\xi_i|, \qquad \xi_i \ge 0
+
+    where :math:`l_i` is the hinge loss. For fixed logits and :math:`\lambda < 1` the best slack is :math:`\xi_i = l_i`, and what is left
+    is :math:`\lambda l_i`; in general :math:`\min(\lambda, 1)\, l_i`, so that Eq. 32 is the SVM of Eq. 33 only for
+    :math:`\lambda \le 1`. The margin term :math:`\tfrac12 \|w\|^2` is the weight decay of the user's optimizer.
+
+    Args:
+        num_samples: the size of the training set.
+        lam: the price :math:`\lambda` of slack.
+        lr: the step of a slack per sample and visit.
+        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
+
+    >>> criterion = slack_hinge(num_samples=10)
+    >>> u, y, i = torch.tensor([[0.0, 2.0]]), torch.tensor([0]), torch.tensor([3])
+    >>> [round(criterion(u, y, i).item(), 4) for _ in range(3)]      # each visit adds lr (1 - lambda) of slack
+    [3.0, 2.975, 2.95]
+    """
+    slack = Sample(num_samples, penalty=L1(lam), bound=AtLeast(0.0), lr=lr)
+    return Compensated(loss=Slack(slack), base=hinge, weight=weight)
+
+
+@method(
+    "loss", "positive", "meta", "sample",
+    equation="12, 13, 14",
+    reference="Yao and Wu, Compensation Learning, 2021, Sec. III-C(4)",
+    needs=["index", "clean"],
+    limits="Eq. 12 as written adds a constant and learns nothing; this is its nonlinear form. A rare sample's slack moves rarely.",
+)  # fmt: skip
+def meta_loss(
+    *, num_samples: int, lr: float = 100.0, temperature: float = 0.5, start: float = 1.0, weight: Weights | None = None
+) -> Compensated:
+    r"""Loss compensation learned on clean data: each sample has a slack that takes part of its loss away.
+
+    .. math:: l'_i = T \left[ \log(1 + e^{(l_i - \kappa_i)/T}) - \log(1 + e^{-\kappa_i/T}) \right], \qquad
+              \kappa^* = \arg\min_{\kappa \ge 0} \sum_{j \in \Omega} l(S(f(x_j; \Theta^*(\kappa))), y_j)
+
+    where :math:`\kappa_i` is the slack and :math:`T` a temperature. In the gradient of the model a sample counts
+    :math:`\sigma((l_i - \kappa_i)/T)`: much if its loss exceeds its slack, little if not. Eqs. 12-14 of the paper add
+    :math:`\kappa_i` to the loss; a constant has no gradient, so nothing could be learned from it.
+
+    Args:
+        num_samples: the size of the training set.
+        lr: the step of a slack in :func:`compensate.meta_step`; large, for the outer gradient of one sample is small.
+        temperature: :math:`T`, positive: at 0 the meta gradient vanishes almost everywhere.
+        start: where all :math:`\kappa_i` start; far below the losses every sample counts fully and nothing can be told apart.
+        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
+
+    >>> print(meta_loss(num_samples=100).taxonomy)
+    loss · positive · meta · sample
+    """
+    if temperature <= 0 or start < 0:
+        raise InputError(
+            f"temperature {temperature}, start {start}; expected a positive temperature, a start of at least 0."
+        )
+    slack = Sample(num_samples, update="meta", bound=AtLeast(0.0), lr=lr, init=start)
+    return Compensated(loss=Slack(slack, temperature), weight=weight)

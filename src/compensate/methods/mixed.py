@@ -7,17 +7,16 @@ from typing import Literal, final
 
 from torch import Tensor, nn
 
-from compensate.equation import BinaryBase, Compensated, Weights
+from compensate.core.batch import State, Value, at
+from compensate.core.criterion import BinaryBase, Compensated, Weights
+from compensate.core.proximal import Norm
+from compensate.core.statistics import labels_of, recorded
 from compensate.errors import InputError
-from compensate.gates import Where, above, below
-from compensate.inference.adversarial import Adversarial, Pull
-from compensate.inference.prior import Toward, uniform
-from compensate.inference.statistics import labels_of, recorded
-from compensate.inference.tuning import Ramp, Top, Warmup
-from compensate.methods.registry import method
-from compensate.methods.search import Choice, PaperData, Real, Space, each
-from compensate.proximal import Norm
-from compensate.state import State, Value, at
+from compensate.methods.registry import Choice, PaperData, Real, Space, each, method
+from compensate.terms.adversarial import Adversarial, Pull
+from compensate.terms.gates import Where, above, below
+from compensate.terms.prior import Toward, uniform
+from compensate.terms.schedules import Ramp, Top, Warmup
 
 __all__ = ["mixcomp", "mixcomp_adaptive", "semantics_preserving_at"]
 

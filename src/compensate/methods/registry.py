@@ -1,4 +1,4 @@
-"""The one table of methods."""
+"""What is worth trying: the search space of a method, and that of the paper; columns of the table of methods."""
 
 from __future__ import annotations
 
@@ -6,15 +6,78 @@ import functools
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast
 
-from compensate.checks import Reduction, checked_reduction
-from compensate.equation import Compensated
+from compensate.core.criterion import Compensated
+from compensate.core.taxonomy import Taxonomy
+from compensate.core.validation import Reduction, checked_reduction
 from compensate.errors import InputError, nearest
-from compensate.methods.search import PRESETS, PaperData, Preset, Settings, Space
-from compensate.taxonomy import Taxonomy
+
+Preset = Literal["default", "paper", "paper-per-sample"]
+PRESETS: tuple[Preset, ...] = ("default", "paper", "paper-per-sample")
+PaperData = Literal["image", "imdb", "sst2"]
+"""The kinds of data for which the paper has search spaces: Appendices B (images) and C (texts)."""
+
+Settings = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of some values."""
+
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Real:
+    """A number between two others; `log` spreads the trials evenly over orders of magnitude."""
+
+    low: float
+    high: float
+    log: bool = False
+
+
+Range = Choice | Real
+
+
+@dataclass(frozen=True)
+class Space:
+    """The hyper-parameters of a method that are searched, and those that are fixed meanwhile.
+
+    Attributes:
+        ranges: by name.
+        fixed: other hyper-parameters.
+        per_batch: names of those that the preset "paper" divides by the size of a batch. The paper does not say whether the
+            learning rate of the compensation acts on the mean over a batch or on each sample; "paper" takes it for the
+            former, "paper-per-sample" for the latter.
+    """
+
+    ranges: Mapping[str, Range]
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    per_batch: tuple[str, ...] = ()
+
+    def hyper(self, values: Mapping[str, float], preset: Preset, batch_size: int) -> dict[str, Any]:
+        """The hyper-parameters to train with, from values in the ranges.
+
+        >>> space = Space({"lr": Choice((1.5, 3))}, {"update": "subgradient"}, per_batch=("lr",))
+        >>> space.hyper({"lr": 3.0}, "paper", 128)
+        {'update': 'subgradient', 'lr': 0.0234375}
+        """
+        divided = {k: v / batch_size for k, v in values.items() if preset == "paper" and k in self.per_batch}
+        return {**self.fixed, **values, **divided}
+
+
+def each(**values: Sequence[Any]) -> dict[str, Settings]:
+    """Settings that go through several lists at the same time, the same for images and texts.
+
+    >>> each(lam=(0.1, 0.3), lr=(1.0, 2.0))["text"]
+    [{'lam': 0.1, 'lr': 1.0}, {'lam': 0.3, 'lr': 2.0}]
+    """
+    rows = [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
+    return {"image": rows, "text": rows}
+
 
 Need = Literal["index", "model", "features", "clean", "epochs", "steps", "group", "teacher"]
 """What a method asks of the training loop beyond logits and targets: the sample's index; the model itself
@@ -195,7 +258,7 @@ def find(name: str) -> Method:
     """
     known = name.replace("-", "_").lower()
     if "." in known:
-        from compensate.composition import cell_method  # late: it reads this table
+        from compensate.methods.composition import cell_method
 
         return cell_method(known)
     if known not in METHODS:

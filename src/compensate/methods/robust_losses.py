@@ -8,15 +8,14 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from compensate.equation import Compensated, Weights
+from compensate.core.batch import State
+from compensate.core.criterion import Compensated, Weights
+from compensate.core.proximal import TINY
+from compensate.core.stages import full_precision
+from compensate.core.statistics import recorded
 from compensate.errors import InputError
-from compensate.forwards import full_precision
-from compensate.inference.statistics import recorded
-from compensate.methods.registry import method
-from compensate.methods.search import Real, Space, each
+from compensate.methods.registry import Real, Space, each, method
 from compensate.methods.weighting import Becomes, of_given
-from compensate.proximal import TINY
-from compensate.state import State
 
 __all__ = ["anl", "logit_clip", "nce_mae", "poly_loss", "sce"]
 

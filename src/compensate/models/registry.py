@@ -8,13 +8,10 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from compensate.data.dataset import Data
+from compensate.data.dataset import Data, Ragged
 from compensate.data.images import channel_statistics
-from compensate.data.ragged import Ragged
 from compensate.errors import InputError, nearest
-from compensate.models.bilstm import BiLSTM
-from compensate.models.resnet import DEPTHS, ResNet
-from compensate.models.small import CNN, MLP, probe
+from compensate.models.networks import CNN, DEPTHS, MLP, BiLSTM, ResNet, probe
 
 
 def _resnet(depth: int) -> Callable[..., nn.Module]:

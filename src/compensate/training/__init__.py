@@ -4,16 +4,14 @@
 """
 
 from compensate.training.config import PROTOCOL, RECIPES, Config, read_toml, settled
-from compensate.training.distribution import Exchange, Processes, together
-from compensate.training.evaluation import evaluate, predict
-from compensate.training.evidence import train_and_record
+from compensate.training.distributed import Exchange, Processes, together
+from compensate.training.evaluation import Samples, evaluate, predict
 from compensate.training.fitting import fit
 from compensate.training.hardware import Hardware
-from compensate.training.optimization import OPTIMIZERS, SCHEDULES
 from compensate.training.preparation import Prepared, make_criterion, make_model, prepare_run
+from compensate.training.record import train_and_record
 from compensate.training.run import Result, Run, load_config, load_model
-from compensate.training.samples import Samples
-from compensate.training.step import Batch, Learner
+from compensate.training.step import OPTIMIZERS, SCHEDULES, Batch, Learner
 from compensate.training.trainer import EarlyStopping, Interrupted, Trainer
 
 __all__ = [

@@ -14,18 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from compensate._version import __version__
-from compensate.composition import cell_method, cells, why_not
+from compensate.core.taxonomy import DIRECTIONS, GRANULARITIES, INFERENCES, TARGETS, Taxonomy
 from compensate.errors import InputError, NotFinite
 from compensate.extras import require
 from compensate.files import make_folder, write_atomically
+from compensate.methods.composition import cell_method, cells, why_not
 from compensate.methods.registry import Method, find
-from compensate.taxonomy import DIRECTIONS, GRANULARITIES, INFERENCES, TARGETS, Taxonomy
 from compensate.training import comparison
+from compensate.training.comparison import side_by_side
 from compensate.training.config import Config
 from compensate.training.preparation import prepare_run
 from compensate.training.run import Run
 from compensate.training.tuning import open_study, search_space, take_up_abandoned, trial_score
-from compensate.training.workers import side_by_side
 
 PEERS = ("base", "gce", "elr", "sop")
 """What a cell must beat: no compensation, the usual robust loss, and two published compensations."""

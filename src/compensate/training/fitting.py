@@ -12,20 +12,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from compensate.core.batch import State
+from compensate.core.criterion import Compensated
 from compensate.data import Data, Splits, gather, order, order_in_ranges
-from compensate.equation import Compensated
 from compensate.errors import InputError
-from compensate.state import State
 from compensate.training import checkpoint
 from compensate.training.config import Config
-from compensate.training.evaluation import agreement
+from compensate.training.distributed import INSTEAD, Ranges, check_ranges
+from compensate.training.evaluation import Samples, agreement
 from compensate.training.hardware import Hardware, Trackers
-from compensate.training.optimization import make_optimizer, rate
 from compensate.training.preparation import Prepared, clean_batch, make_criterion, make_model, prepare_run
-from compensate.training.ranges import INSTEAD, Ranges, check_ranges
 from compensate.training.run import Result, Run, description
-from compensate.training.samples import Samples
-from compensate.training.step import Learner
+from compensate.training.step import Learner, make_optimizer, rate
 from compensate.training.trainer import EarlyStopping, Metrics, Trainer, by_accuracy
 
 if TYPE_CHECKING:
@@ -74,7 +72,7 @@ def fit(
     if every is not None and every < 1:
         raise InputError(f"every is {every}; expected at least 1 step between two checkpoints.")
     if backend == "ray":
-        from compensate.training.cluster import fit_on_cluster  # late: it calls this function in its workers
+        from compensate.training.ray import fit_on_cluster
 
         if criterion is not None or on_step is not None or on_epoch is not None:
             raise InputError(

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from compensate.errors import InputError, nearest
 from compensate.extras import require
-from compensate.training.distribution import Processes
+from compensate.training.distributed import Processes
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

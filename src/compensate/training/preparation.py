@@ -12,6 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from compensate.core.criterion import Compensated
+from compensate.core.stages import ModelStages
 from compensate.data import (
     CropFlip,
     Data,
@@ -27,14 +29,12 @@ from compensate.data import (
     noise,
     read_vectors,
 )
-from compensate.data.seeding import generator
-from compensate.equation import Compensated
+from compensate.data.dataset import generator
 from compensate.errors import InputError
 from compensate.files import read_array
-from compensate.forwards import ModelStages
-from compensate.inference.margins import CosineHead
 from compensate.methods.registry import Method, find
 from compensate.models.registry import build, resolve
+from compensate.terms.margins import CosineHead
 from compensate.training.config import Config, settled
 
 

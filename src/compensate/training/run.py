@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 from torch import Tensor, nn
 
 from compensate._version import __version__
-from compensate.equation import Compensated
+from compensate.core.criterion import Compensated
 from compensate.errors import InputError
 from compensate.files import make_folder, write_atomically, writing
 from compensate.training import checkpoint

@@ -1,24 +1,156 @@
-"""One training step of any criterion: the meta step, the forward pass, the backward pass, the update."""
+"""Optimizers by name, and learning rates as functions of how much of the training is done."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from contextlib import nullcontext
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from compensate.equation import Compensated
-from compensate.forwards import ModelStages
-from compensate.inference.meta import meta_step, networks
+from compensate.core.batch import State
+from compensate.core.criterion import Compensated
+from compensate.core.stages import ModelStages
+from compensate.errors import NotFinite
 from compensate.methods.registry import Need
-from compensate.state import State
-from compensate.training.distribution import Whole, WholeStages, apart
-from compensate.training.divergence import DivergenceCheck
+from compensate.terms.meta import meta_step, networks
+from compensate.training.distributed import Ranges, Whole, WholeStages, apart
 from compensate.training.hardware import Hardware, gathering
-from compensate.training.ranges import Ranges
+
+MOMENTUM = 0.9
+"""Of stochastic gradient descent, with Nesterov's correction."""
+
+OPTIMIZERS = ("sgd", "adam", "adamw")
+
+SCHEDULES: dict[str, Callable[[float], float]] = {
+    "constant": lambda t: 1.0,
+    "cosine": lambda t: (1 + math.cos(math.pi * t)) / 2,
+    "linear": lambda t: 1 - t,
+    "step": lambda t: 1.0 if t < 0.5 else 0.1 if t < 0.75 else 0.01,
+}
+"""The factor of the learning rate at the share t of the training, from 0 to 1.
+
+A schedule remembers nothing: where a run stands says what its learning rate is, also after it was interrupted.
+"""
+
+
+def parameter_groups(model: nn.Module, factors: Mapping[str, float]) -> list[dict[str, Any]]:
+    """The parameters to train in groups, each with the factor of its learning rate.
+
+    Args:
+        model: the model.
+        factors: by the name of a part of the model; 1 for all others.
+
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
+    >>> [(group["factor"], len(group["params"])) for group in parameter_groups(model, {"1": 50.0})]
+    [(1.0, 2), (50.0, 2)]
+    """
+    groups: dict[float, list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            factor = next((f for part, f in factors.items() if name.startswith(f"{part}.")), 1.0)
+            groups.setdefault(factor, []).append(parameter)
+    return [{"params": parameters, "factor": factor} for factor, parameters in groups.items()]
+
+
+def make_optimizer(
+    name: str,
+    parameters: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
+    lr: float,
+    *,
+    momentum: float = MOMENTUM,
+    weight_decay: float = 0.0,
+) -> torch.optim.Optimizer:
+    """One of `OPTIMIZERS`.
+
+    >>> type(make_optimizer("adamw", torch.nn.Linear(2, 2).parameters(), 0.1)).__name__
+    'AdamW'
+    """
+    if name == "sgd":
+        return torch.optim.SGD(parameters, lr, momentum=momentum, weight_decay=weight_decay, nesterov=momentum > 0)
+    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]
+    return kind(parameters, lr, weight_decay=weight_decay)
+
+
+def rate(lr: float, step: int, total: int, *, schedule: str = "constant", warmup: float = 0.0) -> float:
+    """The learning rate of a step, counted from 0, of `total`: a linear warmup over a share of them, then the schedule.
+
+    >>> [round(rate(0.1, step, 100, schedule="cosine", warmup=0.1), 3) for step in (0, 9, 10, 55, 99)]
+    [0.01, 0.1, 0.1, 0.05, 0.0]
+    """
+    rising = math.ceil(warmup * total)
+    if step < rising:
+        return lr * (step + 1) / rising
+    return lr * SCHEDULES[schedule]((step - rising) / max(total - rising, 1))
+
+
+@dataclass
+class DivergenceCheck:
+    """Knows where a run stands, so that an error can say so.
+
+    >>> check = DivergenceCheck(folder="runs/a")
+    >>> check.step, check.saved, check.where = 7, 4, "epoch 2, batch 3 of 4, learning rate 100"
+    >>> check.loss(torch.tensor(1.0))
+    >>> try:
+    ...     check.loss(torch.tensor(float("inf")))
+    ... except NotFinite as error:
+    ...     print(error)  # doctest: +ELLIPSIS
+    the training diverged at step 7 (epoch 2, batch 3 of 4, learning rate 100): the loss is inf. ...
+    """
+
+    folder: Any = None
+    step: int = 0
+    saved: int | None = None
+    where: str = ""
+
+    @contextmanager
+    def over(self, x: Any, rows: Any) -> Iterator[None]:
+        """During a forward pass: an error about numbers that are not finite gets the place and the likely reason."""
+        try:
+            yield
+        except NotFinite as error:
+            raise self._error(str(error).partition(":")[0], _odd_rows(x, rows)) from error
+
+    def loss(self, value: Tensor) -> None:
+        """The loss of a step."""
+        if not bool(value.isfinite()):
+            raise self._error(f"the loss is {float(value):g}")
+
+    def weights(self, model: nn.Module) -> None:
+        """What a checkpoint would hold."""
+        for name, value in model.state_dict().items():
+            if value.is_floating_point() and not bool(value.isfinite().all()):
+                raise self._error(f"{name} is not finite")
+
+    def row(self, values: Mapping[str, float]) -> None:
+        """The metrics of an epoch."""
+        for name, value in values.items():
+            if name.endswith("_loss") and not torch.tensor(value).isfinite():
+                raise self._error(f"{name} is {value:g}")
+
+    def _error(self, what: str, rows: list[int] | None = None) -> NotFinite:
+        if rows:
+            why = f"The input of the samples {rows} is not finite: mend them or leave them out."
+        else:
+            why = "The usual cause is a learning rate that is too large: lower it, or clip gradients (clip=1)."
+        if self.folder is None:
+            kept = ""
+        elif self.saved is None:
+            kept = " There was no checkpoint yet."
+        else:
+            kept = f" The checkpoint of step {self.saved}, the last good one, is kept in {self.folder}."
+        return NotFinite(f"the training diverged at step {self.step} ({self.where}): {what}. {why}{kept}")
+
+
+def _odd_rows(x: Any, rows: Any) -> list[int] | None:
+    if not isinstance(x, Tensor) or not x.is_floating_point() or len(x) != len(rows):
+        return None
+    odd = (~x.isfinite()).flatten(1).any(1) if x.ndim > 1 else ~x.isfinite()
+    return [int(rows[i]) for i in odd.nonzero().flatten().tolist()[:5]]
+
 
 META_RATE = 1e-3
 """Of the optimizer that moves a criterion's own networks in meta steps."""

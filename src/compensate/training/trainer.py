@@ -14,14 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from compensate.core.batch import State
 from compensate.errors import InputError
-from compensate.state import State
 from compensate.training import checkpoint
-from compensate.training.distribution import Exchange
-from compensate.training.evaluation import means_of, sums
+from compensate.training.distributed import Exchange
+from compensate.training.evaluation import Rows, Samples, means_of, sums
 from compensate.training.hardware import move
 from compensate.training.run import Run
-from compensate.training.samples import Rows, Samples
 from compensate.training.step import Batch, Learner
 
 SECONDS = 60.0
@@ -115,7 +114,7 @@ class Trainer:
         on_epoch: called with the metrics of every epoch, and whether it is the best so far.
 
     >>> from compensate import methods
-    >>> from compensate.training.samples import even_batches
+    >>> from compensate.training.evaluation import even_batches
     >>> x, y = torch.randn(40, 3), torch.arange(40) % 2
     >>> samples = Samples.of_arrays(x, y.numpy(), num_classes=2)
     >>> criterion = methods.logcomp(num_samples=40, num_classes=2)

@@ -12,11 +12,10 @@ import numpy as np
 from compensate.errors import InputError, NotFinite
 from compensate.extras import require
 from compensate.files import make_folder
-from compensate.methods.registry import find
-from compensate.methods.search import Choice, PaperData, Preset, Space
+from compensate.methods.registry import Choice, PaperData, Preset, Space, find
+from compensate.training.comparison import LOST, side_by_side, trained
 from compensate.training.config import Config
 from compensate.training.preparation import prepare_run
-from compensate.training.workers import LOST, side_by_side, trained
 
 LAST = 5
 """The score is a mean over this many last epochs: one lucky epoch is not a good setting."""

@@ -12,10 +12,20 @@ import numpy as np
 import pandas as pd
 from scipy import sparse
 
-from compensate.auditing.issues.columns import alike_classes, column_issues, empty_rows, lost_cells, rare_classes
 from compensate.auditing.issues.duplicates import find_pairs, partners, shared_with
 from compensate.auditing.issues.neighbors import nearest_rows
-from compensate.auditing.issues.samples import NEIGHBORS, empty_texts, odd_images, other_languages, outliers
+from compensate.auditing.issues.samples import (
+    NEIGHBORS,
+    alike_classes,
+    column_issues,
+    empty_rows,
+    empty_texts,
+    lost_cells,
+    odd_images,
+    other_languages,
+    outliers,
+    rare_classes,
+)
 from compensate.errors import InputError
 
 if TYPE_CHECKING:

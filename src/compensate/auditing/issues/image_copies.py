@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compensate.auditing.arrays import Floats, Ints, Singles
 from compensate.auditing.issues.neighbors import nearest_rows
+from compensate.data.dataset import Floats, Ints, Singles
 
 SIDE, COARSE = 32, 16
 """Pixels of a side at which two images are compared, after they were laid over one another at the second."""

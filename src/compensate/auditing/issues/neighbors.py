@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from compensate.auditing.arrays import Ints, Singles
+from compensate.data.dataset import Ints, Singles
 
 EXACT = 20_000
 """The number of rows up to which each is compared with every other; beyond, with those in the cells around it."""

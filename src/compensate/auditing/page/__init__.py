@@ -24,8 +24,8 @@ from compensate.auditing.page.model import (
     Provenance,
     Since,
     Values,
+    thumbnail,
 )
-from compensate.auditing.page.thumbnails import thumbnail
 from compensate.auditing.page.write import render_page, write_page
 
 __all__ = [

@@ -1,0 +1,442 @@
+"""Any cell of the taxonomy as a criterion: compose one from four words, or swap one word of a published method.
+
+Most cells have no published method in them. They are built from two kinds of parts: tables and inner loops that infer the
+compensation itself, and :class:`Along`, which goes a given way from the loss with an inferred *strength*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any, Literal, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from compensate.core.batch import THROUGH, State, Value, at
+from compensate.core.criterion import Compensated
+from compensate.core.layout import rowwise
+from compensate.core.penalties import L1, AtLeast, Ball, Between
+from compensate.core.proximal import TINY, row_norm
+from compensate.core.statistics import recorded
+from compensate.core.tables import Category, Corpus, Fresh, Group, Sample, Table
+from compensate.core.taxonomy import DIRECTIONS, GRANULARITIES, INFERENCES, TARGETS, Taxonomy
+from compensate.core.validation import checked_keys
+from compensate.core.views import DEFAULT, Views
+from compensate.errors import InputError, nearest
+from compensate.methods.registry import METHODS, Method, Range, Real, Space, find
+from compensate.terms.adversarial import Adversarial
+from compensate.terms.gates import Where, above, below
+from compensate.terms.gradients import Amplify
+from compensate.terms.prior import Slack
+from compensate.terms.schedules import Top
+from compensate.terms.structure import Dissimilarity, Edges
+
+Sign = Literal[1, -1]
+
+CELL_SIZES = ("num_samples", "num_classes", "class_counts", "num_groups", "feature_shape", "num_edges", "views")
+_NUMBERS = ("strength", "lam", "lr", "pro", "steps")
+
+_SUITABLE = {
+    "feature": (0.1, 0.01, 1.0),  # the slope of the loss in a single entry of the input is small
+    "logit": (0.5, 0.05, 1.0),
+    "label": (0.5, 0.1, 1.0),
+    "prediction": (0.05, 0.1, 0.02),  # the slope of the loss in a prediction is 1/p, so steps must be small
+    "loss": (0.5, 0.1, 1.0),
+    "gradient": (0.3, 0.1, 1.0),
+    "view": (0.3, 0.01, 1.0),
+    "structure": (0.5, 0.0001, 1.0),
+}
+"""For each target the default strength, weight of the penalty and step."""
+
+
+@final
+class Along(nn.Module):
+    r"""Goes the way that lowers (sign -1) or raises (sign +1) the loss of each sample, as far as a strength says.
+
+    .. math:: \Delta_i = \kappa_i\, d_i
+
+    where :math:`\kappa_i \ge 0` is the strength and :math:`d_i` the way, a constant in the gradient of the model:
+    for a logit :math:`\mp(p_i - y_i)`; for a label from :math:`y_i` toward the likeliest or the least likely other class; for
+    a prediction from :math:`p_i` toward the label or the least likely other class; for a feature, and for the weights of views,
+    the unit gradient of the loss; for edges that gradient over its largest entry; for a loss the smooth slack, taken off or
+    put on; for a gradient :math:`\mp(p_i - y_i)`, too, which makes it shorter or longer.
+
+    Args:
+        sign: -1 lowers the loss (positive compensation), +1 raises it (negative compensation).
+        strength: a number, a table, or another callable of the state that returns a scalar or (B,).
+        inference, granularity: where the strength comes from and who shares it, if it does not say so itself.
+    """
+
+    def __init__(
+        self, sign: Sign, strength: Value, *, inference: str | None = None, granularity: str | None = None
+    ) -> None:
+        super().__init__()
+        self.sign, self.strength = sign, strength
+        self.inference = str(inference or getattr(strength, "inference", "tuning"))
+        self.granularity = str(granularity or getattr(strength, "granularity", "corpus"))
+
+    @property
+    def direction(self) -> str:
+        """Positive if the loss is lowered."""
+        return "positive" if self.sign < 0 else "negative"
+
+    def forward(self, s: State) -> Tensor:
+        """The compensation of the batch."""
+        if s.slot == "dl":
+            slack = Slack(lambda _: at(self.strength, s), temperature=1.0)
+            return -self.sign * slack(s)
+        strength = rowwise(at(self.strength, s), s.like)
+        if s.slot in ("dy", "dp") or (s.slot == "dg" and self.sign < 0):
+            strength = torch.as_tensor(strength).clamp(0, 1)
+        return strength * self._way(s).detach()
+
+    def _way(self, s: State) -> Tensor:
+        if s.slot in THROUGH:
+            s.require_gradients()
+            zero, so_far = torch.zeros_like(s.like, requires_grad=True), getattr(s, s.slot)
+            with torch.enable_grad():
+                losses = s.loss_at(**{s.slot: zero if so_far is None else so_far.detach() + zero})
+                (grad,) = torch.autograd.grad((losses * s.active).sum(), zero)
+            length = grad.abs().amax() if s.slot == "da" else row_norm(grad)
+            return self.sign * grad / length.clamp(min=TINY)
+        if s.slot == "dg":
+            return self.sign * s.gradient
+        if s.slot == "du":
+            return self.sign * (s.p - s.y)
+        others = s.p.masked_fill(s.y > 0, torch.inf)
+        worst = F.one_hot(others.argmin(-1), s.p.shape[-1]).to(s.p.dtype)
+        likeliest = F.one_hot(s.p.argmax(-1), s.p.shape[-1]).to(s.p.dtype)
+        if s.slot == "dy":
+            far = torch.where((others.amin(-1) < (s.p * s.y).sum(-1))[:, None], worst, s.y)
+            return (likeliest if self.sign < 0 else far) - s.y
+        return (s.y if self.sign < 0 else worst) - s.p
+
+
+@final
+class Doubt(nn.Module):
+    r"""How little the model believes the given label, :math:`\kappa (1 - p_{i,y_i})`, (B,), a constant."""
+
+    inference, granularity = "prior", "sample"
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, s: State) -> Tensor:
+        """(B,) the doubt in each label."""
+        p = s.plain.softmax(-1)
+        return self.scale * (1 - p.gather(1, s.labels[:, None])[:, 0])
+
+
+THRESHOLD = 0.5
+"""Of the cells that tune a threshold: the bound of :func:`~compensate.methods.gradient.gradient_clip`, in the units of `Beyond`."""
+
+
+@final
+class Beyond(nn.Module):
+    r"""How far each sample lies beyond a tuned threshold, :math:`\kappa \max(0, 1 - c / m_i)`, (B,), a constant.
+
+    Args:
+        scale: :math:`\kappa`.
+        threshold: :math:`c`. One number is tuned; it gives every sample a strength of its own.
+        measure: :math:`m_i`, a callable of the state; if not given the length of the gradient, :math:`\|p_i - y_i\|_2`.
+    """
+
+    inference, granularity = "tuning", "sample"
+
+    def __init__(self, scale: float, threshold: float, measure: Value | None = None) -> None:
+        super().__init__()
+        self.scale, self.threshold, self.measure = scale, threshold, measure
+
+    def forward(self, s: State) -> Tensor:
+        """(B,) the strength of each sample; (E,) of each edge, if those are measured."""
+        m = row_norm(s.plain.softmax(-1) - s.y)[:, 0] if self.measure is None else self.measure(s)
+        return self.scale * (1 - self.threshold / m.clamp(min=TINY)).clamp(min=0)
+
+
+@final
+class Rarity(nn.Module):
+    r"""How rare the given class is, :math:`\kappa (1 - n_c / \max n)`, (B,): prior knowledge about categories."""
+
+    inference, granularity = "prior", "category"
+    values: Tensor
+
+    def __init__(self, class_counts: Any, scale: float = 1.0) -> None:
+        super().__init__()
+        counts = torch.as_tensor(class_counts, dtype=torch.get_default_dtype())
+        self.register_buffer("values", scale * (1 - counts / counts.max()))
+
+    def forward(self, s: State) -> Tensor:
+        """(B,) the rarity of each sample's class."""
+        checked_keys(s.labels, len(self.values), "the rarity of classes", "class", s.check)
+        return self.values[s.labels]
+
+
+def compose(
+    *,
+    target: str = "logit",
+    direction: str = "positive",
+    inference: str = "regularized",
+    granularity: str = "sample",
+    strength: float | None = None,
+    lam: float | None = None,
+    lr: float | None = None,
+    pro: float = 50.0,
+    steps: int = 3,
+    **sizes: Any,
+) -> Compensated:
+    """Builds a criterion for a cell of the taxonomy.
+
+    Args:
+        target: feature, logit, label, prediction, loss, gradient, view or structure; several joined by a plus sign; "mixed" is
+            logit+feature.
+        direction: "positive" lowers losses, "negative" raises them, "mixed" lowers those of the `pro` percent of samples that
+            fit worst and raises the others.
+        inference: prior, tuning, regularized, meta or adversarial; "mixed" is regularized with prior knowledge beside it.
+        granularity: sample, category, group or corpus; several joined by a plus sign; "mixed" is sample+category.
+        strength: the size of a tuned compensation, and the radius of bounds and balls; by default what suits the target.
+        lam: the weight of the penalty; by default what suits the target.
+        lr: the step of learned tables; by default what suits the target.
+        pro: see `direction`.
+        steps: of the inner loop.
+        sizes: `num_samples`, `num_classes`, `class_counts`, `num_groups`, `feature_shape`, `num_edges`, as far as the cell needs them, and
+            the `views` of an input if the default ones do not suit. With `num_samples` the criterion keeps a record of each sample, for `suspects`.
+
+    >>> print(compose(target="logit", inference="regularized", num_samples=50, num_classes=3))
+    mean_i [ l( S(f(x_i) + du_i), y_i ) + penalty_i ]
+      du = Sample(50 x 3, L1(0.05), lr=1, prox)
+      logit · positive · regularized · sample · holds 1.8 kB
+    """
+    for name in sizes:
+        if name not in CELL_SIZES:
+            raise InputError(
+                f'compose takes no argument "{name}"; {nearest(name, (*Taxonomy._fields, *_NUMBERS, *CELL_SIZES))}'
+            )
+    checked(Taxonomy(target, direction, inference, granularity))
+    targets = ("logit", "feature") if target == "mixed" else tuple(target.split("+"))
+    terms: dict[str, Any] = {}
+    for t in targets:
+        size, weight, step = _SUITABLE[t]
+        parts = _Parts(
+            size if strength is None else strength,
+            weight if lam is None else lam,
+            step if lr is None else lr,
+            steps,
+            sizes,
+        )
+        terms[t] = tuple(parts.terms(t, direction, inference, granularity, pro))
+    views = Views(*(sizes.get("views") or DEFAULT)) if "view" in targets else None
+    return Compensated(**terms, views=views, record=recorded(sizes.get("num_samples"), "margin"))
+
+
+def swap(method: str, /, **changes: Any) -> Compensated:
+    """A neighbor of a published method: the criterion whose place in the taxonomy differs in the given axes.
+
+    Args:
+        method: a name in `METHODS`.
+        changes: axes (`target`, `direction`, `inference`, `granularity`) and what else :func:`compose` takes.
+
+    >>> print(swap("logcomp", inference="meta", num_samples=50, num_classes=3).taxonomy)
+    logit · positive · meta · sample
+    """
+    row = find(method)
+    if row.kind != "compensation":
+        raise InputError(f"{row.name} is not compensation ({row.kind}); it has no place in the taxonomy to move from.")
+    return compose(**{**row.taxonomy._asdict(), **_first_inference(row, changes), **changes})
+
+
+def _first_inference(row: Method, changes: dict[str, Any]) -> dict[str, str]:
+    """Joined ways of inference, such as prior+meta, are the paper's mixed."""
+    return {"inference": "mixed"} if "+" in row.taxonomy.inference and "inference" not in changes else {}
+
+
+def checked(cell: Taxonomy) -> None:
+    """Raises unless these are words of the taxonomy and the cell makes sense."""
+    for name, value, known in (
+        *(("target", t, (*TARGETS, "mixed")) for t in cell.target.split("+")),
+        ("direction", cell.direction, DIRECTIONS),
+        ("inference", cell.inference, INFERENCES),
+        *(("granularity", g, GRANULARITIES) for g in cell.granularity.split("+")),
+    ):
+        if value not in known:
+            raise InputError(f'{name} is "{value}"; {nearest(value, known)}')
+    reason = why_not(cell)
+    if reason:
+        raise InputError(f"{cell}: {reason}")
+
+
+def why_not(cell: Taxonomy) -> str | None:
+    """One sentence why a cell makes no sense, or None if it runs."""
+    if "loss" in cell.target and cell.inference == "adversarial":
+        return "the worst bounded addition to a loss is its bound, a constant, and a constant has no gradient."
+    targets, levels = {*cell.target.split("+")}, {*cell.granularity.split("+")}
+    if "gradient" in targets and cell.inference in ("regularized", "mixed"):
+        return (
+            "the value of a loss does not depend on what is added to its gradient, so that a penalized step has nothing to "
+            "descend; let prior knowledge, clean data or an inner loop infer it."
+        )
+    if "structure" in targets and levels - {"sample", "corpus"}:
+        return "an edge joins two samples, whose classes may differ; give each edge its own change, or all the same."
+    if "structure" in targets and cell.direction == "mixed" and cell.inference != "meta":
+        return (
+            "an edge serves samples that fit well and samples that fit badly, and cannot lower the losses of some and raise "
+            "those of others; choose one direction, or let clean data choose it."
+        )
+    return None
+
+
+def cells() -> Iterator[Taxonomy]:
+    """The whole grid: 8 targets, 3 directions, 6 ways of inference, 4 granularities."""
+    for cell in product(TARGETS, DIRECTIONS, INFERENCES, ("sample", "category", "corpus", "mixed")):
+        yield Taxonomy(*cell)
+
+
+def published(target: str, inference: str, granularity: str) -> list[Method]:
+    """The methods that sit in a cell, in any direction; joined names count as mixed."""
+
+    def fits(have: str, wanted: str) -> bool:
+        return wanted == "mixed" if "+" in have else have == wanted
+
+    return [
+        row
+        for row in METHODS.values()
+        if row.kind == "compensation"
+        and target in row.taxonomy.target.split("+")
+        and fits(row.taxonomy.inference, inference)
+        and fits(row.taxonomy.granularity, granularity)
+    ]
+
+
+def cell_method(name: str) -> Method:
+    """A cell of the taxonomy as a row that can be trained, tuned and compared: its four words with dots between them.
+
+    >>> row = cell_method("logit.positive.regularized.sample")
+    >>> print(row.make(num_samples=50, num_classes=3, lam=0.1).taxonomy, sorted(row.search.ranges))
+    logit · positive · regularized · sample ['lam', 'lr']
+    """
+    words = name.split(".")
+    if len(words) != 4:
+        raise InputError(f'"{name}" is no cell; expected target.direction.inference.granularity.')
+    place = Taxonomy(*words)
+
+    def build(
+        *,
+        num_samples: int | None = None,
+        num_classes: int | None = None,
+        class_counts: Any = None,
+        feature_shape: Any = None,
+        strength: float | None = None,
+        lam: float | None = None,
+        lr: float | None = None,
+        pro: float = 50.0,
+        steps: int = 3,
+    ) -> Compensated:
+        sizes = {
+            "num_samples": num_samples, "num_classes": num_classes, "class_counts": class_counts, "feature_shape": feature_shape
+        }  # fmt: skip
+        numbers: dict[str, Any] = {"strength": strength, "lam": lam, "lr": lr, "pro": pro, "steps": steps}
+        return compose(**place._asdict(), **numbers, **sizes)
+
+    checked(place)
+    needs = {"index"} | ({"clean"} if "meta" in place.inference else set())
+    needs |= {"model"} if {"feature", "view"} & {*place.target.split("+")} else set()
+    return Method(
+        name, build, place, "composed", "a cell of the taxonomy", frozenset(needs), search=_space(place)  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def _space(cell: Taxonomy) -> Space:
+    """The numbers of a cell that are worth searching: about its defaults, an order of magnitude each way."""
+    strength, lam, lr = _SUITABLE[cell.target.split("+")[0]]
+    most = 1.0 if cell.target in ("label", "prediction") else 5 * strength
+    ranges: dict[str, Range] = {}
+    if cell.inference in ("prior", "tuning", "adversarial", "mixed") or cell.direction != "positive":
+        ranges["strength"] = Real(strength / 5, most, log=True)
+    if cell.inference in ("regularized", "mixed"):
+        ranges["lam"] = Real(lam / 10, 10 * lam, log=True)
+    if cell.inference in ("regularized", "mixed", "meta"):
+        ranges["lr"] = Real(lr / 10, 10 * lr, log=True)
+    if cell.direction == "mixed":
+        ranges["pro"] = Real(20.0, 60.0)
+    return Space(ranges)
+
+
+class _Parts:
+    """Makes the terms of a cell from its four words."""
+
+    def __init__(self, strength: float, lam: float, lr: float, steps: int, sizes: dict[str, Any]) -> None:
+        self.strength, self.lam, self.lr, self.steps, self.sizes = strength, lam, lr, steps, sizes
+
+    def terms(self, target: str, direction: str, inference: str, granularity: str, pro: float) -> Iterator[Any]:
+        levels = ("sample", "category") if granularity == "mixed" else granularity.split("+")
+        ways = ("regularized", "prior") if inference == "mixed" else (inference,)
+        for way, level in product(ways, levels):
+            if direction == "mixed" and way == "meta" and target != "loss":
+                yield self.table(target, level, self.shape(target), update="meta")  # clean data find the direction
+            elif direction == "mixed":
+                tau = Top(pro)
+                yield Where(above(tau), self.term(target, -1, way, level))
+                yield Where(below(tau), self.term(target, 1, way, level))
+            else:
+                yield self.term(target, -1 if direction == "positive" else 1, way, level)
+
+    def term(self, target: str, sign: Sign, inference: str, level: str) -> Any:
+        """One term: one target, one sign, one way of inference, one level."""
+        if inference == "adversarial" and target == "gradient":
+            return Amplify(self.strength, sign=sign, per=level)  # type: ignore[arg-type]
+        if inference == "adversarial":
+            per = Fresh() if level == "sample" else self.table(target, level, self.shape(target))
+            # Shorter steps for edges: one number for all of them would step over its optimum and back.
+            size = self.strength / (4 * self.steps) if target == "structure" else None
+            return Adversarial(self.strength, sign=sign, per=per, steps=self.steps, step_size=size, random_start=False)
+        if inference == "regularized":
+            held: dict[str, Any] = {
+                "penalty": L1(self.lam),
+                "bound": Ball(self.strength, "linf") if sign > 0 or target in ("view", "structure") else None,
+                "sign": sign,
+            }
+            if target == "loss":
+                held["bound"] = Between(0.0, self.strength)
+                return Along(sign, self.table(target, level, (), **held))
+            return self.table(target, level, self.shape(target), **held)
+        if inference == "meta":
+            start = self.strength / 10
+            return Along(sign, self.table(target, level, (), update="meta", bound=AtLeast(0.0), init=start))
+        if inference == "tuning" and level == "sample":
+            return Along(sign, Beyond(self.strength, THRESHOLD, Dissimilarity() if target == "structure" else None))
+        if inference == "tuning":
+            return Along(sign, self.strength, inference="tuning", granularity=level)
+        of_each = Dissimilarity if target == "structure" else Doubt
+        knowledge: Value = {"sample": of_each, "corpus": lambda scale: scale}.get(level, self.rarity)(self.strength)
+        return Along(sign, knowledge, inference="prior", granularity=level)
+
+    def rarity(self, scale: float) -> Rarity:
+        """Prior knowledge about categories."""
+        return Rarity(self.size("class_counts"), scale)
+
+    def table(self, target: str, level: str, shape: tuple[int, ...], **settings: Any) -> Table:
+        """A table of a level with rows of a shape."""
+        settings = {"lr": self.lr, **settings}
+        if target == "structure":
+            return Edges(self.size("num_edges"), shared=level == "corpus", **settings)
+        if level == "corpus":
+            return Corpus(*shape, **settings)
+        build: Callable[..., Table] = {"sample": Sample, "category": Category, "group": Group}[level]
+        rows = {"sample": "num_samples", "category": "num_classes", "group": "num_groups"}[level]
+        return build(self.size(rows), *shape, **settings)
+
+    def shape(self, target: str) -> tuple[int, ...]:
+        """The shape of a row for a target."""
+        if target == "feature":
+            return tuple(self.size("feature_shape"))
+        if target == "view":
+            return (len(self.sizes.get("views") or DEFAULT),)
+        return () if target in ("loss", "structure") else (self.size("num_classes"),)
+
+    def size(self, name: str) -> Any:
+        """A size that was given."""
+        if self.sizes.get(name) is None:
+            raise InputError(f"this cell of the taxonomy needs {name}=...; pass it to compose or swap.")
+        return self.sizes[name]

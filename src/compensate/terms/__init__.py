@@ -1,0 +1,67 @@
+"""The building blocks of a criterion: what is added, who shares it, what sets it, and for which samples.
+
+A term is any callable of the `State` of a batch. It goes under a keyword of `compensate.Compensated`, which says what it
+is added to::
+
+    from compensate import Compensated
+    from compensate.terms import L1, Sample, Toward, uniform
+
+    Compensated(logit=Sample(50_000, 10, penalty=L1(1.0)), label=Toward(uniform, 0.1))
+"""
+
+from __future__ import annotations
+
+from compensate.core.batch import State
+from compensate.core.penalties import L1, L2, AtLeast, Ball, Between, GroupL2
+from compensate.core.statistics import ClassMean, Evidence, Statistic
+from compensate.core.tables import Category, Corpus, Fresh, Group, Sample
+from compensate.core.views import Views
+from compensate.terms.adversarial import Adversarial, Pull
+from compensate.terms.gates import Where, above, below
+from compensate.terms.gradients import Amplify, ClipGradient, GradientNoise, SharpnessAware
+from compensate.terms.prior import Slack, Toward, prediction, uniform
+from compensate.terms.schedules import Ramp, StepSchedule, Top, Warmup
+from compensate.terms.structure import Dissimilarity, EdgeRecord, Edges
+from compensate.terms.views import ExtremeView, OtherView, RandomMix
+
+__all__ = [
+    "L1",
+    "L2",
+    "Adversarial",
+    "Amplify",
+    "AtLeast",
+    "Ball",
+    "Between",
+    "Category",
+    "ClassMean",
+    "ClipGradient",
+    "Corpus",
+    "Dissimilarity",
+    "EdgeRecord",
+    "Edges",
+    "Evidence",
+    "ExtremeView",
+    "Fresh",
+    "GradientNoise",
+    "Group",
+    "GroupL2",
+    "OtherView",
+    "Pull",
+    "Ramp",
+    "RandomMix",
+    "Sample",
+    "SharpnessAware",
+    "Slack",
+    "State",
+    "Statistic",
+    "StepSchedule",
+    "Top",
+    "Toward",
+    "Views",
+    "Warmup",
+    "Where",
+    "above",
+    "below",
+    "prediction",
+    "uniform",
+]

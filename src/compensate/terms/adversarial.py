@@ -1,0 +1,216 @@
+r"""Inference with adversarial learning: an inner loop looks for the worst, or the best, value in a ball.
+
+.. math:: \Delta^* = \arg\max_{\|\Delta\| \le \epsilon} \pm \sum_i l_i(\Delta)
+"""
+
+from __future__ import annotations
+
+from typing import Literal, final
+
+import torch
+from torch import Tensor, nn
+
+from compensate.core.batch import THROUGH, State, Value, at
+from compensate.core.layout import rowwise
+from compensate.core.proximal import TINY, Norm, project_ball, row_norm
+from compensate.core.rows import distinct_rows, present_rows
+from compensate.core.tables import Fresh, Table
+from compensate.errors import InputError
+
+
+@final
+class Adversarial(nn.Module):
+    r"""Projected gradient steps on the loss of the batch, for any target and any granularity.
+
+    .. math:: W \leftarrow \Pi_{\epsilon}\bigl( W \pm \alpha\, n(\nabla_W \textstyle\sum_i l_i) \bigr), \qquad
+              \Delta_i = W[k_i]
+
+    where :math:`\Pi_\epsilon` projects each row on its ball and :math:`n` is the sign (linf) or the direction (l2) of each
+    row. The gradient is taken with respect to the rows :math:`W`, so the samples that share a row add up.
+
+    Args:
+        eps: the radius :math:`\epsilon`, a number or a callable of the state that returns a scalar or (B,).
+        sign: +1 raises the loss (negative compensation), -1 lowers it (positive compensation).
+        norm: "linf" or "l2".
+        steps: the number of steps.
+        step_size: :math:`\alpha`; 2.5 eps / steps if not given.
+        random_start: start at a random point of the ball, for rows that are not kept.
+        bounds: the smallest and largest value that the compensated target may take, such as (0, 1) for images.
+        per: who shares a row: `Fresh()`, each sample its own, or a table, whose rows are kept from step to step.
+
+    >>> from compensate import Compensated
+    >>> from compensate.terms import Corpus
+    >>> pgd_training = Compensated(feature=Adversarial(8 / 255, bounds=(0, 1)))
+    >>> universal = Compensated(feature=Adversarial(8 / 255, per=Corpus(3, 32, 32), steps=1))
+
+    References: Madry et al., ICLR 2018; Yao and Wu, Compensation Learning, 2021, Eqs. (15), (16), (18), (22)-(24).
+    """
+
+    inference = "adversarial"
+
+    def __init__(
+        self,
+        eps: Value,
+        *,
+        sign: Literal[1, -1] = 1,
+        norm: Norm = "linf",
+        steps: int = 7,
+        step_size: float | None = None,
+        random_start: bool = True,
+        bounds: tuple[float, float] | None = None,
+        per: Table | Fresh | None = None,
+    ) -> None:
+        super().__init__()
+        if not callable(eps) and eps < 0:
+            raise InputError(f"eps is {eps}; a radius is at least 0.")
+        if sign not in (1, -1):
+            raise InputError(f"sign is {sign}; expected +1 (raise the loss) or -1 (lower it).")
+        if norm not in ("l2", "linf"):
+            raise InputError(f'norm is "{norm}"; expected "l2" or "linf".')
+        if steps < 1:
+            raise InputError(f"steps is {steps}; expected at least 1.")
+        self.eps, self.sign, self.steps, self.step_size = eps, sign, steps, step_size
+        self.norm: Norm = norm
+        self.random_start, self.bounds = random_start, bounds
+        self.per = Fresh() if per is None else per
+        if isinstance(self.per, Table):
+            self.per.update = "inner"
+
+    @property
+    def direction(self) -> str:
+        """Negative if the loss is raised."""
+        return "negative" if self.sign > 0 else "positive"
+
+    @property
+    def granularity(self) -> str:
+        """Who shares a row."""
+        return self.per.granularity
+
+    def forward(self, s: State) -> Tensor:
+        """The compensation of the batch, a constant shaped like its target."""
+        s.require_gradients()
+        slot, so_far = s.slot, getattr(s, s.slot or "dx")
+        if slot not in (*THROUGH, "du", "dp", "dy"):
+            raise InputError(
+                "Adversarial can be attached to structure, view, feature, logit, label and prediction. On the loss itself the "
+                "worst value is a constant, and a constant has no gradient; on the gradient it is known: terms.Amplify."
+            )
+        origin = s.like.detach() if so_far is None else (s.like + so_far).detach()
+        keys, w = self._start(s, origin)
+        active = rowwise(s.acting, origin)
+
+        def spread(w: Tensor) -> Tensor:
+            """Each sample's compensation: its row, within bounds, nothing where gated out."""
+            delta = s.fitted(w if keys is None else w[keys[1]])
+            return torch.where(active, self._within(delta, origin), 0.0)
+
+        eps = at(self.eps, s)
+        radius = eps if not isinstance(eps, Tensor) or eps.ndim == 0 or keys is None else eps.max()
+        alpha = self.step_size if self.step_size is not None else 2.5 * radius / self.steps
+        for _ in range(self.steps):
+            w = w.detach().requires_grad_()
+            with torch.enable_grad():
+                delta = spread(w)
+                losses = s.loss_at(**{slot: delta if so_far is None else so_far.detach() + delta})
+                (grad,) = torch.autograd.grad((losses * s.active).sum(), w)
+            w = project_ball(w.detach() + self.sign * _along(grad, alpha, self.norm), radius, self.norm)
+            if keys is None:
+                w = self._within(w, origin)
+        if keys is not None and s.learn:
+            assert isinstance(self.per, Table)
+            table, (rows, which), values = self.per, keys, w
+            if len(rows) == len(which):  # of samples that share a row one moved, for all of them
+                rows, values = table.key(s), w[which]
+            s.later(lambda: table.write(rows, values))
+        return spread(w).detach()
+
+    def _start(self, s: State, origin: Tensor) -> tuple[tuple[Tensor, Tensor] | None, Tensor]:
+        """Distinct keys with the place of each sample among them, and their rows; keys are None for fresh rows."""
+        if isinstance(self.per, Table):
+            keys = self.per.key(s)
+            if self.per.granularity == "sample":
+                distinct, which = distinct_rows(keys)
+                which = torch.arange(len(keys), device=keys.device) if which is None else which
+            else:
+                distinct, which = present_rows(keys, self.per.shape[0])
+            return (distinct, which), self.per.gather(distinct).detach().to(origin.dtype)
+        w = torch.zeros_like(origin)
+        if self.random_start:
+            w = rowwise(at(self.eps, s), w) * _random_in_ball(w, self.norm)
+        return None, self._within(w, origin)
+
+    def _within(self, delta: Tensor, origin: Tensor) -> Tensor:
+        return delta if self.bounds is None else (origin + delta).clamp(*self.bounds) - origin
+
+    def extra_repr(self) -> str:
+        """The attack in short."""
+        eps = f"{self.eps:g}" if isinstance(self.eps, int | float) else "eps(s)"
+        return f"{'max' if self.sign > 0 else 'min'}, eps={eps}, {self.norm}, {self.steps} steps"
+
+
+def _along(grad: Tensor, alpha: float | Tensor, norm: Norm) -> Tensor:
+    """A step of length alpha (of each row) up the gradient, in the geometry of the norm."""
+    way = grad.sign() if norm == "linf" else grad / row_norm(grad).clamp(min=TINY)
+    return rowwise(alpha, grad) * way
+
+
+def _random_in_ball(like: Tensor, norm: Norm) -> Tensor:
+    """Rows drawn uniformly from the unit ball."""
+    if norm == "linf":
+        return torch.rand_like(like) * 2 - 1
+    direction = torch.randn_like(like)
+    size = like[0].numel() if len(like) else 1
+    length = torch.rand(len(like), device=like.device, dtype=like.dtype) ** (1 / size)
+    return rowwise(length, like) * direction / row_norm(direction).clamp(min=TINY)
+
+
+@final
+class Pull(nn.Module):
+    r"""Pulls logits toward their labels: one plain step down the loss, solved in closed form.
+
+    .. math:: v_i = \eta\, (y_i - S(u_i))
+
+    where :math:`\eta` bounds :math:`\|v_i\|_\infty = \eta (1 - p_{i,y_i})`. It is a gradient step without sign or projection,
+    not a projected one; the exact minimum over the ball of radius :math:`\eta` would be :math:`\eta (2 y_i - 1)`, which
+    does not grow with the doubt. :math:`v_i` is a constant in the gradient of the model.
+
+    Args:
+        eta: the step, a number or a callable of the state.
+
+    >>> import torch
+    >>> from compensate import Compensated
+    >>> s = Compensated(logit=Pull(3.0)).evaluate(torch.nn.Identity(), torch.zeros(1, 3), torch.tensor([1]))
+    >>> s.du.round(decimals=3)
+    tensor([[-1.,  2., -1.]])
+
+    Reference: Yao and Wu, Compensation Learning, 2021, Eqs. (46)-(49).
+    """
+
+    inference, granularity, direction = "adversarial", "sample", "positive"
+    gated = True
+
+    def __init__(self, eta: Value) -> None:
+        super().__init__()
+        if not callable(eta) and eta < 0:
+            raise InputError(f"eta is {eta}; a step is at least 0.")
+        self.eta = eta
+
+    def forward(self, s: State) -> Tensor:
+        """(B, C) the logit compensation."""
+        eta = rowwise(at(self.eta, s), s.u)
+        if not s.hard or torch.compiler.is_compiling() or (isinstance(eta, Tensor) and eta.requires_grad):
+            v = eta * (s.y - s.logq.exp())
+            return v if s.gate is None else torch.where(s.gate.unsqueeze(1), v, 0.0)
+        # The same without an array of labels, and in one place: many classes are many numbers.
+        labels, gate = s.labels.unsqueeze(1), s.gate
+        away = s.logq.exp()
+        away = (
+            away.scatter_(1, labels, -1.0, reduce="add")
+            if s.complete
+            else away.scatter_add_(1, labels, -s.valid[:, None].to(away))
+        )
+        return away.mul_(-eta if gate is None else gate.unsqueeze(1) * -eta)
+
+    def extra_repr(self) -> str:
+        """The step."""
+        return "" if isinstance(self.eta, nn.Module) else f"eta={self.eta}"

@@ -1,0 +1,240 @@
+"""Inference by tuning: numbers that change over time, and thresholds set by a share of the samples."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any, Literal, final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from compensate.core.batch import State, Value, at
+from compensate.core.statistics import Statistic
+from compensate.core.validation import at_hand
+from compensate.errors import InputError
+
+
+@final
+class Ramp(nn.Module):
+    """A number that goes from `start` to `end` while training goes from `begin` to `finish` (shares of all steps).
+
+    Args:
+        start: the value until `begin`.
+        end: the value from `finish` on.
+        begin: when it starts to move, in [0, 1].
+        finish: when it has arrived, in [0, 1].
+        shape: "linear", "cosine" (slow at both ends) or "exponential" (by a constant factor per step; both ends positive).
+
+    >>> import torch
+    >>> from compensate import Compensated
+    >>> from compensate.terms import Toward, uniform
+    >>> criterion = Compensated(label=Toward(uniform, Ramp(0.0, 0.4)))
+    >>> _ = criterion.start(total_steps=100)      # a ramp asks how long the training is
+    """
+
+    def __init__(
+        self,
+        start: float,
+        end: float,
+        *,
+        begin: float = 0.0,
+        finish: float = 1.0,
+        shape: Literal["linear", "cosine", "exponential"] = "linear",
+    ) -> None:
+        super().__init__()
+        if not 0 <= begin < finish <= 1:
+            raise InputError(f"begin={begin}, finish={finish}; expected 0 <= begin < finish <= 1.")
+        if shape == "exponential" and not (start > 0 and end > 0):
+            raise InputError(f"start={start}, end={end}; an exponential ramp needs two positive ends.")
+        self.start, self.end, self.begin, self.finish, self.shape = start, end, begin, finish, shape
+
+    def forward(self, s: State) -> Tensor:
+        """The value now, a scalar tensor."""
+        t = ((s.progress - self.begin) / (self.finish - self.begin)).clamp(0, 1)
+        if self.shape == "exponential":
+            return self.start * (self.end / self.start) ** t
+        if self.shape == "cosine":
+            t = (1 - torch.cos(math.pi * t)) / 2
+        return self.start + (self.end - self.start) * t
+
+    def extra_repr(self) -> str:
+        """Both ends."""
+        return f"{self.start:g} to {self.end:g}, {self.shape}"
+
+
+@final
+class Warmup(Statistic):
+    r"""A number that goes from `start` to `end` over the first epochs, counted in samples: nobody has to say how long the training is.
+
+    .. math:: a + (b - a) \min\left(1, \frac{\text{samples seen}}{\text{epochs} \cdot N}\right)
+
+    Args:
+        start, end: the value at first, and after the warm-up.
+        epochs: its length.
+        num_samples: the size :math:`N` of the training set.
+
+    >>> import torch
+    >>> from compensate import Compensated
+    >>> from compensate.terms import Pull
+    >>> criterion = Compensated(logit=Pull(Warmup(0.0, 5.0, epochs=2, num_samples=1000)))
+    """
+
+    seen: Tensor
+
+    def __init__(self, start: float, end: float, *, epochs: float, num_samples: int) -> None:
+        super().__init__()
+        if not epochs > 0:
+            raise InputError(f"a warm-up takes {epochs} epochs; expected a positive number.")
+        self.start, self.end, self.epochs, self.size = start, end, epochs, num_samples
+        self.track("seen", torch.zeros((), dtype=torch.long), merge="sum")
+
+    def forward(self, s: State) -> Tensor | float:
+        """The value now: a number where the count is at hand, else a scalar tensor."""
+        seen, whole = self.seen, self.epochs * self.size
+        if at_hand(seen):
+            return self.start + (self.end - self.start) * min(1.0, seen.item() / whole)
+        return self.start + (self.end - self.start) * (seen / whole).clamp(max=1)
+
+    def observe(self, s: State) -> None:
+        """Counts the samples of the batch."""
+        self.seen.add_(s.visits)
+
+    def extra_repr(self) -> str:
+        """Both ends."""
+        return f"{self.start:g} to {self.end:g} over {self.epochs:g} epochs"
+
+
+@final
+class StepSchedule(nn.Module):
+    """A number that jumps at given epochs: `StepSchedule({0: 0.0, 5: 0.1})` is 0 for five epochs and 0.1 afterwards.
+
+    Args:
+        values: the number from each epoch on; the first must be given for epoch 0.
+
+    >>> from compensate import Compensated
+    >>> from compensate.terms import Toward, uniform
+    >>> criterion = Compensated(label=Toward(uniform, StepSchedule({0: 0.0, 5: 0.1})))      # smoothing from the sixth epoch on
+    """
+
+    def __init__(self, values: dict[int, float]) -> None:
+        super().__init__()
+        if 0 not in values:
+            raise InputError(f"epochs {sorted(values)}; the first value must be given for epoch 0.")
+        self.values = dict(sorted(values.items()))
+        self.register_buffer("_epochs", torch.tensor(list(self.values)), persistent=False)
+        self.register_buffer("_values", torch.tensor(list(self.values.values())), persistent=False)
+        self._epochs: Tensor
+        self._values: Tensor
+
+    def forward(self, s: State) -> Tensor:
+        """The value now, a scalar tensor."""
+        return self._values.gather(0, (self._epochs <= s.epoch).sum()[None] - 1)[0]
+
+    def extra_repr(self) -> str:
+        """Epochs and values."""
+        return ", ".join(f"{epoch}: {value:g}" for epoch, value in self.values.items())
+
+
+@final
+class Top(Statistic):
+    r"""The threshold that the largest `pro` percent of the plain losses reach: the paper's :math:`\tau`.
+
+    .. math:: k = \lfloor \mathrm{pro} \cdot n / 100 \rfloor, \qquad \tau = \max(\text{the k-th largest loss}, \text{floor}),\; +\infty
+              \text{ if } k = 0
+
+    Args:
+        pro: percent of samples at or above the threshold, a number or a callable of the state.
+        over: "batch", the losses of the batch (:math:`n` its size), or "epoch", those of the last epoch, each sample
+            at its last visit; before there is a last epoch, the batch serves.
+        num_samples: the size of the training set, for "epoch".
+        floor: the smallest threshold.
+
+    >>> import torch
+    >>> from compensate import Compensated
+    >>> from compensate.terms import Pull, Where, above
+    >>> criterion = Compensated(logit=Where(above(Top(50)), Pull(1.0)))
+    >>> s = criterion.evaluate(torch.nn.Identity(), torch.tensor([[2.0, 0.0], [0.0, 2.0]]), torch.tensor([0, 0]))
+    >>> (s.du != 0).any(1).tolist()      # the worse half of the batch
+    [False, True]
+
+    Reference: Yao and Wu, Compensation Learning, 2021, Appendix B.
+    """
+
+    reader = 'a threshold over="epoch"'
+    seen: Tensor
+    last: Tensor
+
+    def __init__(
+        self,
+        pro: Value,
+        over: Literal["batch", "epoch"] = "batch",
+        num_samples: int | None = None,
+        *,
+        floor: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if not callable(pro) and not 0 <= pro <= 100:
+            raise InputError(f"pro is {pro}; expected percent, from 0 to 100.")
+        if not callable(pro) and 0 < pro < 1:
+            # Not refused: a search over percents may draw such a number.
+            warnings.warn(f"pro is in percent, 30 means 30 %; got {float(pro):g}.", stacklevel=3)
+        if over not in ("batch", "epoch"):
+            raise InputError(f'over is "{over}"; expected "batch" or "epoch".')
+        if over == "epoch" and num_samples is None:
+            raise InputError('over="epoch" keeps the loss of every sample: give num_samples.')
+        self.pro, self.over, self.floor = pro, over, floor
+        self.rolls = over == "epoch"
+        if over == "epoch":
+            assert num_samples is not None
+            self.num_samples = num_samples
+            self.track("seen", torch.full((num_samples,), torch.inf), merge="rows")
+            self.track("last", torch.full((num_samples,), torch.inf), merge="same")
+
+    def forward(self, s: State) -> Tensor | float:
+        """The threshold now: a number where the losses are at hand, else a scalar tensor."""
+        pool, pro = s.plain_losses, at(self.pro, s)
+        if not at_hand(pool):
+            now = _kth_largest(s.everyone(pool), s.everyone(s.valid), pro)
+            if self.over == "epoch":
+                known = self.last.isfinite()
+                now = torch.where(known.any(), _kth_largest(self.last, known, pro), now)
+            return now.clamp(min=self.floor) if self.floor else now
+        past = self.last[self.last.isfinite()] if self.over == "epoch" else None
+        if past is not None and len(past):
+            pool = past
+        else:
+            pool = s.everyone(pool if s.complete else pool[s.valid])
+        losses = pool.numpy() if pool.dtype in (torch.float32, torch.float64) else pool.double().numpy()
+        k = int(pro * losses.size / 100)
+        return max(float(np.partition(losses, -k)[-k]), self.floor) if k else math.inf
+
+    def observe(self, s: State) -> None:
+        """Keeps the plain losses of the batch."""
+        if self.over == "epoch":
+            index = self.index(s)
+            losses = s.plain_losses.to(self.seen.dtype)
+            if at_hand(losses):
+                self.seen[index[s.valid]] = losses[s.valid]
+            else:
+                self.seen[index] = torch.where(s.valid, losses, self.seen[index])
+
+    def end_epoch(self) -> None:
+        """The losses of this epoch become those of the last."""
+        if self.over == "epoch":
+            self.last.copy_(torch.where(self.seen.isfinite(), self.seen, self.last))
+            self.seen.fill_(torch.inf)
+
+    def extra_repr(self) -> str:
+        """Share, pool and floor."""
+        return f"{self.pro} % of the {self.over}" + (f", at least {self.floor:g}" if self.floor else "")
+
+
+def _kth_largest(pool: Tensor, counts: Tensor, pro: Any) -> Tensor:
+    """As :class:`Top`, in shapes that do not depend on how many of the pool count: nothing waits, and graphs do not break."""
+    if not len(pool):
+        return pool.new_full((), torch.inf)
+    k = (pro * counts.sum().double() / 100).long()
+    falling = torch.where(counts, pool, -torch.inf).sort(descending=True).values
+    return torch.where(k > 0, falling.gather(0, (k - 1).clamp(min=0)[None])[0], torch.inf)

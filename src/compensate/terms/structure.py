@@ -1,0 +1,149 @@
+r"""Structure compensation: a bounded change of the edges of a graph network.
+
+.. math:: A'_e = \mathrm{clip}_{[0, 1]}(A_e + \Delta a_e)
+
+What compensation takes from an edge is evidence against it: :class:`EdgeRecord` names the edges that look wrong.
+"""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from compensate.core.batch import State
+from compensate.core.statistics import Statistic, Suspects
+from compensate.core.tables import Table
+from compensate.errors import InputError
+
+__all__ = ["Dissimilarity", "EdgeRecord", "Edges"]
+
+
+@final
+class Edges(Table):
+    r"""A number for each edge of a graph, :math:`\Delta a_e`, or one for all of them.
+
+    Args:
+        num_edges: the number of edges.
+        shared: one number for all edges.
+        settings: as of every table, see :class:`~compensate.terms.Sample`; `lr` is the step by the gradient of the mean loss of a batch,
+            so an edge of a large graph, which changes few of its losses, needs a large step and a small penalty.
+
+    A learned table that goes down the loss with an l1 penalty changes few edges: those that the labels contradict.
+
+    >>> from compensate.terms import L1, Ball
+    >>> Edges(100, penalty=L1(0.01), bound=Ball(1.0, "linf"))
+    Edges(100, L1(0.01), Ball(1, linf), lr=1, prox)
+    """
+
+    def __init__(self, num_edges: int, *, shared: bool = False, **settings: Any) -> None:
+        super().__init__(1 if shared else num_edges, **settings)
+        self.num_edges, self.shared = num_edges, shared
+
+    @property
+    def granularity(self) -> str:  # type: ignore[override]
+        """Each edge its own, or one for all."""
+        return "corpus" if self.shared else "sample"
+
+    def key(self, s: State) -> Tensor:
+        """(E,) the row of each edge."""
+        device = s.target.device
+        if self.shared:
+            return torch.zeros(self.num_edges, dtype=torch.long, device=device)
+        return torch.arange(self.num_edges, device=device)
+
+    def forward(self, s: State) -> Tensor:
+        """(E,) the change of each edge."""
+        if s.slot != "da":
+            raise InputError("a table of edges belongs under structure=; for samples use Sample, for classes Category.")
+        if len(s.like) != self.num_edges:
+            raise InputError(f"the table has {self.num_edges} edges and the graph of the model {len(s.like)}.")
+        return super().forward(s)
+
+    def counted(self, s: State) -> Tensor:
+        """(E,) all edges count, whatever samples are in the batch; together as one if they share a number, which then moves by their sum."""
+        return torch.full((self.num_edges,), 1 / self.num_edges if self.shared else 1.0, device=s.target.device)
+
+    def charged(self, penalty: Tensor, s: State) -> Tensor:
+        """(B,) the penalty of all rows for each sample: the mean over the batch is their sum. A number that edges share is one row."""
+        return (penalty.mean() if self.shared else penalty.sum()) * s.valid.to(penalty.dtype)
+
+
+@final
+class Dissimilarity(nn.Module):
+    r"""How unlike the two ends of an edge are, :math:`\kappa (1 - \cos(x_a, x_b))`, (E,): prior knowledge about edges.
+
+    Args:
+        scale: :math:`\kappa`.
+
+    >>> from compensate import Compensated
+    >>> from compensate.models import GCN
+    >>> net = GCN(torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]), torch.tensor([[0, 1], [1, 2]]), 2)
+    >>> criterion = Compensated(structure=lambda s: -Dissimilarity()(s))       # drops the second edge
+    >>> criterion.evaluate(net, torch.tensor([0]), torch.tensor([1])).da
+    tensor([-0., -1.])
+
+    Reference: Wu et al., Adversarial Examples for Graph Data: Deep Insights into Attack and Defense, IJCAI 2019, who take the
+    Jaccard index and remove edges below a threshold.
+    """
+
+    inference, granularity = "prior", "sample"
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, s: State) -> Tensor:
+        """(E,) the dissimilarities."""
+        given = getattr(s.model, "dissimilarity", None)
+        if given is None:
+            raise InputError("this model has no dissimilarity of edges, (E,); compensate.models.GCN has.")
+        return self.scale * given
+
+
+@final
+class EdgeRecord(Statistic):
+    r"""What training takes from each edge, on average over the steps, :math:`-\frac1T \sum_t \Delta a_e^{(t)}`: evidence against it.
+
+    Args:
+        term: the term on edges whose changes are kept; this one is put in its place.
+        num_edges: the number of edges.
+
+    >>> from compensate import Compensated
+    >>> from compensate.terms import L1
+    >>> record = EdgeRecord(Edges(2, penalty=L1(0.01)), 2)
+    >>> criterion = Compensated(structure=record)
+    >>> record.suspects()
+       index     score  suggested  flagged
+        none: no sample was seen in training
+    """
+
+    total: Tensor
+    steps: Tensor
+
+    def __init__(self, term: Any, num_edges: int) -> None:
+        super().__init__()
+        self.term = term
+        self.track("total", torch.zeros(num_edges), merge="sum")
+        self.track("steps", torch.zeros((), dtype=torch.long), merge="sum")
+
+    def forward(self, s: State) -> Tensor:
+        """(E,) the change of each edge."""
+        change: Tensor = self.term(s)
+        return change
+
+    def observe(self, s: State) -> None:
+        """Adds the changes of this step."""
+        if s.da is not None:
+            self.total -= s.da.detach().to(self.total.dtype)
+            self.steps += 1
+
+    def suspects(self, top: int | None = None) -> Suspects:
+        """The edges, most suspect first: `index` are their numbers; flagged are those that lost more than half a weight on average."""
+        if not int(self.steps):
+            nothing = torch.zeros(0, dtype=torch.long)
+            return Suspects(nothing, nothing.float(), nothing, nothing.bool())
+        score = self.total / self.steps
+        order = score.argsort(descending=True, stable=True)[:top]
+        return Suspects(order, score[order], torch.zeros_like(order), score[order] > 0.5)
