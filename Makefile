@@ -51,7 +51,7 @@ bench: $(VENV)/.test
 
 docs: $(VENV)/.base
 	$(BIN)/compensate methods --markdown docs/methods.md
-	$(BIN)/compensate methods --html docs/taxonomy-grid.html
+	$(BIN)/python -m experiments taxonomy --html docs/taxonomy-grid.html
 	$(BIN)/python -m experiments.pages results docs/results.md
 	$(BIN)/python -m benchmarks.pages docs/performance.md
 	$(BIN)/python -m experiments figure --markdown docs/figures.md

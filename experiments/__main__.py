@@ -11,7 +11,9 @@ from experiments.commands.figure import figure
 from experiments.commands.graph import graph
 from experiments.commands.human import human
 from experiments.commands.reproduce import reproduce
+from experiments.commands.search import search
 from experiments.commands.sentences import sentences
+from experiments.commands.taxonomy import taxonomy
 
 app = typer.Typer(
     cls=Commands,
@@ -22,7 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for command in (reproduce, human, defaults, choices, figure, sentences, graph):
+for command in (reproduce, human, defaults, choices, figure, sentences, graph, search, taxonomy):
     app.command()(command)
 
 

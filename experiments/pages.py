@@ -139,7 +139,7 @@ def _search(path: Path) -> list[str]:
         )
     ended = sum(row["validation"] is not None for row in found["trials"])
     what = (
-        f"`compensate search`: {len(found['trials'])} trials in the {part['cells']} cells of this part of the taxonomy, {ended} of them to "
+        f"`python -m experiments search`: {len(found['trials'])} trials in the {part['cells']} cells of this part of the taxonomy, {ended} of them to "
         "their end, on one seed, judged on noisy validation labels; "
         f"then the {budget['finalists']} best cells and four peers, each tuned with {budget['peer_trials']} trials, on {budget['seeds']} fresh "
         f"seed{'s' * (budget['seeds'] > 1)}. {common['model']}, {common['epochs']} epochs, {_words(common['noise'], common['imbalance'])}"

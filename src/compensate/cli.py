@@ -23,7 +23,6 @@ from compensate.commands.demo import demo
 from compensate.commands.export import export
 from compensate.commands.options import console, errors, visible
 from compensate.commands.review import review
-from compensate.commands.search import search
 from compensate.commands.train import train
 from compensate.errors import InputError
 
@@ -49,7 +48,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for command in (audit, review, apply, check, export, consensus, train, compare, tune, search):
+for command in (audit, review, apply, check, export, consensus, train, compare, tune):
     app.command()(command)
 
 
@@ -117,35 +116,21 @@ def _root(
 @app.command()
 def methods(
     name: Annotated[str | None, typer.Argument(help="Method whose page to print.", show_default=False)] = None,
-    grid: Annotated[
-        bool, typer.Option("--grid", help="Print the grid of the taxonomy with the methods of each cell.")
-    ] = False,
     markdown: Annotated[
         Path | None, typer.Option(help="Write the pages of all methods to this file.", show_default=False)
-    ] = None,
-    html: Annotated[
-        Path | None, typer.Option(help="Write the grid as an interactive page to this file.", show_default=False)
     ] = None,
 ) -> None:
     """List all methods with their place in the taxonomy, or print the page of one.
 
-    **Example:** `compensate methods logcomp`, or `compensate methods --grid`
+    **Example:** `compensate methods logcomp`
     """
     from compensate.methods import METHODS, find, pages
 
     if markdown is not None:
         pages.write_pages(markdown)
         console.print(f"{len(METHODS)} methods: {markdown}")
-    elif html is not None:
-        from compensate.grid import write_grid_page
-
-        console.print(f"{write_grid_page(html)} cells run: {html}")
     elif name is not None:
         console.print(pages.page(find(name)), markup=False, soft_wrap=True)
-    elif grid:
-        from compensate.grid import print_grid
-
-        print_grid(console)
     else:
         table = Table("method", "what it does", "taxonomy", box=None, pad_edge=False, padding=(0, 2, 0, 0))
         table.columns[0].no_wrap = True
@@ -153,7 +138,7 @@ def methods(
             mark = "" if row.kind == "compensation" else f"({row.kind})"
             table.add_row(row.name.replace("_", "-"), pages.first_sentence(row), mark or str(row.taxonomy))
         console.print(table)
-        console.print("\nthe page of one:  compensate methods NAME      the whole taxonomy:  compensate methods --grid")
+        console.print("\nthe page of one:  compensate methods NAME")
 
 
 app.command()(demo)

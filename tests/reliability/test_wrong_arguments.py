@@ -26,12 +26,11 @@ GOOD = {
     "train": ("table.csv", "--label", "label", "--epochs", "1"),
     "compare": ("table.csv", "--label", "label", "--epochs", "1", "--workers", "1"),
     "tune": ("table.csv", "--label", "label", "--epochs", "1", "--workers", "1", "--method", "logcomp"),
-    "search": ("table.csv", "--label", "label", "--epochs", "1", "--workers", "1"),
     "demo": (),
 }
 """Arguments that a command can work with; one wrong option is added."""
 
-ANY_VALUE = {"--out", "--data-dir", "--markdown", "--html", "--images"}
+ANY_VALUE = {"--out", "--data-dir", "--markdown", "--images"}
 """Folders and files that are made, or looked for where data are named."""
 
 FOR_OTHER_DATA = {"--vectors", "--labels-key", "--teacher"}
@@ -55,7 +54,7 @@ def cases():
     shared = options(OURS["train"])
     for name, arguments in GOOD.items():
         for option, number in options(OURS[name]).items():
-            tried_by_train = name in ("compare", "tune", "search") and option in shared
+            tried_by_train = name in ("compare", "tune") and option in shared
             if option not in ANY_VALUE | FOR_OTHER_DATA and not tried_by_train:
                 yield pytest.param((name, *arguments, option, "-1" if number else "nosuch"), id=f"{name} {option}")
 

@@ -104,5 +104,5 @@ def test_a_new_method_by_swapping_one_axis():
     loss.backward()
     assert loss < nn.functional.cross_entropy(u, y), "positive compensation lowers losses"
     assert torch.isfinite(u.grad).all()
-    said = compensate_("methods", "--grid")
+    said = compensate_("methods")
     assert "adversarial" in said

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import resources
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -150,7 +149,7 @@ def _print_methods(console: Console, cell: GridCell) -> None:
 def write_grid_page(path: Path) -> int:
     """Writes the interactive page; returns the number of cells that run."""
     cells = [_content(cell) for cell in grid_cells()]
-    template = (resources.files("compensate") / "grid_page.html").read_text("utf-8")
+    template = Path(__file__).with_suffix(".html").read_text("utf-8")
     # In a script of a page "</" would end it.
     content = json.dumps({"cells": cells, "targets": _targets()}, ensure_ascii=False).replace("</", "<\\/")
     write_atomically(path, template.replace("/*CONTENT*/null", content).encode())

@@ -13,8 +13,8 @@ from rich.console import Console
 import compensate
 from compensate import METHODS, compose
 from compensate.core.taxonomy import Taxonomy
-from compensate.grid import TRIAL_SIZES, grid_cells, print_grid, write_grid_page
 from compensate.methods.composition import cells, why_not
+from experiments.taxonomy import TRIAL_SIZES, grid_cells, print_grid, write_grid_page
 
 ROOT = Path(compensate.__file__).parents[2]
 

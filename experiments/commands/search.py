@@ -1,4 +1,4 @@
-"""`compensate search`: which cell of the taxonomy is best on this data?"""
+"""`python -m experiments search`: which cell of the taxonomy is best on this data?"""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def search(
 ) -> None:
     """Search the taxonomy for the best cell, judged on noisy validation labels, and compare it with tuned peers.
 
-    **Example:** `compensate search digits --noise symmetric:0.4 --trials 60 --seeds 3`
+    **Example:** `python -m experiments search digits --noise symmetric:0.4 --trials 60 --seeds 3`
 
     Trials that fall behind are stopped early. The best cells and base, gce, elr and sop, each tuned, are then trained on fresh seeds; differences
     come with 95 % intervals. The same command continues the search.
     """
     asked = shared.build(shared.merged())
-    from compensate.training.exploration import Budget, Part, explore, searched
+    from experiments.exploration import Budget, Part, explore, searched
 
     axes = {"targets": targets, "directions": directions, "inferences": inferences, "granularities": granularities}
     part = Part(**{axis: tuple(word.strip() for word in words.split(",")) for axis, words in axes.items() if words})

@@ -8,12 +8,12 @@ import pytest
 from typer.testing import CliRunner
 
 from compensate import InputError
-from compensate.cli import app
 from compensate.methods import find
 from compensate.methods.composition import cell_method
 from compensate.training import Config, fit
-from compensate.training.exploration import Budget, Part, Pruned, explore
 from compensate.training.tuning import open_study
+from experiments.__main__ import app
+from experiments.exploration import Budget, Part, Pruned, explore
 
 pytest.importorskip("optuna")
 
@@ -98,7 +98,7 @@ def test_the_same_search_goes_on_and_does_nothing_twice(found):
 
 
 def test_two_parts_in_one_folder_are_two_searches(tmp_path, monkeypatch):
-    from compensate.training import exploration
+    from experiments import exploration
 
     monkeypatch.setattr(exploration, "trial_score", lambda *_: 0.5)
     monkeypatch.setattr(exploration, "_tuned_peers", lambda *_: {})
@@ -110,7 +110,7 @@ def test_two_parts_in_one_folder_are_two_searches(tmp_path, monkeypatch):
 
 
 def test_a_trial_outside_of_the_part_does_not_count(tmp_path):
-    from compensate.training import exploration
+    from experiments import exploration
 
     study = open_study(tmp_path, "cells", 0)
     for cell in ("logit.positive.prior.sample", "label.positive.prior.sample"):
@@ -125,7 +125,7 @@ def test_a_trial_outside_of_the_part_does_not_count(tmp_path):
 
 
 def test_the_folder_of_a_search_is_named_after_its_part(monkeypatch):
-    from compensate.training import exploration
+    from experiments import exploration
 
     folders = []
 
@@ -147,7 +147,7 @@ def test_a_trial_that_falls_behind_is_stopped(tmp_path, monkeypatch):
     """After good trials, one that learns nothing does not train to its end."""
     import optuna
 
-    from compensate.training import exploration
+    from experiments import exploration
 
     config, part = CONFIG.but(epochs=6), Part(("logit",), ("positive",), ("tuning",), ("corpus",))
     scores = iter([0.9, 0.9, 0.9, 0.1, 0.1, 0.1])
