@@ -143,14 +143,14 @@ def tagged(seed: int, data_dir: Path, sentences: int = 450) -> Row:
 
     from compensate.auditing.labels import tags as t
 
-    read = t.read_tokens(data_dir / "wnut17-train.conll").info["parts"].sentences
+    read = t.read_tokens(data_dir / "wnut17-train.conll").parts.sentences
     rng = np.random.default_rng(1000 + seed)
     read = [read[k] for k in np.random.default_rng(seed).permutation(len(read))[:sentences]]
     words = [[token.word for token in sentence] for sentence in read]
     true = [[token.tag for token in sentence] for sentence in read]
     given = spoiled(true, rng)
     data = t.of_lists(words, given)
-    judged = data.info["parts"].judged(seed)
+    judged = data.parts.judged(seed)
     wrong = np.array(
         [t.type_of(a) != t.type_of(b) for x, y in zip(true, given, strict=True) for a, b in zip(x, y, strict=True)]
     )

@@ -176,7 +176,7 @@ def _first(data: Data, limit: int | None) -> Data:
 
 
 def _text(data: Data, row: int) -> str:
-    return str(data.raw[row] if data.table is None else data.table.iloc[row][data.info["text"]])
+    return str(data.raw[row] if data.table is None else data.table.iloc[row][str(data.source.text)])
 
 
 def _letters(text: str) -> str:

@@ -208,7 +208,8 @@ def audit_digits(path: Path, setting: Setting, *, seed: int = 0) -> Audit:
     given, _ = digits().split((0.7, 0.3), seed=seed)
     flipped = noise.symmetric(given.target, 10, setting.rate, seed=seed)
     noisy = replace(
-        given.relabel(flipped.labels), info={**given.info, "title": f"digits, {setting.rate:.0%} of them mislabeled"}
+        given.relabel(flipped.labels),
+        source=replace(given.source, title=f"digits, {setting.rate:.0%} of them mislabeled"),
     )
     found = audit(noisy, encoder="none", seed=seed)
     found.report(path)

@@ -219,8 +219,8 @@ def test_a_folder_that_changed_is_refused_and_its_images_are_found_by_content(tm
         Image.new("L", (2, 2), 50 * k).save(tmp_path / "pets" / name)
     from compensate.auditing.source import read
 
-    info = read(tmp_path / "pets", None, None, {}).info
-    decided = [Correction(1, "cat", "accept", "dog", digest_text(int(info["row_digests"][1])), info["source_digest"])]
+    info = read(tmp_path / "pets", None, None, {}).source
+    decided = [Correction(1, "cat", "accept", "dog", digest_text(int(info.row_digests[1])), info.digest)]
     assert apply_corrections(tmp_path / "pets", decided, tmp_path / "a.csv").changed == 1
     Image.new("L", (2, 2), 222).save(tmp_path / "pets" / "cat" / "0.png")
     with pytest.raises(InputError, match="is not what was reviewed"):
@@ -260,9 +260,9 @@ def test_an_audit_and_apply_give_a_row_the_same_digest(tmp_path: Path, name: str
         frame.to_csv(tmp_path / name, index=False, sep="\t" if "tsv" in name else ",")
     data = read(tmp_path / name, None, None, {})
     expected = [c.row for c in decided_on(tmp_path / name, data.index.tolist())]
-    assert [digest_text(int(digest)) for digest in data.info["row_digests"][data.index]] == expected
+    assert [digest_text(int(digest)) for digest in data.source.row_digests[data.index]] == expected
     assert len(set(expected)) == len(data) == 8, "rows of the test part are not among them"
-    assert data.info["source_digest"] == digest_source(tmp_path / name)
+    assert data.source.digest == digest_source(tmp_path / name)
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")

@@ -116,12 +116,12 @@ def test_every_reader_names_the_rows_that_it_leaves_out(tmp_path, name):
     make, left = PARTED[name]
     data = read(make(tmp_path), None, None, {})
     assert len(data) == 36
-    assert data.info["left_out"] == left
+    assert data.source.left_out == left
     said = opening_line(data)
     assert f"36 of {36 + sum(left.values())} rows" in said
     for part, rows in left.items():
         assert f"{part} {rows}" in said
-    how = "--split all" if data.info.get("split") else str(tmp_path / "test") if name == "folder" else "alone"
+    how = "--split all" if data.source.split else str(tmp_path / "test") if name == "folder" else "alone"
     assert how in said
 
 
@@ -129,8 +129,8 @@ def test_every_reader_names_the_rows_that_it_leaves_out(tmp_path, name):
 def test_all_rows_are_audited_on_demand(tmp_path, name):
     data = read(PARTED[name][0](tmp_path), None, None, {"split": "all"})
     assert data.index.tolist() == list(range(N))
-    assert not data.info.get("left_out")
-    assert "split" not in [c.name for c in data.info["columns"] if c.used]
+    assert not data.source.left_out
+    assert "split" not in [c.name for c in data.source.columns if c.used]
 
 
 def test_rows_in_pieces_are_all_of_them_on_demand(tmp_path):

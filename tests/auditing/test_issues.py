@@ -26,6 +26,7 @@ from compensate.auditing.page.contents import page_of
 from compensate.auditing.result import Audit
 from compensate.cli import app
 from compensate.data import Data, from_frame
+from compensate.data.dataset import Source
 from compensate.errors import InputError
 
 WORDS = [
@@ -276,7 +277,7 @@ def test_a_column_that_tells_the_label_is_told_from_one_that_helps() -> None:
         }
     )
     data = from_frame(frame, "t").train
-    roles = {c.name: c for c in data.info["columns"]}
+    roles = {c.name: c for c in data.source.columns}
     shares = {name: predicts(frame[name], roles[name], data.target, 2) for name in ("helps", "leak", "code")}
     assert shares["helps"] < 0.9
     assert min(shares["leak"], shares["code"]) > 0.98
@@ -475,7 +476,7 @@ def test_issues_fit_the_width_of_a_phone(open_page: Any) -> None:
     images[30:35] = images[:5]
     labels = np.arange(40) % 2
     labels[30:33] ^= 1
-    page = with_issues(audit(Data(images, labels, ("a" * 80, "b"), info={"kind": "images"}), encoder="none"))
+    page = with_issues(audit(Data(images, labels, ("a" * 80, "b"), source=Source(kind="images")), encoder="none"))
     for width in (1280, 390):
         tab = open_page(page, "issues", width=width, height=900)
         assert tab.locator(".issue-image").count() == 10

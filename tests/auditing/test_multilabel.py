@@ -95,7 +95,7 @@ def test_a_file_of_any_form_is_audited_and_its_corrections_change_the_flagged_la
     out = tmp_path / f"fixed{path.suffix}"
     done = found.apply(found.accepted(found.threshold), out)
     assert done.changed == int(changed.sum())
-    assert (read(out, None, None, OPTIONS.get(form, {})).info["parts"].given == (GIVEN ^ changed)).all()
+    assert (read(out, None, None, OPTIONS.get(form, {})).parts.given == (GIVEN ^ changed)).all()
     before, after = path.read_bytes().split(b"\n"), out.read_bytes().split(b"\n")
     first = 0 if path.suffix == ".jsonl" else 1
     lines = [n - first for n, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
@@ -118,7 +118,7 @@ def test_corrections_and_back_leave_every_byte_as_it_was(tmp_path: Path) -> None
 
 
 def test_columns_of_zero_and_one_are_found_where_no_column_is_called_a_label(tmp_path: Path) -> None:
-    found = read(written(tmp_path, "columns"), None, None, {}).info["parts"]
+    found = read(written(tmp_path, "columns"), None, None, {}).parts
     assert found.names == NAMES
     assert found.form == "column"
 
@@ -197,7 +197,7 @@ def test_the_command_audits_and_applies(tmp_path: Path) -> None:
     fixed = tmp_path / "fixed.csv"
     done = run.invoke(app, ["apply", str(path), str(tmp_path / "run"), "--accept", "0.6", "-o", str(fixed)])
     assert done.exit_code == 0, done.output
-    changed = read(fixed, None, None, {}).info["parts"].given != GIVEN
+    changed = read(fixed, None, None, {}).parts.given != GIVEN
     assert changed.sum() == (suspects["p_error"] >= 0.6).sum() > 0
     for tool in TOOLS:
         done = run.invoke(app, ["export", str(tmp_path / "run"), "--to", tool, "-o", str(tmp_path / "out")])

@@ -11,6 +11,7 @@ from compensate.auditing.api import audit as run_audit
 from compensate.auditing.page import contents
 from compensate.auditing.page.contents import content, page_of, predictable
 from compensate.data import Data
+from compensate.data.dataset import Source
 
 
 def test_labels_that_have_nothing_to_do_with_the_samples_cannot_be_predicted() -> None:
@@ -112,7 +113,7 @@ def test_images_are_shown_as_images_beside_embeddings_of_the_users() -> None:
     images = np.random.default_rng(0).integers(0, 256, (40, 3, 8, 8)).astype(np.uint8)
     labels = np.arange(40) % 2
     vectors = np.random.default_rng(1).normal(size=(40, 4)) + 3 * labels[:, None]
-    found = run_audit(Data(images, labels, ("a", "b"), info={"kind": "images"}), features=vectors)
+    found = run_audit(Data(images, labels, ("a", "b"), source=Source(kind="images")), features=vectors)
     shown = content(found.data, 0)
     assert shown.image is not None
     assert shown.text is None

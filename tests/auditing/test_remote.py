@@ -56,10 +56,10 @@ def test_an_address_is_audited_as_the_files(table: Path, audited: Any, in_memory
 
 def test_a_file_that_changes_is_another_source(in_memory: str) -> None:
     storage = fsspec.filesystem("memory")
-    before = chunks.open_pieces(in_memory, None, {}).info["source_digest"]
-    assert chunks.open_pieces(in_memory, None, {}).info["source_digest"] == before
+    before = chunks.open_pieces(in_memory, None, {}).info.digest
+    assert chunks.open_pieces(in_memory, None, {}).info.digest == before
     storage.pipe_file("/bucket/table/2.parquet", storage.cat_file("/bucket/table/1.parquet"))
-    assert chunks.open_pieces(in_memory, None, {}).info["source_digest"] != before
+    assert chunks.open_pieces(in_memory, None, {}).info.digest != before
 
 
 def test_the_command_takes_an_address(table: Path, audited: Any, tmp_path: Path) -> None:  # noqa: F811

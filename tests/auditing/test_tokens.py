@@ -78,7 +78,7 @@ def test_the_command_audits_tokens_and_applies_what_it_finds(tmp_path: Path) -> 
     fixed = tmp_path / "fixed.conll"
     done = run.invoke(app, ["apply", str(path), str(tmp_path / "run"), "--accept", "0.05", "-o", str(fixed)])
     assert done.exit_code == 0, done.output
-    assert len(read(fixed, None, None, {}).info["parts"].tokens) == 540
+    assert len(read(fixed, None, None, {}).parts.tokens) == 540
 
 
 def test_lists_of_words_and_tags_are_audited() -> None:

@@ -129,7 +129,7 @@ def test_views_of_other_data_are_refused_and_a_text_leaves_its_other_columns():
         table_views(digits())
     table = frame().assign(label=["yes", "no"] * 100, text=[f"a very fine film of {i}" for i in range(200)])
     data = from_frame(table, "t").train
-    assert data.info["kind"] == "text"
+    assert data.source.kind == "text"
     views = table_views(data.subset(np.arange(50)))
     assert views.linear.shape == (50, len(views.linear_names))
     assert "pay" in views.tree_names
@@ -139,11 +139,11 @@ def test_a_table_becomes_a_data_set(tmp_path):
     table = frame().assign(label=["yes", "no"] * 100, id=range(1000, 1200))
     table.to_csv(tmp_path / "t.csv", index=False)
     data = load(tmp_path / "t.csv").train
-    assert data.info["kind"] == "table"
-    assert data.x.shape == (200, len(data.info["encoder"].names))
+    assert data.source.kind == "table"
+    assert data.x.shape == (200, len(data.source.encoder.names))
     assert data.ids[0] == "1000"
     assert list(data.raw.columns) == list(table.columns)
-    assert "id" not in data.info["encoder"].names
+    assert "id" not in data.source.encoder.names
 
 
 def test_only_the_training_rows_are_fitted(tmp_path):
@@ -157,9 +157,9 @@ def test_columns_are_chosen_by_name(tmp_path):
     table = frame().assign(label=["yes", "no"] * 100)
     table.to_csv(tmp_path / "t.csv", index=False)
     some = load(tmp_path / "t.csv", ignore="town, flag").train
-    assert {c.name for c in some.info["columns"] if c.used} == {"age", "pay"}
+    assert {c.name for c in some.source.columns if c.used} == {"age", "pay"}
     only = load(tmp_path / "t.csv", columns=["name", "age"]).train
-    assert {c.name: c.role for c in only.info["columns"] if c.used} == {"age": "number", "name": "category"}
+    assert {c.name: c.role for c in only.source.columns if c.used} == {"age": "number", "name": "category"}
     with pytest.raises(InputError, match=r'ignore names the column "tawn".*did you mean "town"'):
         load(tmp_path / "t.csv", ignore=["tawn"])
     with pytest.raises(InputError, match='columns names the column "agee"'):
@@ -169,10 +169,10 @@ def test_columns_are_chosen_by_name(tmp_path):
 def test_names_of_people_do_not_make_a_table_a_text():
     table = frame().assign(who=[f"Smith, Mr. John {i}" for i in range(200)], label=["yes", "no"] * 100)
     data = from_frame(table, "t").train
-    assert data.info["kind"] == "table"
-    assert {c.name: c.role for c in data.info["columns"]}["who"] == "text"
-    assert from_frame(table, "t", text="who").train.info["kind"] == "text"
-    assert from_frame(table[["who", "pay", "label"]], "t").train.info["kind"] == "text"
+    assert data.source.kind == "table"
+    assert {c.name: c.role for c in data.source.columns}["who"] == "text"
+    assert from_frame(table, "t", text="who").train.source.kind == "text"
+    assert from_frame(table[["who", "pay", "label"]], "t").train.source.kind == "text"
 
 
 def test_a_lonely_identifier_is_better_than_nothing():

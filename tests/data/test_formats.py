@@ -605,13 +605,13 @@ def test_text_tables(tmp_path, suffix):
     else:
         reviews().to_csv(path, index=False, sep="\t" if suffix == "tsv" else ",")
     data = load(path).train
-    assert (data.info["text"], data.info["label"]) == ("review", "sentiment")
+    assert (data.source.text, data.source.label) == ("review", "sentiment")
     assert data.x.tolist() == reviews()["review"].tolist()
     assert data.target.tolist() == [1, 0] * 20
     assert data.classes == ("neg", "pos")
     assert data.raw.shape == (40, 3)
     other = load(path, label="stars", text="").train
-    assert other.info["text"] is None
+    assert other.source.text is None
     assert other.num_classes == 17
     assert other.classes[:3] == ("0", "1", "2")
 

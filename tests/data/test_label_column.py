@@ -125,14 +125,14 @@ def test_columns_of_lists_are_no_features_and_no_label():
     frame = table(tags=[["a", "b"], ["b"]] * (N // 2), label=classes(0, 1))
     with pytest.warns(UserWarning, match="tags hold lists"):
         found = from_frame(frame, "t").train
-    assert {c.name: c.role for c in found.info["columns"]}["tags"] == "ignored"
+    assert {c.name: c.role for c in found.source.columns}["tags"] == "ignored"
     with pytest.raises(InputError, match="one label a row, not several"):
         from_frame(frame, "t", label="tags")
 
 
 def test_the_reason_is_kept_for_telling():
-    assert from_frame(table(target=RNG.normal(size=N)), "t").train.info["target"].startswith("a quantity")
-    assert from_frame(table(target=classes("a", "b")), "t").train.info["target"] == "2 classes"
+    assert from_frame(table(target=RNG.normal(size=N)), "t").train.source.target.startswith("a quantity")
+    assert from_frame(table(target=classes("a", "b")), "t").train.source.target == "2 classes"
 
 
 def test_a_person_at_a_terminal_is_asked_for_the_label(monkeypatch, capsys):
@@ -175,7 +175,7 @@ GUESSES = {
 @pytest.mark.parametrize("name", GUESSES)
 def test_names_that_labels_have_are_known(name):
     frame, label = GUESSES[name]
-    assert from_frame(frame, "t").train.info["label"] == label
+    assert from_frame(frame, "t").train.source.label == label
 
 
 @pytest.mark.parametrize(
@@ -194,19 +194,19 @@ def test_a_weak_guess_with_another_next_to_it_is_no_guess(columns, candidates):
 
 def test_the_other_candidates_are_kept_for_telling():
     frame = table(plan=classes("free", "paid"), energy_class=classes("a", "b"), churned=classes(0, 1))
-    assert from_frame(frame, "t").train.info["runners_up"] == ("energy_class",)
+    assert from_frame(frame, "t").train.source.runners_up == ("energy_class",)
     frame = table(fold=RNG.integers(0, 5, N), batch=classes("a", "b"))
     frame["kind"] = np.where(frame["size"] > 0, "large", "small")
-    assert from_frame(frame, "t").train.info["runners_up"] == ("fold", "batch")
-    assert from_frame(frame, "t", label="kind").train.info["runners_up"] == ()
-    assert from_frame(table(label=classes("a", "b"), kind=classes("a", "b")), "t").train.info["runners_up"] == ()
+    assert from_frame(frame, "t").train.source.runners_up == ("fold", "batch")
+    assert from_frame(frame, "t", label="kind").train.source.runners_up == ()
+    assert from_frame(table(label=classes("a", "b"), kind=classes("a", "b")), "t").train.source.runners_up == ()
 
 
 def test_lists_written_as_text_are_no_text():
     written = [str(RNG.normal(size=8).round(3).tolist()) for _ in range(N)]
     frame = rows_of(embedding=written, title=[f"the title {i} of a film" for i in range(N)], label=classes("a", "b"))
     data = from_frame(frame, "t").train
-    assert data.info["text"] == "title"
-    assert {c.name: c.reason for c in data.info["columns"]}["embedding"] == "holds lists written as text"
+    assert data.source.text == "title"
+    assert {c.name: c.reason for c in data.source.columns}["embedding"] == "holds lists written as text"
     with pytest.raises(InputError, match=r"lists.*embedding.*--features"):
         from_frame(frame.drop(columns="title"), "t")

@@ -229,7 +229,7 @@ MASKS: Files = {
 
 def read_source(path: Path, **options: Any) -> Any:
     """What an audit makes of a path; label sets, tags and masks come with it."""
-    return read_audited(path, None, None, options).info["source_digest"]
+    return read_audited(path, None, None, options).source.digest
 
 
 VOTES = b"text,ann,bob\ngood film,pos,pos\nbad film,neg,\ngreat,pos,neg\nawful,,neg\n"

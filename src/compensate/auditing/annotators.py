@@ -26,12 +26,13 @@ from scipy.special import logsumexp
 from scipy.stats import beta
 
 from compensate.auditing.noise_model import by_chance_note
-from compensate.data.dataset import Floats, Ints
+from compensate.data.dataset import Floats, Ints, Source
 from compensate.errors import InputError, nearest
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from compensate.auditing.page.model import Content
     from compensate.auditing.result import Audit
 
 
@@ -99,6 +100,10 @@ class Votes:
         for i, a, c in zip(self.item.tolist(), self.annotator.tolist(), self.label.tolist(), strict=True):
             said[i].append((self.annotators[a], self.classes[c]))
         return [tuple(votes) for votes in said]
+
+    def shown(self, content: Content, audit: Audit, row: int) -> Content:
+        """The item with the votes on it."""
+        return replace(content, votes=self.by_item[int(audit.index[row])])
 
     def named(self, items: Ints) -> list[Any]:
         """What these items are called."""
@@ -381,11 +386,11 @@ def _as_audit(found: Audit, votes: Votes, consensus: Consensus) -> Audit:
     back = np.argsort(to)
     config, notes = dict(found.config), found.notes
     if config.get("by_chance"):  # of the models, which have no say then
-        info = {} if found.data is None else found.data.info
+        source = Source() if found.data is None else found.data.source
         config = {name: value for name, value in config.items() if name not in ("views", "agreement")}
         config["by_chance"] = False
-        notes = (*(note for note in notes if note != by_chance_note("labels", info)), VOTES_ALONE)
-    data = found.data if found.data is None else replace(found.data, info={**found.data.info, "votes": votes})
+        notes = (*(note for note in notes if note != by_chance_note("labels", source)), VOTES_ALONE)
+    data = found.data if found.data is None else replace(found.data, parts=votes)
     return replace(
         found, data=data, given=to[given], suggested=to[others.argmax(1)], p_error=wrong, log_odds=np.log(wrong / (1 - wrong)),
         probabilities=p[:, back].astype(np.float32), noise_rate=share, config=config, notes=notes,
@@ -411,9 +416,8 @@ def as_label_table(found: Audit, votes: Votes, items: pd.DataFrame, path: Path, 
     written = frame.to_csv(index=False).encode("utf-8", "surrogatepass")
     read = pd.read_csv(io.BytesIO(written), dtype=str, keep_default_na=False, encoding_errors="surrogatepass")
     assert found.data is not None
-    info = {**found.data.info, "label": column}
     return replace(
         found, title=title, config={**found.config, "source": str(path), "label": column, "label_given": True},
-        data=replace(found.data, raw=frame.iloc[found.data.index], info=info),
+        data=replace(found.data, raw=frame.iloc[found.data.index], source=replace(found.data.source, label=column)),
         source_digest=digest_text(short_digest(written)), row_digests=digest_frame(read, column)[found.index],
     ), written  # fmt: skip

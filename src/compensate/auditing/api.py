@@ -40,8 +40,8 @@ from compensate.auditing.noise_model import (
     shares,
 )
 from compensate.auditing.result import Audit
-from compensate.auditing.source import CHOSEN, KINDS, labeled, read
-from compensate.data.dataset import UNLABELED, Data, Floats, Ints
+from compensate.auditing.source import KINDS, chosen, labeled, read
+from compensate.data.dataset import UNLABELED, Data, Floats, Ints, Source
 from compensate.data.labels import encode_labels
 from compensate.errors import InputError
 from compensate.files import is_address
@@ -118,7 +118,7 @@ def audit_probabilities(
         probabilities=p[rows].astype(np.float32),
         unlabeled=unlabeled,
         config={"views": {"probabilities": 1.0}, "agreement": float((q.argmax(1) == y).mean())},
-        notes=(by_chance_note("labels", {}),) if verdict.by_chance else (),
+        notes=(by_chance_note("labels", Source()),) if verdict.by_chance else (),
         data=data,
     )
 
@@ -250,9 +250,9 @@ def audit(
             encoder=encoder, device=device, seed=seed, folder=run_folder, resume=resume, progress=progress,
         )  # fmt: skip
     source = read(data, labels, features, options)
-    for note in source.info.get("told", ()):
+    for note in source.source.notes:
         warnings.warn(note, stacklevel=2)
-    if "parts" in source.info:
+    if source.parts is not None:
         return _of_parts(source, encoder, device, seed, progress, model=model, finetune=finetune)
     known = labeled(source)
     if known.regression:
@@ -277,7 +277,7 @@ def audit(
             f"{len(rows)} rows have a label that can be checked; an audit needs {FEWEST} or more.{why} Check which column holds the "
             "labels, or give more rows."
         )
-    _check_classes(given_labels[rows], known.info.get("label"))
+    _check_classes(given_labels[rows], known.source.label)
     tunable = None
     if finetune:
         from compensate.auditing.network import find_tunable
@@ -323,7 +323,7 @@ def audit(
         verdict = after_decisions(verdict, given_labels[rows], before, decided.rows[rows])
         config["decided"] = decided.described(known.index)
     if verdict.by_chance:
-        notes = (*notes, by_chance_note("labels", known.info))
+        notes = (*notes, by_chance_note("labels", known.source))
     scorer = None if views is None or trained is not None else _scorer(views, fitted, weights, verdict)
     unlabeled = _predicted(known, given_labels, log_q)
     lone = np.flatnonzero((present != UNLABELED) & (given_labels == UNLABELED))
@@ -491,15 +491,14 @@ def _with_lone(
 
 def _described(data: Data, rows: Ints, config: dict[str, Any], notes: tuple[str, ...], shown: Any) -> dict[str, Any]:
     """What an audit says of its data, whether labels are classes or quantities."""
-    chosen = {name: data.info[name] for name in CHOSEN if data.info.get(name)}
     whole = len(rows) == len(data)
     return {
-        "kind": KINDS.get(str(data.info.get("kind")), "embedding"),
-        "title": str(data.info.get("title", "the data")),
+        "kind": KINDS.get(data.source.kind, "embedding"),
+        "title": data.source.title,
         "index": data.index[rows],
         "ids": () if data.ids is None else tuple(str(i) for i in data.ids[rows]),
-        "config": {**chosen, **config},
-        "notes": (*data.info.get("told", ()), *notes),
+        "config": {**chosen(data.source), **config},
+        "notes": (*data.source.notes, *notes),
         "data": data if whole else data.subset(rows),
         "vectors": shown if whole or shown is None else shown[rows],
     }
@@ -517,8 +516,8 @@ def _of_parts(
     asked = [name for name, value in training.items() if value]
     if asked:
         raise InputError(f"{asked[0]} learns one class a sample, and these have several labels each; leave it out.")
-    found: Audit = data.info["parts"].audit(data, encoder, device=device, seed=seed, progress=progress)
-    return replace(found, notes=(*data.info.get("told", ()), *found.notes))
+    found: Audit = data.parts.audit(data, encoder, device=device, seed=seed, progress=progress)
+    return replace(found, notes=(*data.source.notes, *found.notes))
 
 
 def _quantities(data: Data, encoder: str | Path, device: str | None, seed: int, progress: Progress | None) -> Audit:
@@ -550,7 +549,7 @@ def _quantities(data: Data, encoder: str | Path, device: str | None, seed: int, 
     config = {
         "seed": seed, "folds": FOLDS, **views.about, "agreement": max(found.explained, 0.0), "views": found.weights, "by_chance": found.by_chance,
     }  # fmt: skip
-    notes = (*views.notes, by_chance_note("values", data.info)) if found.by_chance else views.notes
+    notes = (*views.notes, by_chance_note("values", data.source)) if found.by_chance else views.notes
     described = _described(data, rows, config, notes, views.shown)
     described["config"]["shown"] = described["kind"]
     return Audit(

@@ -19,7 +19,7 @@ from compensate.auditing.issues.samples import without_spellings
 from compensate.auditing.judge import Scorer
 from compensate.auditing.result import Audit
 from compensate.auditing.write_back import Dialect, find_cells
-from compensate.data.dataset import UNLABELED, Data, Floats, Ints
+from compensate.data.dataset import UNLABELED, Data, Floats, Ints, Source
 from compensate.data.labels import has_no_label, is_missing, label_name, missing_labels
 from compensate.errors import InputError, nearest
 from compensate.files import decode, read_bytes
@@ -243,12 +243,12 @@ def _rows(audit: Audit, new: Any, labels: Any, options: dict[str, Any], features
     from compensate.auditing.source import read
 
     data = read(new, labels, features, {k: v for k, v in options.items() if k not in ("encoding", "delimiter")})
-    if isinstance(data.raw, pd.DataFrame) and data.info.get("kind") in ("text", "table"):
+    if isinstance(data.raw, pd.DataFrame) and data.source.kind in ("text", "table"):
         return _of_frame(audit, data.raw, str(new), labels, features)  # several files, or a saved data set
     if data.regression:
         raise InputError("the labels are quantities, and the audit was made of classes. Check the labels.")
     cells = [data.classes[c] if c != UNLABELED else "" for c in data.target.tolist()]
-    digests = data.info["row_digests"][data.index] if "row_digests" in data.info else np.zeros(len(data), np.uint64)
+    digests = np.zeros(len(data), np.uint64) if data.source.row_digests is None else data.source.row_digests[data.index]
     return _Rows(_with_classes(data, cells, audit), cells, digests)
 
 
@@ -274,7 +274,7 @@ def _of_frame(audit: Audit, frame: pd.DataFrame, where: str, labels: Any, featur
     texts = ["" if is_missing(v) else str(v) for v in frame[text]] if text else [""] * len(frame)
     data = Data(
         np.array(texts, dtype=object), np.full(len(frame), UNLABELED), audit.classes, raw=frame, rows=len(frame),
-        info={"kind": "text" if text else "table", "label": label, "text": text},
+        source=Source(kind="text" if text else "table", label=label, text=text),
     )  # fmt: skip
     if features is not None:
         from compensate.auditing.source import with_features
@@ -301,7 +301,7 @@ def _where(
 
     index = found.data.index
     if path.is_dir() and found.data.ids is not None:
-        folder = Path(str(found.data.info.get("folder", path)))
+        folder = Path(found.data.source.folder or path)
         return {row: (str(folder / str(found.data.ids[row])), int(index[row]), None, None) for row in rows.tolist()}
     if table_format(path) in LINES and path.is_file():
         content = read_bytes(path, lines=True).splitlines()

@@ -26,7 +26,7 @@ from compensate.auditing.result import FLAGGED
 from compensate.auditing.source import read
 from compensate.data.arrays import not_finite
 from compensate.data.columns import is_nested
-from compensate.data.dataset import UNLABELED, Data, Ints, Singles
+from compensate.data.dataset import UNLABELED, Data, Ints, Singles, Source
 from compensate.data.label_column import SeveralLabels
 from compensate.data.labels import encode_labels, is_missing, read_labels
 from compensate.data.parquet import SUFFIXES, is_pattern, parquet_files, parquet_source, remote_files
@@ -82,7 +82,7 @@ class PiecedSource:
         labels: (N,) class numbers; -1 where there is none.
         classes: their names.
         sample: some of the rows, evenly drawn; all of them if there are few.
-        info: as `Data.info`.
+        info: as `Data.source`.
         index: (N,) as `Data.index`; None where no row of the source is left out.
     """
 
@@ -90,7 +90,7 @@ class PiecedSource:
     labels: Ints
     classes: tuple[str, ...]
     sample: Data
-    info: Mapping[str, Any] = field(default_factory=dict)
+    info: Source = field(default_factory=Source)
     index: Ints | None = None
 
     def __len__(self) -> int:
@@ -104,7 +104,7 @@ class PiecedSource:
     def outline(self) -> Data:
         """The labels of all rows, without the samples."""
         nothing = np.broadcast_to(np.float32(0), (len(self), 1))
-        return Data(nothing, self.labels, self.classes, rows=len(self), info=self.info)
+        return Data(nothing, self.labels, self.classes, rows=len(self), source=self.info)
 
     def rows(self, index: Ints) -> Data:
         """The samples in these rows, in ascending order, with their labels."""
@@ -123,7 +123,7 @@ def open_pieces(data: Any, labels: Any, options: Mapping[str, Any]) -> PiecedSou
         return _opened(data, labels, options)
     found = _opened(data, labels, options)
     numbers, classes, merged = merge_spellings(found.labels, found.classes)
-    return replace(found, labels=numbers, classes=classes, info={**found.info, "merged": merged})
+    return replace(found, labels=numbers, classes=classes, info=replace(found.info, merged=merged))
 
 
 def _opened(data: Any, labels: Any, options: Mapping[str, Any]) -> PiecedSource:
@@ -141,17 +141,17 @@ def _opened(data: Any, labels: Any, options: Mapping[str, Any]) -> PiecedSource:
 def cut(data: Data) -> PiecedSource:
     """Data in memory, in pieces."""
     _check_labels(data)
-    if data.info.get("kind") == "images" and np.ndim(data.x) != 4:
+    if data.source.kind == "images" and np.ndim(data.x) != 4:
         raise InputError("images of several sizes cannot be audited in pieces; leave memory and backend out.")
     pieces = tuple(_Cut(start, min(AT_HAND, len(data) - start), data, start) for start in range(0, len(data), AT_HAND))
     sample = data.subset(_even(len(data), LOOKED_AT)) if len(data) > LOOKED_AT else data
-    return PiecedSource(pieces, data.target.astype(np.int64), data.classes, sample, data.info, data.index)
+    return PiecedSource(pieces, data.target.astype(np.int64), data.classes, sample, data.source, data.index)
 
 
 def _check_labels(data: Data) -> None:
     if data.regression:
         raise InputError("quantities are not audited in pieces; leave memory and backend out.")
-    if "parts" in data.info:
+    if data.parts is not None:
         raise InputError(NO_PARTS)
 
 
@@ -219,7 +219,7 @@ class RowGroups:
     start: int
     rows: int
     text: str | None = None
-    info: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    info: Source = field(default_factory=Source, repr=False)
 
     def frame(self, columns: list[str] | None = None) -> pd.DataFrame:
         """The rows as a data frame."""
@@ -237,7 +237,7 @@ class RowGroups:
             x = np.array(["" if is_missing(v) else str(v) for v in frame[self.text]], dtype=object)
         return Data(
             x, np.full(len(frame), -1), (), index=np.arange(self.start, self.start + len(frame)), raw=frame,
-            info=self.info,
+            source=self.info,
         )  # fmt: skip
 
 
@@ -307,13 +307,12 @@ def _of_parquet(path: str | Path, options: Mapping[str, Any]) -> PiecedSource:
             "(--split all on the command line), or write the training rows to files of their own."
         )
     _check_labels(sample.train)
-    told = {"rows": rows, "source": str(path), "source_digest": digest, "title": title}
-    info = {**sample.train.info, **told}
-    label = str(info["label"])
-    labels, classes = _all_labels(pieces, label, info["missing_given"])
-    told = {name: info[name] for name in ("kind", "label", "text", "columns")}
-    pieces = [replace(piece, text=info["text"], info=told) for piece in pieces]
-    return PiecedSource(tuple(pieces), labels, classes, replace(sample.train, info=info), info)
+    info = replace(sample.train.source, path=str(path), digest=digest, title=title)
+    label = str(info.label)
+    labels, classes = _all_labels(pieces, label, info.missing_given)
+    told = Source(kind=info.kind, label=info.label, text=info.text, columns=info.columns)
+    pieces = [replace(piece, text=info.text, info=told) for piece in pieces]
+    return PiecedSource(tuple(pieces), labels, classes, replace(sample.train, source=info), info)
 
 
 def _looked_at(pieces: list[RowGroups], rows: int) -> pd.DataFrame:
@@ -364,7 +363,7 @@ class ArrayRange:
                 f"{self.path} has a value that is not a finite number in row {self.start + broken[0]}. Fill or remove it."
             )
         index = np.arange(self.start, self.start + self.rows)
-        return Data(x, np.full(len(x), -1), (), index=index, info={"kind": "features"})
+        return Data(x, np.full(len(x), -1), (), index=index, source=Source(kind="features"))
 
 
 def _of_array(path: Path, labels: Any, options: Mapping[str, Any]) -> PiecedSource:
@@ -391,10 +390,8 @@ def _of_array(path: Path, labels: Any, options: Mapping[str, Any]) -> PiecedSour
     sample = _joined(
         [d.subset(_even(len(d), max(each, 1) if shape[0] > LOOKED_AT else len(d))) for d in (p.read() for p in chosen)]
     )
-    info = {
-        "kind": "features", "source": str(path), "source_digest": digest_source(path), "title": path.name, "rows": shape[0],
-    }  # fmt: skip
-    return PiecedSource(pieces, numbers[codes], classes, replace(sample, info=info), info)
+    info = Source(kind="features", path=str(path), digest=digest_source(path), title=path.name)
+    return PiecedSource(pieces, numbers[codes], classes, replace(sample, source=info), info)
 
 
 SPARSE = ("data", "indices", "indptr")

@@ -585,10 +585,10 @@ class RowPlaces:
     """Where the rows of decisions are in some data."""
 
     def __init__(self, data: Data) -> None:
-        self.source = str(data.info.get("source_digest", ""))
+        self.source = data.source.digest
         self.by_index = {int(index): row for row, index in enumerate(data.index)}
         self.by_digest: dict[str, list[int]] = {}
-        digests = data.info.get("row_digests")
+        digests = data.source.row_digests
         if digests is not None:
             for row, digest in enumerate(digests[data.index].tolist()):
                 self.by_digest.setdefault(digest_text(digest), []).append(row)

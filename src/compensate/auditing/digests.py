@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,8 +101,8 @@ def list_images(path: Path) -> tuple[Path, list[str], Path | None]:
     return path, [p.relative_to(path).as_posix() for p in sorted(p for p in path.rglob("*") if is_image(p))], labels
 
 
-def digests_of(data: Data, path: Path) -> dict[str, Any]:
-    """What `info` says of data that was read from a path: the digest of the source, and (rows,) those of its rows.
+def digests_of(data: Data, path: Path) -> tuple[str, NDArray[np.uint64]]:
+    """The digest of the source that data was read from, and (rows,) the digests of its rows.
 
     Rows that are not in this part of the data, and data whose rows have no digests, have zeros.
     """
@@ -112,10 +112,10 @@ def digests_of(data: Data, path: Path) -> dict[str, Any]:
         images = digest_images(folder, names)
         if data.ids is not None and len(names) == data.rows and [names[i] for i in data.index] == list(data.ids):
             rows[data.index] = images[data.index]
-        return {"source_digest": _digest_folder(names, images, labels), "row_digests": rows}
+        return _digest_folder(names, images, labels), rows
     if data.table is not None:
-        rows[data.index] = digest_frame(data.table, str(data.info.get("label")))
-    return {"source_digest": digest_source(path), "row_digests": rows}
+        rows[data.index] = digest_frame(data.table, str(data.source.label))
+    return digest_source(path), rows
 
 
 def short_digest(content: bytes) -> int:

@@ -86,7 +86,7 @@ def fiftyone_samples(audit: Audit, *, everything: bool = True, images: str | Non
             f"FiftyOne shows image files, and this audit is of {audit.title} ({audit.kind}). Audit a folder of images, or export to "
             "label-studio, argilla or cleanlab."
         )
-    folder = images if images is not None else str((audit.data.info.get("folder") if audit.data else None) or "")
+    folder = images if images is not None else audit.data.source.folder if audit.data else ""
     given, suggested = audit.names(audit.given), audit.names(audit.suggested)
     return [
         {

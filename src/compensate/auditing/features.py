@@ -294,13 +294,13 @@ def make_views(
         device: for the encoder.
         progress: called while items are encoded.
     """
-    kind = str(data.info.get("kind") or kind_of(data.x))
+    kind = data.source.kind or kind_of(data.x)
     if not _own_features(data):
         if kind == "text":
             return _of_texts(data, encoder, device, progress)
         if kind == "images":
             return _of_images(data, encoder, device, progress)
-        if kind == "table" and isinstance(data.raw, pd.DataFrame) and "columns" in data.info:
+        if kind == "table" and isinstance(data.raw, pd.DataFrame) and data.source.columns:
             return replace(_of_table(data), notes=unused_encoder(encoder, "the columns of a table"))
     return replace(_of_features(data.x), notes=unused_encoder(encoder, "embeddings and other features"))
 
@@ -338,8 +338,8 @@ def fit_makers(data: Data, encoder: str | Path = "auto", *, device: Any = None) 
         data: some of the samples.
         encoder, device: as for `make_views`.
     """
-    kind = str(data.info.get("kind") or kind_of(data.x))
-    if not _own_features(data) and kind == "table" and isinstance(data.raw, pd.DataFrame) and "columns" in data.info:
+    kind = data.source.kind or kind_of(data.x)
+    if not _own_features(data) and kind == "table" and isinstance(data.raw, pd.DataFrame) and data.source.columns:
         return Makers((_columns_maker(data),), {}, unused_encoder(encoder, "the columns of a table"))
     if _own_features(data) or kind not in ("text", "images"):
         maker = Features.fit(_rows_of_features(data.x))
@@ -358,7 +358,7 @@ def fit_makers(data: Data, encoder: str | Path = "auto", *, device: Any = None) 
 
 def keys_of(data: Data, views: tuple[View, ...]) -> Ints | None:
     """(N,) equal for rows with equal content, as `make_views` has them."""
-    kind = str(data.info.get("kind") or kind_of(data.x))
+    kind = data.source.kind or kind_of(data.x)
     if not _own_features(data):
         if kind == "text":
             return content_keys([str(text) for text in data.x])
@@ -396,7 +396,7 @@ def kind_of(x: Any) -> str:
 
 def _own_features(data: Data) -> bool:
     """Whether the user has given embeddings in place of the samples themselves."""
-    return bool(data.info.get("features_given"))
+    return data.source.features_given
 
 
 def _rows_of_features(x: Any) -> Singles:
@@ -416,7 +416,7 @@ def _of_features(x: Any) -> FeatureViews:
 
 
 def _columns_maker(data: Data) -> Columns:
-    return Columns(TableEncoder.fit(data.raw, data.info["columns"]))
+    return Columns(TableEncoder.fit(data.raw, data.source.columns))
 
 
 def _of_table(data: Data) -> FeatureViews:

@@ -61,7 +61,7 @@ from compensate.auditing.noise_model import (
 )
 from compensate.auditing.page.contents import MOST_ITEMS, POOL
 from compensate.auditing.result import Audit
-from compensate.auditing.source import CHOSEN, KINDS
+from compensate.auditing.source import KINDS, chosen
 from compensate.data.dataset import UNLABELED, Data, Floats, Ints, Singles
 from compensate.errors import InputError
 from compensate.files import make_folder, write_atomically
@@ -820,20 +820,19 @@ def _result(
     often = given[rows] != UNLABELED
     whole = slice(None) if len(rows) == len(given) else rows  # a copy of all rows would be hundreds of megabytes
     kept = {name: judged[name][whole] for name in KEPT}
-    chosen = {name: source.info[name] for name in CHOSEN if source.info.get(name)}
     weights = {
         f"{name}: {learner}": weight
         for name, by_name in zip(judge.names, judge.weights, strict=True)
         for learner, weight in by_name.items()
     }
     config = {
-        **chosen, **config, "folds": FOLDS, **makers.about, "views": shares(weights),
+        **chosen(source.info), **config, "folds": FOLDS, **makers.about, "views": shares(weights),
         "agreement": float((kept["margin"] > 0).mean(where=often)), "by_chance": judge.by_chance,
     }  # fmt: skip
     unlabeled = {name: judged[name][lost] for name in ("suggested", "probability") if len(lost)}
     return Audit(
-        kind=KINDS.get(str(source.info.get("kind")), "embedding"),
-        title=str(source.info.get("title", "the data")),
+        kind=KINDS.get(source.info.kind, "embedding"),
+        title=source.info.title,
         classes=source.classes,
         index=source.numbers(rows),
         given=source.labels[whole],
@@ -845,7 +844,7 @@ def _result(
         unlabeled={"index": source.numbers(lost), **unlabeled} if len(lost) else {},
         config=config,
         notes=(*notes, by_chance_note("labels", source.info)) if judge.by_chance else notes,
-        source_digest=str(source.info.get("source_digest", "")),
+        source_digest=source.info.digest,
         fitted=Scorer(makers.makers, judge.models, judge.weights, judge.noise.model, judge.by_chance),
     )
 
@@ -872,11 +871,11 @@ def _listed(
     embedded = None if makers.encoder is None else stages.embedded_rows(source.pieces, places)
     views = makers.views(data, embedded)
     said = judge.log_q(views, folds[:, places].astype(np.int64)) if log_q is None else log_q[places]
-    digests = source.info.get("row_digests")
+    digests = source.info.row_digests
     if digests is not None:
         digests = digests[index]
     elif isinstance(data.raw, pd.DataFrame):
-        digests = digest_frame(data.raw, str(source.info.get("label")))
+        digests = digest_frame(data.raw, str(source.info.label))
     return replace(
         whole,
         index=index,

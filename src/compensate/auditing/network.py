@@ -86,7 +86,7 @@ def find_tunable(data: Data, encoder: str | Path) -> Encoder:
     """The encoder of these samples; an error that names the way out if there is none."""
     kind = sample_kind(data)
     if kind is None:
-        what = "embeddings" if data.info.get("features_given") else "a table or features"
+        what = "embeddings" if data.source.features_given else "a table or features"
         raise InputError(
             f"finetune trains an encoder of texts or images, and these samples are {what}. Leave it out; a network of columns "
             'is model="mlp" (--model mlp).'

@@ -110,11 +110,11 @@ class Audit:
     listed: Audit | None = None
 
     def __post_init__(self) -> None:
-        info = {} if self.data is None else self.data.info
-        if not self.source_digest and "source_digest" in info:
-            object.__setattr__(self, "source_digest", info["source_digest"])
-            if not self.parts:
-                object.__setattr__(self, "row_digests", info["row_digests"][self.index])
+        source = None if self.data is None else self.data.source
+        if source is not None and not self.source_digest and source.digest:
+            object.__setattr__(self, "source_digest", source.digest)
+            if not self.parts and source.row_digests is not None:
+                object.__setattr__(self, "row_digests", source.row_digests[self.index])
 
     def __len__(self) -> int:
         return len(self.index)

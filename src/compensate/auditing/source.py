@@ -18,7 +18,7 @@ from compensate.auditing.labels.regions import mask_folders, read_masks
 from compensate.auditing.labels.sets import COLUMNS, find_columns, label_sets, read_label_sets
 from compensate.auditing.labels.tags import is_tokens, of_lists, read_tokens
 from compensate.data.arrays import from_arrays, not_finite, read_npz
-from compensate.data.dataset import Data, Splits
+from compensate.data.dataset import Data, Source, Splits
 from compensate.data.folder import read_folder
 from compensate.data.hub import from_hub
 from compensate.data.label_column import SeveralLabels, UnclearLabel
@@ -43,31 +43,29 @@ def read(data: Any, labels: Any, features: ArrayLike | str | Path | None, option
     found = _read(data, labels, options)
     if merge_alike:
         found = _merged(found)
-    info = dict(found.info)
-    if isinstance(data, (str, Path)) and "source_digest" not in info:
+    source = found.source
+    if isinstance(data, (str, Path)) and not source.digest:
         path = Path(str(data)).expanduser()
         there = path.exists() or is_pattern(path)
-        info |= {
-            "title": path.parent.name if is_pattern(path) else path.name or str(data),
-            "source": str(data) if there else "",
-        }
-        if there:
-            info |= digests_of(found, path)
-    if "kind" not in info:
-        info["kind"] = kind_of(found.x)
-    info |= {name: options[name] for name in ("encoding", "delimiter") if options.get(name)}
-    if info.get("left_out"):
-        lost = sum(info["left_out"].values())
-        named, how = left_out(info)
-        info["told"] = (f"{lost:,} of {len(found) + lost:,} rows are left out ({named}); {how}.",)
-    found = replace(found, info=info)
+        title = path.parent.name if is_pattern(path) else path.name or str(data)
+        digest, rows = digests_of(found, path) if there else ("", None)
+        source = replace(source, title=title, path=str(data) if there else "", digest=digest, row_digests=rows)
+    given = {name: options[name] for name in ("encoding", "delimiter") if options.get(name)}
+    if source.left_out:
+        lost = sum(source.left_out.values())
+        named, how = left_out(source)
+        given["notes"] = (f"{lost:,} of {len(found) + lost:,} rows are left out ({named}); {how}.",)
+    found = replace(found, source=replace(source, kind=source.kind or kind_of(found.x), **given))
     if features is not None:
         found = with_features(found, features)
     return found
 
 
-CHOSEN = ("source", "label", "text", "label_given", "missing_given", "merged", "encoding", "delimiter")
-"""What an audit keeps of how its data were read."""
+def chosen(source: Source) -> dict[str, Any]:
+    """What an audit stores about how its data were read."""
+    names = ("label", "text", "label_given", "missing_given", "merged", "encoding", "delimiter")
+    found = {"source": source.path} | {name: getattr(source, name) for name in names}
+    return {name: value for name, value in found.items() if value}
 
 
 def labeled(data: Data) -> Data:
@@ -124,7 +122,7 @@ def _read(data: Any, labels: Any, options: Mapping[str, Any]) -> Data:
     sets = label_sets(labels)
     if sets is not None:
         found = _read(data, sets.patterns, options)
-        return replace(found, info={**found.info, "parts": sets})
+        return replace(found, parts=sets)
     key = options.get("labels_key")
     if isinstance(data, (list, tuple, Data, Splits)) or _array(data) is not None:
         given = [name for name, value in options.items() if value is not None and name != "labels_key"]
@@ -162,32 +160,33 @@ def _read(data: Any, labels: Any, options: Mapping[str, Any]) -> Data:
 
 def _merged(data: Data) -> Data:
     """The data with one class for all spellings of a name."""
-    if data.regression or "parts" in data.info:
+    if data.regression or data.parts is not None:
         raise InputError(
             "merge_alike is for one class a row; these labels are quantities, or several a row. Leave it out."
         )
     target, classes, merged = merge_spellings(data.target, data.classes)
-    return replace(data, target=target, classes=classes, info={**data.info, "merged": merged})
+    return replace(data, target=target, classes=classes, source=replace(data.source, merged=merged))
 
 
 def _training(splits: Splits) -> Data:
     """The training part, with the number of rows in each of the others."""
     parts = {name: len(part) for name in OTHERS if (part := getattr(splits, name)) is not None}
-    return replace(splits.train, info={"left_out": parts, **splits.train.info})
+    source = splits.train.source
+    return splits.train if source.left_out else replace(splits.train, source=replace(source, left_out=parts))
 
 
-def left_out(info: Mapping[str, Any]) -> tuple[str, str]:
+def left_out(source: Source) -> tuple[str, str]:
     """The parts that are not audited, with their rows, and how to audit them.
 
-    >>> left_out({"left_out": {"test": 20, "validation": 10}, "split": "split"})
+    >>> left_out(Source(left_out={"test": 20, "validation": 10}, split="split"))
     ('test 20, validation 10', 'to audit them too: split="all" (--split all on the command line)')
     """
-    parts = info["left_out"]
+    parts = source.left_out
     named = ", ".join(f"{part} {count:,}" for part, count in parts.items())
-    if info.get("split"):
+    if source.split:
         return named, 'to audit them too: split="all" (--split all on the command line)'
-    if info.get("folder"):
-        return named, f"to audit them: compensate audit {Path(info['folder']).parent / next(iter(parts))}"
+    if source.folder:
+        return named, f"to audit them: compensate audit {Path(source.folder).parent / next(iter(parts))}"
     return named, "to audit such a part, give it alone: audit(compensate.data.load(...).test)"
 
 
@@ -232,9 +231,9 @@ def _of_texts(texts: Any, labels: Any) -> Data:
     if cells.shape != (len(x),):
         raise InputError(f"there are {len(x)} texts, and the labels have shape {cells.shape}; expected one each.")
     if cells.dtype.kind == "f" and (np.mod(cells[np.isfinite(cells)], 1) != 0).any():
-        return Data(x, cells.astype(np.float64), (), info={"kind": "text"})
+        return Data(x, cells.astype(np.float64), (), source=Source(kind="text"))
     target, classes = encode_labels(cells)
-    return Data(x, target, classes, raw=x, info={"kind": "text"})
+    return Data(x, target, classes, raw=x, source=Source(kind="text"))
 
 
 def with_features(data: Data, features: ArrayLike | str | Path) -> Data:
@@ -254,5 +253,5 @@ def with_features(data: Data, features: ArrayLike | str | Path) -> Data:
     broken = not_finite(values)
     if len(broken):
         raise InputError(f"{where} has a value that is not a finite number in row {broken[0]}. Fill or remove it.")
-    info = {**data.info, "features_given": True}
-    return replace(data, x=values, raw=data.x if data.raw is None else data.raw, info=info)
+    source = replace(data.source, features_given=True)
+    return replace(data, x=values, raw=data.x if data.raw is None else data.raw, source=source)

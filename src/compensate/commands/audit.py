@@ -20,9 +20,10 @@ from rich.text import Text
 
 from compensate.auditing.decisions import Correction, RowPlaces, run_decisions
 from compensate.auditing.result import Audit
+from compensate.auditing.source import chosen
 from compensate.commands import options as o
 from compensate.commands.options import chosen_columns, clock, console, short, told_stages, unused_columns
-from compensate.data.dataset import Data
+from compensate.data.dataset import Data, Source
 from compensate.errors import InputError
 from compensate.files import is_address
 
@@ -82,7 +83,7 @@ def check_about(before: Before, data: Data) -> None:
     """Refuses decisions of which no row is in the data: they were made on something else."""
     places = RowPlaces(data)
     if all(places.find(decision) is None for decision in before.decisions):
-        here = data.info.get("title", "the data")
+        here = data.source.title
         raise InputError(
             f"the decisions in {before.folder} are about {before.audit.title}, and none of their rows is in {here}; give the run of a "
             f"review of {here}, or leave {here} out to audit {before.audit.title} again."
@@ -129,10 +130,10 @@ OPEN = 10
 
 def opening_line(source: Data) -> str:
     """One line that says what was read and what was chosen."""
-    info = source.info
-    parts = [f"{info.get('title', 'the data')}: {_rows(source)}"]
-    if "parts" in info:
-        said = info["parts"].described()
+    info = source.source
+    parts = [f"{info.title}: {_rows(source)}"]
+    if source.parts is not None:
+        said = source.parts.described()
     elif source.regression:
         y = source.target[source.labeled]
         said = f"a quantity from {y.min():g} to {y.max():g}" if len(y) else "empty"
@@ -143,10 +144,10 @@ def opening_line(source: Data) -> str:
         said = f"{source.num_classes} classes: {named}{' · …' if source.num_classes > 4 else ''}"
     parts += chosen_columns(info, said)
     lost = int((~source.labeled).sum())
-    if lost and "parts" not in info:
+    if lost and source.parts is None:
         parts.append(f"{lost:,} without a label{_missing(info, lost)}, which {'is' if lost == 1 else 'are'} predicted")
     parts += _alike(source)
-    if info.get("missing_given") is None and "parts" not in info:
+    if info.missing_given is None and source.parts is None:
         from compensate.data.labels import NOT_APPLICABLE
 
         parts += [
@@ -154,17 +155,17 @@ def opening_line(source: Data) -> str:
             for name in source.classes
             if name.lower() in NOT_APPLICABLE
         ]
-    return ", ".join([*parts, *unused_columns(info)])
+    return ", ".join([*parts, *unused_columns(info, source.parts)])
 
 
 def _rows(source: Data) -> str:
     """How many rows are audited, and of how many."""
     from compensate.auditing.source import left_out
 
-    if not source.info.get("left_out"):
+    if not source.source.left_out:
         return f"{len(source):,} rows"
-    named, how = left_out(source.info)
-    return f"{len(source):,} of {len(source) + sum(source.info['left_out'].values()):,} rows (left out: {named}; {how})"
+    named, how = left_out(source.source)
+    return f"{len(source):,} of {len(source) + sum(source.source.left_out.values()):,} rows (left out: {named}; {how})"
 
 
 def alike_classes(source: Data) -> str:
@@ -177,7 +178,7 @@ def alike_classes(source: Data) -> str:
     """
     from compensate.auditing.issues.samples import spellings
 
-    if source.regression or "parts" in source.info:
+    if source.regression or source.parts is not None:
         return ""
     counts = source.class_counts
     groups = [sorted((c for c in group if counts[c]), key=lambda c: -counts[c]) for group in spellings(source.classes)]
@@ -190,7 +191,7 @@ def alike_classes(source: Data) -> str:
 
 def _alike(source: Data) -> list[str]:
     merged: dict[str, list[str]] = {}
-    for other, name in source.info.get("merged", {}).items():
+    for other, name in source.source.merged.items():
         merged.setdefault(name, []).append(f'"{short(other)}"')
     if merged:
         return [f'merged into "{short(name)}": {", ".join(others[:4])}' for name, others in list(merged.items())[:3]]
@@ -202,10 +203,10 @@ def _alike(source: Data) -> list[str]:
     )
 
 
-def _missing(info: Mapping[str, Any], lost: int) -> str:
+def _missing(info: Source, lost: int) -> str:
     """The cells that count as missing labels, if they are not just empty."""
-    cells = Counter(info.get("missing", {}))
-    empty = sum(cells.pop(text, 0) for text in ("", "None", "nan") if text not in (info.get("missing_given") or ()))
+    cells = Counter(info.missing)
+    empty = sum(cells.pop(text, 0) for text in ("", "None", "nan") if text not in (info.missing_given or ()))
     if not cells:
         return ""
     known = sum(cells.values()) + empty == lost  # else other rows have some of them
@@ -464,7 +465,7 @@ def audit(
     found, folder = _run(asked, before, out, lambda source, **more: _judged(source, started, **more))
     if not _main():
         return
-    told = () if found.data is None else found.data.info.get("told", ())  # in the first line
+    told = () if found.data is None else found.data.source.notes  # in the first line
     for note in (note for note in found.notes if note not in told):
         console.print(Text.assemble(("note: ", "yellow"), note))
     print_summary(found, folder)
@@ -576,11 +577,11 @@ def _run(asked: _Asked, before: Before | None, out: Path | None, judged: Callabl
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         source = _source(asked)
-        if before is not None and hasattr(source, "target") and "parts" not in source.info:
+        if before is not None and isinstance(source, Data) and source.parts is None:
             check_about(before, source)
         name = _name(source, asked, decided)
         folder = out or runs / name
-        check_run_folder(folder, "" if source is None else source.info.get("source_digest", ""))
+        check_run_folder(folder, _about(source).digest)
         # Checkpoints of a model's training, and finished stages, lie beside the run's folder until the run is written. Those of the same
         # data and options are found again; others, of an audit that was interrupted, are left alone.
         training = folder.with_name(f".{folder.name}.{name.rpartition('-')[2]}.training")
@@ -633,9 +634,9 @@ def _source(asked: _Asked) -> Any:
     if asked.in_pieces:
         return _pieces(asked)
     if asked.data_dir is not None and not Path(str(data)).exists():
-        chosen: dict[str, Any] = {n: options.pop(n) for n in ("labels_key", "merge_alike") if n in options}
+        others: dict[str, Any] = {n: options.pop(n) for n in ("labels_key", "merge_alike") if n in options}
         source = load(data, asked.data_dir, **options).train
-        source = read(replace(source, info={**source.info, "title": data}), labels, features, chosen)
+        source = read(replace(source, source=replace(source.source, title=str(data))), labels, features, others)
     else:
         try:
             source = read(data, labels, features, options)
@@ -646,7 +647,7 @@ def _source(asked: _Asked) -> Any:
         source = read(source, None, None, {"merge_alike": True})
         asked.options["merge_alike"] = True
     if "label" in options:
-        source = replace(source, info={**source.info, "label_given": True})
+        source = replace(source, source=replace(source.source, label_given=True))
     return source
 
 
@@ -671,21 +672,25 @@ def _with_issues(found: Audit, asked: _Asked) -> Audit:
     return replace(found, found_issues=find_issues(found, test))
 
 
+def _about(source: Any) -> Source:
+    """Where the data came from, whether they are read as a whole or in pieces."""
+    return Source() if source is None else source.source if isinstance(source, Data) else source.info
+
+
 def _name(source: Any, asked: _Asked, decided: dict[str, Any]) -> str:
     """The name of the run's folder: other data, features, options or decisions give another one."""
     from compensate.auditing.digests import digest_file
     from compensate.auditing.store import run_name
 
     files = (asked.labels, asked.features, asked.probs)
-    info = {} if source is None else source.info
-    path = info.get("source")
-    path = path if path is None or is_address(path) else str(Path(str(path)).absolute())
+    info = _about(source)
+    path = info.path if not info.path or is_address(info.path) else str(Path(info.path).absolute())
     given = {
         "data": path,
-        "digest": info.get("source_digest"),
+        "digest": info.digest,
         "files": [digest_file(f) if f and f.is_file() else f for f in files],
     }
-    title = info.get("title") or next((file.name for file in files if file is not None), "data")
+    title = info.title if source is not None else next((file.name for file in files if file is not None), "data")
     folder = asked.data_dir and asked.data_dir.absolute()
     return run_name(str(title), {**asked.options, **asked.how, "data_dir": folder, **decided, **given})
 
@@ -695,7 +700,7 @@ def _judged(source: Any, started: float, **chosen: Any) -> Audit:
     from compensate.auditing.api import audit as run
     from compensate.auditing.source import labeled
 
-    if hasattr(source, "target") and "parts" not in source.info:
+    if isinstance(source, Data) and source.parts is None:
         labeled(source)
     console.print(opening_line(source if hasattr(source, "target") else source.outline), markup=False)
     with told_stages(started) as progress:
@@ -726,9 +731,8 @@ def _of_probabilities(source: Data | None, probs: Path, labels: Path | None, lab
         assert labels is not None
         cells = read_labels(labels, labels_key).cells
         return audit_probabilities(read_array(probs), cells, title=labels.name)
-    title = str(source.info.get("title", "the data"))
+    title = source.source.title
     found = audit_probabilities(
         read_array(probs), source.target, classes=list(source.classes), title=title, data=source
     )
-    chosen = {name: source.info[name] for name in ("source", "label") if source.info.get(name)}
-    return replace(found, config={**chosen, **found.config})
+    return replace(found, config={**chosen(source.source), **found.config})

@@ -33,7 +33,7 @@ def reopen(folder: str | Path) -> Audit:
     if not path or is_address(path) or not found.source_digest:
         return found
     data = read(path, asked.get("labels"), asked.get("features"), _options(asked))
-    if data.info.get("source_digest") != found.source_digest:
+    if data.source.digest != found.source_digest:
         raise InputError(f"{path} has changed since it was audited ({folder}); audit it again.")
     if found.parts:  # several labels a sample: the index is not that of rows
         return replace(found, data=data)

@@ -22,6 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.prompt import Confirm, Prompt
 from rich.segment import Segment
 
+from compensate.data.dataset import Source
 from compensate.errors import InputError
 from compensate.files import content_digest, decode, is_address
 
@@ -405,32 +406,30 @@ def short(text: Any, limit: int = 30) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def chosen_columns(info: Mapping[str, Any], labels: str) -> list[str]:
-    """The columns of text and label, what is to be said of the labels, and which columns were passed over for them.
+def chosen_columns(source: Source, labels: str) -> list[str]:
+    """The columns of text and label, a description of the labels, and the columns that were passed over for them.
 
-    >>> chosen_columns({"text": "message", "label": "topic"}, "5 classes")
+    >>> chosen_columns(Source(text="message", label="topic"), "5 classes")
     ['text column "message"', 'label column "topic" (5 classes)']
     """
-    text = [f'text column "{info["text"]}"'] if info.get("text") else []
-    passed = [f'not "{short(name)}", which {why}' for name, why in info.get("passed_over", {}).items()]
-    others = ", ".join(map(short, info.get("runners_up", ())))
+    text = [f'text column "{source.text}"'] if source.text else []
+    passed = [f'not "{short(name)}", which {why}' for name, why in source.passed_over.items()]
+    others = ", ".join(map(short, source.runners_up))
     labels += f"; it could also be {others}: --label" if others else ""
-    return [*text, f'label column "{info["label"]}" ({labels})' if info.get("label") else labels, *passed]
+    return [*text, f'label column "{source.label}" ({labels})' if source.label else labels, *passed]
 
 
-def unused_columns(info: Mapping[str, Any]) -> list[str]:
-    """The columns that are not read, in one phrase; of texts, how to go by the columns that could be features."""
-    labels = getattr(info.get("parts"), "columns", ())  # of label sets
-    chosen = (info.get("label"), info.get("text"), *labels, *info.get("passed_over", ()))
-    rest = [c for c in info.get("columns", ()) if c.role != "split" and c.name not in chosen]
-    alone = info.get("features_given") or info.get("text")
-    unused = [short(c.name) for c in rest if alone or not c.used]
+def unused_columns(source: Source, parts: Any = None) -> list[str]:
+    """The columns that are not read, in one phrase; for texts, how to use the columns that could be features."""
+    chosen = (source.label, source.text, *getattr(parts, "columns", ()), *source.passed_over)
+    rest = [c for c in source.columns if c.role != "split" and c.name not in chosen]
+    unused = [short(c.name) for c in rest if source.features_given or source.text or not c.used]
     if not unused:
         return []
     said = f"not used: {_list(unused)}"
     # A name with a comma in it, or one that is cut, cannot be given.
     free = [c.name for c in rest if c.used and "," not in c.name and short(c.name) == c.name]
-    if free and info.get("text") and not info.get("features_given"):
+    if free and source.text and not source.features_given:
         by = ",".join(free[:NAMED]) + ",…" * (len(free) > NAMED)
         said += f" (texts are judged by the text alone; by columns instead: --columns {quoted(by)})"
     return [said]
@@ -457,7 +456,7 @@ def announce(config: Config, data_dir: Path | None) -> None:
 
 
 def _data(prepared: Prepared) -> str:
-    train, info = prepared.train, prepared.train.info
+    train, info = prepared.train, prepared.train.source
     wrong = f" ({prepared.wrong.mean():.1%} of their labels made wrong)" if prepared.wrong.any() else ""
     parts = [*chosen_columns(info, f"{train.num_classes} classes"), f"{len(train):,} samples to train{wrong}"]
     for part, purpose in ((prepared.validation, "validate"), (prepared.test, "test")):

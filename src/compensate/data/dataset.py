@@ -101,6 +101,59 @@ UNLABELED = -1
 """The target of a row whose label is missing."""
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Source:
+    """Where a data set came from, and how it was read.
+
+    Attributes:
+        kind: of the samples: "text", "table", "images" or "features".
+        title: the name of the data.
+        path: the file, folder or pattern that was read; empty for arrays.
+        digest: of the file or folder; see `compensate.auditing.digests`.
+        row_digests: (rows,) of the rows without their labels.
+        label, text: the columns of a table.
+        label_given: whether the user named the label column.
+        target: how the labels were read, such as "5 classes".
+        columns: the roles of the columns of a table.
+        passed_over: columns that look like labels and were not chosen, with the reason.
+        encoder: the fitted encoder of a table's columns.
+        folder: of the images.
+        encoding, delimiter: of a text file, where the user gave them.
+        features_given: whether the user gave embeddings of the samples.
+        split: the column that assigns rows to parts.
+        left_out: the number of rows in each part that is not read here.
+        missing: how often each cell that counts as a missing label occurs.
+        missing_given: the cells that the user named as missing labels.
+        runners_up: other columns that could hold the labels.
+        merged: spellings of class names that were merged, with the name they got.
+        notes: remarks about how the data were read.
+    """
+
+    kind: str = ""
+    title: str = "the data"
+    path: str = ""
+    digest: str = ""
+    row_digests: NDArray[np.uint64] | None = None
+    label: str | None = None
+    text: str | None = None
+    label_given: bool = False
+    target: str = ""
+    columns: tuple[Any, ...] = ()
+    passed_over: Mapping[str, str] = field(default_factory=dict)
+    encoder: Any = None
+    folder: str = ""
+    encoding: str | None = None
+    delimiter: str | None = None
+    features_given: bool = False
+    split: str | None = None
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    missing: Mapping[str, int] = field(default_factory=dict)
+    missing_given: list[str] | None = None
+    runners_up: tuple[str, ...] = ()
+    merged: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, eq=False)
 class Data:
     """Samples in memory.
@@ -114,7 +167,8 @@ class Data:
         ids: (N,) names of the samples in the source (a file name, an id column), if it has any.
         raw: the source's own rows (texts, table rows, paths) for showing to people, if they differ from ``x``.
         rows: the number of rows of the source, so that ``index < rows``: the size of a table with a row per sample.
-        info: what a reader chose, for telling people: the columns of label and text, and so on.
+        source: where the samples came from and how they were read.
+        parts: the labels of samples that have several: label sets, token tags or masks. ``target`` then only groups the samples.
 
     >>> data = Data(np.eye(4), np.array([0, 1, 0, 1]), ("cat", "dog"))
     >>> data.subset(data.target == 1).index
@@ -130,7 +184,8 @@ class Data:
     ids: NDArray[Any] | None = None
     raw: Any = None
     rows: int = -1
-    info: Mapping[str, Any] = field(default_factory=dict)
+    source: Source = field(default_factory=lambda: Source())
+    parts: Any = None
 
     def __post_init__(self) -> None:
         if not len(self.index):

@@ -147,11 +147,11 @@ def table_views(data: Data) -> TableViews:
     >>> views.tree_names, views.linear_names
     (('size', 'town'), ('size', 'town=oslo', 'town=rome'))
     """
-    if not isinstance(data.raw, pd.DataFrame) or "columns" not in data.info:
+    if not isinstance(data.raw, pd.DataFrame) or not data.source.columns:
         raise InputError("this data set was not read from a table; it has no columns to look at.")
-    encoder = TableEncoder.fit(data.raw, data.info["columns"])
+    encoder = TableEncoder.fit(data.raw, data.source.columns)
     return TableViews(
-        encoder.trees(data.raw), encoder(data.raw), encoder.tree_names, encoder.names, data.info["columns"]
+        encoder.trees(data.raw), encoder(data.raw), encoder.tree_names, encoder.names, data.source.columns
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compensate.data.dataset import Data, Splits
+from compensate.data.dataset import Data, Source, Splits
 from compensate.data.labels import encode_labels, read_labels
 from compensate.errors import InputError
 
@@ -83,7 +83,7 @@ def read_folder(
         return Splits(_part(path, labels, label, size, None))
     train = _part(parts["train"], label_file(parts["train"]), label, size, None)
     left_out = {p.name: sum(map(is_image, p.rglob("*"))) for name, p in parts.items() if name != "train"}
-    train = replace(train, info={**train.info, "left_out": left_out})
+    train = replace(train, source=replace(train.source, left_out=left_out))
     shape = train.x.shape[-1] if train.x.shape[-1] == train.x.shape[-2] else size
     others = {
         name: _part(folder, label_file(folder), label, shape, train.classes, train.x.shape[1])
@@ -105,9 +105,9 @@ def _part(
     names = np.array([name_in(p, folder) for p in files], dtype=object)
     if not files:
         raise InputError(f"{folder} holds no images ({' '.join(IMAGES)}).")
-    info: dict[str, Any] = {"kind": "images", "folder": str(folder)}
+    column = None
     if labels is not None:
-        cells, info["label"] = _labels(names, labels, label)
+        cells, column = _labels(names, labels, label)
         empty: list[str] = []
     else:
         loose = [n for n in names if "/" not in n]
@@ -125,7 +125,16 @@ def _part(
         raise InputError(f"{folder} has the one class {', '.join(found) or '(none)'}; expected two or more.")
     images, kept = _read(files, size, channels)
     rows = np.flatnonzero(kept)
-    return Data(images, target[rows], found, rows, ids=names[rows], raw=names[rows], rows=len(files), info=info)
+    return Data(
+        images,
+        target[rows],
+        found,
+        rows,
+        ids=names[rows],
+        raw=names[rows],
+        rows=len(files),
+        source=Source(kind="images", folder=str(folder), label=column),
+    )
 
 
 def _labels(names: NDArray[Any], path: str | Path, label: str | None) -> tuple[list[Any], str | None]:

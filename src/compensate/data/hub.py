@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from compensate.data.dataset import Data, Splits
+from compensate.data.dataset import Data, Source, Splits
 from compensate.data.label_column import choose_label
 from compensate.data.labels import encode_labels
 from compensate.data.tables import PARTS, choose_text, from_frame
@@ -75,7 +75,7 @@ def from_hub(
     if name is None:
         return Splits(train)
     left_out = {str(other): len(part) for other, part in data.items() if other != name}
-    train = replace(train, info={**train.info, "left_out": left_out})
+    train = replace(train, source=replace(train.source, left_out=left_out))
     parts = {PARTS[other.lower()]: part for other, part in data.items() if other != name and other.lower() in PARTS}
     others = {other: _part(part, label, text, task, size, columns, train) for other, part in parts.items()}
     return Splits(train, **others)
@@ -92,7 +92,7 @@ def _part(
 ) -> Data:
     frame, pictures = frame_and_images(data)
     if like is not None:
-        label = like.info["label"]
+        label = like.source.label
     elif pictures:
         label = choose_label(frame, label, "the data set")
     else:
@@ -110,7 +110,7 @@ def _part(
     if like is not None and size is None:
         size = int(like.x.shape[-1])
     images = _images(_rows(data, pictures[0]), size)
-    return Data(images, target, classes, info={"kind": "images", "label": label})
+    return Data(images, target, classes, source=Source(kind="images", label=label))
 
 
 def training_part(data: Any) -> tuple[str | None, Any]:

@@ -21,12 +21,13 @@ from compensate.data.columns import (
     NEARLY_ALL,
     SENTENCE,
     WRITTEN_LISTS,
+    Column,
     analyze,
     are_lists,
     is_nested,
     numbers,
 )
-from compensate.data.dataset import Data, Splits
+from compensate.data.dataset import Data, Source, Splits
 from compensate.data.excel import SUFFIXES as EXCEL
 from compensate.data.excel import read_excel
 from compensate.data.features import TableEncoder
@@ -250,7 +251,7 @@ def from_frame(
     ('a', 'b')
     """
     if like is not None:
-        label, text, classes = like.info["label"], like.info["text"] or "", like.classes or None
+        label, text, classes = like.source.label, like.source.text or "", like.classes or None
         task = "regression" if like.regression else task
     if split not in (None, "train", "all"):
         raise InputError(f'split is "{split}"; expected train or all.')
@@ -289,31 +290,22 @@ def from_frame(
         target, names = encode_labels(cells, classes, tuple(lost))
         reason = f"{len(names)} classes"
     parting = next((c for c in frame.columns if c.strip().lower() == "split" and c not in (label, *ignored)), None)
-    info: dict[str, Any] = {
-        "kind": "text" if text else "table", "label": label, "text": text, "rows": len(frame), "target": reason,
-        "passed_over": passed_over(flat, label) if given is None else {},
-        "runners_up": runners_up(flat, label, text) if given is None else (),
-        "missing": Counter(str(cell).strip() for cell in cells if has_no_label(cell, lost)), "missing_given": chosen,
-    }  # fmt: skip
     parts = None if parting is None or split == "all" else _parts(frame[parting], where)
-    if parts is not None:
-        counts = parts.value_counts()
-        info |= {"split": parting, "left_out": {part: int(counts[part]) for part in OTHERS if part in counts}}
+    counts = {} if parts is None else dict(parts.value_counts())
     fitted = frame if parts is None else frame[parts == "train"]
-    if like is not None:
-        info["columns"] = like.info["columns"]
-    else:
-        info["columns"] = analyze(fitted, label=label, text=text, split=parting, ignore=ignored, columns=wanted)
+    roles = (
+        analyze(fitted, label=label, text=text, split=parting, ignore=ignored, columns=wanted)
+        if like is None
+        else like.source.columns
+    )
+    encoder = None
     x: NDArray[Any]
     if text:
         x = np.array(["" if is_missing(v) else str(v) for v in frame[text]], dtype=object)
     else:
-        encoder = like.info["encoder"] if like is not None else _encoder(fitted, info, where)
-        info["encoder"] = encoder
+        encoder, roles = _encoder(fitted, label, roles, where) if like is None else (like.source.encoder, roles)
         x = encoder(frame)
-    ids = min(
-        (c.name for c in info["columns"] if c.role == "identifier"), key=lambda n: n.lower() not in IDS, default=None
-    )
+    ids = min((c.name for c in roles if c.role == "identifier"), key=lambda n: n.lower() not in IDS, default=None)
     data = Data(
         x,
         target,
@@ -321,34 +313,50 @@ def from_frame(
         ids=None if ids is None else frame[ids].to_numpy(object),
         raw=frame,
         rows=len(frame),
-        info=info,
+        source=Source(
+            kind="text" if text else "table",
+            label=label,
+            text=text,
+            target=reason,
+            columns=roles,
+            passed_over=passed_over(flat, label) if given is None else {},
+            encoder=encoder,
+            runners_up=runners_up(flat, label, text) if given is None else (),
+            missing=Counter(str(cell).strip() for cell in cells if has_no_label(cell, lost)),
+            missing_given=chosen,
+            split=None if parts is None else parting,
+            left_out={part: int(counts[part]) for part in OTHERS if part in counts},
+        ),
     )
     if parts is None:
         return Splits(data)
     return Splits(**{str(name): data.subset((parts == name).to_numpy()) for name in parts.unique()})
 
 
-def _encoder(frame: pd.DataFrame, info: dict[str, Any], where: str) -> TableEncoder:
-    encoder = TableEncoder.fit(frame, info["columns"])
+def _encoder(
+    frame: pd.DataFrame, label: str, roles: tuple[Column, ...], where: str
+) -> tuple[TableEncoder, tuple[Column, ...]]:
+    """The fitted encoder, and the roles of the columns it uses."""
+    encoder = TableEncoder.fit(frame, roles)
     if encoder.names:
-        return encoder
+        return encoder, roles
     # Better a column that looks like an identifier or a copy of the label than none at all; the roles say so.
-    rest = [c.name for c in info["columns"] if c.role not in ("ignored", "split") and c.name != info["label"]]
+    rest = [c.name for c in roles if c.role not in ("ignored", "split") and c.name != label]
     if not rest:
-        lists = [c.name for c in info["columns"] if c.reason in (HOLDS_LISTS, WRITTEN_LISTS)]
+        lists = [c.name for c in roles if c.reason in (HOLDS_LISTS, WRITTEN_LISTS)]
         also = f" and lists, which are not read ({', '.join(lists)[:80]})" if lists else ""
         embeddings = " Embeddings go into an .npy file: features=... (--features on the command line)." if lists else ""
         raise InputError(
-            f'{where} has nothing but the label column "{info["label"]}"{also}; a sample needs a text or features.{embeddings}'
+            f'{where} has nothing but the label column "{label}"{also}; a sample needs a text or features.{embeddings}'
         )
-    info["columns"] = tuple(
+    roles = tuple(
         again if first.name in rest else first
-        for first, again in zip(info["columns"], analyze(frame, label=info["label"], columns=rest), strict=True)
+        for first, again in zip(roles, analyze(frame, label=label, columns=rest), strict=True)
     )
-    encoder = TableEncoder.fit(frame, info["columns"])
+    encoder = TableEncoder.fit(frame, roles)
     if not encoder.names:
         raise InputError(f"{where}: no column of {', '.join(rest)} says anything about the label.")
-    return encoder
+    return encoder, roles
 
 
 def column_names(given: str | Sequence[str]) -> list[str]:

@@ -132,9 +132,9 @@ def sample_kind(data: Data) -> str | None:
 
 def image_files(data: Data) -> list[Path] | None:
     """The files that images were read from, if they are still there: they may be larger than the samples."""
-    if np.ndim(data.x) != 4 or "folder" not in data.info or data.ids is None:
+    if np.ndim(data.x) != 4 or not data.source.folder or data.ids is None:
         return None
-    files = [Path(data.info["folder"]) / str(name) for name in data.ids]
+    files = [Path(data.source.folder) / str(name) for name in data.ids]
     return files if all(file.is_file() for file in files) else None
 
 

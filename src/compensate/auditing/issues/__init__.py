@@ -169,7 +169,7 @@ def find_issues(audit: Audit, test: Data | None = None) -> pd.DataFrame:
             add(name, score, detail, row)
     for row, score, detail in outliers(audit.vectors, near):
         add("outlier", score, detail, row)
-    if isinstance(data.raw, pd.DataFrame) and (columns := data.info.get("columns")):
+    if isinstance(data.raw, pd.DataFrame) and (columns := data.source.columns):
         lost = lost_cells(data.raw, columns)
         for row, score, detail in empty_rows(columns, lost) if kind == "table" else ():
             add("empty_row", score, detail, row)

@@ -303,9 +303,7 @@ def _content(data: Data, kind: str) -> Any:
     if kind == "text":
         return [str(text) for text in data.x]
     if kind == "table" and (table := data.table) is not None:
-        used = [c.name for c in data.info.get("columns", ()) if c.used] or [
-            c for c in table.columns if c != data.info.get("label")
-        ]
+        used = [c.name for c in data.source.columns if c.used] or [c for c in table.columns if c != data.source.label]
         parts = (table.iloc[first : first + JOINED] for first in range(0, len(table), JOINED))
         columns = ([map(str, part[name].tolist()) for name in used] for part in parts)
         return ["\x1f".join(cells) for part in columns for cells in zip(*part, strict=True)]

@@ -21,7 +21,7 @@ from scipy.special import expit
 from compensate.auditing.labels.base import check_given, part_of, runs_of
 from compensate.auditing.learners import FOLDS, Steps, View, assign_folds, judge_view, steps_of
 from compensate.auditing.noise_model import Verdict, by_chance_note, judge, offset_of_mean, pool, shares
-from compensate.data.dataset import UNLABELED, Data, Ints, Singles
+from compensate.data.dataset import UNLABELED, Data, Ints, Singles, Source
 from compensate.errors import InputError
 
 if TYPE_CHECKING:
@@ -118,12 +118,12 @@ class Masks:
         verdict = found.verdict
         notes = unused_encoder(encoder, "the cells of images")
         if verdict.by_chance:
-            notes = (*notes, by_chance_note("masks", data.info))
+            notes = (*notes, by_chance_note("masks", data.source))
         regions = self._regions(found)
         p = np.array([r.p_error for r in regions])
         return Audit(
             kind="image",
-            title=str(data.info.get("title", "the data")),
+            title=data.source.title,
             classes=found.classes,
             index=np.arange(len(regions)),
             given=np.array([r.given for r in regions], np.int64),
@@ -134,7 +134,7 @@ class Masks:
             noise_rate=verdict.share,
             ids=tuple(self.names[r.image] for r in regions),
             config={
-                **{name: data.info[name] for name in ("source", "masks") if data.info.get(name)},
+                "source": data.source.path, "masks": data.source.path,
                 "seed": seed, "folds": FOLDS, "views": found.weights, "by_chance": verdict.by_chance,
                 "agreement": float((verdict.log_q.argmax(1) == found.given[found.kept]).mean()),
             },
@@ -358,11 +358,8 @@ def read_masks(images: str | Path, masks: str | Path) -> Data:
     digest = digest_text(int(_digest([digest_file(path) for path in found])[:16], 16))
     parts = Masks(tuple(pictures), tuple(numbers), tuple(names))
     rows = np.array(names, dtype=object)
-    info = {
-        "kind": "images", "parts": parts, "title": masks.parent.name, "source": str(masks), "masks": str(masks),
-        "source_digest": digest,
-    }  # fmt: skip
-    return Data(rows, np.zeros(len(rows), np.int64), ("masks",), ids=rows, raw=rows, info=info)
+    source = Source(kind="images", title=masks.parent.name, path=str(masks), digest=digest)
+    return Data(rows, np.zeros(len(rows), np.int64), ("masks",), ids=rows, raw=rows, source=source, parts=parts)
 
 
 def _digest(digests: Sequence[str]) -> str:

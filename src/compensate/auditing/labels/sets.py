@@ -105,7 +105,7 @@ class LabelSets:
         flat = given[where, judged[labels]]
         verdict = judge(log_q[where, labels], flat, transition, simpler=ONE_WAY)
         if verdict.by_chance:
-            notes = (*notes, by_chance_note("labels", data.info))
+            notes = (*notes, by_chance_note("labels", data.source))
         config = {"seed": seed, "folds": FOLDS, **views.about, "views": weights}
         return self._result(data, where, judged[labels], flat, verdict, config, (*notes, *views.notes))
 
@@ -135,17 +135,16 @@ class LabelSets:
         notes: tuple[str, ...],
     ) -> Audit:
         from compensate.auditing.result import Audit
-        from compensate.auditing.source import CHOSEN, KINDS
+        from compensate.auditing.source import KINDS, chosen
 
-        chosen = {name: data.info[name] for name in CHOSEN if data.info.get(name)}
         config |= {
             "agreement": float((verdict.log_q.argmax(1) == given).mean()), "by_chance": verdict.by_chance,
             "labels": list(self.names),
         }  # fmt: skip
         rows = data.index[where]
         return Audit(
-            kind=KINDS.get(str(data.info.get("kind")), "embedding"),
-            title=str(data.info.get("title", "the data")),
+            kind=KINDS.get(data.source.kind, "embedding"),
+            title=data.source.title,
             classes=STATES,
             index=rows * len(self.names) + labels,
             given=given,
@@ -155,7 +154,7 @@ class LabelSets:
             evidence=verdict.evidence(given),
             noise_rate=verdict.share,
             probabilities=np.exp(verdict.log_q).astype(np.float32),
-            config={**chosen, **config},
+            config={**chosen(data.source), **config},
             notes=notes,
             data=data,
             parts=tuple(
@@ -260,10 +259,8 @@ def read_label_sets(
         frame.assign(**{column: sets.patterns}), where, label=column, text=text, task="classification", ignore=ignored,
         columns=columns, split=split,
     ).train  # fmt: skip
-    info = {**found.info, "parts": sets}
-    if labels_columns is not None:
-        info["label"] = None
-    return replace(found, raw=frame.iloc[found.index], info=info)
+    source = found.source if labels_columns is None else replace(found.source, label=None)
+    return replace(found, raw=frame.iloc[found.index], source=source, parts=sets)
 
 
 def find_columns(frame: pd.DataFrame) -> tuple[str, ...]:

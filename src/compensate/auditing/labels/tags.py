@@ -25,7 +25,7 @@ from compensate.auditing.labels.base import check_given, part_of
 from compensate.auditing.labels.sets import list_pieces, write_edits
 from compensate.auditing.learners import FOLDS, Steps, View, assign_folds, content_keys, judge_view, steps_of
 from compensate.auditing.noise_model import Verdict, by_chance_note, judge, pool, shares
-from compensate.data.dataset import UNLABELED, Data, Ints
+from compensate.data.dataset import UNLABELED, Data, Ints, Source
 from compensate.errors import InputError
 
 if TYPE_CHECKING:
@@ -86,12 +86,13 @@ class TokenTags:
         """The audit of all tags."""
         from compensate.auditing.features import unused_encoder
         from compensate.auditing.result import Audit
+        from compensate.auditing.source import chosen
 
         found = self.judged(seed, progress)
         kept, given, verdict, sentence = found.kept, found.given, found.verdict, self.sentence_of
         notes = (*found.notes, *unused_encoder(encoder, "tokens"))
         if verdict.by_chance:
-            notes = (*notes, by_chance_note("tags", data.info))
+            notes = (*notes, by_chance_note("tags", data.source))
         spans = self._spans(np.flatnonzero(kept), sentence, given, verdict)
         words = [token.word for token in self.tokens]
         p = np.array([span.p_error for span in spans])
@@ -102,7 +103,7 @@ class TokenTags:
         tags = np.array([given[span.first] for span in spans], np.int64)
         return Audit(
             kind="text",
-            title=str(data.info.get("title", "the data")),
+            title=data.source.title,
             classes=found.classes,
             index=np.array([span.first for span in spans], np.int64),
             given=tags,
@@ -114,7 +115,7 @@ class TokenTags:
             ids=tuple(" ".join(words[span.first : span.first + span.count]) for span in spans),
             probabilities=q[rows].astype(np.float32),
             config={
-                **{name: data.info[name] for name in ("source", "encoding") if data.info.get(name)},
+                **chosen(data.source),
                 "seed": seed, "folds": FOLDS, "views": found.weights,
                 "agreement": float((verdict.log_q.argmax(1) == given[kept]).mean()), "by_chance": verdict.by_chance,
             },
@@ -350,7 +351,7 @@ def of_sentences(sentences: Sequence[Sequence[Token]], where: str) -> Data:
         raise InputError(f"{where} holds no token; expected a word and its tag on each line, or two lists in each row.")
     texts = np.array([" ".join(token.word for token in sentence) for sentence in kept] + [None], dtype=object)[:-1]
     tags = TokenTags(kept)
-    return Data(texts, np.zeros(len(kept), np.int64), ("tags",), raw=texts, info={"kind": "text", "parts": tags})
+    return Data(texts, np.zeros(len(kept), np.int64), ("tags",), raw=texts, source=Source(kind="text"), parts=tags)
 
 
 def of_lists(words: Sequence[Sequence[str]], tags: Sequence[Sequence[Any]]) -> Data:

@@ -523,17 +523,15 @@ def _once(issues: Any, *, pairs: bool) -> list[dict[str, Any]]:
 def _content(audit: Audit, row: int) -> Content:
     """What is shown of an audited label: its sample, and where in it the label stands if the sample has several."""
     shown = content(audit.data, int(audit.position(row)))
-    info = {} if audit.data is None else audit.data.info
-    if "votes" in info:
-        shown = replace(shown, votes=info["votes"].by_item[int(audit.index[row])])
-    return cast(Content, info["parts"].shown(shown, audit, row)) if "parts" in info else shown
+    parts = None if audit.data is None else audit.data.parts
+    return shown if parts is None else cast(Content, parts.shown(shown, audit, row))
 
 
 def content(data: Data | None, row: int) -> Content:
     """What can be shown of a row of the audited data."""
     if data is None:
         return Content(missing="The data are not available.")
-    kind = data.info.get("kind")
+    kind = data.source.kind
     raw = data.raw
     images = data.x if np.ndim(data.x) == 4 else raw  # beside embeddings, the images themselves are in raw
     if kind == "images" and np.ndim(images) == 4:
@@ -542,7 +540,7 @@ def content(data: Data | None, row: int) -> Content:
         return Content(text=str(data.x[row])) if kind == "text" else Content(missing="An embedding has no picture.")
     if data.table is not None:
         cells = data.table.iloc[row]
-        text, label = data.info.get("text"), data.info.get("label")
+        text, label = data.source.text, data.source.label
         fields = tuple((str(name), str(value)) for name, value in cells.items() if name not in (text, label))
         return Content(text=str(cells[text]), fields=fields) if text else Content(fields=fields)
     return Content(text=str(raw[row]))
@@ -562,7 +560,7 @@ def sample_cells(audit: Audit, rows: Ints, taken: Collection[str]) -> dict[str, 
         rows: positions among the audited rows.
         taken: names of columns that are there already.
     """
-    if audit.data is None or audit.data.info.get("kind") not in ("text", "table") or audit.data.raw is None:
+    if audit.data is None or audit.data.source.kind not in ("text", "table") or audit.data.raw is None:
         return {}
     columns = _columns(audit.data, audit.position(rows))
     return {
@@ -575,8 +573,8 @@ def _columns(data: Data, rows: Ints) -> list[tuple[str, Any]]:
     """What `content` shows of these rows, but column by column: a row at a time takes minutes where many are flagged."""
     table = data.table
     if table is None:
-        return [(str(data.info.get("text") or "text"), [data.raw[row] for row in rows.tolist()])]
-    text, label = data.info.get("text"), data.info.get("label")
+        return [(data.source.text or "text", [data.raw[row] for row in rows.tolist()])]
+    text, label = data.source.text, data.source.label
     places = [j for j, name in enumerate(table.columns) if name not in (text, label)]
     if text:
         places.insert(0, list(table.columns).index(text))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compensate.data.dataset import UNLABELED, Data, Splits
+from compensate.data.dataset import UNLABELED, Data, Source, Splits
 from compensate.data.tables import is_table, read_table
 from compensate.errors import InputError
 from compensate.files import decode, members
@@ -62,7 +62,7 @@ def _sentences(content: bytes, where: str) -> Data:
     if not rows:
         raise InputError(f"{where} has no sentences.")
     target = np.array([int(row[1]) if row[1].strip() else UNLABELED for row in rows], dtype=np.int64)
-    return Data(np.array([row[0] for row in rows], dtype=object), target, SENTIMENT, info={"kind": "text"})
+    return Data(np.array([row[0] for row in rows], dtype=object), target, SENTIMENT, source=Source(kind="text"))
 
 
 def read_imdb(path: str | Path) -> Splits:
@@ -83,7 +83,7 @@ def read_imdb(path: str | Path) -> Splits:
     path = Path(path)
     if path.is_file() and is_table(path):
         splits = read_table(path)
-        if splits.train.num_classes != 2 or splits.train.info["kind"] != "text":
+        if splits.train.num_classes != 2 or splits.train.source.kind != "text":
             raise InputError(f"{path} is not IMDB: expected texts of two classes.")
         named = {"0": "negative", "1": "positive", "neg": "negative", "pos": "positive"}
         parts = [_renamed(part, named) for part in (splits.train, splits.test, splits.validation)]
@@ -126,7 +126,7 @@ def _reviews(rows: list[tuple[str, int, str, str]], path: Path) -> Data:
     if len(set(target.tolist())) < 2:
         raise InputError(f"{path}: one of the folders neg and pos is empty; both classes are needed.")
     texts, ids = (np.array([row[i] for row in rows], dtype=object) for i in (3, 2))
-    return Data(texts, target, SENTIMENT, ids=ids, info={"kind": "text"})
+    return Data(texts, target, SENTIMENT, ids=ids, source=Source(kind="text"))
 
 
 def _renamed(data: Data | None, named: dict[str, str]) -> Data | None:
@@ -136,5 +136,5 @@ def _renamed(data: Data | None, named: dict[str, str]) -> Data | None:
     order: NDArray[Any] = np.argsort(names, kind="stable")
     place = np.append(np.argsort(order), UNLABELED)  # a missing label, -1, stays one
     return Data(
-        data.x, place[data.target], tuple(sorted(names)), data.index, ids=data.ids, rows=data.rows, info=data.info
+        data.x, place[data.target], tuple(sorted(names)), data.index, ids=data.ids, rows=data.rows, source=data.source
     )
