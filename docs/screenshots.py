@@ -24,7 +24,7 @@ from compensate.auditing.page import (
     Item,
     Kind,
     Page,
-    Provenance,
+    PageProvenance,
     thumbnail,
     write_page,
 )
@@ -163,7 +163,7 @@ def _page(
             for k in range(c)
         ),
         scores=_histogram(p, flagged, np.linspace(0, 1, 21), 0.5),
-        evidence=Provenance((("samples: neighbors", 1.0),), float((votes.argmax(1) == given).mean())),
+        evidence=PageProvenance((("samples: neighbors", 1.0),), float((votes.argmax(1) == given).mean())),
         command=f"compensate apply {title} corrections.csv -o {Path(title).stem}.fixed.csv",
     )
 

@@ -11,6 +11,7 @@ from sklearn.model_selection import cross_val_predict
 
 from compensate.auditing.page import Content, Estimate, Item, Page
 from compensate.auditing.result import Audit
+from compensate.data.dataset import Source
 from compensate.data.tables import from_frame
 
 
@@ -73,7 +74,7 @@ def planted_audit(
     names = tuple(f"class {c}" for c in range(classes))
     share = float(p.mean())
     return Audit(
-        "table", "planted.csv", names, place, given, others.argmax(1), np.log(p / (1 - p)), p, {},
+        "table", Source(title="planted.csv"), names, place, given, others.argmax(1), np.log(p / (1 - p)), p, {},
         Estimate(share, 0.8 * share, 1.2 * share), probabilities=q.astype(np.float32), data=data, vectors=x,
     ), changed  # fmt: skip
 
@@ -90,6 +91,6 @@ def planted_regression(rows: int = 1000, seed: int = 0) -> tuple[Audit, np.ndarr
     frame = pd.DataFrame({f"x{j}": x[:, j].round(3) for j in range(4)})
     data = from_frame(frame.assign(price=given), "houses.csv", label="price", task="regression").train
     return Audit(
-        "regression", "houses.csv", (), np.arange(rows), given, predicted, score, 1 / (1 + np.exp(-score)), {},
-        Estimate(0.03, 0.02, 0.04), data=data, vectors=x, config={"label": "price", "source": "houses.csv"},
+        "regression", Source(title="houses.csv", path="houses.csv", label="price"), (), np.arange(rows), given, predicted, score, 1 / (1 + np.exp(-score)), {},
+        Estimate(0.03, 0.02, 0.04), data=data, vectors=x,
     ), changed  # fmt: skip

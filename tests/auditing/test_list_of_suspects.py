@@ -10,6 +10,7 @@ import pandas as pd
 from compensate.auditing.page.contents import LONGEST, content
 from compensate.auditing.page.model import Estimate
 from compensate.auditing.result import WRITTEN, Audit
+from compensate.data.dataset import Source
 from compensate.data.tables import from_frame
 
 
@@ -17,7 +18,7 @@ def found(frame: pd.DataFrame, p_error: np.ndarray, **options) -> Audit:
     data = from_frame(frame, "the table", label="label", **options).train
     score = np.log(p_error) - np.log1p(-p_error)
     return Audit(
-        "table", "t", data.classes, data.index, data.target, 1 - data.target, score, p_error,
+        "table", Source(title="t"), data.classes, data.index, data.target, 1 - data.target, score, p_error,
         {"margin": -score}, Estimate(0.1, 0.0, 0.2), ids=tuple(str(i) for i in range(len(data))), data=data,
     )  # fmt: skip
 

@@ -10,6 +10,7 @@ from review_pages import planted_audit, planted_regression
 from compensate.auditing.api import audit as run_audit
 from compensate.auditing.page import contents
 from compensate.auditing.page.contents import content, page_of, predictable
+from compensate.auditing.result import Provenance
 from compensate.data import Data
 from compensate.data.dataset import Source
 
@@ -22,8 +23,8 @@ def test_labels_that_have_nothing_to_do_with_the_samples_cannot_be_predicted() -
 
 def test_what_the_audit_found_about_chance_holds() -> None:
     audit, _ = planted_audit(4, rows=400)
-    assert not predictable(replace(audit, config={"by_chance": True}))
-    assert predictable(replace(audit, config={"by_chance": False}))
+    assert not predictable(replace(audit, provenance=Provenance(by_chance=True)))
+    assert predictable(replace(audit, provenance=Provenance(by_chance=False)))
 
 
 def test_labels_with_many_errors_can_still_be_predicted() -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from review_pages import planted_audit, planted_regression, texts_page
 
-from compensate.auditing.page import ClassCount, ClassPair, Curve, Estimate, Histogram, Page, Provenance
+from compensate.auditing.page import ClassCount, ClassPair, Curve, Estimate, Histogram, Page, PageProvenance
 from compensate.auditing.page.contents import page_of as fill
+from compensate.auditing.result import Provenance
 
 CLASSES = ("bird", "cat", "dog")
 SHARP, OPEN = Estimate(0.05, 0.04, 0.06), Estimate(0.05, 0.01, 0.25)
@@ -96,7 +97,7 @@ def test_an_open_interval_is_explained_and_a_narrow_one_is_not(open_page: Callab
 
 
 def test_the_page_says_which_models_judged_and_what_may_be_done_with_the_encoder(open_page: Callable[..., Any]) -> None:
-    evidence = Provenance(
+    evidence = PageProvenance(
         views=(
             ("words: logcomp", 0.3),
             ("MiniLM: logcomp", 0.4),
@@ -156,7 +157,7 @@ def test_the_bar_counts_all_flags_also_those_that_are_not_on_the_page(open_page:
 
 def test_quantities_have_words_of_their_own(open_page: Callable[..., Any]) -> None:
     audit, _ = planted_regression()
-    page = fill(replace(audit, config={**audit.config, "views": {"table: trees": 1.0}, "agreement": 0.9}))
+    page = fill(replace(audit, provenance=Provenance(views={"table: trees": 1.0}, agreement=0.9)))
     tab = open_page(page, "overview")
     text = tab.inner_text("main").replace("\xa0", " ")
     assert "3.0 %" in tab.inner_text("h1").replace("\xa0", " ")

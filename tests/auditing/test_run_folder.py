@@ -25,6 +25,7 @@ from compensate.auditing.page.model import Estimate
 from compensate.auditing.result import Audit
 from compensate.auditing.store import check_run_folder, replaced_folder, run_name, write_run
 from compensate.cli import main
+from compensate.data.dataset import Source
 from compensate.errors import InputError
 from compensate.training.checkpoint import load_weights
 from processes import start
@@ -34,12 +35,12 @@ def made(size: int = 30, seed: int = 0, **more: Any) -> Audit:
     rng = np.random.default_rng(seed)
     p = rng.random(size)
     given = rng.integers(2, size=size)
+    source = Source(title="pets.csv", path="pets.csv", label="label", digest="sha256:" + "0" * 16)
     return Audit(
-        "table", "pets.csv", ("cat", "dog"), np.arange(size), given, 1 - given, np.log(p / (1 - p)), p,
+        "table", source, ("cat", "dog"), np.arange(size), given, 1 - given, np.log(p / (1 - p)), p,
         {"margin": rng.normal(size=size)}, Estimate(0.1, 0.0, 0.2), ids=tuple(f"k{i}" for i in range(size)),
         probabilities=rng.random((size, 2)).astype(np.float32), curves={"loss": [0.5, 0.25]},
         unlabeled={"index": np.array([size]), "suggested": np.array([1]), "probability": np.array([0.5])},
-        config={"source": "pets.csv", "label": "label"}, source_digest="sha256:" + "0" * 16,
         row_digests=rng.integers(1, 1 << 62, size=size).astype(np.uint64), **more,
     )  # fmt: skip
 

@@ -37,6 +37,7 @@ from compensate.auditing.page.model import Estimate
 from compensate.auditing.result import Audit
 from compensate.auditing.source import read as read_audited
 from compensate.data import Splits, load, read_vectors
+from compensate.data.dataset import Source
 from compensate.data.labels import read_labels
 from compensate.data.named.image_sets import read_cifar, read_mnist
 from compensate.data.named.text_sets import read_imdb, read_sst2
@@ -158,12 +159,13 @@ def stored_weights() -> bytes:
 def stored_run() -> Files:
     """The part of a run's folder that is read again."""
     p = RNG.random(12)
+    source = Source(title="pets.csv", path="pets.csv", label="label", digest="sha256:0123456789abcdef")
     audit = Audit(
-        "table", "pets.csv", ("cat", "dog", "fox"), np.arange(12), Y, (Y + 1) % 3, np.log(p / (1 - p)), p,
+        "table", source, ("cat", "dog", "fox"), np.arange(12), Y, (Y + 1) % 3, np.log(p / (1 - p)), p,
         {"margin": RNG.normal(size=12)}, Estimate(0.1, 0.0, 0.2), ids=tuple(f"k{i}" for i in range(12)),
         probabilities=RNG.random((12, 3)).astype(np.float32), curves={"loss": [0.5, 0.25]},
         unlabeled={"index": np.array([12]), "suggested": np.array([1]), "probability": np.array([0.5])},
-        config={"source": "pets.csv", "label": "label"}, notes=("a note",), source_digest="sha256:0123456789abcdef",
+        notes=("a note",),
         row_digests=RNG.integers(1, 1 << 62, size=12).astype(np.uint64),
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:

@@ -347,7 +347,7 @@ def audit_votes(
             found = audit(items.assign(**{LABEL: labels}), label=LABEL, **chosen)
         else:
             found = audit(items, labels, **chosen)
-        if found.config.get("by_chance"):
+        if found.provenance.by_chance:
             consensus = find_consensus(votes)
             break
         log_q = np.zeros((votes.items, len(named)))
@@ -384,16 +384,15 @@ def _as_audit(found: Audit, votes: Votes, consensus: Consensus) -> Audit:
         found.noise_rate, value=doubted, low=float(wrong[wrong > 0.9].sum() / len(wrong)), high=min(1.0, 2 * doubted)
     )
     back = np.argsort(to)
-    config, notes = dict(found.config), found.notes
-    if config.get("by_chance"):  # of the models, which have no say then
+    how, notes = found.provenance, found.notes
+    if how.by_chance:  # the models have no say then
         source = Source() if found.data is None else found.data.source
-        config = {name: value for name, value in config.items() if name not in ("views", "agreement")}
-        config["by_chance"] = False
+        how = replace(how, views={}, agreement=None, by_chance=False)
         notes = (*(note for note in notes if note != by_chance_note("labels", source)), VOTES_ALONE)
     data = found.data if found.data is None else replace(found.data, parts=votes)
     return replace(
         found, data=data, given=to[given], suggested=to[others.argmax(1)], p_error=wrong, log_odds=np.log(wrong / (1 - wrong)),
-        probabilities=p[:, back].astype(np.float32), noise_rate=share, config=config, notes=notes,
+        probabilities=p[:, back].astype(np.float32), noise_rate=share, provenance=how, notes=notes,
     )  # fmt: skip
 
 
@@ -417,7 +416,11 @@ def as_label_table(found: Audit, votes: Votes, items: pd.DataFrame, path: Path, 
     read = pd.read_csv(io.BytesIO(written), dtype=str, keep_default_na=False, encoding_errors="surrogatepass")
     assert found.data is not None
     return replace(
-        found, title=title, config={**found.config, "source": str(path), "label": column, "label_given": True},
+        found,
+        source=replace(
+            found.source, title=title, path=str(path), label=column, label_given=True,
+            digest=digest_text(short_digest(written)), row_digests=None,
+        ),
         data=replace(found.data, raw=frame.iloc[found.data.index], source=replace(found.data.source, label=column)),
-        source_digest=digest_text(short_digest(written)), row_digests=digest_frame(read, column)[found.index],
+        row_digests=digest_frame(read, column)[found.index],
     ), written  # fmt: skip

@@ -39,8 +39,8 @@ from compensate.auditing.noise_model import (
     pool,
     shares,
 )
-from compensate.auditing.result import Audit
-from compensate.auditing.source import KINDS, chosen, labeled, read
+from compensate.auditing.result import Audit, Provenance
+from compensate.auditing.source import KINDS, labeled, read
 from compensate.data.dataset import UNLABELED, Data, Floats, Ints, Source
 from compensate.data.labels import encode_labels
 from compensate.errors import InputError
@@ -106,7 +106,7 @@ def audit_probabilities(
         unlabeled = {"index": lost, "suggested": p[lost].argmax(1), "probability": p[lost].max(1)}
     return Audit(
         kind="embedding" if data is None else "table",
-        title=title,
+        source=Source(title=title) if data is None else replace(data.source, title=title),
         classes=names,
         index=rows,
         given=y,
@@ -117,7 +117,7 @@ def audit_probabilities(
         noise_rate=verdict.share,
         probabilities=p[rows].astype(np.float32),
         unlabeled=unlabeled,
-        config={"views": {"probabilities": 1.0}, "agreement": float((q.argmax(1) == y).mean())},
+        provenance=Provenance(views={"probabilities": 1.0}, agreement=float((q.argmax(1) == y).mean())),
         notes=(by_chance_note("labels", Source()),) if verdict.by_chance else (),
         data=data,
     )
@@ -494,10 +494,10 @@ def _described(data: Data, rows: Ints, config: dict[str, Any], notes: tuple[str,
     whole = len(rows) == len(data)
     return {
         "kind": KINDS.get(data.source.kind, "embedding"),
-        "title": data.source.title,
+        "source": data.source,
         "index": data.index[rows],
         "ids": () if data.ids is None else tuple(str(i) for i in data.ids[rows]),
-        "config": {**chosen(data.source), **config},
+        "provenance": Provenance(**config),
         "notes": (*data.source.notes, *notes),
         "data": data if whole else data.subset(rows),
         "vectors": shown if whole or shown is None else shown[rows],
@@ -550,8 +550,8 @@ def _quantities(data: Data, encoder: str | Path, device: str | None, seed: int, 
         "seed": seed, "folds": FOLDS, **views.about, "agreement": max(found.explained, 0.0), "views": found.weights, "by_chance": found.by_chance,
     }  # fmt: skip
     notes = (*views.notes, by_chance_note("values", data.source)) if found.by_chance else views.notes
+    config["shown"] = KINDS.get(data.source.kind, "embedding")
     described = _described(data, rows, config, notes, views.shown)
-    described["config"]["shown"] = described["kind"]
     return Audit(
         **{**described, "kind": "regression"},
         classes=(),

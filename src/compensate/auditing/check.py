@@ -227,8 +227,7 @@ def _judged(scorer: Scorer, log_q: Floats, found: _Rows) -> tuple[Floats, Floats
 def _rows(audit: Audit, new: Any, labels: Any, options: dict[str, Any], features: str | Path | None = None) -> _Rows:
     from compensate.data.tables import is_table, read_frame
 
-    asked = audit.config.get("asked")
-    chosen = asked.get("options") if isinstance(asked, dict) else None
+    chosen = (audit.provenance.asked or {}).get("options")
     kept = {name: chosen[name] for name in READER if name in chosen} if isinstance(chosen, dict) else {}
     options = {**kept, **audit.reading, **options}
     if isinstance(new, (str, Path)):
@@ -256,7 +255,7 @@ def _of_frame(audit: Audit, frame: pd.DataFrame, where: str, labels: Any, featur
     """The rows of a table, with the columns that the audit chose."""
     frame = frame.reset_index(drop=True)
     frame.columns = pd.Index([str(name) for name in frame.columns])
-    label, text = audit.config.get("label"), audit.config.get("text")
+    label, text = audit.source.label, audit.source.text
     if labels is None and label not in frame.columns:
         names = [str(c) for c in frame.columns]
         raise InputError(
@@ -265,8 +264,8 @@ def _of_frame(audit: Audit, frame: pd.DataFrame, where: str, labels: Any, featur
     if text and text not in frame.columns:
         raise InputError(f'{where} has no column "{text}", which holds the texts of the audit.')
     values = list(frame[label]) if labels is None else list(np.asarray(labels))
-    lost = missing_labels(values, audit.config.get("missing_given"), audit.classes)
-    merged = audit.config.get("merged", {})
+    lost = missing_labels(values, audit.source.missing_given, audit.classes)
+    merged = audit.source.merged
     cells = ["" if has_no_label(value, lost) else label_name(value) for value in values]
     cells = [merged.get(cell, cell) for cell in cells]
     if len(cells) != len(frame):
@@ -314,9 +313,7 @@ def _where(
     encoding = options.get("encoding") or kept.get("encoding") or "utf-8"
     delimiter = options.get("delimiter") or kept.get("delimiter")
     text = decode(read_bytes(path, lines=True), path, str(encoding))
-    places = label_places(
-        text, table_format(path), list(found.data.raw.columns).index(audit.config["label"]), delimiter
-    )
+    places = label_places(text, table_format(path), list(found.data.raw.columns).index(audit.source.label), delimiter)
     if len(places) != len(found.data):  # the reader saw other rows: better no line than a wrong one
         return {row: (str(path), int(index[row]), None, None) for row in rows.tolist()}
     return {row: (str(path), int(index[row]), *places[row]) for row in rows.tolist()}

@@ -138,7 +138,7 @@ def frame(audit: Audit) -> pd.DataFrame:
         columns["text"] = list(raw)
     if audit.ids and "id" not in columns:
         columns["id"] = list(audit.ids)
-    label = str(audit.config.get("label") or "label")
+    label = audit.source.label or "label"
     if label not in columns:
         columns[label] = audit.names(audit.given) if not audit.regression else audit.given
     found = {
@@ -157,7 +157,7 @@ def dataset(audit: Audit) -> Any:
     found = datasets.Dataset.from_pandas(table, preserve_index=True)
     if audit.regression:
         return found
-    label, suggested = str(audit.config.get("label") or "label"), table.columns[-3]
+    label, suggested = audit.source.label or "label", table.columns[-3]
     numbers = {label: audit.given, suggested: audit.suggested}
     for name, values in numbers.items():
         kind = datasets.ClassLabel(names=list(audit.classes))

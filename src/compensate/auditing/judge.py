@@ -60,8 +60,8 @@ from compensate.auditing.noise_model import (
     some_rows,
 )
 from compensate.auditing.page.contents import MOST_ITEMS, POOL
-from compensate.auditing.result import Audit
-from compensate.auditing.source import KINDS, chosen
+from compensate.auditing.result import Audit, Provenance
+from compensate.auditing.source import KINDS
 from compensate.data.dataset import UNLABELED, Data, Floats, Ints, Singles
 from compensate.errors import InputError
 from compensate.files import make_folder, write_atomically
@@ -826,13 +826,13 @@ def _result(
         for learner, weight in by_name.items()
     }
     config = {
-        **chosen(source.info), **config, "folds": FOLDS, **makers.about, "views": shares(weights),
+        **config, "folds": FOLDS, **makers.about, "views": shares(weights),
         "agreement": float((kept["margin"] > 0).mean(where=often)), "by_chance": judge.by_chance,
     }  # fmt: skip
     unlabeled = {name: judged[name][lost] for name in ("suggested", "probability") if len(lost)}
     return Audit(
         kind=KINDS.get(source.info.kind, "embedding"),
-        title=source.info.title,
+        source=source.info,
         classes=source.classes,
         index=source.numbers(rows),
         given=source.labels[whole],
@@ -842,9 +842,8 @@ def _result(
         evidence={"margin": kept["margin"], "loss": kept["loss"]},
         noise_rate=judge.noise.share(float(kept["p_error"].mean(dtype=np.float64, where=often))),
         unlabeled={"index": source.numbers(lost), **unlabeled} if len(lost) else {},
-        config=config,
+        provenance=Provenance(**config),
         notes=(*notes, by_chance_note("labels", source.info)) if judge.by_chance else notes,
-        source_digest=source.info.digest,
         fitted=Scorer(makers.makers, judge.models, judge.weights, judge.noise.model, judge.by_chance),
     )
 
@@ -886,5 +885,5 @@ def _listed(
         vectors=views[0].x,
         row_digests=digests,
         ids=() if data.ids is None else tuple(map(str, data.ids)),
-        config={**whole.config, "rows": len(whole), "flagged": int(whole.mask.sum())},
+        provenance=replace(whole.provenance, rows=len(whole), flagged=int(whole.mask.sum())),
     )

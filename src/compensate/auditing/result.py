@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ from compensate.auditing.digests import digest_text
 from compensate.auditing.labels.base import part_columns, part_rows
 from compensate.auditing.page.model import Estimate
 from compensate.auditing.write_back import guard
-from compensate.data.dataset import Floats, Ints, Singles
+from compensate.data.dataset import Floats, Ints, Singles, Source
 from compensate.errors import InputError
 from compensate.files import write_atomically
 
@@ -47,13 +47,73 @@ WRITTEN = 20_000
 """Rows of a list that are made into text at once."""
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Provenance:
+    """How an audit was made.
+
+    Attributes:
+        seed: of folds and everything random.
+        folds: the number of folds.
+        views: the share of each learner in the pooled prediction.
+        agreement: the share of given labels that the pooled prediction agrees with; for quantities, the explained variance.
+        by_chance: whether the labels cannot be predicted from the samples better than by chance.
+        encoder, license, encoder_source: of the pretrained encoder.
+        hint: which extra would bring better features.
+        finetuned: the encoder that was trained on the labels.
+        method, hyper, epochs, crossfit: of the training of a model.
+        fitted_rows: the rows that learners were fitted on, if not all.
+        labels: the names of the labels in label sets.
+        shown: the kind of the samples, where labels are quantities.
+        masks: the folder of masks.
+        decided: decisions that were used.
+        since: changes since an earlier audit.
+        asked: arguments of the command line.
+        rows, flagged: of all data, where only a part is listed.
+    """
+
+    seed: int | None = None
+    folds: int = 1
+    views: Mapping[str, float] = field(default_factory=dict)
+    agreement: float | None = None
+    by_chance: bool | None = None
+    encoder: str = ""
+    license: str = ""
+    encoder_source: str = ""
+    hint: str = ""
+    finetuned: str = ""
+    method: str = ""
+    hyper: Mapping[str, Any] = field(default_factory=dict)
+    epochs: int | None = None
+    crossfit: bool = False
+    fitted_rows: int | None = None
+    labels: tuple[str, ...] = ()
+    shown: str = ""
+    masks: str = ""
+    decided: Mapping[str, Any] | None = None
+    since: Mapping[str, Any] | None = None
+    asked: Mapping[str, Any] | None = None
+    rows: int | None = None
+    flagged: int | None = None
+
+    def stored(self) -> dict[str, Any]:
+        """The fields that differ from their defaults."""
+        empty = Provenance()
+        return {f.name: v for f in fields(self) if (v := getattr(self, f.name)) != getattr(empty, f.name)}
+
+    @classmethod
+    def of_stored(cls, config: Mapping[str, Any]) -> Provenance:
+        """From the stored fields; other keys are ignored."""
+        known = {f.name: config[f.name] for f in fields(cls) if f.name in config}
+        return cls(**known | {"labels": tuple(known.get("labels", ()))})
+
+
 @dataclass(frozen=True, eq=False)
 class Audit:
     """What an audit found. Arrays have an entry for each audited row, in the order of the data.
 
     Attributes:
         kind: image, text, table, embedding or regression.
-        title: the name of the data.
+        source: where the data came from, and how they were read.
         classes: their names, in the order of their numbers; ``()`` for regression.
         index: (N,) the 0-based row of the source.
         given: (N,) the label as a class number, or a quantity.
@@ -66,14 +126,13 @@ class Audit:
         probabilities: (N, C) the pooled out-of-fold prediction, if there is one.
         unlabeled: rows without a label: ``index``, ``suggested`` and its ``probability``.
         curves: accuracy and loss after each epoch.
-        config: how the audit was made.
+        provenance: how the audit was made.
         notes: what a reader should know, such as rows that were left out.
         data: the audited data, if it is available; it is not saved.
         model: the trained model, if there is one; it is not saved here.
         parts: (N,) which label is meant, where a row has several; see `compensate.auditing.labels.base`. ``index`` then numbers the labels, and
             `rows` has the rows.
         sample: (N,) the position in ``data`` of the sample that a label belongs to, where it has several.
-        source_digest: of the file or folder that was audited; see `compensate.auditing.digests`.
         row_digests: (N,) of the rows without their labels, if the source has any.
         fitted: the fitted model, by which `score` judges new rows, or the folder that it is read from when it is needed; none for
             quantities, probabilities and models of the user's.
@@ -83,7 +142,7 @@ class Audit:
     """
 
     kind: str
-    title: str
+    source: Source
     classes: tuple[str, ...]
     index: Ints
     given: NDArray[Any]
@@ -96,25 +155,36 @@ class Audit:
     probabilities: Singles | None = None
     unlabeled: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     curves: Mapping[str, list[float]] = field(default_factory=dict)
-    config: Mapping[str, Any] = field(default_factory=dict)
+    provenance: Provenance = field(default_factory=Provenance)
     notes: tuple[str, ...] = ()
     data: Data | None = None
     model: nn.Module | None = None
     vectors: Any = None
     parts: tuple[str, ...] = ()
     sample: Ints | None = None
-    source_digest: str = ""
     row_digests: NDArray[np.uint64] | None = None
     fitted: Scorer | Path | None = None
     found_issues: pd.DataFrame | None = None
     listed: Audit | None = None
 
     def __post_init__(self) -> None:
-        source = None if self.data is None else self.data.source
-        if source is not None and not self.source_digest and source.digest:
-            object.__setattr__(self, "source_digest", source.digest)
-            if not self.parts and source.row_digests is not None:
-                object.__setattr__(self, "row_digests", source.row_digests[self.index])
+        if self.row_digests is None and not self.parts and self.source.row_digests is not None:
+            object.__setattr__(self, "row_digests", self.source.row_digests[self.index])
+
+    @property
+    def title(self) -> str:
+        """The name of the data."""
+        return self.source.title
+
+    @property
+    def source_digest(self) -> str:
+        """The digest of the audited file or folder; see `compensate.auditing.digests`."""
+        return self.source.digest
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """How the data were read and the audit was made, as it is stored."""
+        return {**self.source.stored(), **self.provenance.stored()}
 
     def __len__(self) -> int:
         return len(self.index)
@@ -294,9 +364,8 @@ class Audit:
     @property
     def reading(self) -> dict[str, str]:
         """The encoding and the delimiter that the file was read with, where they were given."""
-        asked = self.config.get("asked")
-        chosen = asked.get("options") if isinstance(asked, dict) else None
-        given = {**(chosen if isinstance(chosen, dict) else {}), **self.config}
+        asked = (self.provenance.asked or {}).get("options")
+        given = {**(asked if isinstance(asked, dict) else {}), **self.source.stored()}
         return {name: str(given[name]) for name in ("encoding", "delimiter") if given.get(name)}
 
     def apply(
@@ -319,14 +388,14 @@ class Audit:
         """
         decided = read_corrections(corrections) if isinstance(corrections, (str, Path)) else tuple(corrections)
         if out is not None:
-            source = self.config.get("source")
-            if not source:
+            if not self.source.path:
                 raise InputError(
                     "this audit is of arrays, not of a file, so there is no file to write; call `apply` without `out` and take "
                     "the labels it returns."
                 )
-            label = self.config.get("label")
-            return apply_corrections(source, decided, out, label=label, **self.reading, force=force, rematch=rematch)
+            return apply_corrections(
+                self.source.path, decided, out, label=self.source.label, **self.reading, force=force, rematch=rematch
+            )
         check_source(decided, self.source_digest, self.title)
         rows = int(self.index.max(initial=-1)) + 1
         cells: list[Any] = [""] * rows
@@ -431,7 +500,9 @@ class Audit:
     @classmethod
     def load(cls, path: str | Path) -> Audit:
         """Reads what `save` wrote; data and model are not part of it."""
-        return cls(**store.load_audit(Path(path)))
+        found = store.load_audit(Path(path))
+        provenance = Provenance.of_stored(found.pop("config"))
+        return cls(**found, provenance=provenance)
 
 
 def write_csv(path: str | Path, frame: pd.DataFrame) -> None:

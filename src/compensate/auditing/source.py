@@ -61,13 +61,6 @@ def read(data: Any, labels: Any, features: ArrayLike | str | Path | None, option
     return found
 
 
-def chosen(source: Source) -> dict[str, Any]:
-    """What an audit stores about how its data were read."""
-    names = ("label", "text", "label_given", "missing_given", "merged", "encoding", "delimiter")
-    found = {"source": source.path} | {name: getattr(source, name) for name in names}
-    return {name: value for name, value in found.items() if value}
-
-
 def labeled(data: Data) -> Data:
     """The data, after a look at whether any row has a label."""
     if not data.labeled.any():

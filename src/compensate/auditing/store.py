@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from compensate.auditing.decisions import CORRECTIONS, JOURNAL, check_not_reviewed, keep_decisions
 from compensate.auditing.page.model import KINDS, Estimate
+from compensate.data.dataset import STORED, Source
 from compensate.errors import InputError
 from compensate.files import check_writable, make_folder, read_numpy, replaced_folder, write_atomically
 
@@ -169,7 +170,7 @@ def save_audit(found: Audit, folder: Path) -> None:
         "parts": found.parts,
         "noise_rate": [r.value, r.low, r.high],
         "curves": dict(found.curves),
-        "config": dict(found.config),
+        "config": found.config,
         "notes": found.notes,
         "source_digest": found.source_digest,
         **({} if found.found_issues is None else {"issues": _issue_rows(found.found_issues)}),
@@ -211,7 +212,13 @@ def load_audit(folder: Path) -> dict[str, Any]:
         ) from error
     return {
         "fitted": folder,
-        **{name: texts[name] for name in ("kind", "title", "curves", "config", "source_digest")},
+        **{name: texts[name] for name in ("kind", "curves", "config")},
+        "source": Source(
+            title=texts["title"],
+            digest=texts["source_digest"],
+            path=texts["config"].get("source") or "",
+            **{name: texts["config"][name] for name in STORED if name in texts["config"]},
+        ),
         **{name: tuple(texts[name]) for name in ("classes", "ids", "notes")},
         "parts": tuple(texts.get("parts", ())),
         **{name: arrays[name] for name in ("index", "given", "suggested", "p_error")},

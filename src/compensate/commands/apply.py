@@ -60,7 +60,7 @@ def apply(
     decided: Path | tuple[Correction, ...] = corrections
     if corrections.is_dir() or accept is not None:
         found, decided, said = _of_run(corrections, accept)
-        label = label or found.config.get("label")
+        label = label or found.source.label
         encoding, delimiter = encoding or found.reading.get("encoding"), delimiter or found.reading.get("delimiter")
         console.print(said, markup=False)
     done = apply_corrections(
@@ -111,7 +111,7 @@ def _source_of(run: Path) -> Path:
             f"{run} is not the folder of a run. Give the folder that `compensate audit` wrote, or the data and its corrections: "
             f"compensate apply {run} corrections.csv."
         )
-    source = _audit_of(run).config.get("source")
+    source = _audit_of(run).source.path
     if not source:
         raise InputError(
             f"{run} is an audit of arrays, not of a file, so that there is no file to correct. Choose another run."

@@ -20,7 +20,6 @@ from rich.text import Text
 
 from compensate.auditing.decisions import Correction, RowPlaces, run_decisions
 from compensate.auditing.result import Audit
-from compensate.auditing.source import chosen
 from compensate.commands import options as o
 from compensate.commands.options import chosen_columns, clock, console, short, told_stages, unused_columns
 from compensate.data.dataset import Data, Source
@@ -60,7 +59,7 @@ class Before:
 def read_before(run: Path) -> Before:
     """A run from its folder; refused if it cannot be asked for again, or if nothing was decided."""
     audit = Audit.load(run / "audit")
-    asked = audit.config.get("asked")
+    asked = audit.provenance.asked
     fits = isinstance(asked, dict) and all(
         name in asked and isinstance(asked[name], kinds) for name, kinds in ASKED.items()
     )
@@ -98,7 +97,7 @@ def changed_since(found: Audit, before: Audit, run: Path) -> Audit:
         before: the other one.
         run: its folder, for the report.
     """
-    decided = found.config.get("decided") or {"rows": [], "corrected": 0, "confirmed": 0}
+    decided = found.provenance.decided or {"rows": [], "corrected": 0, "confirmed": 0}
     there, here = _suspects(before, found), {int(i) for i in found.index[found.mask]}
     known = {int(i) for i in found.index}
     since = {
@@ -108,8 +107,7 @@ def changed_since(found: Audit, before: Audit, run: Path) -> Audit:
         "new": sorted(here - there),
         "gone": sorted((there & known) - here - set(decided["rows"])),
     }
-    config = {name: value for name, value in found.config.items() if name != "decided"}
-    return replace(found, config={**config, "since": since})
+    return replace(found, provenance=replace(found.provenance, decided=None, since=since))
 
 
 def _suspects(before: Audit, found: Audit) -> set[int]:
@@ -217,12 +215,12 @@ def _missing(info: Source, lost: int) -> str:
 def fitted_line(found: Audit) -> str:
     """Folds, the weight of each view, and how far the pooled model agrees with the labels."""
     weights: Counter[str] = Counter()
-    for name, weight in found.config.get("views", {}).items():
-        weights[name.split(": ")[0]] += weight
+    for name, weight in found.provenance.views.items():
+        weights[name.split(": ")[0]] += weight  # type: ignore[assignment]
     views = ", ".join(f"{short(name)} {weight:.1f}" for name, weight in weights.most_common(4) if weight >= 0.05)
-    agrees = found.config.get("agreement", 0.0)
+    agrees = found.provenance.agreement or 0.0
     fits = f"explains {agrees:.2f} of the spread" if found.regression else f"agrees with {agrees:.2f} of labels"
-    return f"{found.config.get('folds', 1)} folds · {views} · {fits}"
+    return f"{found.provenance.folds} folds · {views} · {fits}"
 
 
 def print_summary(found: Audit, folder: Path) -> None:
@@ -232,7 +230,7 @@ def print_summary(found: Audit, folder: Path) -> None:
     precision = f" — {flagged:,} flagged, at {found.expected_precision:.2f} expected precision"
     if not flagged:
         precision = f" — none of the {what} stands out; the least certain are on the page"
-    by_chance = bool(found.config.get("by_chance"))
+    by_chance = bool(found.provenance.by_chance)
     if by_chance:
         console.print(f"the {what} cannot be judged: see the note above", markup=False)
     else:
@@ -246,8 +244,8 @@ def print_summary(found: Audit, folder: Path) -> None:
         )
     if flagged:
         console.print(_worst(found) if found.regression else _pairs(found))
-    if "since" in found.config:
-        console.print(_since(found.config["since"]), markup=False)
+    if found.provenance.since is not None:
+        console.print(_since(found.provenance.since), markup=False)
     from compensate.auditing.issues import summary
     from compensate.auditing.page.contents import command
 
@@ -267,7 +265,7 @@ def print_summary(found: Audit, folder: Path) -> None:
             console.print(f"{name + ':':<13} {line}", markup=False, soft_wrap=True)
 
 
-def _since(since: dict[str, Any]) -> str:
+def _since(since: Mapping[str, Any]) -> str:
     decided = since["corrected"] + since["confirmed"]
     return (
         f"with {decided:,} decided labels ({since['corrected']:,} corrected, {since['confirmed']:,} confirmed); "
@@ -599,7 +597,7 @@ def _run(asked: _Asked, before: Before | None, out: Path | None, judged: Callabl
         return found, folder
     notes = [str(w.message) for w in caught if w.category is UserWarning and "torch" not in str(w.filename)]
     notes = list(dict.fromkeys([*found.notes, *notes]))
-    found = replace(found, notes=tuple(notes), config={**found.config, "asked": asked.kept})
+    found = replace(found, notes=tuple(notes), provenance=replace(found.provenance, asked=asked.kept))
     if before is None:
 
         def partitions(new: Path) -> None:
@@ -705,15 +703,15 @@ def _judged(source: Any, started: float, **chosen: Any) -> Audit:
     console.print(opening_line(source if hasattr(source, "target") else source.outline), markup=False)
     with told_stages(started) as progress:
         found = run(source, progress=progress, resume=True, **chosen)
-    config = found.config
-    if config.get("encoder"):
-        console.print(f"encoded   {config['encoder']} ({config.get('license', 'license unknown')})", markup=False)
-    if config.get("finetuned"):
-        times = f"once for each of {config['folds']} folds" if config["crossfit"] else "once"
-        console.print(f"tuned     {config['finetuned']} · {config['epochs']} epochs, {times}", markup=False)
+    how = found.provenance
+    if how.encoder:
+        console.print(f"encoded   {how.encoder} ({how.license or 'license unknown'})", markup=False)
+    if how.finetuned:
+        times = f"once for each of {how.folds} folds" if how.crossfit else "once"
+        console.print(f"tuned     {how.finetuned} · {how.epochs} epochs, {times}", markup=False)
     console.print(f"fitted    {fitted_line(found)} · {clock(time.perf_counter() - started)}", markup=False)
-    if config.get("hint"):
-        console.print(f"better features: {config['hint']}", markup=False, soft_wrap=True)
+    if how.hint:
+        console.print(f"better features: {how.hint}", markup=False, soft_wrap=True)
     return found
 
 
@@ -732,7 +730,4 @@ def _of_probabilities(source: Data | None, probs: Path, labels: Path | None, lab
         cells = read_labels(labels, labels_key).cells
         return audit_probabilities(read_array(probs), cells, title=labels.name)
     title = source.source.title
-    found = audit_probabilities(
-        read_array(probs), source.target, classes=list(source.classes), title=title, data=source
-    )
-    return replace(found, config={**chosen(source.source), **found.config})
+    return audit_probabilities(read_array(probs), source.target, classes=list(source.classes), title=title, data=source)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,9 +26,10 @@ def reopen(folder: str | Path) -> Audit:
     """
     folder = Path(folder)
     found = Audit.load(folder / "audit" if (folder / "audit").is_dir() else folder)
-    asked = found.config.get("asked") or {
-        "data": found.config.get("source"),
-        "options": {name: found.config[name] for name in ("label", "text") if found.config.get(name)} | found.reading,
+    named = {"label": found.source.label, "text": found.source.text}
+    asked = found.provenance.asked or {
+        "data": found.source.path,
+        "options": {name: value for name, value in named.items() if value} | found.reading,
     }
     path = asked.get("data")
     if not path or is_address(path) or not found.source_digest:
@@ -41,7 +43,7 @@ def reopen(folder: str | Path) -> Audit:
     return replace(found, data=data.subset(np.array([place[int(row)] for row in found.index])))
 
 
-def _options(asked: dict[str, Any]) -> dict[str, Any]:
+def _options(asked: Mapping[str, Any]) -> dict[str, Any]:
     return {str(name): value for name, value in (asked.get("options") or {}).items()}
 
 

@@ -153,6 +153,15 @@ class Source:
     merged: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
+    def stored(self) -> dict[str, Any]:
+        """The fields that an audit stores."""
+        found = {"source": self.path} | {name: getattr(self, name) for name in STORED}
+        return {name: value for name, value in found.items() if value}
+
+
+STORED = ("label", "text", "label_given", "missing_given", "merged", "encoding", "delimiter")
+"""Fields of a `Source` that an audit stores under their own names."""
+
 
 @dataclass(frozen=True, eq=False)
 class Data:

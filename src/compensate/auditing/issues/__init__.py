@@ -113,7 +113,7 @@ def find_issues(audit: Audit, test: Data | None = None) -> pd.DataFrame:
         raise InputError(
             "this audit was loaded without its data, which the search for issues needs; run `audit` again."
         )
-    kind = audit.config.get("shown", audit.kind) if audit.regression else audit.kind
+    kind = audit.provenance.shown or audit.kind
     labels = audit.names(audit.given)
 
     def named(rows: Data | Audit, i: int) -> str:

@@ -21,6 +21,7 @@ from scipy.special import expit
 from compensate.auditing.labels.base import check_given, part_of, runs_of
 from compensate.auditing.learners import FOLDS, Steps, View, assign_folds, judge_view, steps_of
 from compensate.auditing.noise_model import Verdict, by_chance_note, judge, offset_of_mean, pool, shares
+from compensate.auditing.result import Provenance
 from compensate.data.dataset import UNLABELED, Data, Ints, Singles, Source
 from compensate.errors import InputError
 
@@ -123,7 +124,7 @@ class Masks:
         p = np.array([r.p_error for r in regions])
         return Audit(
             kind="image",
-            title=data.source.title,
+            source=data.source,
             classes=found.classes,
             index=np.arange(len(regions)),
             given=np.array([r.given for r in regions], np.int64),
@@ -133,11 +134,10 @@ class Masks:
             evidence={"cells": np.array([float(r.cells) for r in regions])},
             noise_rate=verdict.share,
             ids=tuple(self.names[r.image] for r in regions),
-            config={
-                "source": data.source.path, "masks": data.source.path,
-                "seed": seed, "folds": FOLDS, "views": found.weights, "by_chance": verdict.by_chance,
-                "agreement": float((verdict.log_q.argmax(1) == found.given[found.kept]).mean()),
-            },
+            provenance=Provenance(
+                seed=seed, folds=FOLDS, views=found.weights, by_chance=verdict.by_chance, masks=data.source.path,
+                agreement=float((verdict.log_q.argmax(1) == found.given[found.kept]).mean()),
+            ),
             notes=notes,
             data=data,
             parts=tuple(f"region {r.runs} {self.names[r.image]}" for r in regions),

@@ -23,6 +23,7 @@ from compensate.auditing.labels.base import check_given, part_of
 from compensate.auditing.learners import FOLDS, View, assign_folds, judge_view
 from compensate.auditing.linear import LinearFolds
 from compensate.auditing.noise_model import Verdict, by_chance_note, judge, pool, shares
+from compensate.auditing.result import Provenance
 from compensate.data.columns import is_nested
 from compensate.data.dataset import UNLABELED, Data, Floats, Ints
 from compensate.data.label_column import joined_labels
@@ -135,16 +136,16 @@ class LabelSets:
         notes: tuple[str, ...],
     ) -> Audit:
         from compensate.auditing.result import Audit
-        from compensate.auditing.source import KINDS, chosen
+        from compensate.auditing.source import KINDS
 
         config |= {
             "agreement": float((verdict.log_q.argmax(1) == given).mean()), "by_chance": verdict.by_chance,
-            "labels": list(self.names),
+            "labels": self.names,
         }  # fmt: skip
         rows = data.index[where]
         return Audit(
             kind=KINDS.get(data.source.kind, "embedding"),
-            title=data.source.title,
+            source=data.source,
             classes=STATES,
             index=rows * len(self.names) + labels,
             given=given,
@@ -154,7 +155,7 @@ class LabelSets:
             evidence=verdict.evidence(given),
             noise_rate=verdict.share,
             probabilities=np.exp(verdict.log_q).astype(np.float32),
-            config={**chosen(data.source), **config},
+            provenance=Provenance(**config),
             notes=notes,
             data=data,
             parts=tuple(

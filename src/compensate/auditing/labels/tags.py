@@ -25,6 +25,7 @@ from compensate.auditing.labels.base import check_given, part_of
 from compensate.auditing.labels.sets import list_pieces, write_edits
 from compensate.auditing.learners import FOLDS, Steps, View, assign_folds, content_keys, judge_view, steps_of
 from compensate.auditing.noise_model import Verdict, by_chance_note, judge, pool, shares
+from compensate.auditing.result import Provenance
 from compensate.data.dataset import UNLABELED, Data, Ints, Source
 from compensate.errors import InputError
 
@@ -86,7 +87,6 @@ class TokenTags:
         """The audit of all tags."""
         from compensate.auditing.features import unused_encoder
         from compensate.auditing.result import Audit
-        from compensate.auditing.source import chosen
 
         found = self.judged(seed, progress)
         kept, given, verdict, sentence = found.kept, found.given, found.verdict, self.sentence_of
@@ -103,7 +103,7 @@ class TokenTags:
         tags = np.array([given[span.first] for span in spans], np.int64)
         return Audit(
             kind="text",
-            title=data.source.title,
+            source=data.source,
             classes=found.classes,
             index=np.array([span.first for span in spans], np.int64),
             given=tags,
@@ -114,11 +114,10 @@ class TokenTags:
             noise_rate=verdict.share,
             ids=tuple(" ".join(words[span.first : span.first + span.count]) for span in spans),
             probabilities=q[rows].astype(np.float32),
-            config={
-                **chosen(data.source),
-                "seed": seed, "folds": FOLDS, "views": found.weights,
-                "agreement": float((verdict.log_q.argmax(1) == given[kept]).mean()), "by_chance": verdict.by_chance,
-            },
+            provenance=Provenance(
+                seed=seed, folds=FOLDS, views=found.weights,
+                agreement=float((verdict.log_q.argmax(1) == given[kept]).mean()), by_chance=verdict.by_chance,
+            ),
             notes=notes,
             data=data,
             parts=tuple(f"tokens {span.first} {span.count}" for span in spans),

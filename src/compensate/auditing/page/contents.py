@@ -31,7 +31,7 @@ from compensate.auditing.page.model import (
     Item,
     Kind,
     Page,
-    Provenance,
+    PageProvenance,
     Since,
     Values,
     thumbnail,
@@ -226,7 +226,7 @@ def page_of(audit: Audit) -> Page:
         given = _as_written(audit, given)
         for i, error in zip(shown, usual, strict=True):
             suggested[i] = _rounded(float(audit.suggested[i]), error or 0.0)
-    since = audit.config.get("since")
+    since = audit.provenance.since
     fresh = set(since["new"]) if since else set()
     likes = beside(audit, shown)
     used = sorted({j for pair in likes.values() for side in pair for j in side})
@@ -309,17 +309,17 @@ def page_of_listed(whole: Audit, listed: Audit) -> Page:
 
 
 def _as_written(audit: Audit, names: list[str]) -> list[str]:
-    table, label = (None, None) if audit.data is None else (audit.data.table, audit.config.get("label"))
+    table, label = (None, None) if audit.data is None else (audit.data.table, audit.source.label)
     return names if table is None or label is None else [str(cell) for cell in table[label]]
 
 
 def command(audit: Audit) -> str:
     """What to type once corrections.csv is saved; nothing for an audit of arrays."""
-    source = audit.config.get("source")
+    source = audit.source.path
     if not source:
         return ""
-    fixed = f"{Path(str(source)).name}.fixed" if audit.config.get("masks") else fixed_name(Path(str(source))).name
-    given = {"label": str(audit.config["label"])} if audit.config.get("label_given") else {}
+    fixed = f"{Path(str(source)).name}.fixed" if audit.provenance.masks else fixed_name(Path(str(source))).name
+    given = {"label": str(audit.source.label)} if audit.source.label_given else {}
     options = "".join(f" --{name} {shlex.quote(value)}" for name, value in (given | audit.reading).items())
     return f"compensate apply {shlex.quote(str(source))} corrections.csv -o {shlex.quote(fixed)}{options}"
 
@@ -338,8 +338,8 @@ def _per_class(audit: Audit) -> tuple[ClassCount, ...]:
     if audit.regression:
         return ()
     names, of = audit.classes, audit.given
-    if audit.config.get("labels"):  # of label sets, the label counts and not whether it is given
-        names = tuple(audit.config["labels"])
+    if audit.provenance.labels:  # of label sets, the label counts and not whether it is given
+        names = audit.provenance.labels
         of = audit.index % len(names)
     rows, flagged, wrong = (
         np.bincount(of, weights, minlength=len(names)) for weights in (None, audit.mask, audit.p_error)
@@ -373,15 +373,14 @@ def _curves(audit: Audit) -> tuple[Curve, ...]:
     return tuple(found)
 
 
-def _evidence(audit: Audit) -> Provenance:
-    config = audit.config
-    agreement = config.get("agreement")
-    return Provenance(
-        views=tuple((str(name), float(weight)) for name, weight in (config.get("views") or {}).items()),
-        agreement=None if agreement is None else float(agreement),
-        encoder=str(config.get("encoder") or "") + (", fine-tuned on these labels" if config.get("finetuned") else ""),
-        license=str(config.get("license") or ""),
-        hint=str(config.get("hint") or ""),
+def _evidence(audit: Audit) -> PageProvenance:
+    how = audit.provenance
+    return PageProvenance(
+        views=tuple((str(name), float(weight)) for name, weight in how.views.items()),
+        agreement=how.agreement,
+        encoder=how.encoder + (", fine-tuned on these labels" if how.finetuned else ""),
+        license=how.license,
+        hint=how.hint,
     )
 
 
@@ -391,8 +390,8 @@ def predictable(audit: Audit) -> bool:
     Classes: by the out-of-fold log loss beside that of the class frequencies, or by the share of labels that are predicted beside
     the largest class. Quantities: by the absolute error beside that of the median. Better means by `SURE` standard errors.
     """
-    if "by_chance" in audit.config:
-        return not audit.config["by_chance"]
+    if audit.provenance.by_chance is not None:
+        return not audit.provenance.by_chance
     if audit.regression:
         median = np.median(audit.given)
         # Bounded by how far the prediction is from the median, however wrong a value is.
@@ -605,7 +604,7 @@ def audit_html(audit: Audit) -> str:
         element("b", f"{rate.value:.1%}"), f" of {what} look wrong ({rate.low:.1%} to {rate.high:.1%}): ",
         f"{int(audit.mask.sum()):,} of {len(audit):,} flagged in {audit.title}, at {audit.expected_precision:.2f} expected precision",
     )  # fmt: skip
-    if audit.config.get("by_chance"):
+    if audit.provenance.by_chance:
         headline = element(
             "p", f"The {what} of {audit.title} cannot be predicted from the samples, so none can be judged."
         )

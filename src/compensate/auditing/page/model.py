@@ -204,7 +204,7 @@ class Values:
 
 
 @dataclass(frozen=True)
-class Provenance:
+class PageProvenance:
     """Where the probabilities come from.
 
     Attributes:
@@ -329,7 +329,7 @@ class Page:
     source_digest: str = ""
     all_flagged: int | None = None
     predictable: bool = True
-    evidence: Provenance = Provenance()
+    evidence: PageProvenance = PageProvenance()
     values: Values | None = None
     since: Since | None = None
     issues: tuple[IssueGroup, ...] | None = None

@@ -30,7 +30,7 @@ from compensate.auditing.page.model import (
     IssueGroup,
     Item,
     Page,
-    Provenance,
+    PageProvenance,
     Since,
     Values,
 )
@@ -318,7 +318,7 @@ def _one_way(pairs: tuple[ClassPair, ...]) -> bool:
     return lopsided(pairs[0].count, next((p.count for p in pairs if (p.given, p.suggested) == back), 0))
 
 
-def _evidence(evidence: Provenance) -> dict[str, Any]:
+def _evidence(evidence: PageProvenance) -> dict[str, Any]:
     return {
         "views": [[name, _number(weight)] for name, weight in evidence.views],
         "agreement": _number(evidence.agreement),
