@@ -123,14 +123,13 @@ with cluster() as run:
 def test_the_processes_of_ray_end_after_their_driver_is_killed() -> None:
     pytest.importorskip("ray", reason="the extra `cluster` is not installed")
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    driver = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", DRIVER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
-    )
-    assert driver.stdout is not None
-    assert driver.stdout.readline() == "ready\n"
-    started = descendants(driver.pid)
-    driver.kill()
-    driver.wait()
+    ) as driver:
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == "ready\n"
+        started = descendants(driver.pid)
+        driver.kill()
     assert len(started) > 4
     for pid in started:
         faults.wait_until_gone(pid, 180)
