@@ -38,7 +38,7 @@ from compensate.auditing.api import audit
 from compensate.auditing.features import make_views
 from compensate.auditing.learners import FOLDS, View, assign_folds, judge_view
 from compensate.auditing.result import FLAGGED, Audit
-from compensate.data import Data, from_frame, load, noise
+from compensate.data import Dataset, from_frame, load, noise
 from compensate.files import write_atomically
 
 RESULTS = Path(__file__).parent / "results" / "detect.json"
@@ -83,7 +83,7 @@ CASES = [
 class Errors:
     """The data with its labels as given, the true labels, and the numeric columns alone (of tables)."""
 
-    data: Data
+    data: Dataset
     true: NDArray[Any]
     clean: NDArray[np.float32] | None = None
 
@@ -109,7 +109,7 @@ def make(case: Case, seed: int, data_dir: Path) -> Errors:
     return Errors(data.relabel(labels) if not data.regression else replace(data, target=labels), data.target, clean)
 
 
-def _source(name: str, data_dir: Path, seed: int) -> tuple[Data, NDArray[np.float32] | None]:
+def _source(name: str, data_dir: Path, seed: int) -> tuple[Dataset, NDArray[np.float32] | None]:
     if name == "many-classes":
         return _many(seed), None
     if name.endswith("-table") or name == "diabetes":
@@ -121,7 +121,7 @@ def _source(name: str, data_dir: Path, seed: int) -> tuple[Data, NDArray[np.floa
     return replace(data, index=np.arange(len(data)), rows=len(data)), None
 
 
-def _table(name: str, seed: int) -> tuple[Data, NDArray[np.float32]]:
+def _table(name: str, seed: int) -> tuple[Dataset, NDArray[np.float32]]:
     """A table of scikit-learn with what tables have beside their numbers: an id, a date, a column of many values."""
     from sklearn import datasets
 
@@ -149,15 +149,15 @@ def _rare(seed: int) -> SimpleNamespace:
     )
 
 
-def _many(seed: int) -> Data:
+def _many(seed: int) -> Dataset:
     """Embeddings of 50 classes of 20 rows each, of which a model tells one in three right: few examples of many classes, as of intents."""
     rng = np.random.default_rng(seed + 90)
     y = np.repeat(np.arange(50), 20)
     x = 0.4 * rng.normal(size=(50, 32))[y] + rng.normal(size=(len(y), 32))
-    return Data(x.astype(np.float32), y, tuple(f"class {k}" for k in range(50)))
+    return Dataset(x.astype(np.float32), y, tuple(f"class {k}" for k in range(50)))
 
 
-def _errors(kind: str, data: Data, seed: int) -> NDArray[Any]:
+def _errors(kind: str, data: Dataset, seed: int) -> NDArray[Any]:
     kind, _, rate_text = kind.partition(":")
     rate, y = float(rate_text or 0), data.target
     rng = np.random.default_rng(seed + 10)
@@ -174,7 +174,7 @@ def _errors(kind: str, data: Data, seed: int) -> NDArray[Any]:
     return _by_weak_model(data, rate, rng)
 
 
-def _by_weak_model(data: Data, rate: float, rng: np.random.Generator) -> Labels:
+def _by_weak_model(data: Dataset, rate: float, rng: np.random.Generator) -> Labels:
     """Labels that a weak model would give: on a few directions of the features, learned from a few rows."""
     from sklearn.decomposition import TruncatedSVD
     from sklearn.linear_model import LogisticRegression

@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional as F
 
 from benchmarks.measure import Ratio, options, report
-from compensate.data import CropFlip, Data, draws, gather, order
+from compensate.data import CropFlip, Dataset, draws, gather, order
 from compensate.models import ResNet
 
 BATCH, IMAGES, ROUNDS = 128, 50_000, 15
@@ -30,7 +30,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
-    data = Data(
+    data = Dataset(
         rng.integers(256, size=(IMAGES, 3, 32, 32), dtype=np.uint8),
         rng.integers(10, size=IMAGES),
         tuple("0123456789"),

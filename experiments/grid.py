@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from compensate.data import SOURCES, Data, find_vectors, gather
+from compensate.data import SOURCES, Dataset, find_vectors, gather
 from compensate.data.named.catalog import find_source
 from compensate.errors import InputError
 from compensate.files import make_folder, write_atomically
@@ -78,7 +78,9 @@ def _lost(config: Config, attacked: bool, runs: Path, data_dir: Path | None) -> 
     return config, LOST
 
 
-def adversarial_accuracy(model: nn.Module, data: Data, eps: float, *, steps: int = 20, limit: int = ATTACKED) -> float:
+def adversarial_accuracy(
+    model: nn.Module, data: Dataset, eps: float, *, steps: int = 20, limit: int = ATTACKED
+) -> float:
     """Accuracy on test images that were moved, within `eps` in every pixel, to raise their loss (PGD)."""
     from compensate.methods import pgd_at
 

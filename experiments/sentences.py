@@ -17,7 +17,7 @@ from rich.console import Console
 
 from compensate._version import __version__
 from compensate.auditing.write_back import guard
-from compensate.data import Data, Splits, load
+from compensate.data import Dataset, Splits, load
 from compensate.errors import InputError
 from compensate.files import make_folder, write_atomically
 from compensate.training.config import Config
@@ -165,7 +165,7 @@ def find_sentences(
     return Sentences(config.data, stored, seeds, len(order), found, tuple(sorted(quoted, key=lambda s: s.rank)))
 
 
-def _first(data: Data, limit: int | None) -> Data:
+def _first(data: Dataset, limit: int | None) -> Dataset:
     """The first texts of each class, the same share of all: the limit of a `Config` would differ from seed to seed."""
     if limit is None or limit >= len(data):
         return data
@@ -175,7 +175,7 @@ def _first(data: Data, limit: int | None) -> Data:
     return data.subset(kept[:limit])
 
 
-def _text(data: Data, row: int) -> str:
+def _text(data: Dataset, row: int) -> str:
     return str(data.raw[row] if data.table is None else data.table.iloc[row][str(data.source.text)])
 
 
@@ -183,7 +183,7 @@ def _letters(text: str) -> str:
     return re.sub(r"[^a-z]", "", text.lower())
 
 
-def _quoted(data: Data) -> list[int]:
+def _quoted(data: Dataset) -> list[int]:
     wanted = [_letters(start) for start in QUOTED]
     texts = (_letters(_text(data, row)[:400]) for row in range(len(data)))
     return [row for row, text in enumerate(texts) if any(start in text for start in wanted)]

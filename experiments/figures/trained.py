@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from compensate.core.batch import State
+    from compensate.core.batch import Batch
 
 ROWS, COLUMNS = 3, 8
 """Of the sheet of samples."""
@@ -63,7 +63,7 @@ def changes(result: Result) -> torch.Tensor:
     """(C,) the relative change of the loss of each class over the training samples, by the trained model."""
 
     @torch.no_grad()
-    def states() -> Iterator[State]:
+    def states() -> Iterator[Batch]:
         train = result.prepared.train
         for rows in Samples.of(train).portions(BATCH):
             x, y, index = gather(train, rows)

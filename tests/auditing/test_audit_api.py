@@ -12,7 +12,7 @@ from sklearn.metrics import average_precision_score
 from compensate.auditing.api import audit, audit_probabilities
 from compensate.auditing.decisions import Correction, write_corrections
 from compensate.auditing.result import Audit
-from compensate.data import Data, digits, noise
+from compensate.data import Dataset, digits, noise
 from compensate.errors import InputError
 
 
@@ -179,7 +179,7 @@ def test_one_class_is_an_error():
 
 
 def test_no_labels_is_an_error():
-    data = Data(np.zeros((50, 2), np.float32), np.full(50, -1), ("a", "b"))
+    data = Dataset(np.zeros((50, 2), np.float32), np.full(50, -1), ("a", "b"))
     with pytest.raises(InputError, match="no row has a label"):
         audit(data)
     with pytest.raises(InputError, match="pass them too"):
@@ -209,7 +209,7 @@ def test_ids_that_repeat_are_named():
     ids = np.array([f"k{i}" for i in range(100)], dtype=object)
     ids[9] = "k4"
     with pytest.warns(UserWarning, match='"k4" .2 times, first row 4'):
-        audit(Data(x, given, ("a", "b", "c"), ids=ids))
+        audit(Dataset(x, given, ("a", "b", "c"), ids=ids))
 
 
 def test_too_few_rows_is_an_error():
@@ -227,7 +227,7 @@ def test_features_of_the_wrong_length_are_an_error():
 
 def test_a_misspelt_argument_is_named():
     x, given, _, _ = blobs(60)
-    for data in (x, list(x), Data(x, given, ("a", "b", "c")), pd.DataFrame(x)):
+    for data in (x, list(x), Dataset(x, given, ("a", "b", "c")), pd.DataFrame(x)):
         with pytest.raises(InputError, match='no argument "epoch"; did you mean "epochs"'):
             audit(data, given, epoch=3)
     with pytest.raises(InputError, match="text is an option for files and data frames; the data is a ndarray"):

@@ -25,7 +25,7 @@ from compensate.auditing.result import Audit
 from compensate.auditing.store import write_run
 from compensate.cli import main
 from compensate.data import digits, noise
-from compensate.data.dataset import Data, Source
+from compensate.data.dataset import Dataset, Source
 from compensate.errors import InputError
 
 WORDS = {
@@ -155,11 +155,11 @@ def log_loss(log_p: NDArray[np.float32], labels: NDArray[np.int64]) -> float:
 def test_the_stored_learners_are_as_good_as_those_of_the_folds() -> None:
     """Each learner by itself: log loss on new rows beside that of the held-out rows."""
     train, test = digits().split((0.6, 0.4))
-    data = Data(train.x.reshape(len(train), -1), train.target, train.classes, source=Source(kind="features"))
+    data = Dataset(train.x.reshape(len(train), -1), train.target, train.classes, source=Source(kind="features"))
     views = make_views(data, "none")
     folds = np.arange(len(train)) % 5
     judged = judge_view(views.views[0], train.target, folds, 5, 10)
-    new = views.makers[0].view(Data(test.x.reshape(len(test), -1), test.target, test.classes))
+    new = views.makers[0].view(Dataset(test.x.reshape(len(test), -1), test.target, test.classes))
     assert judged.models.keys() == judged.log_p.keys()
     for name, model in judged.models.items():
         log_p = model.log_p(new.x, new.trees)

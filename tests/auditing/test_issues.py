@@ -25,7 +25,7 @@ from compensate.auditing.issues.samples import language, odd_images, oddity, oth
 from compensate.auditing.page.contents import page_of
 from compensate.auditing.result import Audit
 from compensate.cli import app
-from compensate.data import Data, from_frame
+from compensate.data import Dataset, from_frame
 from compensate.data.dataset import Source
 from compensate.errors import InputError
 
@@ -476,7 +476,7 @@ def test_issues_fit_the_width_of_a_phone(open_page: Any) -> None:
     images[30:35] = images[:5]
     labels = np.arange(40) % 2
     labels[30:33] ^= 1
-    page = with_issues(audit(Data(images, labels, ("a" * 80, "b"), source=Source(kind="images")), encoder="none"))
+    page = with_issues(audit(Dataset(images, labels, ("a" * 80, "b"), source=Source(kind="images")), encoder="none"))
     for width in (1280, 390):
         tab = open_page(page, "issues", width=width, height=900)
         assert tab.locator(".issue-image").count() == 10

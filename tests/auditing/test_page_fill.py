@@ -11,7 +11,7 @@ from compensate.auditing.api import audit as run_audit
 from compensate.auditing.page import contents
 from compensate.auditing.page.contents import content, page_of, predictable
 from compensate.auditing.result import Provenance
-from compensate.data import Data
+from compensate.data import Dataset
 from compensate.data.dataset import Source
 
 
@@ -114,7 +114,7 @@ def test_images_are_shown_as_images_beside_embeddings_of_the_users() -> None:
     images = np.random.default_rng(0).integers(0, 256, (40, 3, 8, 8)).astype(np.uint8)
     labels = np.arange(40) % 2
     vectors = np.random.default_rng(1).normal(size=(40, 4)) + 3 * labels[:, None]
-    found = run_audit(Data(images, labels, ("a", "b"), source=Source(kind="images")), features=vectors)
+    found = run_audit(Dataset(images, labels, ("a", "b"), source=Source(kind="images")), features=vectors)
     shown = content(found.data, 0)
     assert shown.image is not None
     assert shown.text is None

@@ -32,7 +32,7 @@ from compensate.auditing.learners import View, fit_view
 from compensate.auditing.ray import Cluster
 from compensate.auditing.result import Audit
 from compensate.cli import app
-from compensate.data.dataset import Data
+from compensate.data.dataset import Dataset
 from compensate.errors import InputError
 
 SAME = 1e-5
@@ -332,7 +332,7 @@ class Fatal:
     def rows(self) -> int:
         return self.piece.rows
 
-    def read(self) -> Data:
+    def read(self) -> Dataset:
         if os.environ.get("RAY_RAYLET_PID") and not self.mark.exists():
             self.mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)

@@ -4,20 +4,20 @@ import numpy as np
 import pytest
 import torch
 
-from compensate.data import CropFlip, Data, Ragged, batches, channel_statistics, digits, draws, gather, order
+from compensate.data import CropFlip, Dataset, Ragged, batches, channel_statistics, digits, draws, gather, order
 from compensate.data.images import as_images
 from compensate.errors import InputError
 
 
-def texts(n: int = 500) -> Data:
+def texts(n: int = 500) -> Dataset:
     rng = np.random.default_rng(0)
     rows = [rng.integers(2, 50, size=rng.integers(1, 60)) for _ in range(n)]
-    return Data(Ragged.of(rows), rng.integers(2, size=n), ("a", "b"))
+    return Dataset(Ragged.of(rows), rng.integers(2, size=n), ("a", "b"))
 
 
-def pictures(n: int = 40) -> Data:
+def pictures(n: int = 40) -> Dataset:
     rng = np.random.default_rng(0)
-    return Data(rng.integers(256, size=(n, 3, 8, 8), dtype=np.uint8), rng.integers(2, size=n), ("a", "b"))
+    return Dataset(rng.integers(256, size=(n, 3, 8, 8), dtype=np.uint8), rng.integers(2, size=n), ("a", "b"))
 
 
 @pytest.mark.parametrize("data", [texts(), pictures()], ids=["text", "images"])
@@ -121,7 +121,7 @@ def test_as_images():
     [
         (lambda: order(pictures(), 0), "at least 1"),
         (
-            lambda: next(batches(Data(np.array(["a b"], dtype=object), np.array([0]), ("x",)), 2)),
+            lambda: next(batches(Dataset(np.array(["a b"], dtype=object), np.array([0]), ("x",)), 2)),
             "array of str.*encode",
         ),
         (lambda: gather(pictures(), np.arange(2), augment=CropFlip()), "drawn="),
@@ -136,7 +136,7 @@ def test_bad_input(call, hint):
 
 
 def test_regression_targets_are_floats():
-    data = Data(np.zeros((4, 2)), np.array([0.5, 1.5, 2.5, np.nan]), ())
+    data = Dataset(np.zeros((4, 2)), np.array([0.5, 1.5, 2.5, np.nan]), ())
     x, target, _ = next(batches(data, 4, shuffle=False))
     assert target.dtype == x.dtype == torch.float32
     assert data.labeled.tolist() == [True, True, True, False]

@@ -7,14 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from compensate.data import UNLABELED, Data, digits, digits_splits
+from compensate.data import UNLABELED, Dataset, digits, digits_splits
 from compensate.errors import InputError
 
 
-def toy(n: int = 100, c: int = 3) -> Data:
+def toy(n: int = 100, c: int = 3) -> Dataset:
     rng = np.random.default_rng(0)
     names = np.array([f"row{i}" for i in range(n)], dtype=object)
-    return Data(rng.normal(size=(n, 2)), rng.integers(c, size=n), tuple("abcdef"[:c]), ids=names, raw=names)
+    return Dataset(rng.normal(size=(n, 2)), rng.integers(c, size=n), tuple("abcdef"[:c]), ids=names, raw=names)
 
 
 @settings(max_examples=40, deadline=None)
@@ -45,7 +45,7 @@ def test_index_is_the_source_row_through_any_chain():
 
 
 def test_it_is_a_torch_data_set():
-    data = Data(np.full((3, 1, 2, 2), 51, np.uint8), np.array([0, 1, 0]), ("a", "b"), np.array([7, 8, 9]))
+    data = Dataset(np.full((3, 1, 2, 2), 51, np.uint8), np.array([0, 1, 0]), ("a", "b"), np.array([7, 8, 9]))
     x, target, index = next(iter(DataLoader(data, batch_size=2)))
     assert torch.equal(x, torch.full((2, 1, 2, 2), 0.2))
     assert target.tolist() == [0, 1]
@@ -74,8 +74,8 @@ def test_digits():
 @pytest.mark.parametrize(
     ("call", "hint"),
     [
-        (lambda: Data(np.zeros((3, 2)), np.zeros(2, int), ("a",)), "differ in length"),
-        (lambda: Data(np.zeros((2, 2)), np.array([0, 1]), ("a",)), "row 1 is 1"),
+        (lambda: Dataset(np.zeros((3, 2)), np.zeros(2, int), ("a",)), "differ in length"),
+        (lambda: Dataset(np.zeros((2, 2)), np.array([0, 1]), ("a",)), "row 1 is 1"),
         (lambda: toy().split((0.5, 0.4)), "sum to 1"),
         (lambda: toy().split((1.5, -0.5)), "positive"),
         (lambda: toy().subset([100]), "0 to 99"),

@@ -7,7 +7,7 @@ from sklearn.impute import SimpleImputer
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from compensate.data import Column, TableEncoder, class_sizes, digits, from_frame, load, long_tailed, table_views
-from compensate.data.dataset import Data
+from compensate.data.dataset import Dataset
 from compensate.errors import InputError
 
 
@@ -210,6 +210,6 @@ def test_long_tail_errors():
     with pytest.raises(InputError, match="exponential or step"):
         class_sizes(10, 100, 10, "linear")
     with pytest.raises(InputError, match="classes b have no samples"):
-        long_tailed(Data(np.zeros((2, 1)), np.array([0, 0]), ("a", "b")), 10)
+        long_tailed(Dataset(np.zeros((2, 1)), np.array([0, 0]), ("a", "b")), 10)
     with pytest.raises(InputError, match="quantity"):
-        long_tailed(Data(np.zeros((2, 1)), np.array([0.5, 1.0]), ()), 10)
+        long_tailed(Dataset(np.zeros((2, 1)), np.array([0.5, 1.0]), ()), 10)

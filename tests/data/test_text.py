@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compensate.data import (
-    Data,
+    Dataset,
     Ragged,
     Splits,
     Tfidf,
@@ -76,8 +76,8 @@ def test_vocabulary(tmp_path):
 
 
 def splits() -> Splits:
-    train = Data(np.array(["the film", "the the play"], dtype=object), np.array([0, 1]), ("a", "b"))
-    test = Data(np.array(["film n't new"], dtype=object), np.array([0]), ("a", "b"))
+    train = Dataset(np.array(["the film", "the the play"], dtype=object), np.array([0, 1]), ("a", "b"))
+    test = Dataset(np.array(["film n't new"], dtype=object), np.array([0]), ("a", "b"))
     return Splits(train, test)
 
 
@@ -199,7 +199,7 @@ def test_tfidf_features_are_the_singular_directions():
     assert np.allclose(z * signs, expected, atol=1e-3)
     assert np.allclose(z.std(0), 1, atol=1e-4)
     assert not ours(["zzz", ""]).any()
-    data = Data(np.array(TEXTS, dtype=object), np.zeros(5, int), ("a",))
+    data = Dataset(np.array(TEXTS, dtype=object), np.zeros(5, int), ("a",))
     assert np.array_equal(text_features(data, ours).x, z)
     for texts, least in ((["a b", "c d"], 2), (["a"], 2), (["", ""], 1)):
         with pytest.raises(InputError, match="min_count"):

@@ -283,8 +283,8 @@ def test_a_folder_of_photographs_is_encoded_at_the_size_of_the_encoder(tmp_path)
 
 
 def test_features_are_not_encoded(bert):
-    from compensate.data import Data
+    from compensate.data import Dataset
 
-    assert encode_data(Data(np.zeros((2, 3)), np.array([0, 1]), ("a", "b")), bert) is None
-    texts = Data(np.array(["w1", "w2"], dtype=object), np.array([0, 1]), ("a", "b"))
+    assert encode_data(Dataset(np.zeros((2, 3)), np.array([0, 1]), ("a", "b")), bert) is None
+    texts = Dataset(np.array(["w1", "w2"], dtype=object), np.array([0, 1]), ("a", "b"))
     assert np.allclose(encode_data(texts, bert, cache=False).values, encode(["w1", "w2"], bert, cache=False).values)

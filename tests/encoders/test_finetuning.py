@@ -20,7 +20,7 @@ from compensate import audit
 from compensate.auditing.network import find_tunable, prepare_finetuning
 from compensate.cli import app
 from compensate.data import load, noise
-from compensate.data.dataset import Data
+from compensate.data.dataset import Dataset
 from compensate.encoders import catalog, encode, encode_data
 from compensate.encoders.text import TextEncoder
 from compensate.errors import InputError
@@ -84,7 +84,7 @@ def test_images_are_judged_by_an_encoder_that_learned_from_them(vit):
     found = audit(x, given, encoder=vit, finetune=True, **FAST)
     assert found.config["views"][f"{vit.name}, fine-tuned"] > 0
     assert average_precision_score(wrong, found.log_odds) > 0.9
-    data = Data(x, given, ("dark", "bright"))
+    data = Dataset(x, given, ("dark", "bright"))
     start = prepare_finetuning(data, find_tunable(data, vit), 2).model
     weights = dict(start.named_parameters())
     changed = [
@@ -111,7 +111,7 @@ def find_installed(name: str):
 
 def test_the_network_starts_as_the_encoder_is(bert):
     said = ["w1", "w2 w3 w4 w5", "", " ".join(f"w{i % 40}" for i in range(30))]
-    data = Data(np.array(said, dtype=object), np.array([0, 1, 0, 1]), ("a", "b"))
+    data = Dataset(np.array(said, dtype=object), np.array([0, 1, 0, 1]), ("a", "b"))
     made = prepare_finetuning(data, find_tunable(data, bert), 2)
     with torch.no_grad():
         embedded = F.normalize(made.model.network(made.samples.batch(np.arange(4), None)), dim=1)
@@ -142,14 +142,14 @@ def test_texts_are_cut_into_word_pieces_once_and_padded_by_batch(bert, monkeypat
     monkeypatch.setattr(TextEncoder, "pieces", lambda self, *args: (calls.append(len(args[0])), plain(self, *args))[1])
     audit(said, given, encoder=bert, finetune=True, crossfit=True, epochs=2, batch_size=8)
     assert calls == [60], "one look at each text serves all epochs of all folds"
-    data = Data(np.array(said, dtype=object), given, ("a", "b"))
+    data = Dataset(np.array(said, dtype=object), given, ("a", "b"))
     samples = prepare_finetuning(data, find_tunable(data, bert), 2).samples
     assert samples.batch(np.array([1, 2]), 0).shape == (2, 1, 7)
     assert samples.batch(np.array([0, 1]), 0).shape == (2, 1, 16)
 
 
 def test_weights_that_nothing_depends_on_are_not_trained(bert):
-    data = Data(np.array(["w1", "w2"], dtype=object), np.array([0, 1]), ("a", "b"))
+    data = Dataset(np.array(["w1", "w2"], dtype=object), np.array([0, 1]), ("a", "b"))
     made = prepare_finetuning(data, find_tunable(data, bert), 2)
     frozen = {name for name, p in made.model.named_parameters() if not p.requires_grad}
     assert frozen == {"network.model.model.pooler.dense.weight", "network.model.model.pooler.dense.bias"}

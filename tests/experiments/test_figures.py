@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from compensate.core.tables import Sample
 from compensate.core.taxonomy import TARGETS
-from compensate.data import Data, load
+from compensate.data import Dataset, load
 from compensate.errors import InputError
 from compensate.methods import METHODS, logit_adjustment
 from experiments.__main__ import app
@@ -85,7 +85,7 @@ def test_drawn_tree_writes_every_name_once_and_nothing_over_another():
 def test_change_of_undecided_logits_is_that_of_the_class_sizes():
     counts = np.array([80, 15, 5])
     target = np.repeat(np.arange(3), counts)
-    train = Data(np.zeros((100, 4), np.float32), target, ("a", "b", "c"))
+    train = Dataset(np.zeros((100, 4), np.float32), target, ("a", "b", "c"))
     model = torch.nn.Linear(4, 3)
     torch.nn.init.zeros_(model.bias)
     result = SimpleNamespace(

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from compensate.data import Data
+from compensate.data import Dataset
 from compensate.errors import InputError
 from experiments import claims, comparing, report
 from experiments.__main__ import app
@@ -217,7 +217,7 @@ def test_adversarial_accuracy_of_a_linear_model_in_closed_form():
             return torch.stack([-z, z], 1)
 
     x = np.linspace(0.3, 0.7, 41, dtype=np.float32).reshape(-1, 1, 1, 1)
-    data = Data(x, (x[:, 0, 0, 0] > 0.5).astype(np.int64), ("low", "high"))
+    data = Dataset(x, (x[:, 0, 0, 0] > 0.5).astype(np.int64), ("low", "high"))
     for radius in (0.05, 0.1):
         right = adversarial_accuracy(Threshold(), data, radius)
         assert right == pytest.approx((np.abs(x - 0.5) > radius + 1e-6).mean(), abs=2 / 41)

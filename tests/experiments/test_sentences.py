@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from compensate.data import Data, Splits
+from compensate.data import Dataset, Splits
 from compensate.errors import InputError
 from compensate.training.config import Config
 from compensate.training.fitting import fit
@@ -29,7 +29,7 @@ def corpus(n=120):
     texts = [" ".join(draw.choice(GOOD if y else BAD, 4)) + f" film {i}" for i, y in enumerate(target)]
     target = target.copy()
     target[[i for i in PLANTED if i < n]] ^= 1
-    return Data(np.array(texts, dtype=object), target, ("negative", "positive"))
+    return Dataset(np.array(texts, dtype=object), target, ("negative", "positive"))
 
 
 TINY = Config(
@@ -88,7 +88,7 @@ def test_sentences_of_the_paper_are_looked_up(found):
         ["The exploitative , clumsily staged violence overshadows everything , including", "good film", "bad film"] * 4,
         dtype=object,
     )
-    data = Data(texts, np.arange(12) % 2, ("negative", "positive"))
+    data = Dataset(texts, np.arange(12) % 2, ("negative", "positive"))
     one = s.find_sentences(TINY.but(epochs=1), seeds=1, top=3, data=Splits(data))
     assert {row.index for row in one.quoted} == {0, 3, 6, 9}
     (line, *_) = s.agreement_with_paper(one)

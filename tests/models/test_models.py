@@ -10,7 +10,7 @@ from torch import nn
 from torch.func import functional_call, grad
 from torch.nn import functional as F
 
-from compensate.data import Data, digits
+from compensate.data import Dataset, digits
 from compensate.data.dataset import Ragged
 from compensate.errors import InputError
 from compensate.models import CNN, MLP, BiLSTM, Normalize, ResNet, Staged, Stages, build, probe
@@ -244,7 +244,7 @@ class Softmaxed(nn.Module):
         (lambda: Normalize([0.0], [0.0]), "positive"),
         (lambda: build("resnet21", digits()), 'did you mean "resnet20"|did you mean "resnet'),
         (lambda: build("bilstm", digits()), "token ids"),
-        (lambda: build("resnet20", Data(np.zeros((3, 2)), np.zeros(3, int), ("a",))), "takes images"),
+        (lambda: build("resnet20", Dataset(np.zeros((3, 2)), np.zeros(3, int), ("a",))), "takes images"),
     ],
 )
 def test_bad_input(call, hint):
@@ -258,8 +258,8 @@ def test_build_fits_the_data():
     assert model.head.out_features == 10
     assert model.normalize.mean.item() == pytest.approx(data.x.mean(), abs=1e-5)
     assert model.normalize.std.item() == pytest.approx(data.x.std(), abs=1e-5)
-    text = Data(Ragged.of([[2, 3], [4]]), np.array([0, 1]), ("a", "b"))
+    text = Dataset(Ragged.of([[2, 3], [4]]), np.array([0, 1]), ("a", "b"))
     assert build("auto", text, num_words=5, hidden=4)(torch.tensor([[2, 3]])).shape == (1, 2)
-    assert build("auto", Data(np.zeros((3, 7)), np.zeros(3, int), ("a", "b"))).body[1].in_features == 7
-    regression = Data(np.zeros((3, 7)), np.zeros(3), ())
+    assert build("auto", Dataset(np.zeros((3, 7)), np.zeros(3, int), ("a", "b"))).body[1].in_features == 7
+    regression = Dataset(np.zeros((3, 7)), np.zeros(3), ())
     assert build("mlp", regression).head.out_features == 1

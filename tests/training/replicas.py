@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from compensate.core.stores import PARTS, Packed
-from compensate.data import Data, Splits, digits
+from compensate.data import Dataset, Splits, digits
 from compensate.methods import METHODS
 from compensate.training import Config, Exchange, fit, together
 
@@ -36,7 +36,7 @@ def small() -> Splits:
     return Splits(_first(train, 133), _first(rest, 40))
 
 
-def _first(data: Data, n: int) -> Data:
+def _first(data: Dataset, n: int) -> Dataset:
     return data.subset(range(n))
 
 
@@ -93,7 +93,7 @@ def train_texts() -> dict[str, torch.Tensor]:
     words = np.array(["good", "fine", "nice", "bad", "poor", "dull"])
     y = rng.integers(2, size=50)
     x = [" ".join(rng.choice(words, rng.integers(1, 9))) for _ in y]
-    data = Data(np.array(x, dtype=object), y, ("up", "down"))
+    data = Dataset(np.array(x, dtype=object), y, ("up", "down"))
     losses: list[float] = []
     config = Config(
         data="texts", method="pgd_at", hyper={"eps": 0.1, "steps": 2}, epochs=2, batch_size=12, lr=0.1,

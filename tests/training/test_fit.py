@@ -16,7 +16,7 @@ from accelerate.tracking import GeneralTracker
 from rich.console import Console
 
 from compensate import METHODS, InputError
-from compensate.data import Data, Splits, batches, digits, noise
+from compensate.data import Dataset, Splits, batches, digits, noise
 from compensate.methods import logcomp
 from compensate.training import Config, evaluate, fit, load_config, load_model, make_model, predict, prepare_run
 from compensate.training.step import rate
@@ -201,7 +201,7 @@ def texts() -> Splits:
     words = np.array(["good", "fine", "nice", "bad", "poor", "dull"])
     y = rng.integers(2, size=120)
     x = [" ".join(rng.choice(words[3:] if label else words[:3], rng.integers(1, 9))) for label in y]
-    data = Data(np.array(x, dtype=object), y, ("up", "down"))
+    data = Dataset(np.array(x, dtype=object), y, ("up", "down"))
     return Splits(data.subset(np.arange(80)), data.subset(np.arange(80, 120)))
 
 
@@ -329,6 +329,6 @@ def test_a_file_that_changed_is_read_again(tmp_path):
 
 
 def test_quantities_are_not_classes():
-    data = Data(np.random.default_rng(0).random((20, 3)), np.random.default_rng(1).random(20), ())
+    data = Dataset(np.random.default_rng(0).random((20, 3)), np.random.default_rng(1).random(20), ())
     with pytest.raises(InputError, match="quantity"):
         fit(Config(), data=data)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from compensate import METHODS
 from compensate.cli import app
-from compensate.data import Data, order_in_ranges
+from compensate.data import Dataset, order_in_ranges
 from compensate.data.dataset import Ragged
 from compensate.errors import InputError
 from compensate.training import Config, Processes, checkpoint, fit
@@ -40,10 +40,12 @@ RANDOM = {"pgd_at", "semantics_preserving_at", "augmix"}
 """They draw random numbers for each sample, and each process draws its own."""
 
 
-def rows_of(n: int, held_out: int = 0) -> Data:
+def rows_of(n: int, held_out: int = 0) -> Dataset:
     """Samples in an order of their own, with rows of held-out samples between theirs."""
     index = np.sort(np.random.default_rng(1).permutation(n + held_out)[:n])[::-1]
-    return Data(np.zeros((n, 1), np.float32), np.arange(n) % 3, ("a", "b", "c"), index=index.copy(), rows=n + held_out)
+    return Dataset(
+        np.zeros((n, 1), np.float32), np.arange(n) % 3, ("a", "b", "c"), index=index.copy(), rows=n + held_out
+    )
 
 
 @pytest.mark.parametrize(("n", "batch"), [(133, 24), (96, 24), (50, 7), (13, 5), (24, 100)])
@@ -70,7 +72,7 @@ def test_every_epoch_visits_every_sample_once_and_every_process_its_own(n: int, 
 
 def test_texts_of_about_one_length_are_in_a_batch() -> None:
     lengths = np.random.default_rng(0).integers(1, 200, size=600)
-    data = Data(Ragged.of([np.ones(k, np.int64) for k in lengths]), np.arange(600) % 2, ("a", "b"))
+    data = Dataset(Ragged.of([np.ones(k, np.int64) for k in lengths]), np.arange(600) % 2, ("a", "b"))
     batches = order_in_ranges(data, 20)
     assert sorted(np.concatenate(batches)) == list(range(600))
     spread = np.mean([lengths[rows].std() for rows in batches])

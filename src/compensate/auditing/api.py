@@ -41,7 +41,7 @@ from compensate.auditing.noise_model import (
 )
 from compensate.auditing.result import Audit, Provenance
 from compensate.auditing.source import KINDS, labeled, read
-from compensate.data.dataset import UNLABELED, Data, Floats, Ints, Source
+from compensate.data.dataset import UNLABELED, Dataset, Floats, Ints, Source
 from compensate.data.labels import encode_labels
 from compensate.errors import InputError
 from compensate.files import is_address
@@ -62,7 +62,7 @@ def audit_probabilities(
     *,
     classes: list[str] | None = None,
     title: str = "the labels",
-    data: Data | None = None,
+    data: Dataset | None = None,
 ) -> Audit:
     """Finds the labels that look wrong, given what a model says of samples it was not trained on.
 
@@ -441,7 +441,7 @@ def _judged(
 
 
 def _result(
-    data: Data,
+    data: Dataset,
     rows: Ints,
     given: Ints,
     verdict: Verdict,
@@ -489,7 +489,7 @@ def _with_lone(
     return replace(verdict, **more)
 
 
-def _described(data: Data, rows: Ints, config: dict[str, Any], notes: tuple[str, ...], shown: Any) -> dict[str, Any]:
+def _described(data: Dataset, rows: Ints, config: dict[str, Any], notes: tuple[str, ...], shown: Any) -> dict[str, Any]:
     """What an audit says of its data, whether labels are classes or quantities."""
     whole = len(rows) == len(data)
     return {
@@ -505,7 +505,7 @@ def _described(data: Data, rows: Ints, config: dict[str, Any], notes: tuple[str,
 
 
 def _of_parts(
-    data: Data,
+    data: Dataset,
     encoder: str | Path,
     device: str | None,
     seed: int,
@@ -520,7 +520,7 @@ def _of_parts(
     return replace(found, notes=(*data.source.notes, *found.notes))
 
 
-def _quantities(data: Data, encoder: str | Path, device: str | None, seed: int, progress: Progress | None) -> Audit:
+def _quantities(data: Dataset, encoder: str | Path, device: str | None, seed: int, progress: Progress | None) -> Audit:
     """The audit of quantities: see `compensate.auditing.labels.quantity`."""
     from compensate.auditing.labels.quantity import judge_quantities
 
@@ -565,7 +565,7 @@ def _quantities(data: Data, encoder: str | Path, device: str | None, seed: int, 
     )
 
 
-def _predicted(data: Data, given: Ints, log_q: Floats) -> dict[str, NDArray[Any]]:
+def _predicted(data: Dataset, given: Ints, log_q: Floats) -> dict[str, NDArray[Any]]:
     rows = np.flatnonzero((given == UNLABELED) & ~data.labeled)
     if not len(rows):
         return {}
@@ -573,7 +573,7 @@ def _predicted(data: Data, given: Ints, log_q: Floats) -> dict[str, NDArray[Any]
     return {"index": data.index[rows], "suggested": p.argmax(1), "probability": p.max(1)}
 
 
-def audited_labels(data: Data) -> tuple[Ints, tuple[str, ...]]:
+def audited_labels(data: Dataset) -> tuple[Ints, tuple[str, ...]]:
     """(N,) the labels to audit; those of a class with a single sample are set aside: see `compensate.auditing.noise_model`."""
     given = data.target.astype(np.int64).copy()
     counts = data.class_counts

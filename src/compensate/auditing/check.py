@@ -19,7 +19,7 @@ from compensate.auditing.issues.samples import without_spellings
 from compensate.auditing.judge import Scorer
 from compensate.auditing.result import Audit
 from compensate.auditing.write_back import Dialect, find_cells
-from compensate.data.dataset import UNLABELED, Data, Floats, Ints, Source
+from compensate.data.dataset import UNLABELED, Dataset, Floats, Ints, Source
 from compensate.data.labels import has_no_label, is_missing, label_name, missing_labels
 from compensate.errors import InputError, nearest
 from compensate.files import decode, read_bytes
@@ -90,7 +90,7 @@ class _Rows:
         digests: (N,) of the rows; zero if there is none.
     """
 
-    data: Data
+    data: Dataset
     cells: list[str]
     digests: NDArray[np.uint64]
 
@@ -271,7 +271,7 @@ def _of_frame(audit: Audit, frame: pd.DataFrame, where: str, labels: Any, featur
     if len(cells) != len(frame):
         raise InputError(f"there are {len(frame)} rows and {len(cells)} labels; expected one each.")
     texts = ["" if is_missing(v) else str(v) for v in frame[text]] if text else [""] * len(frame)
-    data = Data(
+    data = Dataset(
         np.array(texts, dtype=object), np.full(len(frame), UNLABELED), audit.classes, raw=frame, rows=len(frame),
         source=Source(kind="text" if text else "table", label=label, text=text),
     )  # fmt: skip
@@ -282,7 +282,7 @@ def _of_frame(audit: Audit, frame: pd.DataFrame, where: str, labels: Any, featur
     return _Rows(_with_classes(data, cells, audit), cells, digest_frame(frame, str(label)))
 
 
-def _with_classes(data: Data, cells: Sequence[str], audit: Audit) -> Data:
+def _with_classes(data: Dataset, cells: Sequence[str], audit: Audit) -> Dataset:
     """The data with class numbers of the audit; a label that is none of its classes has no number."""
     numbers = {name.strip(): number for number, name in enumerate(audit.classes)}
     target = np.array([numbers.get(cell.strip(), UNLABELED) if cell else UNLABELED for cell in cells], np.int64)

@@ -26,7 +26,7 @@ from compensate.auditing.result import FLAGGED
 from compensate.auditing.source import read
 from compensate.data.arrays import not_finite
 from compensate.data.columns import is_nested
-from compensate.data.dataset import UNLABELED, Data, Ints, Singles, Source
+from compensate.data.dataset import UNLABELED, Dataset, Ints, Singles, Source
 from compensate.data.label_column import SeveralLabels
 from compensate.data.labels import encode_labels, is_missing, read_labels
 from compensate.data.parquet import SUFFIXES, is_pattern, parquet_files, parquet_source, remote_files
@@ -69,7 +69,7 @@ class Piece(Protocol):
     def rows(self) -> int:
         """Their number."""
 
-    def read(self) -> Data:
+    def read(self) -> Dataset:
         """The samples, without their labels; ``index`` counts through the whole source."""
 
 
@@ -89,7 +89,7 @@ class PiecedSource:
     pieces: tuple[Piece, ...]
     labels: Ints
     classes: tuple[str, ...]
-    sample: Data
+    sample: Dataset
     info: Source = field(default_factory=Source)
     index: Ints | None = None
 
@@ -101,12 +101,12 @@ class PiecedSource:
         return rows if self.index is None else self.index[rows]
 
     @property
-    def outline(self) -> Data:
+    def outline(self) -> Dataset:
         """The labels of all rows, without the samples."""
         nothing = np.broadcast_to(np.float32(0), (len(self), 1))
-        return Data(nothing, self.labels, self.classes, rows=len(self), source=self.info)
+        return Dataset(nothing, self.labels, self.classes, rows=len(self), source=self.info)
 
-    def rows(self, index: Ints) -> Data:
+    def rows(self, index: Ints) -> Dataset:
         """The samples in these rows, in ascending order, with their labels."""
         found = []
         for piece in self.pieces:
@@ -138,7 +138,7 @@ def _opened(data: Any, labels: Any, options: Mapping[str, Any]) -> PiecedSource:
     return cut(read(data, labels, None, options))
 
 
-def cut(data: Data) -> PiecedSource:
+def cut(data: Dataset) -> PiecedSource:
     """Data in memory, in pieces."""
     _check_labels(data)
     if data.source.kind == "images" and np.ndim(data.x) != 4:
@@ -148,7 +148,7 @@ def cut(data: Data) -> PiecedSource:
     return PiecedSource(pieces, data.target.astype(np.int64), data.classes, sample, data.source, data.index)
 
 
-def _check_labels(data: Data) -> None:
+def _check_labels(data: Dataset) -> None:
     if data.regression:
         raise InputError("quantities are not audited in pieces; leave memory and backend out.")
     if data.parts is not None:
@@ -168,11 +168,11 @@ def _even(number: int, most: int) -> Ints:
 class _Cut:
     start: int
     rows: int
-    data: Data
+    data: Dataset
     first: int
     """The place of its first row in `data`."""
 
-    def read(self) -> Data:
+    def read(self) -> Dataset:
         """As `Piece.read`; nothing is copied."""
         data, here = self.data, slice(self.first, self.first + self.rows)
         return replace(
@@ -190,7 +190,7 @@ class _Cut:
         return {"start": self.start, "rows": self.rows, "data": mine, "first": 0}
 
 
-def _joined(parts: list[Data]) -> Data:
+def _joined(parts: list[Dataset]) -> Dataset:
     first = parts[0]
     if len(parts) == 1:
         return first
@@ -228,14 +228,14 @@ class RowGroups:
         with parquet_source(self.path) as where, parquet.ParquetFile(where) as file:
             return file.read_row_groups(range(self.first, self.last), columns=columns, use_threads=False).to_pandas()
 
-    def read(self) -> Data:
+    def read(self) -> Dataset:
         """As `Piece.read`."""
         frame = self.frame().reset_index(drop=True)
         frame.columns = pd.Index([str(name) for name in frame.columns])
         x: NDArray[Any] = np.zeros((len(frame), 1), np.float32)
         if self.text:
             x = np.array(["" if is_missing(v) else str(v) for v in frame[self.text]], dtype=object)
-        return Data(
+        return Dataset(
             x, np.full(len(frame), -1), (), index=np.arange(self.start, self.start + len(frame)), raw=frame,
             source=self.info,
         )  # fmt: skip
@@ -351,7 +351,7 @@ class ArrayRange:
     start: int
     rows: int
 
-    def read(self) -> Data:
+    def read(self) -> Dataset:
         """As `Piece.read`."""
         # Mapped for this moment alone: what stays mapped counts as memory of the process.
         with numpy_damage(self.path):
@@ -363,7 +363,7 @@ class ArrayRange:
                 f"{self.path} has a value that is not a finite number in row {self.start + broken[0]}. Fill or remove it."
             )
         index = np.arange(self.start, self.start + self.rows)
-        return Data(x, np.full(len(x), -1), (), index=index, source=Source(kind="features"))
+        return Dataset(x, np.full(len(x), -1), (), index=index, source=Source(kind="features"))
 
 
 def _of_array(path: Path, labels: Any, options: Mapping[str, Any]) -> PiecedSource:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from compensate.auditing.digests import digest_source, digest_text
 from compensate.auditing.write_back import check_output, csv_bytes, fixed_name, guard, open_labels, same_label, unguard
-from compensate.data.dataset import UNLABELED, Data, Ints
+from compensate.data.dataset import UNLABELED, Dataset, Ints
 from compensate.errors import InputError, nearest
 from compensate.files import write_atomically, writing
 
@@ -550,13 +550,13 @@ def read_decisions(decisions: str | Path | Iterable[Correction]) -> tuple[Correc
     return run_decisions(path) if path.is_dir() else read_corrections(path)
 
 
-def decided_labels(data: Data, decisions: str | Path | Iterable[Correction]) -> Decided:
+def decided_labels(data: Dataset, decisions: str | Path | Iterable[Correction]) -> Decided:
     """The labels of the data with decisions of an earlier audit.
 
     Rows are found by their number in the file that was audited, and by their content in any other. The data may hold the labels
     from before the decisions, or those that were decided.
 
-    >>> data = Data(np.eye(2), np.array([0, 1]), ("cat", "dog"))
+    >>> data = Dataset(np.eye(2), np.array([0, 1]), ("cat", "dog"))
     >>> found = decided_labels(data, [Correction(1, "dog", "accept", "cat")])
     >>> found.labels, found.rows
     (array([0, 0]), array([False,  True]))
@@ -584,7 +584,7 @@ def decided_labels(data: Data, decisions: str | Path | Iterable[Correction]) -> 
 class RowPlaces:
     """Where the rows of decisions are in some data."""
 
-    def __init__(self, data: Data) -> None:
+    def __init__(self, data: Dataset) -> None:
         self.source = data.source.digest
         self.by_index = {int(index): row for row, index in enumerate(data.index)}
         self.by_digest: dict[str, list[int]] = {}

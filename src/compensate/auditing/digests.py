@@ -19,7 +19,7 @@ from compensate.files import checksum
 if TYPE_CHECKING:
     import pandas as pd
 
-    from compensate.data.dataset import Data
+    from compensate.data.dataset import Dataset
 
 
 def digest_text(digest: int) -> str:
@@ -101,7 +101,7 @@ def list_images(path: Path) -> tuple[Path, list[str], Path | None]:
     return path, [p.relative_to(path).as_posix() for p in sorted(p for p in path.rglob("*") if is_image(p))], labels
 
 
-def digests_of(data: Data, path: Path) -> tuple[str, NDArray[np.uint64]]:
+def digests_of(data: Dataset, path: Path) -> tuple[str, NDArray[np.uint64]]:
     """The digest of the source that data was read from, and (rows,) the digests of its rows.
 
     Rows that are not in this part of the data, and data whose rows have no digests, have zeros.

@@ -16,7 +16,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from compensate.auditing.learners import View, content_keys
-from compensate.data.dataset import Data, Floats, Ints, Singles
+from compensate.data.dataset import Dataset, Floats, Ints, Singles
 from compensate.data.features import TableEncoder, tfidf
 from compensate.errors import InputError
 
@@ -57,7 +57,7 @@ class Embeddings:
     name: str
     width: int
 
-    def view(self, data: Data, device: Any = None, told: Told | None = None) -> View:
+    def view(self, data: Dataset, device: Any = None, told: Told | None = None) -> View:
         """The view of some samples."""
         from compensate.encoders import encode_data
 
@@ -98,7 +98,7 @@ class Words:
             return None
         return Words(counted), View("words", sp.csr_matrix(found).astype(np.float32))
 
-    def view(self, data: Data, device: Any = None, told: Told | None = None) -> View:
+    def view(self, data: Dataset, device: Any = None, told: Told | None = None) -> View:
         """The view of some texts."""
         found = self.counted.transform([str(text) for text in data.x])
         return View("words", sp.csr_matrix(found).astype(np.float32))
@@ -119,7 +119,7 @@ class Columns:
 
     encoder: TableEncoder
 
-    def view(self, data: Data, device: Any = None, told: Told | None = None) -> View:
+    def view(self, data: Dataset, device: Any = None, told: Told | None = None) -> View:
         """The view of some rows."""
         if not isinstance(data.raw, pd.DataFrame):
             raise InputError("the audit was made of a table; expected a table with the same columns.")
@@ -147,7 +147,7 @@ class Pixels:
     shape: tuple[int, ...]
     few: bool
 
-    def view(self, data: Data, device: Any = None, told: Told | None = None) -> View:
+    def view(self, data: Dataset, device: Any = None, told: Told | None = None) -> View:
         """The view of some images."""
         if tuple(np.shape(data.x)[1:]) != self.shape:
             raise InputError(f"images of the shape {np.shape(data.x)[1:]}; the audit was made of {self.shape}.")
@@ -224,7 +224,7 @@ class Features:
             found[start : start + LOOKED_AT] = (part - self.shift) / self.scale
         return found
 
-    def view(self, data: Data, device: Any = None, told: Told | None = None) -> View:
+    def view(self, data: Dataset, device: Any = None, told: Told | None = None) -> View:
         """The view of some rows."""
         values = flat_rows(data.x)
         if values.shape[1] != len(self.least):
@@ -284,7 +284,7 @@ class FeatureViews:
 
 
 def make_views(
-    data: Data, encoder: str | Path = "auto", *, device: Any = None, progress: Progress | None = None
+    data: Dataset, encoder: str | Path = "auto", *, device: Any = None, progress: Progress | None = None
 ) -> FeatureViews:
     """All views that suit the data.
 
@@ -323,7 +323,7 @@ class Makers:
         """The maker that runs a pretrained encoder, if there is one."""
         return next((maker for maker in self.makers if isinstance(maker, Embeddings)), None)
 
-    def views(self, data: Data, embedded: Singles | None = None) -> tuple[View, ...]:
+    def views(self, data: Dataset, embedded: Singles | None = None) -> tuple[View, ...]:
         """The views of some samples, and with them their embeddings, if there is an encoder."""
         return tuple(
             View(maker.name, embedded) if isinstance(maker, Embeddings) and embedded is not None else maker.view(data)
@@ -331,7 +331,7 @@ class Makers:
         )
 
 
-def fit_makers(data: Data, encoder: str | Path = "auto", *, device: Any = None) -> Makers:
+def fit_makers(data: Dataset, encoder: str | Path = "auto", *, device: Any = None) -> Makers:
     """What `make_views` would learn from these samples; nothing but the first of them is encoded.
 
     Args:
@@ -356,7 +356,7 @@ def fit_makers(data: Data, encoder: str | Path = "auto", *, device: Any = None) 
     return Makers(tuple(makers), about)
 
 
-def keys_of(data: Data, views: tuple[View, ...]) -> Ints | None:
+def keys_of(data: Dataset, views: tuple[View, ...]) -> Ints | None:
     """(N,) equal for rows with equal content, as `make_views` has them."""
     kind = data.source.kind or kind_of(data.x)
     if not _own_features(data):
@@ -394,7 +394,7 @@ def kind_of(x: Any) -> str:
     return "images" if np.ndim(x) == 4 else "features"
 
 
-def _own_features(data: Data) -> bool:
+def _own_features(data: Dataset) -> bool:
     """Whether the user has given embeddings in place of the samples themselves."""
     return data.source.features_given
 
@@ -415,17 +415,17 @@ def _of_features(x: Any) -> FeatureViews:
     return FeatureViews((View("features", values, values if few else None),), (maker,), keys, values, {})
 
 
-def _columns_maker(data: Data) -> Columns:
+def _columns_maker(data: Dataset) -> Columns:
     return Columns(TableEncoder.fit(data.raw, data.source.columns))
 
 
-def _of_table(data: Data) -> FeatureViews:
+def _of_table(data: Dataset) -> FeatureViews:
     maker = _columns_maker(data)
     view = maker.view(data)
     return FeatureViews((view,), (maker,), content_keys(np.asarray(view.trees)), view.x, {})
 
 
-def _of_texts(data: Data, encoder: str | Path, device: Any, progress: Progress | None) -> FeatureViews:
+def _of_texts(data: Dataset, encoder: str | Path, device: Any, progress: Progress | None) -> FeatureViews:
     texts = [str(text) for text in data.x]
     encoded, about = _encoded(data, encoder, "text", device, progress)
     found: list[tuple[Maker, View]] = [] if encoded is None else [encoded]
@@ -438,7 +438,7 @@ def _of_texts(data: Data, encoder: str | Path, device: Any, progress: Progress |
     return FeatureViews(views, makers, content_keys(texts), views[0].x, about)
 
 
-def _of_images(data: Data, encoder: str | Path, device: Any, progress: Progress | None) -> FeatureViews:
+def _of_images(data: Dataset, encoder: str | Path, device: Any, progress: Progress | None) -> FeatureViews:
     keys = content_keys(np.asarray(data.x))
     encoded, about = _encoded(data, encoder, "image", device, progress)
     found: list[tuple[Maker, View]] = [] if encoded is None else [encoded]
@@ -459,7 +459,7 @@ def _is_gray(images: NDArray[Any]) -> bool:
 
 
 def _encoded(
-    data: Data, encoder: str | Path, kind: str, device: Any, progress: Progress | None
+    data: Dataset, encoder: str | Path, kind: str, device: Any, progress: Progress | None
 ) -> tuple[tuple[Embeddings, View] | None, dict[str, str]]:
     if encoder == "none":
         return None, {}

@@ -62,7 +62,7 @@ from compensate.auditing.noise_model import (
 from compensate.auditing.page.contents import MOST_ITEMS, POOL
 from compensate.auditing.result import Audit, Provenance
 from compensate.auditing.source import KINDS
-from compensate.data.dataset import UNLABELED, Data, Floats, Ints, Singles
+from compensate.data.dataset import UNLABELED, Dataset, Floats, Ints, Singles
 from compensate.errors import InputError
 from compensate.files import make_folder, write_atomically
 
@@ -212,7 +212,7 @@ class Scorer:
     noise: NoiseModel
     by_chance: bool = False
 
-    def log_q(self, data: Data, *, device: Any = None, progress: Any = None) -> Floats:
+    def log_q(self, data: Dataset, *, device: Any = None, progress: Any = None) -> Floats:
         """(N, C) the pooled log probabilities of some samples.
 
         Args:
@@ -617,7 +617,7 @@ def _encoded(item: tuple[int, Piece], encoder: Embeddings, stages: FinishedStage
     return k
 
 
-def _part(rows: int, sample: Data, makers: Makers, room: int) -> Ints:
+def _part(rows: int, sample: Dataset, makers: Makers, room: int) -> Ints:
     """The rows that learners are fitted on."""
     few = sample.subset(np.arange(min(100, len(sample))))
     width = makers.encoder.width if makers.encoder is not None else 0

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from compensate.data.dataset import Data, Ints, Ragged, Singles
+from compensate.data.dataset import Dataset, Ints, Ragged, Singles
 from compensate.encoders import Encoder, find_encoder, hint, sample_kind
 from compensate.encoders.encoding import image_files
 from compensate.encoders.image import ImageEncoder, ImageNetwork, image_array, resized, unit
@@ -82,7 +82,7 @@ class FineTuning:
     recipe: dict[str, Any]
 
 
-def find_tunable(data: Data, encoder: str | Path) -> Encoder:
+def find_tunable(data: Dataset, encoder: str | Path) -> Encoder:
     """The encoder of these samples; an error that names the way out if there is none."""
     kind = sample_kind(data)
     if kind is None:
@@ -101,7 +101,7 @@ def find_tunable(data: Data, encoder: str | Path) -> Encoder:
     return found
 
 
-def prepare_finetuning(data: Data, encoder: Encoder, outputs: int) -> FineTuning:
+def prepare_finetuning(data: Dataset, encoder: Encoder, outputs: int) -> FineTuning:
     """Loads the encoder, and brings the samples to the form that it takes; texts are cut into word pieces once.
 
     Args:
@@ -208,7 +208,7 @@ class Trained:
 
 
 def judge_by_model(
-    data: Data,
+    data: Dataset,
     labels: Ints,
     model: nn.Module | Callable[[], nn.Module] | str | None,
     folds: Ints | None,
@@ -231,7 +231,7 @@ def judge_by_model(
     return _train(data, labels, data.num_classes, _maker(data, model), folds, MODEL_RECIPE, **training)
 
 
-def judge_by_finetuning(data: Data, labels: Ints, encoder: Encoder, folds: Ints | None, **training: Any) -> Trained:
+def judge_by_finetuning(data: Dataset, labels: Ints, encoder: Encoder, folds: Ints | None, **training: Any) -> Trained:
     """Fine-tunes a pretrained encoder with a linear head, once or once for each fold.
 
     Args:
@@ -246,7 +246,7 @@ def judge_by_finetuning(data: Data, labels: Ints, encoder: Encoder, folds: Ints 
 
 
 def _train(
-    inputs: Data | Samples,
+    inputs: Dataset | Samples,
     labels: Ints,
     classes: int,
     model: nn.Module | Callable[[], nn.Module],
@@ -296,7 +296,7 @@ def _train(
     )
 
 
-def _maker(data: Data, model: Any) -> Callable[[], nn.Module]:
+def _maker(data: Dataset, model: Any) -> Callable[[], nn.Module]:
     if isinstance(model, nn.Module):
         return lambda: copy.deepcopy(model)
     if callable(model):

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from compensate.auditing.judge import Scorer
-    from compensate.data.dataset import Data
+    from compensate.data.dataset import Dataset
 
 FLAGGED = 2 / 3
 """A label is flagged where an error is twice as likely as not."""
@@ -157,7 +157,7 @@ class Audit:
     curves: Mapping[str, list[float]] = field(default_factory=dict)
     provenance: Provenance = field(default_factory=Provenance)
     notes: tuple[str, ...] = ()
-    data: Data | None = None
+    data: Dataset | None = None
     model: nn.Module | None = None
     vectors: Any = None
     parts: tuple[str, ...] = ()
@@ -321,7 +321,7 @@ class Audit:
 
     # --- what to do with it -----------------------------------------------------------------------------------
 
-    def report(self, path: str | Path, *, data: Data | None = None) -> Path:
+    def report(self, path: str | Path, *, data: Dataset | None = None) -> Path:
         """Writes the review page; `data` shows the samples of an audit that was loaded from disk."""
         from compensate.auditing.page import write_page
         from compensate.auditing.page.contents import page_of, page_of_listed

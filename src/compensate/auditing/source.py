@@ -18,7 +18,7 @@ from compensate.auditing.labels.regions import mask_folders, read_masks
 from compensate.auditing.labels.sets import COLUMNS, find_columns, label_sets, read_label_sets
 from compensate.auditing.labels.tags import is_tokens, of_lists, read_tokens
 from compensate.data.arrays import from_arrays, not_finite, read_npz
-from compensate.data.dataset import Data, Source, Splits
+from compensate.data.dataset import Dataset, Source, Splits
 from compensate.data.folder import read_folder
 from compensate.data.hub import from_hub
 from compensate.data.label_column import SeveralLabels, UnclearLabel
@@ -35,7 +35,7 @@ KINDS = {"images": "image", "text": "text", "table": "table", "features": "embed
 """From what a reader says of its samples to what the review page calls them."""
 
 
-def read(data: Any, labels: Any, features: ArrayLike | str | Path | None, options: Mapping[str, Any]) -> Data:
+def read(data: Any, labels: Any, features: ArrayLike | str | Path | None, options: Mapping[str, Any]) -> Dataset:
     """The data set to audit: the training part, with the given labels and features in place of its own."""
     options = dict(options)
     merge_alike = options.pop("merge_alike", False)
@@ -61,7 +61,7 @@ def read(data: Any, labels: Any, features: ArrayLike | str | Path | None, option
     return found
 
 
-def labeled(data: Data) -> Data:
+def labeled(data: Dataset) -> Dataset:
     """The data, after a look at whether any row has a label."""
     if not data.labeled.any():
         raise InputError(
@@ -102,7 +102,7 @@ def _check_options(options: Mapping[str, Any]) -> None:
         raise InputError(f'audit has no argument "{odd[0]}"; {nearest(odd[0], [n for n in known if n != "options"])}')
 
 
-def _read(data: Any, labels: Any, options: Mapping[str, Any]) -> Data:
+def _read(data: Any, labels: Any, options: Mapping[str, Any]) -> Dataset:
     folders = mask_folders(data, labels)
     if folders is not None:
         return read_masks(*folders)
@@ -117,11 +117,11 @@ def _read(data: Any, labels: Any, options: Mapping[str, Any]) -> Data:
         found = _read(data, sets.patterns, options)
         return replace(found, parts=sets)
     key = options.get("labels_key")
-    if isinstance(data, (list, tuple, Data, Splits)) or _array(data) is not None:
+    if isinstance(data, (list, tuple, Dataset, Splits)) or _array(data) is not None:
         given = [name for name, value in options.items() if value is not None and name != "labels_key"]
         if given:
             raise InputError(f"{given[0]} is an option for files and data frames; the data is a {type(data).__name__}.")
-    if isinstance(data, (Data, Splits)):
+    if isinstance(data, (Dataset, Splits)):
         part = _training(data) if isinstance(data, Splits) else data
         return part if labels is None else override_labels(part, labels, key)
     if isinstance(data, (list, tuple, np.ndarray)) and _texts(data):
@@ -151,7 +151,7 @@ def _read(data: Any, labels: Any, options: Mapping[str, Any]) -> Data:
         return read_label_sets(data, **{**options, "labels_columns": columns})
 
 
-def _merged(data: Data) -> Data:
+def _merged(data: Dataset) -> Dataset:
     """The data with one class for all spellings of a name."""
     if data.regression or data.parts is not None:
         raise InputError(
@@ -161,7 +161,7 @@ def _merged(data: Data) -> Data:
     return replace(data, target=target, classes=classes, source=replace(data.source, merged=merged))
 
 
-def _training(splits: Splits) -> Data:
+def _training(splits: Splits) -> Dataset:
     """The training part, with the number of rows in each of the others."""
     parts = {name: len(part) for name in OTHERS if (part := getattr(splits, name)) is not None}
     source = splits.train.source
@@ -183,7 +183,7 @@ def left_out(source: Source) -> tuple[str, str]:
     return named, "to audit such a part, give it alone: audit(compensate.data.load(...).test)"
 
 
-def _of_tokens(data: str | Path, options: Mapping[str, Any]) -> Data:
+def _of_tokens(data: str | Path, options: Mapping[str, Any]) -> Dataset:
     odd = [name for name, value in options.items() if value is not None and name != "encoding"]
     if odd:
         raise InputError(f"{odd[0]} is no option for tagged tokens; {data} is read as tokens and tags.")
@@ -214,7 +214,7 @@ def _texts(data: Any) -> bool:
     return len(data) > 0 and all(isinstance(item, str) for item in list(data)[:50])
 
 
-def _of_texts(texts: Any, labels: Any) -> Data:
+def _of_texts(texts: Any, labels: Any) -> Dataset:
     if labels is None:
         raise InputError("texts have no labels of their own; pass them too: audit(texts, y).")
     if isinstance(labels, (str, Path)):
@@ -224,12 +224,12 @@ def _of_texts(texts: Any, labels: Any) -> Data:
     if cells.shape != (len(x),):
         raise InputError(f"there are {len(x)} texts, and the labels have shape {cells.shape}; expected one each.")
     if cells.dtype.kind == "f" and (np.mod(cells[np.isfinite(cells)], 1) != 0).any():
-        return Data(x, cells.astype(np.float64), (), source=Source(kind="text"))
+        return Dataset(x, cells.astype(np.float64), (), source=Source(kind="text"))
     target, classes = encode_labels(cells)
-    return Data(x, target, classes, raw=x, source=Source(kind="text"))
+    return Dataset(x, target, classes, raw=x, source=Source(kind="text"))
 
 
-def with_features(data: Data, features: ArrayLike | str | Path) -> Data:
+def with_features(data: Dataset, features: ArrayLike | str | Path) -> Dataset:
     """The same rows with embeddings as their samples; what people look at stays the source's own."""
     if isinstance(features, (str, Path)):
         values = load(str(features)).train.x

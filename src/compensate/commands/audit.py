@@ -22,13 +22,13 @@ from compensate.auditing.decisions import Correction, RowPlaces, run_decisions
 from compensate.auditing.result import Audit
 from compensate.commands import options as o
 from compensate.commands.options import chosen_columns, clock, console, short, told_stages, unused_columns
-from compensate.data.dataset import Data, Source
+from compensate.data.dataset import Dataset, Source
 from compensate.errors import InputError
 from compensate.files import is_address
 
 if TYPE_CHECKING:
     from compensate.auditing.result import Audit
-    from compensate.data.dataset import Data
+    from compensate.data.dataset import Dataset
 
 ASKED: dict[str, tuple[type, ...]] = {
     "data": (str, type(None)), "labels": (str, type(None)), "features": (str, type(None)), "probs": (str, type(None)),
@@ -78,7 +78,7 @@ def read_before(run: Path) -> Before:
     return Before(run, audit, asked, decisions)
 
 
-def check_about(before: Before, data: Data) -> None:
+def check_about(before: Before, data: Dataset) -> None:
     """Refuses decisions of which no row is in the data: they were made on something else."""
     places = RowPlaces(data)
     if all(places.find(decision) is None for decision in before.decisions):
@@ -126,7 +126,7 @@ OPEN = 10
 """Where the upper end of the interval is this many times the estimate, the summary says that the share cannot be known."""
 
 
-def opening_line(source: Data) -> str:
+def opening_line(source: Dataset) -> str:
     """One line that says what was read and what was chosen."""
     info = source.source
     parts = [f"{info.title}: {_rows(source)}"]
@@ -156,7 +156,7 @@ def opening_line(source: Data) -> str:
     return ", ".join([*parts, *unused_columns(info, source.parts)])
 
 
-def _rows(source: Data) -> str:
+def _rows(source: Dataset) -> str:
     """How many rows are audited, and of how many."""
     from compensate.auditing.source import left_out
 
@@ -166,12 +166,12 @@ def _rows(source: Data) -> str:
     return f"{len(source):,} of {len(source) + sum(source.source.left_out.values()):,} rows (left out: {named}; {how})"
 
 
-def alike_classes(source: Data) -> str:
+def alike_classes(source: Dataset) -> str:
     """The classes whose names differ only in case, spacing or Unicode form, most frequent first; empty if there are none.
 
     >>> import numpy as np
     >>> from compensate.data.dataset import Data
-    >>> alike_classes(Data(np.eye(3), np.array([0, 1, 1]), ("Cat", "cat", "dog")))
+    >>> alike_classes(Dataset(np.eye(3), np.array([0, 1, 1]), ("Cat", "cat", "dog")))
     '"cat" 2, "Cat" 1'
     """
     from compensate.auditing.issues.samples import spellings
@@ -187,7 +187,7 @@ def alike_classes(source: Data) -> str:
     )
 
 
-def _alike(source: Data) -> list[str]:
+def _alike(source: Dataset) -> list[str]:
     merged: dict[str, list[str]] = {}
     for other, name in source.source.merged.items():
         merged.setdefault(name, []).append(f'"{short(other)}"')
@@ -575,7 +575,7 @@ def _run(asked: _Asked, before: Before | None, out: Path | None, judged: Callabl
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         source = _source(asked)
-        if before is not None and isinstance(source, Data) and source.parts is None:
+        if before is not None and isinstance(source, Dataset) and source.parts is None:
             check_about(before, source)
         name = _name(source, asked, decided)
         folder = out or runs / name
@@ -672,7 +672,7 @@ def _with_issues(found: Audit, asked: _Asked) -> Audit:
 
 def _about(source: Any) -> Source:
     """Where the data came from, whether they are read as a whole or in pieces."""
-    return Source() if source is None else source.source if isinstance(source, Data) else source.info
+    return Source() if source is None else source.source if isinstance(source, Dataset) else source.info
 
 
 def _name(source: Any, asked: _Asked, decided: dict[str, Any]) -> str:
@@ -698,7 +698,7 @@ def _judged(source: Any, started: float, **chosen: Any) -> Audit:
     from compensate.auditing.api import audit as run
     from compensate.auditing.source import labeled
 
-    if isinstance(source, Data) and source.parts is None:
+    if isinstance(source, Dataset) and source.parts is None:
         labeled(source)
     console.print(opening_line(source if hasattr(source, "target") else source.outline), markup=False)
     with told_stages(started) as progress:
@@ -720,7 +720,7 @@ def _main() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def _of_probabilities(source: Data | None, probs: Path, labels: Path | None, labels_key: str | None) -> Audit:
+def _of_probabilities(source: Dataset | None, probs: Path, labels: Path | None, labels_key: str | None) -> Audit:
     from compensate.auditing.api import audit_probabilities
     from compensate.data import read_labels
     from compensate.files import read_array

@@ -68,12 +68,12 @@ THROUGH: tuple[Slot, ...] = ("da", "dv", "dx")
 """Compensation that enters before the logits, in order: of edges, by views, of features. Its gradient runs through the model."""
 
 
-def at(value: Value, s: State) -> Any:
+def at(value: Value, s: Batch) -> Any:
     """A hyper-parameter at this moment: itself if a number, else what it says for the state."""
     return value(s) if callable(value) else value
 
 
-class State:
+class Batch:
     r"""One batch under the paper's names.
 
     .. math:: L = \frac1B \sum_i l(S(f(x_i + \Delta x_i) + \Delta u_i) + \Delta p_i,\; y_i + \Delta y_i)

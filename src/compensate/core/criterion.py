@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from compensate.core.batch import THROUGH, Slot, State
+from compensate.core.batch import THROUGH, Batch, Slot
 from compensate.core.fast import losses_and_slope, reduced
 from compensate.core.proximal import ONTO, SMALLEST
 from compensate.core.rows import Touched, warn_of_copies
@@ -73,7 +73,7 @@ def in_bytes(count: int) -> str:
     return f"{count} bytes"
 
 
-def step_rows(s: State) -> None:
+def step_rows(s: Batch) -> None:
     """Moves the rows of learned tables by the gradient of the unreduced losses.
 
     On logits under plain cross entropy the slope of the loss is that gradient. Elsewhere autograd finds it, between the
@@ -98,7 +98,7 @@ def step_rows(s: State) -> None:
         _step_in_backward(s, later)
 
 
-def _by_row(s: State, slope: Tensor, touched: Touched) -> Tensor:
+def _by_row(s: Batch, slope: Tensor, touched: Touched) -> Tensor:
     """Slopes of samples (B, C) added up for the rows that they share, and for the entries if a row is one number.
 
     Samples that do not count have no slope. Where there is a place for each sample, those that share a row meet later.
@@ -109,7 +109,7 @@ def _by_row(s: State, slope: Tensor, touched: Touched) -> Tensor:
     return slope if touched.which is None else torch.zeros_like(touched.rows).index_add_(0, touched.which, slope)
 
 
-def _step_in_backward(s: State, touched: list[Touched]) -> None:
+def _step_in_backward(s: Batch, touched: list[Touched]) -> None:
     """Rows on features move when the user's backward pass brings their gradient: no second pass through the model.
 
     Gradient scaling and accumulation multiply the loss before its backward pass; the gradient of the loss itself
@@ -126,7 +126,7 @@ def _step_in_backward(s: State, touched: list[Touched]) -> None:
         _when_known(s, one, of_edges if one.slot == "da" else summed, scale)
 
 
-def _when_known(s: State, touched: Touched, times: Tensor | int, scale: list[Tensor]) -> None:
+def _when_known(s: Batch, touched: Touched, times: Tensor | int, scale: list[Tensor]) -> None:
     def hook(grad: Tensor) -> None:
         with torch.no_grad():
             touched.table.descend(touched, grad * times / scale[-1], s)
@@ -134,7 +134,7 @@ def _when_known(s: State, touched: Touched, times: Tensor | int, scale: list[Ten
     touched.rows.register_hook(hook)
 
 
-Term = Callable[[State], Tensor]
+Term = Callable[[Batch], Tensor]
 Terms = Term | tuple[Term, ...] | None
 
 Base = Callable[[Tensor, Tensor], Tensor] | Literal["bce"]
@@ -212,7 +212,7 @@ class Compensated(nn.Module):
         check: "sync" looks at index, labels and NaN at once, "async" without waiting for the device, "off" never; "auto" is "sync" on
             the CPU and "async" on other devices and in compiled graphs.
 
-    A term is any callable of the :class:`~compensate.terms.State`. Several terms under one keyword are added in order.
+    A term is any callable of the :class:`~compensate.terms.Batch`. Several terms under one keyword are added in order.
 
     >>> criterion = Compensated()                                             # no term: cross entropy
     >>> criterion(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
@@ -337,7 +337,7 @@ class Compensated(nn.Module):
                 f"{self.before_logits[0].capitalize()} compensation changes the input, so it needs the model and not only its logits. "
                 "Write criterion.evaluate(model, x, target, index).loss instead of criterion(model(x), target, index)."
             )
-        return self.settle(State(self, target, index, group, logits=logits, learn=self._learns())).loss
+        return self.settle(Batch(self, target, index, group, logits=logits, learn=self._learns())).loss
 
     def evaluate(
         self,
@@ -348,7 +348,7 @@ class Compensated(nn.Module):
         *,
         group: Tensor | None = None,
         meta: bool = False,
-    ) -> State:
+    ) -> Batch:
         """The whole step, for every criterion: runs the model and returns the state; `state.loss.backward()` follows.
 
         Args:
@@ -358,7 +358,7 @@ class Compensated(nn.Module):
             meta: true in the inner pass of a meta step, where nothing is stored or observed.
         """
         learn = self._learns() and not meta
-        return self.settle(State(self, target, index, group, model=model, x=x, learn=learn, meta=meta))
+        return self.settle(Batch(self, target, index, group, model=model, x=x, learn=learn, meta=meta))
 
     @property
     def binary(self) -> bool:
@@ -368,7 +368,7 @@ class Compensated(nn.Module):
     def _learns(self) -> bool:
         return self.training and torch.is_grad_enabled()
 
-    def settle(self, s: State) -> State:
+    def settle(self, s: Batch) -> Batch:
         """Walks a state through the equation: its terms, its losses, and what follows a step if it learns."""
         watching = self._statistics() if s.learn else []
         if s.meta and self._awaits_meta:
@@ -391,7 +391,7 @@ class Compensated(nn.Module):
                 self._tick(s, watching)
         return s
 
-    def _weigh(self, s: State, watching: list[Statistic]) -> None:
+    def _weigh(self, s: Batch, watching: list[Statistic]) -> None:
         """The losses of the batch, checked; what observed them is as before if the batch is refused."""
         early = []
         for statistic in watching:
@@ -412,7 +412,7 @@ class Compensated(nn.Module):
                 back()
             raise
 
-    def _losses(self, s: State) -> None:
+    def _losses(self, s: Batch) -> None:
         if self._found_together(s):
             check_losses(s)
             return
@@ -434,7 +434,7 @@ class Compensated(nn.Module):
         if self._in_order or s.seen_by_loss or s.masked or not s.ordinary:
             check_losses(s)
 
-    def _found_together(self, s: State) -> bool:
+    def _found_together(self, s: Batch) -> bool:
         """True if the only term has found compensation, losses and slope in one walk over the batch, portion by portion."""
         if not (self._fused and self.fast and s.learn and s.ordinary and at_hand(s.u) and s.complete):
             return False
@@ -446,16 +446,16 @@ class Compensated(nn.Module):
         _, s.known, s.plain_losses, s.slope, s.definition = found
         return True
 
-    def _slopes(self, s: State) -> bool:
+    def _slopes(self, s: Batch) -> bool:
         """True if the fast way gives the same: under cross entropy of logits with a constant added, the slope is S(u + du) - y."""
         constant = s.du is not None and s.dp is None and s.dy is None and not s.du.requires_grad
         return self.fast and s.learn and s.ordinary and constant
 
-    def _on_simplex(self, s: State) -> bool:
+    def _on_simplex(self, s: Batch) -> bool:
         """True if predictions are distributions without help, in a type that holds them."""
         return s.dp is None or (s.u.dtype.itemsize > 2 and self._stays_on_simplex("prediction"))
 
-    def _losses_of_probabilities(self, s: State) -> Tensor:
+    def _losses_of_probabilities(self, s: Batch) -> Tensor:
         """As :meth:`losses_of`: of a distribution, cross entropy looks at one entry. The others are there for terms that ask for them."""
         if s.dp is None:
             return F.nll_loss(s.logp, s.target, ignore_index=self.ignore_index, reduction="none")
@@ -468,7 +468,7 @@ class Compensated(nn.Module):
         """True if compensation is tables on logits and nothing else, none of them an optimizer's: their slope is that of the losses."""
         return bool(self._logit_tables) and all(table.update != "manual" for table in self._logit_tables)
 
-    def _infer(self, s: State, name: str) -> None:
+    def _infer(self, s: Batch, name: str) -> None:
         s.slot = SLOTS[name]
         for term in self._in_order.get(name, ()):
             s.add(term(s))
@@ -509,7 +509,7 @@ class Compensated(nn.Module):
 
     def losses_of(
         self,
-        s: State,
+        s: Batch,
         u: Tensor,
         *,
         du: Tensor | None = None,
@@ -553,15 +553,15 @@ class Compensated(nn.Module):
         terms = self.terms_of(name)
         return len(terms) == 1 and getattr(terms[0], "on_simplex", False)
 
-    def reduce(self, s: State, losses: Tensor) -> Tensor:
+    def reduce(self, s: Batch, losses: Tensor) -> Tensor:
         """Losses (B,), class weights included, reduced as torch's cross entropy does: a weighted mean for class numbers, a mean for others."""
         return s.places.back(losses) if self.reduction == "none" else reduced(losses, self.divided_by(s))
 
-    def divided_by(self, s: State) -> Tensor | int:
+    def divided_by(self, s: Batch) -> Tensor | int:
         """What a sum of losses is divided by."""
         return self.divisor(s) if self.reduction == "mean" else 1
 
-    def divisor(self, s: State, *, weighted: bool = True) -> Tensor | int:
+    def divisor(self, s: Batch, *, weighted: bool = True) -> Tensor | int:
         """What a mean divides by: the number of samples that count, or the sum of their class weights; 1 if that is 0.
 
         The sum of no losses is 0, and so are its gradients; divided by 0 they would be NaN, and so would be the model.
@@ -587,7 +587,7 @@ class Compensated(nn.Module):
             settings["options"] = {"guard_filter_fn": skipped}
         super().compile(*args, **settings)
 
-    def _tick(self, s: State, watching: list[Statistic]) -> None:
+    def _tick(self, s: Batch, watching: list[Statistic]) -> None:
         self.step.add_(1)
         if not torch.compiler.is_compiling():
             for statistic in watching:

@@ -13,7 +13,7 @@ from typing import Any, Protocol, final
 import torch
 from torch import Tensor, nn
 
-from compensate.core.batch import State, Value, at
+from compensate.core.batch import Batch, Value, at
 from compensate.core.fast import row_sizes
 from compensate.core.proximal import Norm, group_soft_threshold, project_ball, row_norm, shrink, soft_threshold
 from compensate.errors import InputError
@@ -24,13 +24,13 @@ Bound = Callable[[Tensor], Tensor]
 class Penalty(Protocol):
     """What holds rows near zero: its value, its proximal map and a subgradient, each by row (R, *shape)."""
 
-    def __call__(self, v: Tensor, s: State) -> Tensor:
+    def __call__(self, v: Tensor, s: Batch) -> Tensor:
         """(R,) the penalty of each row."""
 
-    def prox(self, v: Tensor, step: float, s: State) -> Tensor:
+    def prox(self, v: Tensor, step: float, s: Batch) -> Tensor:
         """The proximal map of `step` times the penalty."""
 
-    def subgradient(self, v: Tensor, s: State) -> Tensor:
+    def subgradient(self, v: Tensor, s: Batch) -> Tensor:
         """A subgradient, zero at zero."""
 
 
@@ -60,11 +60,11 @@ class L1(nn.Module):
         """(R,) the penalty of each row."""
         return at(self.lam, s) * (row_sizes(v) if s is None else s.sizes(v))
 
-    def prox(self, v: Tensor, step: float, s: State) -> Tensor:
+    def prox(self, v: Tensor, step: float, s: Batch) -> Tensor:
         """Soft thresholding."""
         return soft_threshold(v, step * at(self.lam, s))
 
-    def subgradient(self, v: Tensor, s: State) -> Tensor:
+    def subgradient(self, v: Tensor, s: Batch) -> Tensor:
         """The sign, zero at zero."""
         return at(self.lam, s) * v.sign()
 
@@ -88,15 +88,15 @@ class L2(nn.Module):
         super().__init__()
         self.lam = _checked(lam)
 
-    def forward(self, v: Tensor, s: State) -> Tensor:
+    def forward(self, v: Tensor, s: Batch) -> Tensor:
         """(R,) the penalty of each row."""
         return at(self.lam, s) / 2 * row_norm(v).flatten().square()
 
-    def prox(self, v: Tensor, step: float, s: State) -> Tensor:
+    def prox(self, v: Tensor, step: float, s: Batch) -> Tensor:
         """Division by one plus the weight."""
         return shrink(v, step * at(self.lam, s))
 
-    def subgradient(self, v: Tensor, s: State) -> Tensor:
+    def subgradient(self, v: Tensor, s: Batch) -> Tensor:
         """The gradient."""
         return at(self.lam, s) * v
 
@@ -121,15 +121,15 @@ class GroupL2(nn.Module):
         super().__init__()
         self.lam = _checked(lam)
 
-    def forward(self, v: Tensor, s: State) -> Tensor:
+    def forward(self, v: Tensor, s: Batch) -> Tensor:
         """(R,) the penalty of each row."""
         return at(self.lam, s) * row_norm(v).flatten()
 
-    def prox(self, v: Tensor, step: float, s: State) -> Tensor:
+    def prox(self, v: Tensor, step: float, s: Batch) -> Tensor:
         """Soft thresholding of the length of each row."""
         return group_soft_threshold(v, step * at(self.lam, s))
 
-    def subgradient(self, v: Tensor, s: State) -> Tensor:
+    def subgradient(self, v: Tensor, s: Batch) -> Tensor:
         """The direction of each row, zero at zero."""
         return at(self.lam, s) * v / row_norm(v).clamp(min=1e-12)
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from compensate.core.validation import at_hand
 
 if TYPE_CHECKING:
-    from compensate.core.batch import Slot, State
+    from compensate.core.batch import Batch, Slot
     from compensate.core.tables import Table
 
 
@@ -120,7 +120,7 @@ class Touched:
         return self.which is not None or self.by_sample
 
 
-def touched_rows(s: State, table: Table, keys: Tensor, slot: Slot) -> Touched:
+def touched_rows(s: Batch, table: Table, keys: Tensor, slot: Slot) -> Touched:
     """The rows that the samples of a batch read, `keys` (B,), each once where it can be told."""
     fixed = torch.compiler.is_compiling() and s.by_slope
     of_samples = table.granularity == "sample"

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from compensate.core.batch import State
+from compensate.core.batch import Batch
 from compensate.core.fast import blocks, cross_entropy, row_sizes
 from compensate.core.rows import distinct_rows, held_range
 from compensate.core.validation import at_hand, checked_classes, checked_index
@@ -69,7 +69,7 @@ class Statistic(nn.Module, ABC):
         self.register_buffer(name, start)
         self.merges[name] = merge
 
-    def check(self, s: State) -> None:
+    def check(self, s: Batch) -> None:
         """Raises if it cannot observe this batch; called before anything moves, so that a refused batch leaves no trace."""
         if self.num_samples is not None:
             self.index(s)
@@ -81,21 +81,21 @@ class Statistic(nn.Module, ABC):
         if self.num_classes is not None:
             checked_classes(s, self.num_classes, self.reader)
 
-    def index(self, s: State) -> Tensor:
+    def index(self, s: Batch) -> Tensor:
         """(B,) the index of each sample."""
         assert self.num_samples is not None
         index = checked_index(s, self.num_samples, self.reader)
         return index - self.first_row if self.first_row else index
 
     @abstractmethod
-    def observe(self, s: State) -> None:
+    def observe(self, s: Batch) -> None:
         """Looks at a training batch."""
 
-    def moved_rows(self, s: State) -> Tensor | None:
+    def moved_rows(self, s: Batch) -> Tensor | None:
         """(R,) distinct rows of its buffers that this batch moves; None if it may move anything."""
         return None
 
-    def undo(self, s: State) -> Callable[[], None]:
+    def undo(self, s: Batch) -> Callable[[], None]:
         """Takes back what `observe` is about to do, for a batch that is refused later."""
         rows = self.moved_rows(s)
         before = {name: getattr(self, name)[... if rows is None else rows].clone() for name in self.merges}
@@ -267,7 +267,7 @@ class Evidence(Statistic):
         self.votes: Tensor
         self.guess: Tensor
 
-    def check(self, s: State) -> None:
+    def check(self, s: Batch) -> None:
         """There must be as many labels as it keeps."""
         super().check(s)
         if s.places.binary and s.places.labels != self.num_labels:
@@ -276,7 +276,7 @@ class Evidence(Statistic):
                 f"Evidence(num_samples, num_labels={s.places.labels})."
             )
 
-    def observe(self, s: State) -> None:
+    def observe(self, s: Batch) -> None:
         """Adds the visits of the batch; those of small batches wait for one another."""
         if self._may_wait(s):
             self._wait(s)
@@ -310,13 +310,13 @@ class Evidence(Statistic):
 
     # --- small batches ------------------------------------------------------------------------------------------
 
-    def _may_wait(self, s: State) -> bool:
+    def _may_wait(self, s: Batch) -> bool:
         """True if the batch is small, and plain in every other way."""
         known = s.complete or not at_hand(s.target)
         plain = known and s.ordinary and s.plain_inputs and not s.places.several and not self.skip
         return plain and s.u.numel() <= WAITING // 2 and not torch.compiler.is_compiling()
 
-    def _wait(self, s: State) -> None:
+    def _wait(self, s: Batch) -> None:
         """Keeps copies: what was given may be written over before it is added up."""
         u, waiting = s.u, self._waiting
         delta = s.size if s.size_known else cast(Tensor, s.du).clone()
@@ -553,11 +553,11 @@ class ClassMean(Statistic):
         self.total: Tensor
         self.count: Tensor
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B, C) the mean prediction of each sample's given class."""
         return self.mean[s.labels]
 
-    def observe(self, s: State) -> None:
+    def observe(self, s: Batch) -> None:
         """Adds the predictions of the batch."""
         p = s.p.detach().to(self.total.dtype)
         counts = s.valid if self.conf == "all" else s.valid & (p.argmax(-1) == s.labels)

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, final
 import torch
 from torch import Tensor, nn
 
-from compensate.core.batch import THROUGH, State
+from compensate.core.batch import THROUGH, Batch
 from compensate.core.fast import BLOCK, blocks
 from compensate.core.penalties import L1, L2, Bound, GroupL2, Penalty, row_step
 from compensate.core.rows import Touched, distinct_rows, held_range
@@ -114,19 +114,19 @@ class Table(nn.Module, ABC):
             )
 
     @abstractmethod
-    def key(self, s: State) -> Tensor:
+    def key(self, s: Batch) -> Tensor:
         """(B,) the row of each sample."""
 
-    def counted(self, s: State) -> Tensor:
+    def counted(self, s: Batch) -> Tensor:
         """(B,) which of the keys count: those of samples that are neither ignored nor gated out."""
         return s.acting
 
-    def charged(self, penalty: Tensor, s: State) -> Tensor:
+    def charged(self, penalty: Tensor, s: Batch) -> Tensor:
         """(B,) the penalty of each sample, from that of its row."""
         penalty = s.places.expanded(penalty, "a penalty") if s.by_input else penalty
         return penalty if s.complete and s.gate is None else penalty * s.active
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B, *shape) the rows of the batch."""
         return s.rows(self)
 
@@ -190,7 +190,7 @@ class Table(nn.Module, ABC):
         state = restored(self.kept, self.shape, dict(state_dict), prefix, rest[2], rest[4])
         super()._load_from_state_dict(state, prefix, *rest)
 
-    def descend(self, touched: Touched, grad: Tensor, s: State) -> None:
+    def descend(self, touched: Touched, grad: Tensor, s: Batch) -> None:
         """One step of the touched rows down their mean gradient, without gradients; `grad` is summed over the samples of each row."""
         if touched.shared and touched.count is not None:
             grad = grad / touched.count.clamp(min=1).reshape((-1,) + (1,) * (grad.ndim - 1))
@@ -221,7 +221,7 @@ class Table(nn.Module, ABC):
         penalty = self.penalty
         return penalty is None or (isinstance(penalty, L1 | L2 | GroupL2) and not callable(penalty.lam))
 
-    def _descend_together(self, touched: Touched, old: Tensor, grad: Tensor, s: State) -> None:
+    def _descend_together(self, touched: Touched, old: Tensor, grad: Tensor, s: Batch) -> None:
         """The step in a compiled graph, in as few passes over the rows as it takes: old ones are read once, new ones written once."""
         assert touched.count is not None
         count = touched.count.clone()
@@ -237,7 +237,7 @@ class Table(nn.Module, ABC):
         # Samples that do not count had no slope, and their rows have not moved yet.
         self._put(touched.keys, torch.where(along(count > 0, rows), rows, slid[0]))
 
-    def stepped(self, rows: Tensor, grad: Tensor, s: State, meet: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    def stepped(self, rows: Tensor, grad: Tensor, s: Batch, meet: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """(R, *shape) rows after one step by the gradient of their losses, penalty and bound included."""
         return row_step(
             rows, grad if self.sign < 0 else -grad, lr=self.lr, penalty=self.penalty, bound=self.bound,
@@ -300,7 +300,7 @@ class Sample(Table):
         self.first_row = held.start
         """The sample of the first row: other than 0 where the table is cut among several processes."""
 
-    def key(self, s: State) -> Tensor:
+    def key(self, s: Batch) -> Tensor:
         """(B,) the row of each sample: its index, less the first sample that has a row here."""
         index = checked_index(s, self.num_samples, "a Sample table")
         return index - self.first_row if self.first_row else index
@@ -316,7 +316,7 @@ class Category(Table):
 
     granularity = "category"
 
-    def key(self, s: State) -> Tensor:
+    def key(self, s: Batch) -> Tensor:
         """(B,) the given class of each sample; the class that a label is about, where a sample has several."""
         if s.by_input:
             s.places.one_class_each("a Category table on features")
@@ -334,7 +334,7 @@ class Group(Table):
 
     granularity = "group"
 
-    def key(self, s: State) -> Tensor:
+    def key(self, s: Batch) -> Tensor:
         """(B,) the group of each sample."""
         if s.group is None:
             raise InputError(
@@ -362,7 +362,7 @@ class Corpus(Table):
     def __init__(self, *shape: int, **settings: object) -> None:
         super().__init__(1, *shape, **settings)  # type: ignore[arg-type]
 
-    def key(self, s: State) -> Tensor:
+    def key(self, s: Batch) -> Tensor:
         """(B,) zeros."""
         size = s.places.batch if s.by_input else len(s.target)
         return torch.zeros(size, dtype=torch.long, device=s.target.device)

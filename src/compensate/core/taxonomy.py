@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from compensate.core.batch import State
+from compensate.core.batch import Batch
 from compensate.errors import InputError
 from compensate.terms.gates import Where
 
@@ -74,7 +74,7 @@ TOLERANCE = 1e-6
 """Relative changes of a loss below this count as none."""
 
 
-def measured(s: State) -> Tensor:
+def measured(s: Batch) -> Tensor:
     r"""(B,) the sign of :math:`l'_i - l_i`: +1 where compensation raised the loss, -1 where it lowered it, else 0.
 
     In the paper's words +1 is *negative* compensation (the sample counts more) and -1 is *positive*.
@@ -90,7 +90,7 @@ def measured(s: State) -> Tensor:
     return torch.where(moved.abs() <= TOLERANCE * (1 + s.plain_losses.abs()), 0.0, moved.sign())
 
 
-def change(s: State) -> Tensor:
+def change(s: Batch) -> Tensor:
     r"""(B,) :math:`l'_i - l_i`, constants; where gradients are compensated, with :math:`\langle \Delta g_i, g_i \rangle` added.
 
     What is added to a gradient leaves the value of the loss alone. A sample counts more if it lengthens its gradient, as it
@@ -100,7 +100,7 @@ def change(s: State) -> Tensor:
     return found if s.dg is None else found + (s.dg.detach() * s.gradient).sum(-1)
 
 
-def effective_weight(s: State) -> tuple[Tensor, Tensor]:
+def effective_weight(s: Batch) -> tuple[Tensor, Tensor]:
     r"""(B,) how much each sample counts under compensation, and (B,) how far it still pulls the same way.
 
     .. math:: w_i = \frac{\|g'_i\|}{\|g_i\|}, \qquad c_i = \frac{\langle g'_i, g_i \rangle}{\|g'_i\| \|g_i\|}, \qquad
@@ -139,7 +139,7 @@ def overall_sign(signs: Tensor) -> str:
     return {(True, True): "mixed", (True, False): "negative", (False, True): "positive"}.get((raised, lowered), "none")
 
 
-def relative_change_by_class(states: Iterable[State]) -> Tensor:
+def relative_change_by_class(states: Iterable[Batch]) -> Tensor:
     r"""(C,) by how much compensation changes the loss of each class, relative to the loss without it.
 
     .. math:: \frac{\sum_{i: y_i = c} (l'_i - l_i)}{\sum_{i: y_i = c} l_i}

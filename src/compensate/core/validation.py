@@ -15,7 +15,7 @@ from torch import Tensor
 from compensate.errors import InputError, NotFinite
 
 if TYPE_CHECKING:
-    from compensate.core.batch import State
+    from compensate.core.batch import Batch
 
 Check = Literal["auto", "sync", "async", "off"]
 """How a criterion looks at its batches."""
@@ -166,7 +166,7 @@ def checked_reduction(given: Reduction) -> Reduction:
     return given
 
 
-def check_batch(s: State, u: Tensor) -> None:
+def check_batch(s: Batch, u: Tensor) -> None:
     """Shapes of logits `u` and targets always; label range and NaN as `s.check` says."""
     target, check = s.target, s.check
     if not isinstance(u, Tensor):
@@ -215,7 +215,7 @@ def check_batch(s: State, u: Tensor) -> None:
             _look_closer(s, u.detach())
 
 
-def _look_closer(s: State, u: Tensor) -> None:
+def _look_closer(s: Batch, u: Tensor) -> None:
     odd = (u.isnan() | (u == math.inf)).any(-1)
     if bool(odd.any()):
         rows, what = odd.nonzero().flatten().tolist(), "NaN" if bool(u.isnan().any()) else "infinity"
@@ -223,7 +223,7 @@ def _look_closer(s: State, u: Tensor) -> None:
     s.masked = bool((u == -math.inf).any())
 
 
-def check_losses(s: State) -> None:
+def check_losses(s: Batch) -> None:
     """Raises if finite logits gave a loss that is not, or if a logit of minus infinity took out the class of a label."""
     if s.check == "off" or torch.compiler.is_compiling():
         return
@@ -283,7 +283,7 @@ def _check_distributions(target: Tensor, check: Looks) -> None:
     require_true(proper.all(), message, check)
 
 
-def checked_classes(s: State, size: int, reader: str) -> None:
+def checked_classes(s: Batch, size: int, reader: str) -> None:
     """Raises if the model has more or fewer outputs than something has classes."""
     if s.u.shape[-1] != size:
         raise InputError(
@@ -292,13 +292,13 @@ def checked_classes(s: State, size: int, reader: str) -> None:
         )
 
 
-def checked_features(s: State, size: int) -> None:
+def checked_features(s: Batch, size: int) -> None:
     """Raises unless features are (B, size)."""
     if s.z.ndim != 2 or s.z.shape[-1] != size:
         raise InputError(f"features have shape {tuple(s.z.shape)}; expected (B, {size}): feature_dim.")
 
 
-def _check_classes(s: State, u: Tensor, check: Looks) -> None:
+def _check_classes(s: Batch, u: Tensor, check: Looks) -> None:
     target, classes = s.target, u.shape[-1]
     check_numbers(target)
     if check in ("off", "kernels") or not target.shape[0]:
@@ -317,7 +317,7 @@ def _check_classes(s: State, u: Tensor, check: Looks) -> None:
     require_true(inside.all(), message, check)
 
 
-def _check_labels(s: State, check: Looks) -> None:
+def _check_labels(s: Batch, check: Looks) -> None:
     target = s.target
     if check == "off" or not target.numel():
         return
@@ -331,7 +331,7 @@ def _check_labels(s: State, check: Looks) -> None:
     require_true(inside.all(), message, check)
 
 
-def checked_index(s: State, num_samples: int, reader: str) -> Tensor:
+def checked_index(s: Batch, num_samples: int, reader: str) -> Tensor:
     """The row of a table for each row of the batch, if its index can address `num_samples` of them.
 
     While inputs are compensated, one for each input. Where a sample has several labels, each has a row of its own.
@@ -369,7 +369,7 @@ def checked_index(s: State, num_samples: int, reader: str) -> Tensor:
     return found
 
 
-def _in_range(s: State, index: Tensor, rows: int, reader: str) -> Tensor:
+def _in_range(s: Batch, index: Tensor, rows: int, reader: str) -> Tensor:
     """The index on the device of the batch, as torch.long. At hand, one sort tells its range and, to tables, whether a sample repeats."""
     device = s.target.device
     if s.check != "off" and index.ndim == 1 and index.shape[0] and at_hand(index):

@@ -11,7 +11,7 @@ from compensate.data import noise
 from compensate.data.arrays import from_arrays, read_npz
 from compensate.data.batches import batches, draws, gather, order, order_in_ranges, ranges_of
 from compensate.data.columns import Column, analyze
-from compensate.data.dataset import UNLABELED, Data, Ragged, Splits
+from compensate.data.dataset import UNLABELED, Dataset, Ragged, Splits
 from compensate.data.features import TableEncoder, TableViews, table_views
 from compensate.data.folder import read_folder
 from compensate.data.graphs import neighbor_graph, with_wrong_edges
@@ -37,7 +37,7 @@ __all__ = [
     "UNLABELED",
     "Column",
     "CropFlip",
-    "Data",
+    "Dataset",
     "Indexed",
     "Ragged",
     "Splits",

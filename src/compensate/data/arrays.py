@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from compensate.data.dataset import UNLABELED, Data, Source, Splits
+from compensate.data.dataset import UNLABELED, Dataset, Source, Splits
 from compensate.data.images import as_images
 from compensate.data.labels import encode_labels, read_labels
 from compensate.errors import InputError
@@ -21,7 +21,7 @@ X = ("x", "features", "embeddings", "data", "images")
 Y = ("y", "labels", "label", "target", "targets")
 
 
-def from_arrays(x: ArrayLike, y: ArrayLike | None, classes: Any = None, *, where: str = "x") -> Data:
+def from_arrays(x: ArrayLike, y: ArrayLike | None, classes: Any = None, *, where: str = "x") -> Dataset:
     """A data set from samples (N, F) or images (N, C, H, W), (N, H, W, C), (N, H, W), and labels (N,).
 
     Labels are class numbers, names, or floats with a fractional part for regression; without labels every row is
@@ -48,16 +48,16 @@ def from_arrays(x: ArrayLike, y: ArrayLike | None, classes: Any = None, *, where
     source = Source(kind="images" if samples.ndim == 4 else "features")
     if y is None:
         names = tuple(str(c) for c in classes) if classes is not None else ()
-        return Data(samples, np.full(len(samples), UNLABELED, dtype=np.int64), names, source=source)
+        return Dataset(samples, np.full(len(samples), UNLABELED, dtype=np.int64), names, source=source)
     labels = np.asarray(y)
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.shape != (len(samples),):
         raise InputError(f"{where} has {len(samples)} samples, and the labels have shape {labels.shape}.")
     if labels.dtype.kind == "f" and (np.mod(labels[np.isfinite(labels)], 1) != 0).any():
-        return Data(samples, labels.astype(np.float64), (), source=source)
+        return Dataset(samples, labels.astype(np.float64), (), source=source)
     target, names = encode_labels(labels, None if classes is None else [str(c) for c in classes])
-    return Data(samples, target, names, source=source)
+    return Dataset(samples, target, names, source=source)
 
 
 def not_finite(samples: NDArray[Any], block: int = 1 << 24) -> NDArray[np.int64]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compensate.data.dataset import Data, Ragged, generator
+from compensate.data.dataset import Dataset, Ragged, generator
 from compensate.errors import InputError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ POOL = 50
 
 
 def order(
-    data: Data, batch_size: int, *, seed: int = 0, epoch: int = 0, shuffle: bool = True, drop_last: bool = False
+    data: Dataset, batch_size: int, *, seed: int = 0, epoch: int = 0, shuffle: bool = True, drop_last: bool = False
 ) -> list[Rows]:
     """The positions of each batch of an epoch.
 
@@ -36,7 +36,7 @@ def order(
     batches, and the batches are shuffled, so that a batch holds texts of about one length. Without ``shuffle`` the
     order is the data's own.
 
-    >>> data = Data(np.zeros((5, 2)), np.zeros(5, int), ("a",))
+    >>> data = Dataset(np.zeros((5, 2)), np.zeros(5, int), ("a",))
     >>> [len(rows) for rows in order(data, 2)]
     [2, 2, 1]
     """
@@ -57,7 +57,7 @@ def order(
     return batches
 
 
-def order_in_ranges(data: Data, batch_size: int, *, seed: int = 0, epoch: int = 0) -> list[Rows]:
+def order_in_ranges(data: Dataset, batch_size: int, *, seed: int = 0, epoch: int = 0) -> list[Rows]:
     """The positions of each batch of an epoch, where every range of samples has the same share of every batch.
 
     With :math:`K` batches, the samples in the order of their index are cut in ranges of :math:`K`, and each range gives one sample to each
@@ -67,7 +67,7 @@ def order_in_ranges(data: Data, batch_size: int, *, seed: int = 0, epoch: int = 
 
     Of sequences, which are bucketed by length, each range gives its samples of about one rank in length to a batch.
 
-    >>> data = Data(np.zeros((8, 2)), np.zeros(8, int), ("a",))
+    >>> data = Dataset(np.zeros((8, 2)), np.zeros(8, int), ("a",))
     >>> [sorted(rows.tolist()) for rows in order_in_ranges(data, 4)]      # a sample of 0..1, of 2..3, of 4..5 and of 6..7
     [[0, 3, 5, 6], [1, 2, 4, 7]]
     """
@@ -100,7 +100,7 @@ def ranges_of(n: int, batch_size: int) -> tuple[int, int]:
     return count, n // count
 
 
-def draws(data: Data, *, seed: int = 0, epoch: int = 0) -> NDArray[np.float64]:
+def draws(data: Dataset, *, seed: int = 0, epoch: int = 0) -> NDArray[np.float64]:
     """(N, 3) the random numbers that augmentation has for each sample in this epoch.
 
     >>> from compensate.data import digits
@@ -111,7 +111,7 @@ def draws(data: Data, *, seed: int = 0, epoch: int = 0) -> NDArray[np.float64]:
 
 
 def gather(
-    data: Data, rows: Rows, *, augment: Augment | None = None, drawn: NDArray[np.float64] | None = None
+    data: Dataset, rows: Rows, *, augment: Augment | None = None, drawn: NDArray[np.float64] | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The samples at these positions as tensors ``(x, target, index)``.
 
@@ -147,7 +147,7 @@ def gather(
 
 
 def batches(
-    data: Data,
+    data: Dataset,
     batch_size: int,
     *,
     seed: int = 0,
@@ -159,7 +159,7 @@ def batches(
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """The batches ``(x, target, index)`` of an epoch, from batch number ``start`` on.
 
-    >>> data = Data(np.eye(3, dtype=np.float32), np.array([0, 1, 0]), ("a", "b"))
+    >>> data = Dataset(np.eye(3, dtype=np.float32), np.array([0, 1, 0]), ("a", "b"))
     >>> [index.tolist() for x, target, index in batches(data, 2, shuffle=False)]
     [[0, 1], [2]]
     """

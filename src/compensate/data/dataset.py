@@ -164,7 +164,7 @@ STORED = ("label", "text", "label_given", "missing_given", "merged", "encoding",
 
 
 @dataclass(frozen=True, eq=False)
-class Data:
+class Dataset:
     """Samples in memory.
 
     Attributes:
@@ -179,7 +179,7 @@ class Data:
         source: where the samples came from and how they were read.
         parts: the labels of samples that have several: label sets, token tags or masks. ``target`` then only groups the samples.
 
-    >>> data = Data(np.eye(4), np.array([0, 1, 0, 1]), ("cat", "dog"))
+    >>> data = Dataset(np.eye(4), np.array([0, 1, 0, 1]), ("cat", "dog"))
     >>> data.subset(data.target == 1).index
     array([1, 3])
     >>> data[2]
@@ -244,7 +244,7 @@ class Data:
         """(C,) the number of samples of each class; rows without a label are not counted."""
         return np.bincount(self.target[self.labeled], minlength=self.num_classes)
 
-    def subset(self, rows: ArrayLike) -> Data:
+    def subset(self, rows: ArrayLike) -> Dataset:
         """Only these rows: positions in this data set, or a mask over it. ``index`` still names the source's rows."""
         rows = np.asarray(rows)
         if rows.dtype == bool:
@@ -272,11 +272,11 @@ class Data:
 
         return self.raw if isinstance(self.raw, pd.DataFrame) else None
 
-    def relabel(self, target: ArrayLike) -> Data:
+    def relabel(self, target: ArrayLike) -> Dataset:
         """The same samples with other labels, one each."""
         return replace(self, target=np.asarray(target).astype(self.target.dtype))
 
-    def split(self, fractions: Sequence[float], *, seed: int = 0) -> tuple[Data, ...]:
+    def split(self, fractions: Sequence[float], *, seed: int = 0) -> tuple[Dataset, ...]:
         """Random parts of the given shares, which must sum to one; each class is shared out alike.
 
         Within a part the samples keep the order of the source.
@@ -306,11 +306,11 @@ class Data:
 class Splits:
     """A data set as it comes: its training part, and its test and validation parts if it has them.
 
-    >>> data = Data(np.eye(4), np.array([0, 1, 0, 1]), ("cat", "dog"))
+    >>> data = Dataset(np.eye(4), np.array([0, 1, 0, 1]), ("cat", "dog"))
     >>> Splits(*data.split((0.5, 0.5))).test.target.tolist()
     [0, 1]
     """
 
-    train: Data
-    test: Data | None = None
-    validation: Data | None = None
+    train: Dataset
+    test: Dataset | None = None
+    validation: Dataset | None = None

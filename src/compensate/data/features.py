@@ -16,7 +16,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from compensate.data.columns import Column, analyze, dates, numbers
-from compensate.data.dataset import Data
+from compensate.data.dataset import Dataset
 from compensate.data.labels import is_missing
 from compensate.errors import InputError
 
@@ -138,7 +138,7 @@ class TableEncoder:
         return np.concatenate(blocks, axis=1) if blocks else np.empty((len(frame), 0), np.float32)
 
 
-def table_views(data: Data) -> TableViews:
+def table_views(data: Dataset) -> TableViews:
     """The columns of a data set that was read from a table, as numbers; the text and the label are not among them.
 
     >>> from compensate.data import from_frame

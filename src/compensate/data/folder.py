@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compensate.data.dataset import Data, Source, Splits
+from compensate.data.dataset import Dataset, Source, Splits
 from compensate.data.labels import encode_labels, read_labels
 from compensate.errors import InputError
 
@@ -100,7 +100,7 @@ def _part(
     size: int | None,
     classes: tuple[str, ...] | None,
     channels: int | None = None,
-) -> Data:
+) -> Dataset:
     files = sorted(p for p in folder.rglob("*") if is_image(p))
     names = np.array([name_in(p, folder) for p in files], dtype=object)
     if not files:
@@ -125,7 +125,7 @@ def _part(
         raise InputError(f"{folder} has the one class {', '.join(found) or '(none)'}; expected two or more.")
     images, kept = _read(files, size, channels)
     rows = np.flatnonzero(kept)
-    return Data(
+    return Dataset(
         images,
         target[rows],
         found,

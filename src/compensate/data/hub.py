@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from compensate.data.dataset import Data, Source, Splits
+from compensate.data.dataset import Dataset, Source, Splits
 from compensate.data.label_column import choose_label
 from compensate.data.labels import encode_labels
 from compensate.data.tables import PARTS, choose_text, from_frame
@@ -88,8 +88,8 @@ def _part(
     task: str | None,
     size: int | None,
     options: Mapping[str, Any],
-    like: Data | None = None,
-) -> Data:
+    like: Dataset | None = None,
+) -> Dataset:
     frame, pictures = frame_and_images(data)
     if like is not None:
         label = like.source.label
@@ -110,7 +110,7 @@ def _part(
     if like is not None and size is None:
         size = int(like.x.shape[-1])
     images = _images(_rows(data, pictures[0]), size)
-    return Data(images, target, classes, source=Source(kind="images", label=label))
+    return Dataset(images, target, classes, source=Source(kind="images", label=label))
 
 
 def training_part(data: Any) -> tuple[str | None, Any]:

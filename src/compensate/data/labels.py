@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from compensate.data.dataset import UNLABELED, Data
+from compensate.data.dataset import UNLABELED, Dataset
 from compensate.data.unpickle import load_arrays
 from compensate.errors import InputError, nearest
 from compensate.files import members, numpy_damage, opened, read_numpy, read_text
@@ -143,7 +143,7 @@ def _as_written(cells: Sequence[str | None], classes: Sequence[str] | None) -> l
     return [None if cell is None else names[cell.strip()] for cell in cells]
 
 
-def override_labels(data: Data, labels: ArrayLike | str | Path, labels_key: str | None = None) -> Data:
+def override_labels(data: Dataset, labels: ArrayLike | str | Path, labels_key: str | None = None) -> Dataset:
     """The data with labels from elsewhere, such as real annotations with their errors.
 
     Args:
@@ -152,7 +152,7 @@ def override_labels(data: Data, labels: ArrayLike | str | Path, labels_key: str 
             class names or class numbers.
         labels_key: which of several label sets of the file.
 
-    >>> data = Data(np.eye(3), np.array([0, 1, 0]), ("cat", "dog"))
+    >>> data = Dataset(np.eye(3), np.array([0, 1, 0]), ("cat", "dog"))
     >>> override_labels(data, ["dog", "dog", "cat"]).target.tolist()
     [1, 1, 0]
     """
@@ -298,7 +298,7 @@ def _pick(found: Any, key: str | None, path: Path) -> NDArray[Any]:
     return found
 
 
-def _places(data: Data, keys: NDArray[Any], by: str, where: str) -> NDArray[np.int64]:
+def _places(data: Dataset, keys: NDArray[Any], by: str, where: str) -> NDArray[np.int64]:
     """The position in the data of each labeled sample; -1 if it is a row of the source that is not in this part."""
     if by == "index":
         try:

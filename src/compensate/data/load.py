@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from compensate.data.arrays import read_npz
-from compensate.data.dataset import Data, Splits
+from compensate.data.dataset import Dataset, Splits
 from compensate.data.folder import is_image, read_folder
 from compensate.data.hub import from_disk, from_hub, is_hub, is_saved
 from compensate.data.labels import override_labels
@@ -40,7 +40,7 @@ def load(
         data: a name (digits, cifar10, cifar100, mnist, fashion-mnist, sst2, imdb); a file (.csv, .tsv, .jsonl, .xlsx,
             .parquet, .npz, .npy), several Parquet files (a folder, or a pattern such as ``data/*.parquet``), a folder of images, or
             a saved Hugging Face data set; a table of pandas, polars, duckdb, pyarrow or any library with the Arrow interface; a
-            Hugging Face data set; or a `Data` or `Splits`, which is returned.
+            Hugging Face data set; or a `Dataset` or `Splits`, which is returned.
         data_dir: where named data sets are, or are put; else the environment variable COMPENSATE_DATA says.
         labels: labels of the training part from elsewhere, an array or a file (see `read_labels`); for a folder of
             images a table of file and label.
@@ -70,7 +70,7 @@ def load(
         splits = _path(path, options)
     elif isinstance(data, Splits):
         splits = data
-    elif isinstance(data, Data):
+    elif isinstance(data, Dataset):
         splits = Splits(data)
     elif is_hub(data):
         splits = _options("the data set", from_hub, options, data)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from compensate.data.dataset import Data, generator
+from compensate.data.dataset import Dataset, generator
 from compensate.errors import InputError, nearest
 
 ClassNumbers = NDArray[np.int64]
@@ -346,7 +346,7 @@ def class_sizes(num_classes: int, largest: int, ratio: float, kind: str = "expon
     return np.maximum(np.floor(sizes + 1e-9), 1).astype(np.int64)
 
 
-def long_tailed(data: Data, ratio: float, kind: str = "exponential", *, seed: int = 0) -> Data:
+def long_tailed(data: Dataset, ratio: float, kind: str = "exponential", *, seed: int = 0) -> Dataset:
     """A random part of the data whose classes shrink in their order by `class_sizes`; rows keep the source's order.
 
     The largest class is as large as the data's smallest class allows: every class then has enough samples to give.

@@ -27,7 +27,7 @@ from compensate.data.columns import (
     is_nested,
     numbers,
 )
-from compensate.data.dataset import Data, Source, Splits
+from compensate.data.dataset import Dataset, Source, Splits
 from compensate.data.excel import SUFFIXES as EXCEL
 from compensate.data.excel import read_excel
 from compensate.data.features import TableEncoder
@@ -236,7 +236,7 @@ def from_frame(
     split: str | None = None,
     missing: str | Sequence[str] | None = None,
     classes: Sequence[str] | None = None,
-    like: Data | None = None,
+    like: Dataset | None = None,
 ) -> Splits:
     """As `read_table`, from a data frame.
 
@@ -306,7 +306,7 @@ def from_frame(
         encoder, roles = _encoder(fitted, label, roles, where) if like is None else (like.source.encoder, roles)
         x = encoder(frame)
     ids = min((c.name for c in roles if c.role == "identifier"), key=lambda n: n.lower() not in IDS, default=None)
-    data = Data(
+    data = Dataset(
         x,
         target,
         names,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compensate.data.dataset import Data, Ragged, Splits
+from compensate.data.dataset import Dataset, Ragged, Splits
 from compensate.errors import InputError
 from compensate.files import write_atomically
 
@@ -112,7 +112,7 @@ def encode_texts(
         max_size: at most this many words by frequency.
         max_length: cut longer texts; nothing is cut by default.
 
-    >>> texts = Data(np.array(["a film", "a play"], dtype=object), np.array([0, 1]), ("x", "y"))
+    >>> texts = Dataset(np.array(["a film", "a play"], dtype=object), np.array([0, 1]), ("x", "y"))
     >>> splits, words = encode_texts(Splits(texts))
     >>> words.words, splits.train.x[0].tolist()
     (('a', 'film', 'play'), [2, 3])
@@ -198,10 +198,10 @@ class Tfidf:
         return self.vectorizer.transform([str(text) for text in texts])
 
 
-def text_features(data: Data, tfidf: Tfidf) -> Data:
+def text_features(data: Dataset, tfidf: Tfidf) -> Dataset:
     """The same data with TF-IDF features as ``x``; the texts are kept in ``raw``.
 
-    >>> texts = Data(np.array(["a film", "a play", "a film"], dtype=object), np.array([0, 1, 0]), ("x", "y"))
+    >>> texts = Dataset(np.array(["a film", "a play", "a film"], dtype=object), np.array([0, 1, 0]), ("x", "y"))
     >>> features = text_features(texts, Tfidf.fit(list(texts.x), dims=1, min_count=1))
     >>> features.x.shape, features.raw[1]
     ((3, 1), 'a play')

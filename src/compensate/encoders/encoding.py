@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from compensate.data.dataset import Data
+from compensate.data.dataset import Dataset
 from compensate.encoders.cache import Cache, cache_folder
 from compensate.encoders.catalog import Encoder, find_encoder
 from compensate.encoders.image import image_bytes
@@ -102,14 +102,14 @@ def encode(
     return Encoded(np.stack([known[key] for key in keys]), found.name, found.license, found.source, reused)
 
 
-def encode_data(data: Data, encoder: str | Path = "auto", **options: Any) -> Encoded | None:
+def encode_data(data: Dataset, encoder: str | Path = "auto", **options: Any) -> Encoded | None:
     """Embeddings of a data set of texts or images; none if its samples are neither, or as `encode` says.
 
     Args:
         data: the samples. Images that were read from a folder are read again at the size that the encoder wants.
         encoder, options: as for `encode`.
 
-    >>> texts = Data(np.array(["a film", "a play"], dtype=object), np.array([0, 1]), ("x", "y"))
+    >>> texts = Dataset(np.array(["a film", "a play"], dtype=object), np.array([0, 1]), ("x", "y"))
     >>> encode_data(texts, "none") is None
     True
     """
@@ -119,10 +119,10 @@ def encode_data(data: Data, encoder: str | Path = "auto", **options: Any) -> Enc
     return encode(image_files(data) or data.x, encoder, kind, **options)
 
 
-def sample_kind(data: Data) -> str | None:
+def sample_kind(data: Dataset) -> str | None:
     """``"text"`` or ``"image"``, or none for features.
 
-    >>> sample_kind(Data(np.zeros((2, 3)), np.array([0, 1]), ("x", "y")))
+    >>> sample_kind(Dataset(np.zeros((2, 3)), np.array([0, 1]), ("x", "y")))
     """
     dtype = getattr(data.x, "dtype", None)
     if dtype is not None and dtype.kind in "OU" and np.ndim(data.x) == 1:
@@ -130,7 +130,7 @@ def sample_kind(data: Data) -> str | None:
     return "image" if np.ndim(data.x) == 4 else None
 
 
-def image_files(data: Data) -> list[Path] | None:
+def image_files(data: Dataset) -> list[Path] | None:
     """The files that images were read from, if they are still there: they may be larger than the samples."""
     if np.ndim(data.x) != 4 or not data.source.folder or data.ids is None:
         return None

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DistributedSampler
 
-from compensate.core.batch import State
+from compensate.core.batch import Batch
 from compensate.core.criterion import Compensated
 from compensate.core.statistics import Statistic
 from compensate.core.tables import Sample
@@ -73,7 +73,7 @@ class IndexCheck(Statistic):
 
     reader, shares = "this criterion", True
 
-    def check(self, s: State) -> None:
+    def check(self, s: Batch) -> None:
         """Raises if the batch names its samples by other numbers than before."""
         if self.evaluating:
             raise InputError(LEARNS_IN_EVALUATION)
@@ -95,7 +95,7 @@ class IndexCheck(Statistic):
         if self._compares(s):
             self._compare(index, s)
 
-    def observe(self, s: State) -> None:
+    def observe(self, s: Batch) -> None:
         """Remembers the labels of the batch."""
         if self.num_samples is None:
             return
@@ -106,15 +106,15 @@ class IndexCheck(Statistic):
         if self._compares(s):
             self.given.scatter_reduce_(0, index, self._known(s), "amax")
 
-    def _compares(self, s: State) -> bool:
+    def _compares(self, s: Batch) -> bool:
         return s.hard and not s.shared and self.fixed_labels and s.check != "off"
 
-    def _known(self, s: State) -> Tensor:
+    def _known(self, s: Batch) -> Tensor:
         """(B,) the labels; as of unseen samples where they are ignored, for padding has no index of its own."""
         now = s.target.to(self.given.dtype)
         return now if s.complete else torch.where(s.valid, now, UNSEEN)
 
-    def _compare(self, index: Tensor, s: State) -> None:
+    def _compare(self, index: Tensor, s: Batch) -> None:
         now, before = self._known(s), self.given[index]
         distinct, place = index.unique(return_inverse=True)
         new = now.new_full((len(distinct),), UNSEEN)

@@ -8,7 +8,7 @@ from typing import Literal, final
 import torch
 from torch import Tensor, nn
 
-from compensate.core.batch import State, Value, at
+from compensate.core.batch import Batch, Value, at
 from compensate.core.criterion import Compensated, Weights
 from compensate.core.rows import present_rows
 from compensate.core.statistics import Statistic, recorded
@@ -68,16 +68,16 @@ class ClassCovariance(Statistic):
         self.total: Tensor
         self.second: Tensor
 
-    def check(self, s: State) -> None:
+    def check(self, s: Batch) -> None:
         """Features must fit, too."""
         super().check(s)
         checked_features(s, self.total.shape[-1])
 
-    def moved_rows(self, s: State) -> Tensor:
+    def moved_rows(self, s: Batch) -> Tensor:
         """The classes of the batch."""
         return present_rows(s.labels, len(self.count))[0]
 
-    def observe(self, s: State) -> None:
+    def observe(self, s: Batch) -> None:
         """Adds the features of the batch."""
         z, labels = s.z.detach().to(self.total.dtype), s.labels
         z = z if s.complete else torch.where(s.valid[:, None], z, 0.0)
@@ -177,7 +177,7 @@ class SemanticAugmentation(nn.Module):
         """Prior knowledge, or that of the offset."""
         return "prior" if self.offset is None else self.offset.inference
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B, C) the logit compensation."""
         w = self._weight(s)
         if not len(s.labels):
@@ -196,7 +196,7 @@ class SemanticAugmentation(nn.Module):
             forms = torch.stack(rows) if rows else w.new_zeros(0, len(w))  # of an empty batch
         return at(self.lam, s) / 2 * forms.clamp(min=0)[which] * s.valid[:, None]
 
-    def _offset(self, s: State, present: Tensor, which: Tensor) -> Tensor | None:
+    def _offset(self, s: Batch, present: Tensor, which: Tensor) -> Tensor | None:
         """A row of the offset for each class of the batch."""
         if self.offset is None:
             return None
@@ -206,7 +206,7 @@ class SemanticAugmentation(nn.Module):
         first = torch.zeros_like(present).scatter_(0, which, torch.arange(len(which), device=which.device))
         return self.offset(s)[first].to(s.u.dtype)
 
-    def _weight(self, s: State) -> Tensor:
+    def _weight(self, s: Batch) -> Tensor:
         w = getattr(s.head, "weight", None)
         w = (
             w.flatten(1) if isinstance(w, Tensor) and s.places.dense and w[0, 0].numel() == 1 else w
@@ -233,7 +233,7 @@ class ServesOnce(Statistic):
         super().__init__()
         self.table = table
 
-    def observe(self, s: State) -> None:
+    def observe(self, s: Batch) -> None:
         """Forgets."""
         self.table.weight.zero_()
 

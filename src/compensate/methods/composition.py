@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from compensate.core.batch import THROUGH, State, Value, at
+from compensate.core.batch import THROUGH, Batch, Value, at
 from compensate.core.criterion import Compensated
 from compensate.core.layout import rowwise
 from compensate.core.penalties import L1, AtLeast, Ball, Between
@@ -82,7 +82,7 @@ class Along(nn.Module):
         """Positive if the loss is lowered."""
         return "positive" if self.sign < 0 else "negative"
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """The compensation of the batch."""
         if s.slot == "dl":
             slack = Slack(lambda _: at(self.strength, s), temperature=1.0)
@@ -92,7 +92,7 @@ class Along(nn.Module):
             strength = torch.as_tensor(strength).clamp(0, 1)
         return strength * self._way(s).detach()
 
-    def _way(self, s: State) -> Tensor:
+    def _way(self, s: Batch) -> Tensor:
         if s.slot in THROUGH:
             s.require_gradients()
             zero, so_far = torch.zeros_like(s.like, requires_grad=True), getattr(s, s.slot)
@@ -124,7 +124,7 @@ class Doubt(nn.Module):
         super().__init__()
         self.scale = scale
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B,) the doubt in each label."""
         p = s.plain.softmax(-1)
         return self.scale * (1 - p.gather(1, s.labels[:, None])[:, 0])
@@ -150,7 +150,7 @@ class Beyond(nn.Module):
         super().__init__()
         self.scale, self.threshold, self.measure = scale, threshold, measure
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B,) the strength of each sample; (E,) of each edge, if those are measured."""
         m = row_norm(s.plain.softmax(-1) - s.y)[:, 0] if self.measure is None else self.measure(s)
         return self.scale * (1 - self.threshold / m.clamp(min=TINY)).clamp(min=0)
@@ -168,7 +168,7 @@ class Rarity(nn.Module):
         counts = torch.as_tensor(class_counts, dtype=torch.get_default_dtype())
         self.register_buffer("values", scale * (1 - counts / counts.max()))
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B,) the rarity of each sample's class."""
         checked_keys(s.labels, len(self.values), "the rarity of classes", "class", s.check)
         return self.values[s.labels]

@@ -9,7 +9,7 @@ from typing import Any, Literal, final
 import torch
 from torch import Tensor, nn
 
-from compensate.core.batch import State, Value, at
+from compensate.core.batch import Batch, Value, at
 from compensate.core.criterion import Compensated, Weights
 from compensate.core.layout import rowwise
 from compensate.core.proximal import Norm
@@ -148,31 +148,31 @@ class ClassCenter(Statistic):
         self.count: Tensor
         self.total: Tensor
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B, *shape) the center of each sample's given class, zeros for a class not seen yet."""
         s.places.one_class_each(self.reader)
         checked_keys(s.labels, len(self.total), self.reader, "class", s.check)  # outputs are not known yet
         self._check_shape(s)
         return self.total[s.labels] / rowwise(self.count[s.labels].clamp(min=1), self.total)
 
-    def _check_shape(self, s: State) -> None:
+    def _check_shape(self, s: Batch) -> None:
         if s.e.shape[1:] != self.total.shape[1:]:
             raise InputError(
                 f"inputs have shape {tuple(s.e.shape[1:])}, but feature_shape is {tuple(self.total.shape[1:])}; give the "
                 "shape of one sample."
             )
 
-    def check(self, s: State) -> None:
+    def check(self, s: Batch) -> None:
         """Inputs must fit, too."""
         super().check(s)
         s.places.one_class_each(self.reader)
         self._check_shape(s)
 
-    def known(self, s: State) -> Tensor:
+    def known(self, s: Batch) -> Tensor:
         """(B,) true where the class of the sample has been seen."""
         return self.count[s.labels] > 0
 
-    def observe(self, s: State) -> None:
+    def observe(self, s: Batch) -> None:
         """Adds the inputs of the batch."""
         x = s.e.detach().to(self.total.dtype)
         x = x if s.complete else torch.where(rowwise(s.valid, x), x, 0.0)
@@ -208,7 +208,7 @@ class ToCenter(nn.Module):
             raise InputError(f"lambda is {lam}; expected a share of the way to the center, from 0 to 1.")
         self.center, self.lam = center, lam
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """The feature compensation, a constant shaped like the input."""
         x = s.e.detach()
         pull = rowwise(at(self.lam, s), x) * (self.center(s).to(x.dtype) - x)
@@ -467,7 +467,7 @@ DYNAMICS = (
 """What the network is shown of a sample, in order."""
 
 
-def dynamics(s: State) -> Tensor:
+def dynamics(s: Batch) -> Tensor:
     """(B, 9) how the training of each sample stands, constants of about unit size; see `DYNAMICS`.
 
     Losses are shown as log(1 + l): a loss may be as large as a logit.
@@ -486,7 +486,7 @@ def dynamics(s: State) -> Tensor:
         return torch.stack(columns, -1)
 
 
-def _class_means(s: State, values: Tensor) -> tuple[Tensor, Tensor]:
+def _class_means(s: Batch, values: Tensor) -> tuple[Tensor, Tensor]:
     """(B,) the mean over the batch of the samples with the same label, and their share in the batch."""
     distinct, which = present_rows(s.labels, s.u.shape[-1])
     counts = s.valid.to(values.dtype)
@@ -518,7 +518,7 @@ class PerturbationNet(nn.Module):
         nn.init.zeros_(last.weight)
         self.layers = nn.Sequential(nn.Linear(len(DYNAMICS) + 2, hidden), nn.ReLU(), last)
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B, C) the rows; constants but in a meta step, so that the training step does not move the network."""
         first = next(self.layers.parameters())
         of_sample = dynamics(s)[:, None].expand(-1, s.u.shape[-1], -1)

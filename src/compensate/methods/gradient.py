@@ -6,7 +6,7 @@ from typing import Literal, final
 
 from torch import Tensor, nn
 
-from compensate.core.batch import State
+from compensate.core.batch import Batch
 from compensate.core.criterion import Compensated, Weights
 from compensate.core.rows import present_rows
 from compensate.core.statistics import recorded
@@ -37,7 +37,7 @@ class ByClass(nn.Module):
         self.eps, self.growth = eps, growth
         self.register_buffer("shares", None if class_counts is None else proportions(class_counts))
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B,) signs or radii, constants."""
         if self.shares is not None:
             which = s.labels

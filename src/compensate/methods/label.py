@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from compensate.core.batch import State, Value, at
+from compensate.core.batch import Batch, Value, at
 from compensate.core.criterion import BinaryBase, Compensated, Weights
 from compensate.core.layout import rowwise
 from compensate.core.penalties import Ball
@@ -322,7 +322,7 @@ class Ambiguate(nn.Module):
         self.alpha, self.beta = alpha, beta
 
     @torch.no_grad()
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B, C) the label compensation."""
         p = full_precision(s.u.detach()).softmax(-1)
         y = s.y.to(p.dtype)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from compensate.core.batch import State, Value, at
+from compensate.core.batch import Batch, Value, at
 from compensate.core.criterion import BinaryBase, Compensated, Weights
 from compensate.core.layout import rowwise
 from compensate.core.rows import put_rows
@@ -112,7 +112,7 @@ class Distilled(nn.Module):
         super().__init__()
         self.q, self.lam, self.temperature = Softened(teacher, temperature), lam, temperature
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B, C) the label compensation, a constant."""
         own = (s.u.detach() / self.temperature).softmax(-1)
         return rowwise(at(self.lam, s), s.y) * (self.q(s) - own)
@@ -134,7 +134,7 @@ class SoftTargetLoss(nn.Module):
         super().__init__()
         self.q, self.lam, self.temperature = Softened(teacher, temperature), lam, temperature
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B,) the loss compensation."""
         q, logp = self.q(s), (s.u / self.temperature).log_softmax(-1)
         divergence = (q.xlogy(q) - q * logp).sum(-1)
@@ -273,7 +273,7 @@ class Prototypes(Statistic):
         self.prototypes: Tensor
         self.known: Tensor
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B, C) the guess."""
         z = F.normalize(s.z.detach().flatten(1).to(self.prototypes.dtype), dim=-1)
         likeness = torch.einsum("bd,cpd->bcp", z, self.prototypes)  # prototypes are unit vectors, or zero if unknown
@@ -282,12 +282,12 @@ class Prototypes(Statistic):
         guess = F.one_hot(score.argmax(-1), s.u.shape[-1]).to(s.u.dtype)
         return torch.where(counts.any(), guess, s.y)
 
-    def check(self, s: State) -> None:
+    def check(self, s: Batch) -> None:
         """Features must fit, too."""
         super().check(s)
         checked_features(s, self.features.shape[-1])
 
-    def observe(self, s: State) -> None:
+    def observe(self, s: Batch) -> None:
         """Keeps the features of the chosen samples in the batch."""
         slots = self.slot[self.index(s)]
         kept, z = (slots >= 0) & s.valid, s.z.detach().flatten(1).to(self.features.dtype)
@@ -384,13 +384,13 @@ class LastPrediction(Statistic):
         self.track("rows", torch.zeros(num_samples, num_classes), merge="rows")
         self.rows: Tensor
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B, C) the guess."""
         rows = self.rows[self.index(s)].to(s.u.dtype)
         guess = decided(rows, 0.5 if s.places.binary else None) if self.hard else rows
         return torch.where(rows.sum(-1, keepdim=True) > 0, guess, s.y)
 
-    def observe(self, s: State) -> None:
+    def observe(self, s: Batch) -> None:
         """Keeps the predictions of the batch."""
         p = s.plain.sigmoid() if s.places.binary else s.plain.softmax(-1)
         padded = s.places.dense and not s.complete  # padding has no row
@@ -650,19 +650,19 @@ class Dimensionality(Statistic):
         self.seen: Tensor
         self.begun: Tensor
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """The trust now, a scalar tensor."""
         s.criterion.require_total()
         time = self.begun / s.criterion.total
         trust = 1 - torch.exp(-time * self.recent[-1] / self.lowest)
         return torch.where(self.turned >= 0, trust, 0.0).to(s.u.dtype)
 
-    def check(self, s: State) -> None:
+    def check(self, s: Batch) -> None:
         """There must be features."""
         super().check(s)
         _ = s.z
 
-    def observe(self, s: State) -> None:
+    def observe(self, s: Batch) -> None:
         """Adds the dimensionality of the batch."""
         if not len(s.target):
             return

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from compensate.core.batch import State, Value
+from compensate.core.batch import Batch, Value
 from compensate.core.criterion import BinaryBase, Compensated, Weights
 from compensate.core.penalties import L1, L2
 from compensate.core.proximal import TINY, Norm, row_norm, soft_threshold
@@ -178,7 +178,7 @@ def category_logit(
     return Compensated(logit=Category(num_classes, num_classes, penalty=L2(lam), lr=lr), weight=weight)
 
 
-def gate_of(s: State) -> Tensor:
+def gate_of(s: Batch) -> Tensor:
     """(B,) how far the gate of each row is open, by the last output of the model."""
     return s.u[:, -1].sigmoid()
 
@@ -197,19 +197,19 @@ class GatedL1(nn.Module):
             raise InputError(f"balance is {balance}; the weight of a penalty is at least 0.")
         self.balance = balance
 
-    def forward(self, v: Tensor, s: State) -> Tensor:
+    def forward(self, v: Tensor, s: Batch) -> Tensor:
         """(B,) the penalty of each row of the batch."""
         return self.balance / max(v.shape[-1] - 1, 1) * gate_of(s) * v.abs().sum(-1)
 
-    def prox(self, v: Tensor, step: float, s: State) -> Tensor:
+    def prox(self, v: Tensor, step: float, s: Batch) -> Tensor:
         """Soft thresholding of the matrix (C, C)."""
         return soft_threshold(v, step * self._weights(v, s))
 
-    def subgradient(self, v: Tensor, s: State) -> Tensor:
+    def subgradient(self, v: Tensor, s: Batch) -> Tensor:
         """The sign, zero at zero, of the matrix (C, C)."""
         return self._weights(v, s) * v.sign()
 
-    def _weights(self, v: Tensor, s: State) -> Tensor:
+    def _weights(self, v: Tensor, s: Batch) -> Tensor:
         """(C, C) of each pair of classes, the mean over their rows of the batch."""
         counts = s.active.to(v.dtype)
         totals = v.new_zeros(2, len(v)).index_add_(
@@ -241,11 +241,11 @@ class Pairs(Table):
     def __init__(self, num_classes: int, **settings: Any) -> None:
         super().__init__(num_classes, num_classes, **settings)
 
-    def key(self, s: State) -> Tensor:
+    def key(self, s: Batch) -> Tensor:
         """(B,) the given class of each sample."""
         return checked_keys(s.labels, self.shape[0], "a table of pairs", "class", s.check)
 
-    def descend(self, touched: Touched, grad: Tensor, s: State) -> None:
+    def descend(self, touched: Touched, grad: Tensor, s: Batch) -> None:
         """One step of all pairs that have a sample in the batch; `grad` is summed over the samples of each class."""
         slopes = torch.zeros_like(self.weight).index_copy_(0, touched.keys, grad.to(self.weight.dtype))
         number = slopes.new_zeros(len(slopes))
@@ -268,7 +268,7 @@ class Gated(nn.Module):
         super().__init__()
         self.table = table
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B, C + 1) the logit compensation; nothing is added to the output that is the gate."""
         checked_classes(s, self.table.shape[-1] + 1, "gated compensation with one more output, the gate,")
         return F.pad(gate_of(s)[:, None] * self.table(s), (0, 1))
@@ -488,7 +488,7 @@ class ClassPerturbation(nn.Module):
         self.register_buffer("shares", shares)
 
     @torch.no_grad()
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B, C) the shift of each sample's class, a constant."""
         u = full_precision(s.u.detach())
         binary = s.places.binary

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from compensate.core.batch import State, Value, at
+from compensate.core.batch import Batch, Value, at
 from compensate.core.criterion import BinaryBase, Compensated, Weights
 from compensate.core.fast import Fused, blocks, log_softmax
 from compensate.core.penalties import L1, AtLeast
@@ -98,11 +98,11 @@ class TemporalEnsemble(Statistic):
         """Predictions kept away from 0 and 1."""
         return F.hardtanh(p, self.floor, 1 - self.floor)  # its derivative is one pass, that of clamp four
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B, C) the running means."""
         return self.moved(s, self.bounded(s.p.detach()))
 
-    def moved(self, s: State, p: Tensor) -> Tensor:
+    def moved(self, s: Batch, p: Tensor) -> Tensor:
         """(B, C) the running means with these predictions in them, constants; they are written if the batch is accepted."""
         index = self.index(s)
         with torch.no_grad():
@@ -116,11 +116,11 @@ class TemporalEnsemble(Statistic):
         """Running means with these predictions in them, in place."""
         return rows.mul_(self.beta).addcdiv_(p, p.sum(-1, keepdim=True), value=1 - self.beta)
 
-    def later(self, s: State, rows: Tensor) -> None:
+    def later(self, s: Batch, rows: Tensor) -> None:
         """Writes the running means of a batch if it is accepted."""
         s.later(partial(put_rows, self.rows, self.index(s), rows, None if s.complete else s.valid))
 
-    def observe(self, s: State) -> None:
+    def observe(self, s: Batch) -> None:
         """The term that reads the means has moved them."""
 
     def extra_repr(self) -> str:
@@ -148,14 +148,14 @@ class EarlyLearning(nn.Module):
         super().__init__()
         self.ensemble, self.lam = ensemble, lam
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B,) the loss compensation."""
         p = self.ensemble.bounded(s.p)
         delta = at(self.lam, s) * _disagreement(self.ensemble.moved(s, p), p)
         return delta if s.complete else torch.where(s.valid, delta, 0.0)
 
     @torch.no_grad()
-    def fused(self, s: State) -> Fused | None:
+    def fused(self, s: Batch) -> Fused | None:
         r"""The same, with the base losses and the slope of both.
 
         .. math:: \frac{\partial (l_i + \Delta l_i)}{\partial u_i} = p_i - y_i + \frac{\lambda}{1 - \langle t_i, p_i \rangle}
@@ -236,7 +236,7 @@ UNKNOWN = -1.0
 """No price is negative, so this one stands for none."""
 
 
-def committed(s: State) -> tuple[Tensor, Tensor]:
+def committed(s: Batch) -> tuple[Tensor, Tensor]:
     r"""(B,) twice: :math:`\log(1 - a_i)`, where :math:`a_i` is the probability of abstention, the last output, and the
     cross entropy :math:`h_i` over the other outputs alone.
 
@@ -275,12 +275,12 @@ class AbstentionCost(Statistic):
         self.first: Tensor
         self.begun: Tensor
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """The price now, a scalar tensor; negative while nobody may abstain."""
         done = ((s.progress - self.begun) / (1 - self.begun).clamp(min=1e-12)).clamp(0, 1)
         return torch.where(self.first < 0, self.first, self.first + (self.final - self.first) * done)
 
-    def observe(self, s: State) -> None:
+    def observe(self, s: Batch) -> None:
         """Moves the running mean, and starts the rise after the warm-up."""
         decided, h = committed(s)
         counted = s.valid.sum()
@@ -317,7 +317,7 @@ class Abstain(nn.Module):
         super().__init__()
         self.cost = cost
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B,) the loss compensation."""
         alpha = self.cost(s).to(s.l.dtype)
         decided, h = committed(s)
@@ -413,7 +413,7 @@ class Floor(nn.Module):
             raise InputError(f'below is "{below}"; expected "stop" or "ascend".')
         self.bound, self.below = bound, below
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B,) the loss compensation, the same for all samples."""
         divisor = s.criterion.divisor(s)
         gap = F.relu(self.bound - weighed(s, s.l).sum() / divisor) * (1 if self.below == "stop" else 2)

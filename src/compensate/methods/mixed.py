@@ -7,7 +7,7 @@ from typing import Literal, final
 
 from torch import Tensor, nn
 
-from compensate.core.batch import State, Value, at
+from compensate.core.batch import Batch, Value, at
 from compensate.core.criterion import BinaryBase, Compensated, Weights
 from compensate.core.proximal import Norm
 from compensate.core.statistics import labels_of, recorded
@@ -167,7 +167,7 @@ class ByLoss(nn.Module):
         super().__init__()
         self.eps, self.tau = eps, tau
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B,) the bound of each sample."""
         ratio = s.plain_losses / at(self.tau, s)
         # Where the gate is closed the value does not matter, but it must be a number: a threshold of 0 is met by all.
@@ -263,7 +263,7 @@ class Under(nn.Module):
         """That of the attack."""
         return self.attack.granularity
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """The feature compensation."""
         _ = s.plain  # how many classes there are is known once logits are
         s.dy = self.label(s)

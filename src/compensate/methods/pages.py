@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compensate.core.batch import State
+from compensate.core.batch import Batch
 from compensate.core.taxonomy import change, measured
 from compensate.methods.registry import METHODS, Method
 from compensate.terms.meta import meta_step
@@ -71,7 +71,7 @@ def trial_sizes() -> dict[str, Any]:
     }
 
 
-def tried(row: Method) -> State:
+def tried(row: Method) -> Batch:
     """The state of the batch late in a short training with the method, all it asks for provided.
 
     It is the last one in which anybody was compensated: some methods rest at the end, or until they are sure.

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from compensate.core.batch import State
+from compensate.core.batch import Batch
 from compensate.core.criterion import Compensated, Weights
 from compensate.core.fast import Fused, blocks, log_softmax
 from compensate.core.proximal import SMALLEST
@@ -119,7 +119,7 @@ class OverParameterized(Statistic):
         self.mu: Tensor
         self.nu: Tensor
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B, C) the prediction compensation; if the batch is accepted, its rows take their step."""
         self.check(s)
         p, index = s.p, self.index(s)
@@ -136,7 +136,7 @@ class OverParameterized(Statistic):
         return r / total - p
 
     @torch.no_grad()
-    def fused(self, s: State) -> Fused | None:
+    def fused(self, s: Batch) -> Fused | None:
         r"""The same, with the losses, their slope and the step of the rows.
 
         .. math:: \frac{\partial l_i}{\partial u_i} = p_i (g_i - \langle p_i, g_i \rangle), \qquad g_i = \frac1{S_i} - \frac{y_i}{r_i}
@@ -175,7 +175,7 @@ class OverParameterized(Statistic):
         definition = partial(_losses, given, rs, self.floor)
         return Fused(partial(_change, rs, total, u), (total / near).log_()[:, 0], plain.neg_()[:, 0], slope, definition)
 
-    def _step(self, s: State, index: Tensor, mu: Tensor, nu: Tensor, noise: Tensor, r: Tensor, total: Tensor) -> None:
+    def _step(self, s: Batch, index: Tensor, mu: Tensor, nu: Tensor, noise: Tensor, r: Tensor, total: Tensor) -> None:
         r"""One step of the rows of the batch, down the derivatives in closed form.
 
         .. math:: \frac{\partial}{\partial \mu} = 2 \mu \sum_c y_c \Bigl( \frac1S - \frac{y_c}{r_c} + 2 e_c \Bigr), \qquad
@@ -204,7 +204,7 @@ class OverParameterized(Statistic):
         slope = slope + 2 * own if self.joint else slope
         return (2 * mu * slope).masked_fill_(mu.square() > 1, 0.0)
 
-    def _move(self, s: State, index: Tensor, kept: Tensor, old: Tensor, slope: Tensor, lr: float) -> None:
+    def _move(self, s: Batch, index: Tensor, kept: Tensor, old: Tensor, slope: Tensor, lr: float) -> None:
         """Rows go down the mean slope of the samples that share them; one that would not be finite stays."""
         distinct, which = (index, None) if s.repeats is False else distinct_rows(index)
         if which is not None or not s.complete:
@@ -215,7 +215,7 @@ class OverParameterized(Statistic):
             slope = slope[which]
         _put(kept, index, old.add_(slope, alpha=-lr))
 
-    def observe(self, s: State) -> None:
+    def observe(self, s: Batch) -> None:
         """The term has moved its rows."""
 
     def extra_repr(self) -> str:
@@ -292,7 +292,7 @@ class TowardDecision(nn.Module):
             raise InputError(f"floor is {floor}; expected a small probability, such as 1e-8.")
         self.m, self.floor = m, floor
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B, C) the prediction compensation."""
         p = full_precision(s.u).softmax(-1)
         lifted = p.clamp(min=self.floor * (1 + self.m)) - p
@@ -316,7 +316,7 @@ class WithAbsoluteError(nn.Module):
             raise InputError(f"alpha={alpha}, beta={beta}; the weight of a loss is at least 0.")
         self.alpha, self.beta = alpha, beta
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B,) the loss compensation."""
         error = 2 - 2 * of_given(s, s.p)
         return torch.where(s.valid, (self.alpha - 1) * s.l + self.beta * error, 0.0)

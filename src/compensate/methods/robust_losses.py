@@ -8,7 +8,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from compensate.core.batch import State
+from compensate.core.batch import Batch
 from compensate.core.criterion import Compensated, Weights
 from compensate.core.proximal import TINY
 from compensate.core.stages import full_precision
@@ -37,7 +37,7 @@ class Symmetric(nn.Module):
             raise InputError(f"log_zero is {log_zero}; what stands for the logarithm of zero is negative, such as -4.")
         self.alpha, self.beta, self.log_zero = alpha, beta, log_zero
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B,) the losses."""
         reverse = -(s.p * s.y.clamp(min=math.exp(self.log_zero)).log()).sum(-1)
         return self.beta * reverse - self.alpha * of_given(s, s.logp)
@@ -64,7 +64,7 @@ class ActivePassive(nn.Module):
             raise InputError(f"floor is {floor}; expected a small probability, such as 1e-7.")
         self.alpha, self.beta, self.floor = alpha, beta, floor
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B,) the losses."""
         # The sum of log-probabilities may leave the range of numbers; relative to the lowest, at most -log 2, it does not. The bounds of 0.5
         # are for a single class, which has no loss: 0 / 0 is 0.
@@ -74,7 +74,7 @@ class ActivePassive(nn.Module):
         active = torch.where((s.u.detach() == -torch.inf).any(-1), torch.inf, active)
         return self.alpha * active + self.beta * self._passive(s)
 
-    def _passive(self, s: State) -> Tensor:
+    def _passive(self, s: Batch) -> Tensor:
         if self.floor is None:
             return 1 - of_given(s, s.p)
         likely = s.logp.clamp(min=math.log(self.floor)) - math.log(self.floor)
@@ -100,7 +100,7 @@ class Poly1(nn.Module):
         """By the sign of the coefficient."""
         return "negative" if self.epsilon > 0 else "positive"
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B,) the losses."""
         return self.epsilon * (1 - of_given(s, s.p)) - of_given(s, s.logp)
 
@@ -119,7 +119,7 @@ class ClipLogits(nn.Module):
             raise InputError(f"tau is {tau}; expected a positive length.")
         self.tau = tau
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B, C) the logit compensation."""
         u = full_precision(s.u)
         largest = u.detach().abs().amax(-1, keepdim=True).clamp(min=TINY)  # the square of 1e30 has no number

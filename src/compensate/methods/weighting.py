@@ -8,7 +8,7 @@ from typing import Any, Literal, final
 import torch
 from torch import Tensor, nn
 
-from compensate.core.batch import State, Value
+from compensate.core.batch import Batch, Value
 from compensate.core.criterion import Compensated, Weights
 from compensate.core.statistics import ClassMean, Evidence, recorded
 from compensate.core.tables import Sample
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 
-def of_given(s: State, p: Tensor) -> Tensor:
+def of_given(s: Batch, p: Tensor) -> Tensor:
     """(B,) the entry of the given class in each row of `p`; a mean of entries where the label is a distribution."""
     return p.gather(1, s.labels[:, None])[:, 0] if s.hard else (s.y * p).sum(-1)
 
@@ -44,7 +44,7 @@ class Weighted(nn.Module):
         super().__init__()
         self.weight = weight
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B,) the loss term."""
         return (self.weight(s) - 1) * s.l
 
@@ -61,7 +61,7 @@ class Becomes(nn.Module):
         super().__init__()
         self.loss = loss
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B,) the loss term."""
         return torch.where(s.valid, self.loss(s) - s.l, 0.0)
 
@@ -88,7 +88,7 @@ class Focus(nn.Module):
         """Whose prediction sets the weight."""
         return "sample" if self.mean is None else "category"
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B,) the weights."""
         p = of_given(s, s.p if self.mean is None else self.mean(s).to(s.p.dtype))
         # Kept off zero, where the slope of a root is infinite.
@@ -118,7 +118,7 @@ class BoxCox(nn.Module):
             raise InputError(f"q={q}, k={k}; expected q in (0, 1] and k in [0, 1).")
         self.q, self.k = q, k
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B,) the losses."""
         # The power of a tiny probability by its logarithm, which keeps the gradient finite.
         power = torch.exp(self.q * of_given(s, s.logp)) if s.hard else of_given(s, s.p) ** self.q
@@ -143,7 +143,7 @@ class WeightNet(nn.Module):
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(1, hidden), nn.ReLU(), nn.Linear(hidden, 1), nn.Sigmoid())
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B,) the weights; constants but in a meta step, so that the training step does not move the network."""
         first = next(self.layers.parameters())
         w: Tensor = self.layers(s.l.detach()[:, None].to(first.dtype))[:, 0].to(s.l.dtype)
@@ -171,7 +171,7 @@ class LearnedWeights(nn.Module):
         super().__init__()
         self.table = Sample(num_samples, update="meta", penalty=None)
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B,) the weights."""
         rows = s.rows(self.table)
         if s.meta:
@@ -323,7 +323,7 @@ class Growing(nn.Module):
             )
         self.start, self.growth = start, growth
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """The value now, a scalar tensor."""
         return self.start * self.growth ** s.epoch.to(s.target.device)
 
@@ -340,7 +340,7 @@ class BeyondLogits(nn.Module):
         super().__init__()
         self.least = least
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """The step now, a scalar tensor."""
         u = s.u.detach()
         if not len(u):

@@ -8,36 +8,36 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from compensate.data.dataset import Data, Ragged
+from compensate.data.dataset import Dataset, Ragged
 from compensate.data.images import channel_statistics
 from compensate.errors import InputError, nearest
 from compensate.models.networks import CNN, DEPTHS, MLP, BiLSTM, ResNet, probe
 
 
 def _resnet(depth: int) -> Callable[..., nn.Module]:
-    def build_resnet(data: Data, **options: Any) -> nn.Module:
+    def build_resnet(data: Dataset, **options: Any) -> nn.Module:
         _need(data, 4, f"resnet{depth}", "images (N, C, H, W)")
         return ResNet(depth, _outputs(data), **(_statistics(data) | options))
 
     return build_resnet
 
 
-def _cnn(data: Data, **options: Any) -> nn.Module:
+def _cnn(data: Dataset, **options: Any) -> nn.Module:
     _need(data, 4, "cnn", "images (N, C, H, W)")
     return CNN(_outputs(data), **(_statistics(data) | options))
 
 
-def _mlp(data: Data, **options: Any) -> nn.Module:
+def _mlp(data: Dataset, **options: Any) -> nn.Module:
     _need(data, 2, "mlp", "features (N, F)")
     return MLP(int(np.prod(data.x.shape[1:])), _outputs(data), **options)
 
 
-def _probe(data: Data, **options: Any) -> nn.Module:
+def _probe(data: Dataset, **options: Any) -> nn.Module:
     _need(data, 2, "probe", "features (N, F)")
     return probe(int(np.prod(data.x.shape[1:])), _outputs(data), **options)
 
 
-def _bilstm(data: Data, **options: Any) -> nn.Module:
+def _bilstm(data: Dataset, **options: Any) -> nn.Module:
     if not isinstance(data.x, Ragged):
         raise InputError(
             "the model bilstm takes token ids, and this data set has none; make them with compensate.data.encode_texts."
@@ -59,7 +59,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 """Builders of models: a data set and the model's own options give the model."""
 
 
-def build(name: str, data: Data, **options: Any) -> nn.Module:
+def build(name: str, data: Dataset, **options: Any) -> nn.Module:
     """The named model with as many inputs and outputs as the data set has; ``auto`` chooses one.
 
     Images are normalized by the channel means and deviations of ``data``, which should be the training part.
@@ -71,7 +71,7 @@ def build(name: str, data: Data, **options: Any) -> nn.Module:
     return MODELS[resolve(name, data)](data, **options)
 
 
-def resolve(name: str, data: Data) -> str:
+def resolve(name: str, data: Dataset) -> str:
     """The name as :data:`MODELS` spells it; ``auto`` becomes the model that suits the data.
 
     >>> from compensate.data import digits
@@ -86,7 +86,7 @@ def resolve(name: str, data: Data) -> str:
     return key
 
 
-def default(data: Data) -> str:
+def default(data: Dataset) -> str:
     """The name of the model that suits the kind of data: tokens, large or small images, features."""
     if isinstance(data.x, Ragged):
         return "bilstm"
@@ -95,16 +95,16 @@ def default(data: Data) -> str:
     return "mlp"
 
 
-def _outputs(data: Data) -> int:
+def _outputs(data: Dataset) -> int:
     return 1 if data.regression else data.num_classes
 
 
-def _statistics(data: Data) -> dict[str, Any]:
+def _statistics(data: Dataset) -> dict[str, Any]:
     mean, std = channel_statistics(data.x)
     return {"channels": data.x.shape[1], "mean": mean, "std": std}
 
 
-def _need(data: Data, ndim: int, name: str, what: str) -> None:
+def _need(data: Dataset, ndim: int, name: str, what: str) -> None:
     shape = getattr(data.x, "shape", None)
     if shape is None or len(shape) < ndim or data.x.dtype.kind == "O":
         got = "texts or token ids" if shape is None or len(shape) < 2 else f"an array of shape {shape}"

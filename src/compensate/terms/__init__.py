@@ -1,6 +1,6 @@
 """The building blocks of a criterion: what is added, who shares it, what sets it, and for which samples.
 
-A term is any callable of the `State` of a batch. It goes under a keyword of `compensate.Compensated`, which says what it
+A term is any callable of the `Batch` of a batch. It goes under a keyword of `compensate.Compensated`, which says what it
 is added to::
 
     from compensate import Compensated
@@ -11,7 +11,7 @@ is added to::
 
 from __future__ import annotations
 
-from compensate.core.batch import State
+from compensate.core.batch import Batch
 from compensate.core.penalties import L1, L2, AtLeast, Ball, Between, GroupL2
 from compensate.core.statistics import ClassMean, Evidence, Statistic
 from compensate.core.tables import Category, Corpus, Fresh, Group, Sample
@@ -31,6 +31,7 @@ __all__ = [
     "Amplify",
     "AtLeast",
     "Ball",
+    "Batch",
     "Between",
     "Category",
     "ClassMean",
@@ -52,7 +53,6 @@ __all__ = [
     "Sample",
     "SharpnessAware",
     "Slack",
-    "State",
     "Statistic",
     "StepSchedule",
     "Top",

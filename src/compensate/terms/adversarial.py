@@ -10,7 +10,7 @@ from typing import Literal, final
 import torch
 from torch import Tensor, nn
 
-from compensate.core.batch import THROUGH, State, Value, at
+from compensate.core.batch import THROUGH, Batch, Value, at
 from compensate.core.layout import rowwise
 from compensate.core.proximal import TINY, Norm, project_ball, row_norm
 from compensate.core.rows import distinct_rows, present_rows
@@ -86,7 +86,7 @@ class Adversarial(nn.Module):
         """Who shares a row."""
         return self.per.granularity
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """The compensation of the batch, a constant shaped like its target."""
         s.require_gradients()
         slot, so_far = s.slot, getattr(s, s.slot or "dx")
@@ -124,7 +124,7 @@ class Adversarial(nn.Module):
             s.later(lambda: table.write(rows, values))
         return spread(w).detach()
 
-    def _start(self, s: State, origin: Tensor) -> tuple[tuple[Tensor, Tensor] | None, Tensor]:
+    def _start(self, s: Batch, origin: Tensor) -> tuple[tuple[Tensor, Tensor] | None, Tensor]:
         """Distinct keys with the place of each sample among them, and their rows; keys are None for fresh rows."""
         if isinstance(self.per, Table):
             keys = self.per.key(s)
@@ -195,7 +195,7 @@ class Pull(nn.Module):
             raise InputError(f"eta is {eta}; a step is at least 0.")
         self.eta = eta
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B, C) the logit compensation."""
         eta = rowwise(at(self.eta, s), s.u)
         if not s.hard or torch.compiler.is_compiling() or (isinstance(eta, Tensor) and eta.requires_grad):

@@ -8,7 +8,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from compensate.core.batch import State, Value, at
+from compensate.core.batch import Batch, Value, at
 from compensate.core.layout import rowwise
 from compensate.core.statistics import Statistic
 from compensate.core.validation import checked_classes
@@ -56,7 +56,7 @@ def label_shares(class_counts: Counts, total: int) -> Tensor:
     return shares
 
 
-def of_labels(values: Tensor, s: State) -> Tensor:
+def of_labels(values: Tensor, s: Batch) -> Tensor:
     """(B,) of one value for each label (C,), that of each row."""
     if len(values) != s.places.labels:
         raise InputError(
@@ -127,7 +127,7 @@ class Adjust(nn.Module):
         """That of the strength: one shift for all samples if it is a number."""
         return getattr(self.tau, "granularity", "corpus")
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B, C) the logit compensation."""
         if s.places.binary:
             shift = of_labels(self.shift, s)[:, None].to(s.u.dtype)
@@ -186,7 +186,7 @@ class DeferredWeights(Statistic):
         self.track("weights", weights, merge="same")
         self.weights: Tensor
 
-    def undo(self, s: State) -> Callable[[], None]:
+    def undo(self, s: Batch) -> Callable[[], None]:
         """Sets the weights back."""
         before = s.criterion.weight
 
@@ -195,7 +195,7 @@ class DeferredWeights(Statistic):
 
         return back
 
-    def observe(self, s: State) -> None:
+    def observe(self, s: Batch) -> None:
         """Sets the weights that hold for this step."""
         # A new tensor, not a copy into the old one: the graph of an earlier batch may still hold that.
         s.criterion.weight = torch.where(s.progress >= self.defer, self.weights, torch.ones_like(self.weights))

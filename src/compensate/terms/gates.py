@@ -7,7 +7,7 @@ from typing import Any, Literal, final
 import torch
 from torch import Tensor, nn
 
-from compensate.core.batch import State, Value, at
+from compensate.core.batch import Batch, Value, at
 from compensate.core.layout import rowwise
 from compensate.errors import InputError
 
@@ -20,7 +20,7 @@ class Threshold(nn.Module):
         super().__init__()
         self.tau, self.side = tau, side
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B,) true where the gate is open."""
         reached = s.plain_losses >= at(self.tau, s)
         return reached if self.side == "above" else ~reached
@@ -80,7 +80,7 @@ class Where(nn.Module):
         super().__init__()
         self.gate, self.term = gate, term
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """The term, zero for the samples that the gate keeps out."""
         if s.by_input:
             raise InputError(

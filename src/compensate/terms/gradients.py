@@ -14,7 +14,7 @@ from typing import Literal, final
 import torch
 from torch import Tensor, nn
 
-from compensate.core.batch import State, Value, at
+from compensate.core.batch import Batch, Value, at
 from compensate.core.layout import rowwise
 from compensate.core.proximal import TINY, row_norm
 from compensate.core.rows import present_rows
@@ -25,12 +25,12 @@ Place = Literal["logits", "features", "parameters"]
 Level = Literal["sample", "category", "corpus"]
 
 
-def _nothing(s: State) -> Tensor:
+def _nothing(s: Batch) -> Tensor:
     """Nothing at the logits: the term leans elsewhere."""
     return s.u.new_zeros(())
 
 
-def _parameters(s: State) -> list[Tensor]:
+def _parameters(s: Batch) -> list[Tensor]:
     if not isinstance(s.model, nn.Module):
         raise InputError(
             "this criterion changes the gradient of parameters, so it needs the model: call "
@@ -39,7 +39,7 @@ def _parameters(s: State) -> list[Tensor]:
     return [p for p in s.model.parameters() if p.requires_grad]
 
 
-def _of_parameters(s: State, parameters: Sequence[Tensor], losses: Tensor, *, again: bool) -> list[Tensor]:
+def _of_parameters(s: Batch, parameters: Sequence[Tensor], losses: Tensor, *, again: bool) -> list[Tensor]:
     loss = s.criterion.reduce(s, losses)
     loss = loss if loss.ndim == 0 else loss.sum()
     return list(torch.autograd.grad(loss, parameters, retain_graph=again, materialize_grads=True))
@@ -92,7 +92,7 @@ class ClipGradient(nn.Module):
         """Whose gradient is one."""
         return "corpus" if self.at == "parameters" else "sample"
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B, C) what is added at the logits."""
         if self.at == "logits":
             return self._cut(s.gradient)
@@ -149,7 +149,7 @@ class GradientNoise(nn.Module):
         """Whether noise is drawn for samples or for the batch."""
         return "corpus" if self.at == "parameters" else "sample"
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B, C) what is added at the logits."""
         sigma = at(self.sigma, s)
         if self.at == "logits":
@@ -192,7 +192,7 @@ class SharpnessAware(nn.Module):
             raise InputError(f"rho is {rho}; a radius is at least 0.")
         self.rho = rho
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """Nothing at the logits: it leans on the parameters."""
         parameters, model = _parameters(s), s.model
         assert isinstance(model, nn.Module)
@@ -263,7 +263,7 @@ class Amplify(nn.Module):
         """Negative if samples count more."""
         return "mixed" if callable(self.sign) else "negative" if self.sign > 0 else "positive"
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B, C) what is added at the logits, a constant."""
         mean = self._mean(s)
         length = row_norm(mean)
@@ -272,7 +272,7 @@ class Amplify(nn.Module):
         size = torch.where(sign < 0, torch.minimum(eps.expand_as(length), length), eps.expand_as(length))
         return sign * size * mean / length.clamp(min=TINY)
 
-    def _mean(self, s: State) -> Tensor:
+    def _mean(self, s: Batch) -> Tensor:
         """(B, C) the mean gradient of the active samples that share each sample's row."""
         if self.per == "sample":
             return s.gradient

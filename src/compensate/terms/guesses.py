@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from compensate.core.batch import State, Value, at
+from compensate.core.batch import Batch, Value, at
 from compensate.core.layout import rowwise
 from compensate.core.validation import checked_classes, checked_index
 from compensate.errors import InputError
@@ -33,7 +33,7 @@ class Stored(nn.Module):
         self.register_buffer("rows", rows.detach().clone())
         self.rows: Tensor
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B, C) the rows of the batch."""
         checked_classes(s, self.rows.shape[-1], "a store of another model's outputs")
         return self.rows[checked_index(s, len(self.rows), "a store of another model's outputs")].to(s.u.dtype)
@@ -64,7 +64,7 @@ class Frozen(nn.Module):
         return self
 
     @torch.no_grad()
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B, C) the logits."""
         if s.x is None:
             raise InputError(
@@ -92,7 +92,7 @@ class Softened(nn.Module):
             raise InputError(f"temperature is {temperature}; expected a positive number.")
         self.logits, self.temperature = logits, temperature
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B, C) the distribution, a constant."""
         return (self.logits(s).detach() / self.temperature).softmax(-1)
 
@@ -117,7 +117,7 @@ def guess_of(guess: nn.Module | Tensor, num_classes: int | None) -> nn.Module:
     return Stored(guess)
 
 
-def live_prediction(s: State) -> Tensor:
+def live_prediction(s: Batch) -> Tensor:
     """(B, C) the guess of the model itself, with its gradient: minimum-entropy regularization comes along."""
     return s.p
 
@@ -141,7 +141,7 @@ class Decision(nn.Module):
         """No label costs less than the likeliest class; the whole prediction may cost more than the given one."""
         return "mixed" if self.soft else "positive"
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B, C) the guess."""
         if self.soft:
             return s.p.detach()
@@ -206,7 +206,7 @@ class Worst(nn.Module):
         """Only the least likely class raises the loss of every sample."""
         return "negative" if self.kind == "least_likely" else "mixed"
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B, C) the guess."""
         p = s.p.detach() if self.detach else s.p
         if self.kind == "least_likely":
@@ -240,7 +240,7 @@ class Blend(nn.Module):
             raise InputError(f"beta is {beta}; a share lies between 0 and 1.")
         self.a, self.b, self.beta = a, b, beta
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B, C) the guess."""
         beta = rowwise(at(self.beta, s), s.y)
         return beta * self.a(s) + (1 - beta) * self.b(s)
@@ -268,7 +268,7 @@ class ProgressiveTrust(nn.Module):
             raise InputError(f"sharpness is {sharpness}; expected at least 0.")
         self.sharpness, self.middle = sharpness, middle
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B,) the trust."""
         logp = s.logp.detach()
         entropy = -(logp.exp() * logp).sum(-1)
@@ -296,7 +296,7 @@ class OfClass(nn.Module):
         self.register_buffer("numbers", torch.tensor([float(number) for number in numbers]))
         self.numbers: Tensor
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B,) the numbers."""
         checked_classes(s, len(self.numbers), "a number for each class")
         return self.numbers[s.labels].to(s.u.dtype)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from compensate.core.batch import State, Value, at
+from compensate.core.batch import Batch, Value, at
 from compensate.core.tables import Group
 from compensate.core.validation import checked_classes, require_true
 from compensate.errors import InputError
@@ -78,7 +78,7 @@ class LogitMargin(nn.Module):
         self.scale = scale
         self.register_buffer("margins", margins)
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B, C) the logit compensation."""
         checked_classes(s, len(self.margins), "a margin for each class")
         return -self.scale * self.margins.to(s.u.dtype) * s.y
@@ -129,7 +129,7 @@ class AngularMargin(nn.Module):
         """That of the margin: one number is for all."""
         return getattr(self.margin, "granularity", "corpus")
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B, C) the logit compensation."""
         given = s.labels[:, None]
         cos = s.u.gather(1, given)[:, 0] / self.scale
@@ -186,7 +186,7 @@ class GroupOfClass(nn.Module):
         """That of the table."""
         return self.table.granularity
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B, *shape) the row of each sample's group."""
         if s.group is None and self.groups is not None:
             checked_classes(s, len(self.groups), "a list of groups")

@@ -27,7 +27,7 @@ import torch
 import torch.autograd.forward_ad as forward_mode
 from torch import Tensor, nn
 
-from compensate.core.batch import State
+from compensate.core.batch import Batch
 from compensate.core.rows import Touched
 from compensate.core.stages import traceless, under
 from compensate.core.tables import Sample, Table
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from compensate.core.criterion import Compensated
 
 BatchParts = Sequence[Any]
-Found = tuple[Tensor, State, list[Tensor]]
+Found = tuple[Tensor, Batch, list[Tensor]]
 
 _WITHOUT_DIRECTIONS: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 """Models with a layer that knows no forward derivative."""
@@ -45,7 +45,7 @@ _WITHOUT_DIRECTIONS: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 def meta_gradient(
     criterion: Compensated, model: nn.Module, batch: BatchParts, clean: BatchParts, *, lr: float
-) -> tuple[Tensor, State, list[Tensor], list[Tensor]]:
+) -> tuple[Tensor, Batch, list[Tensor], list[Tensor]]:
     """The outer loss and its gradient, first for each touched table in `state.touched`, then for other parameters.
 
     The model's parameters, gradients and running statistics are left as they were.
@@ -148,7 +148,7 @@ def through_graph(
 ) -> Found:
     """Outer loss, state and gradients for rows and other parameters, by a second derivative: for every criterion and model."""
     x, target, (index, group) = _parts(batch)
-    s: State = under(model, theta, lambda m: criterion.evaluate(m, x, target, index, group=group, meta=True))
+    s: Batch = under(model, theta, lambda m: criterion.evaluate(m, x, target, index, group=group, meta=True))
     grads = torch.autograd.grad(_mean(s.loss), list(theta.values()), create_graph=True, materialize_grads=True)
     ahead = {name: p - lr * g for (name, p), g in zip(theta.items(), grads, strict=True)}
     outer = under(model, ahead, lambda m: plain_loss(criterion, m, clean))
@@ -172,7 +172,7 @@ def along_direction(
     u = under(model, theta, lambda m: m(x))
     leaf = u.detach().requires_grad_()
     try:
-        s = criterion.settle(State(criterion, target, index, group, logits=leaf, meta=True))
+        s = criterion.settle(Batch(criterion, target, index, group, logits=leaf, meta=True))
     except InputError:  # a term that asks for the model, or a mistake that the other way will name
         torch.set_rng_state(before)
         return None
@@ -228,7 +228,7 @@ def _mean(loss: Tensor) -> Tensor:
     return loss if loss.ndim == 0 else loss.mean()
 
 
-def _wanted(s: State, others: list[nn.Parameter]) -> list[Tensor]:
+def _wanted(s: Batch, others: list[nn.Parameter]) -> list[Tensor]:
     wanted = [touched.rows for touched in s.touched] + others
     if not wanted:
         raise InputError(
@@ -244,5 +244,5 @@ def plain_loss(criterion: Compensated, model: nn.Module, clean: BatchParts) -> T
     Weights stand for what a skewed training set lacks; clean data are what they are to be learned from.
     """
     x, target, (index, group) = _parts(clean)
-    s = State(criterion, target, index, group, model=model, x=x)
+    s = Batch(criterion, target, index, group, model=model, x=x)
     return criterion.losses_of(s, s.u).sum() / criterion.divisor(s, weighted=False)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from compensate.core.batch import State, Value, at
+from compensate.core.batch import Batch, Value, at
 from compensate.core.layout import rowwise
 from compensate.errors import InputError
 
@@ -16,7 +16,7 @@ TINY = 1e-9
 """A temperature below this is none."""
 
 
-def uniform(s: State) -> Tensor:
+def uniform(s: Batch) -> Tensor:
     """(B, C) the guess that knows nothing; a half for each of several labels.
 
     >>> import torch
@@ -29,7 +29,7 @@ def uniform(s: State) -> Tensor:
     return torch.full_like(s.y, 1 / (2 if s.places.binary else s.y.shape[-1]))
 
 
-def prediction(s: State) -> Tensor:
+def prediction(s: Batch) -> Tensor:
     """(B, C) the guess of the model itself, a constant.
 
     >>> import torch
@@ -70,7 +70,7 @@ class Toward(nn.Module):
             raise InputError(f"lambda is {lam}; the trust in a guess lies between 0 and 1.")
         self.q, self.lam = q, lam
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B, C) the label compensation."""
         return rowwise(at(self.lam, s), s.y) * (self.q(s) - s.y)
 
@@ -113,7 +113,7 @@ class Slack(nn.Module):
             raise InputError(f"xi is {xi}; a slack is at least 0.")
         self.xi, self.temperature = xi, temperature
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B,) the loss compensation."""
         xi, t = at(self.xi, s), self.temperature
         if t < TINY:  # the limit, before the quotients below overflow

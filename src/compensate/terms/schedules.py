@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from compensate.core.batch import State, Value, at
+from compensate.core.batch import Batch, Value, at
 from compensate.core.statistics import Statistic
 from compensate.core.validation import at_hand
 from compensate.errors import InputError
@@ -50,7 +50,7 @@ class Ramp(nn.Module):
             raise InputError(f"start={start}, end={end}; an exponential ramp needs two positive ends.")
         self.start, self.end, self.begin, self.finish, self.shape = start, end, begin, finish, shape
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """The value now, a scalar tensor."""
         t = ((s.progress - self.begin) / (self.finish - self.begin)).clamp(0, 1)
         if self.shape == "exponential":
@@ -90,14 +90,14 @@ class Warmup(Statistic):
         self.start, self.end, self.epochs, self.size = start, end, epochs, num_samples
         self.track("seen", torch.zeros((), dtype=torch.long), merge="sum")
 
-    def forward(self, s: State) -> Tensor | float:
+    def forward(self, s: Batch) -> Tensor | float:
         """The value now: a number where the count is at hand, else a scalar tensor."""
         seen, whole = self.seen, self.epochs * self.size
         if at_hand(seen):
             return self.start + (self.end - self.start) * min(1.0, seen.item() / whole)
         return self.start + (self.end - self.start) * (seen / whole).clamp(max=1)
 
-    def observe(self, s: State) -> None:
+    def observe(self, s: Batch) -> None:
         """Counts the samples of the batch."""
         self.seen.add_(s.visits)
 
@@ -128,7 +128,7 @@ class StepSchedule(nn.Module):
         self._epochs: Tensor
         self._values: Tensor
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """The value now, a scalar tensor."""
         return self._values.gather(0, (self._epochs <= s.epoch).sum()[None] - 1)[0]
 
@@ -192,7 +192,7 @@ class Top(Statistic):
             self.track("seen", torch.full((num_samples,), torch.inf), merge="rows")
             self.track("last", torch.full((num_samples,), torch.inf), merge="same")
 
-    def forward(self, s: State) -> Tensor | float:
+    def forward(self, s: Batch) -> Tensor | float:
         """The threshold now: a number where the losses are at hand, else a scalar tensor."""
         pool, pro = s.plain_losses, at(self.pro, s)
         if not at_hand(pool):
@@ -210,7 +210,7 @@ class Top(Statistic):
         k = int(pro * losses.size / 100)
         return max(float(np.partition(losses, -k)[-k]), self.floor) if k else math.inf
 
-    def observe(self, s: State) -> None:
+    def observe(self, s: Batch) -> None:
         """Keeps the plain losses of the batch."""
         if self.over == "epoch":
             index = self.index(s)

@@ -12,7 +12,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from compensate.core.batch import State
+from compensate.core.batch import Batch
 from compensate.core.statistics import Statistic, Suspects
 from compensate.core.tables import Table
 from compensate.errors import InputError
@@ -46,14 +46,14 @@ class Edges(Table):
         """Each edge its own, or one for all."""
         return "corpus" if self.shared else "sample"
 
-    def key(self, s: State) -> Tensor:
+    def key(self, s: Batch) -> Tensor:
         """(E,) the row of each edge."""
         device = s.target.device
         if self.shared:
             return torch.zeros(self.num_edges, dtype=torch.long, device=device)
         return torch.arange(self.num_edges, device=device)
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(E,) the change of each edge."""
         if s.slot != "da":
             raise InputError("a table of edges belongs under structure=; for samples use Sample, for classes Category.")
@@ -61,11 +61,11 @@ class Edges(Table):
             raise InputError(f"the table has {self.num_edges} edges and the graph of the model {len(s.like)}.")
         return super().forward(s)
 
-    def counted(self, s: State) -> Tensor:
+    def counted(self, s: Batch) -> Tensor:
         """(E,) all edges count, whatever samples are in the batch; together as one if they share a number, which then moves by their sum."""
         return torch.full((self.num_edges,), 1 / self.num_edges if self.shared else 1.0, device=s.target.device)
 
-    def charged(self, penalty: Tensor, s: State) -> Tensor:
+    def charged(self, penalty: Tensor, s: Batch) -> Tensor:
         """(B,) the penalty of all rows for each sample: the mean over the batch is their sum. A number that edges share is one row."""
         return (penalty.mean() if self.shared else penalty.sum()) * s.valid.to(penalty.dtype)
 
@@ -94,7 +94,7 @@ class Dissimilarity(nn.Module):
         super().__init__()
         self.scale = scale
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(E,) the dissimilarities."""
         given = getattr(s.model, "dissimilarity", None)
         if given is None:
@@ -128,12 +128,12 @@ class EdgeRecord(Statistic):
         self.track("total", torch.zeros(num_edges), merge="sum")
         self.track("steps", torch.zeros((), dtype=torch.long), merge="sum")
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(E,) the change of each edge."""
         change: Tensor = self.term(s)
         return change
 
-    def observe(self, s: State) -> None:
+    def observe(self, s: Batch) -> None:
         """Adds the changes of this step."""
         if s.da is not None:
             self.total -= s.da.detach().to(self.total.dtype)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from compensate.core.batch import State
+from compensate.core.batch import Batch
 from compensate.errors import InputError
 
 
@@ -37,7 +37,7 @@ class RandomMix(nn.Module):
             raise InputError(f"alpha is {alpha}; expected a positive number.")
         self.alpha = alpha
 
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B, K) the weights."""
         alpha = torch.full((s.like.shape[-1],), self.alpha)
         parts = torch.distributions.Dirichlet(alpha).sample(s.like.shape[:1])
@@ -74,7 +74,7 @@ class ExtremeView(nn.Module):
         return "negative" if self.sign > 0 else "positive"
 
     @torch.no_grad()
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B, K) the weights: 1 for the view, 0 for others."""
         choices = torch.cat([torch.zeros_like(s.like[:1]), torch.eye(s.like.shape[-1]).to(s.like)])
         losses = torch.stack([self.sign * s.loss_at(dv=choice.expand_as(s.like)) for choice in choices], -1)
@@ -100,7 +100,7 @@ class OtherView(nn.Module):
         self.number = number
 
     @torch.no_grad()
-    def forward(self, s: State) -> Tensor:
+    def forward(self, s: Batch) -> Tensor:
         """(B, C) the prediction."""
         views = s.criterion.views
         if views is None:

@@ -11,7 +11,7 @@ from compensate.training.hardware import Hardware
 from compensate.training.preparation import Prepared, make_criterion, make_model, prepare_run
 from compensate.training.record import train_and_record
 from compensate.training.run import Result, Run, load_config, load_model
-from compensate.training.step import OPTIMIZERS, SCHEDULES, Batch, Learner
+from compensate.training.step import OPTIMIZERS, SCHEDULES, Learner, TrainingBatch
 from compensate.training.trainer import EarlyStopping, Interrupted, Trainer
 
 __all__ = [
@@ -19,7 +19,6 @@ __all__ = [
     "PROTOCOL",
     "RECIPES",
     "SCHEDULES",
-    "Batch",
     "Config",
     "EarlyStopping",
     "Exchange",
@@ -32,6 +31,7 @@ __all__ = [
     "Run",
     "Samples",
     "Trainer",
+    "TrainingBatch",
     "evaluate",
     "fit",
     "load_config",

@@ -34,7 +34,7 @@ from compensate.core.stages import ModelStages
 from compensate.core.statistics import Merge, Statistic
 from compensate.core.stores import PARTS, Kept, Packed, without_zeros
 from compensate.core.tables import Sample, Table
-from compensate.data import Data, ranges_of
+from compensate.data import Dataset, ranges_of
 from compensate.errors import InputError
 from compensate.methods.registry import Need
 
@@ -439,12 +439,12 @@ class Ranges:
         batch_size: of the whole batch.
         processes: those that share it.
 
-    >>> data = Data(np.zeros((8, 2)), np.zeros(8, int), ("a",))
+    >>> data = Dataset(np.zeros((8, 2)), np.zeros(8, int), ("a",))
     >>> Ranges(data, 4, Processes(2, rank=1)).held
     HeldRows(first=4, last=8, of=8)
     """
 
-    def __init__(self, data: Data, batch_size: int, processes: Processes) -> None:
+    def __init__(self, data: Dataset, batch_size: int, processes: Processes) -> None:
         self.processes = processes
         count, whole = ranges_of(len(data), batch_size)
         if whole < processes.size:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from compensate.core.stages import full_precision
-from compensate.data import Data, Ragged, draws, gather
+from compensate.data import Dataset, Ragged, draws, gather
 from compensate.data.batches import POOL, Augment
 from compensate.data.dataset import generator
 from compensate.errors import InputError
@@ -70,7 +70,7 @@ class Samples:
         return len(self.labels)
 
     @classmethod
-    def of(cls, data: Data, *, augment: Augment | None = None, seed: int = 0) -> Samples:
+    def of(cls, data: Dataset, *, augment: Augment | None = None, seed: int = 0) -> Samples:
         """Of a data set; with `augment`, images are augmented in training."""
         lengths = data.x.lengths if isinstance(data.x, Ragged) else None
         return cls(_Gathered(data, augment, seed), data.target, data.num_classes, data.index, None, lengths)
@@ -102,7 +102,7 @@ class Samples:
 class _Gathered:
     """Inputs of a data set. The random numbers of the last epoch are kept: drawing them takes all samples."""
 
-    data: Data
+    data: Dataset
     augment: Augment | None
     seed: int
     drawn: tuple[int, NDArray[np.float64]] | None = None
@@ -221,7 +221,7 @@ def means_of(total: Tensor) -> dict[str, float]:
     return {"accuracy": right / (count or 1), "loss": loss / (count or 1)}
 
 
-def evaluate(model: nn.Module, data: Data, *, device: torch.device | str = "cpu") -> dict[str, float]:
+def evaluate(model: nn.Module, data: Dataset, *, device: torch.device | str = "cpu") -> dict[str, float]:
     """Accuracy and mean cross entropy of the model on all samples with a label.
 
     >>> from compensate.data import digits
@@ -232,7 +232,9 @@ def evaluate(model: nn.Module, data: Data, *, device: torch.device | str = "cpu"
     return means_of(sums(model, Samples.of(data.subset(data.labeled)), device))
 
 
-def agreement(model: nn.Module, data: Data, which: NDArray[np.bool_], *, device: torch.device | str = "cpu") -> float:
+def agreement(
+    model: nn.Module, data: Dataset, which: NDArray[np.bool_], *, device: torch.device | str = "cpu"
+) -> float:
     """The share of these samples to which the model gives the label they carry; NaN if there are none.
 
     Of wrong labels of the training data it tells how far the model has learned them by heart.
@@ -242,7 +244,7 @@ def agreement(model: nn.Module, data: Data, which: NDArray[np.bool_], *, device:
 
 def predict(
     model: nn.Module,
-    data: Data | Samples,
+    data: Dataset | Samples,
     *,
     device: torch.device | str = "cpu",
     processes: Processes | None = None,
@@ -255,7 +257,7 @@ def predict(
     >>> predict(CNN(10), digits().subset(np.arange(5))).shape
     torch.Size([5, 10])
     """
-    samples = Samples.of(data) if isinstance(data, Data) else data
+    samples = Samples.of(data) if isinstance(data, Dataset) else data
     found: Tensor | None = None
     for rows, u in outputs(model, samples, device, processes, batch_size):
         if found is None:

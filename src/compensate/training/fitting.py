@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from compensate.core.batch import State
+from compensate.core.batch import Batch
 from compensate.core.criterion import Compensated
-from compensate.data import Data, Splits, gather, order, order_in_ranges
+from compensate.data import Dataset, Splits, gather, order, order_in_ranges
 from compensate.errors import InputError
 from compensate.training import checkpoint
 from compensate.training.config import Config
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def fit(
     config: Config,
     *,
-    data: Splits | Data | None = None,
+    data: Splits | Dataset | None = None,
     data_dir: str | Path | None = None,
     folder: str | Path | None = None,
     resume: bool = False,
@@ -42,7 +42,7 @@ def fit(
     trackers: Sequence[Any] = (),
     model: nn.Module | None = None,
     criterion: Compensated | None = None,
-    on_step: Callable[[State], None] | None = None,
+    on_step: Callable[[Batch], None] | None = None,
     on_epoch: Callable[[Metrics], None] | None = None,
     backend: str = "local",
     workers: int | None = None,
@@ -149,7 +149,7 @@ def _trainer(
     ranges: Ranges | None,
     run: Run,
     begun: float,
-    on_step: Callable[[State], None] | None,
+    on_step: Callable[[Batch], None] | None,
     on_epoch: Callable[[Metrics, bool], None],
 ) -> Trainer:
     config, data = prepared.config, prepared.train

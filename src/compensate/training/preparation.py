@@ -16,7 +16,7 @@ from compensate.core.criterion import Compensated
 from compensate.core.stages import ModelStages
 from compensate.data import (
     CropFlip,
-    Data,
+    Dataset,
     Ragged,
     Splits,
     Vocabulary,
@@ -59,10 +59,10 @@ class Prepared:
     """
 
     config: Config
-    train: Data
-    clean: Data | None
-    validation: Data | None
-    test: Data | None
+    train: Dataset
+    clean: Dataset | None
+    validation: Dataset | None
+    test: Dataset | None
     wrong: NDArray[np.bool_]
     vocabulary: Vocabulary | None = None
     vectors: Any = None
@@ -105,7 +105,7 @@ def _changed(*names: str | None) -> tuple[int, ...]:
     return tuple(path.stat().st_mtime_ns for path in paths if path.exists())
 
 
-def prepare_run(config: Config, data: Splits | Data | None = None, data_dir: str | Path | None = None) -> Prepared:
+def prepare_run(config: Config, data: Splits | Dataset | None = None, data_dir: str | Path | None = None) -> Prepared:
     """Loads, splits, thins out and corrupts the data of a run, in this order, and settles its configuration.
 
     The test part and the clean part are taken before the noise; the validation part gets noise of its own, because people
@@ -173,14 +173,14 @@ def _limited(splits: Splits, limit: int | None, limit_test: int | None, seed: in
     return Splits(train, test, validation)
 
 
-def _noisy(data: Data, config: Config, seed: int) -> tuple[Data, NDArray[np.bool_]]:
+def _noisy(data: Dataset, config: Config, seed: int) -> tuple[Dataset, NDArray[np.bool_]]:
     flipped = noise.parse(config.noise)(
         data.target, data.num_classes, seed=seed, features=data.x if isinstance(data.x, np.ndarray) else None
     )
     return data.relabel(flipped.labels), flipped.changed
 
 
-def _thinned(train: Data, config: Config) -> Data:
+def _thinned(train: Dataset, config: Config) -> Dataset:
     kind, _, ratio = config.imbalance.partition(":")
     try:
         return long_tailed(train, float(ratio), kind, seed=config.seed)
@@ -192,7 +192,7 @@ def _thinned(train: Data, config: Config) -> Data:
         ) from None
 
 
-def _is_text(data: Data) -> bool:
+def _is_text(data: Dataset) -> bool:
     return not isinstance(data.x, Ragged) and getattr(getattr(data.x, "dtype", None), "kind", "") == "O"
 
 

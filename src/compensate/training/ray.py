@@ -18,7 +18,7 @@ from typing import Any
 from torch import nn
 
 from compensate.core.rows import HeldRows, holding_rows
-from compensate.data import Data, Splits
+from compensate.data import Dataset, Splits
 from compensate.errors import InputError
 from compensate.extras import ray_cluster, require
 from compensate.training import checkpoint
@@ -37,7 +37,7 @@ def fit_on_cluster(
     config: Config,
     *,
     workers: int | None = None,
-    data: Splits | Data | None = None,
+    data: Splits | Dataset | None = None,
     data_dir: str | Path | None = None,
     folder: str | Path | None = None,
     resume: bool = False,

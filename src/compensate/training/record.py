@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from compensate.core.statistics import Evidence
-from compensate.data import Data
+from compensate.data import Dataset
 from compensate.data.dataset import generator
 from compensate.errors import InputError
 from compensate.methods.registry import find
@@ -69,7 +69,7 @@ class TrainingRecord:
 
 
 def train_and_record(
-    inputs: Inputs | NDArray[Any] | Tensor | Data | Samples,
+    inputs: Inputs | NDArray[Any] | Tensor | Dataset | Samples,
     labels: Sequence[int] | NDArray[Any],
     num_classes: int,
     *,
@@ -170,7 +170,7 @@ def train_and_record(
 
 
 def _samples(inputs: Any, labels: NDArray[Any], num_classes: int) -> Samples:
-    if isinstance(inputs, Data):
+    if isinstance(inputs, Dataset):
         inputs = Samples.of(inputs).batch
     if isinstance(inputs, Samples):
         return replace(inputs, labels=labels)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compensate.core.batch import State
+from compensate.core.batch import Batch
 from compensate.core.criterion import Compensated
 from compensate.core.stages import ModelStages
 from compensate.errors import NotFinite
@@ -159,7 +159,7 @@ MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
+class TrainingBatch:
     """A global batch as one process has it; where each process owns a range of samples, its own slice of the batch and nothing else.
 
     Attributes:
@@ -188,7 +188,7 @@ class Forward(nn.Module):
         super().__init__()
         self.view = view
         self._criterion = [criterion]
-        self.state: State | None = None
+        self.state: Batch | None = None
 
     @property
     def criterion(self) -> Compensated:
@@ -199,7 +199,7 @@ class Forward(nn.Module):
         """Goes on with another criterion."""
         self._criterion[0] = criterion
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: TrainingBatch) -> Tensor:
         """The loss; the state of the batch is kept for the loop to look at."""
         criterion = self.criterion
         s = self.state = criterion.evaluate(self.view, batch.x, batch.target, batch.index)
@@ -295,14 +295,14 @@ class Learner:
 
     def step(
         self,
-        batch: Batch,
+        batch: TrainingBatch,
         *,
         lr: float,
         clean: tuple[Any, Tensor] | None = None,
         share: float = 1.0,
         first: bool = True,
         last: bool = True,
-    ) -> State:
+    ) -> Batch:
         """One batch, and with the last of a group an update of the model; gives the state of the batch.
 
         Args:
@@ -326,16 +326,16 @@ class Learner:
         assert s is not None
         return s
 
-    def _meta_step(self, batch: Batch, clean: tuple[Any, Tensor], lr: float) -> Batch:
+    def _meta_step(self, batch: TrainingBatch, clean: tuple[Any, Tensor], lr: float) -> TrainingBatch:
         """Every process takes the same meta step on the whole batch: it needs gradients of gradients."""
         given = (batch.x, batch.target, batch.index)
         with self.check.over(batch.x, batch.index):
             meta_step(self.criterion, self.model, given, clean, lr=lr, optimizer=self.meta_optimizer)
         if self._given:
             return batch
-        return Batch(self.processes.scatter(batch.x), batch.target, batch.index, batch.weight)
+        return TrainingBatch(self.processes.scatter(batch.x), batch.target, batch.index, batch.weight)
 
-    def _loss(self, batch: Batch) -> Tensor:
+    def _loss(self, batch: TrainingBatch) -> Tensor:
         if isinstance(self.forward.view, Whole | WholeStages):
             self.forward.view.expect(len(batch.target))
         own = nullcontext() if self.ranges is None else apart(self.processes.rank)

@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from compensate.core.batch import State
+from compensate.core.batch import Batch
 from compensate.errors import InputError
 from compensate.training import checkpoint
 from compensate.training.distributed import Exchange
 from compensate.training.evaluation import Rows, Samples, means_of, sums
 from compensate.training.hardware import move
 from compensate.training.run import Run
-from compensate.training.step import Batch, Learner
+from compensate.training.step import Learner, TrainingBatch
 
 SECONDS = 60.0
 """Between checkpoints, unless a number of steps is given."""
@@ -141,7 +141,7 @@ class Trainer:
         stopping: EarlyStopping | None = None,
         run: Run | None = None,
         begun: float | None = None,
-        on_step: Callable[[State], None] | None = None,
+        on_step: Callable[[Batch], None] | None = None,
         on_epoch: Callable[[Metrics, bool], None] | None = None,
     ) -> None:
         self.learner, self.samples, self.epochs, self.accumulate = learner, samples, epochs, accumulate
@@ -252,12 +252,12 @@ class Trainer:
         ranges = self.learner.ranges
         return rows if ranges is None else ranges.own(rows, self.samples.index)
 
-    def _batch(self, rows: Rows) -> Batch:
+    def _batch(self, rows: Rows) -> TrainingBatch:
         samples, rows = self.samples, self._own(rows)
         x = samples.batch(rows if self.learner.whole_inputs else self.processes.slice(rows), self.at.epoch)
         target, index = (torch.from_numpy(a[rows]) for a in (samples.labels, samples.index))
         x, target = self._on_device(x, target)
-        return Batch(x, target, index.to(self.device), self._weight(rows, x))
+        return TrainingBatch(x, target, index.to(self.device), self._weight(rows, x))
 
     def _weight(self, rows: Rows, x: Any) -> Tensor | None:
         if self.samples.weight is None:
@@ -269,7 +269,7 @@ class Trainer:
         return move(x, self.device), target.to(self.device)
 
     @torch.no_grad()
-    def _count(self, s: State, rows: Rows) -> None:
+    def _count(self, s: Batch, rows: Rows) -> None:
         losses, moved = s.losses, is_compensated(s)
         if s.places.binary:  # of several labels, all must be right
             right = s.places.of_sample((s.u[:, 0] > 0) == (s.labels > 0)).all(1)
@@ -345,7 +345,7 @@ class Trainer:
         checkpoint.set_random_state(tree["random"])
 
 
-def is_compensated(s: State) -> Tensor:
+def is_compensated(s: Batch) -> Tensor:
     """(B,) true for samples that some compensation is given to."""
     found = torch.zeros(len(s.target), dtype=torch.bool, device=s.target.device)
     for delta in (s.dx, s.du, s.dp, s.dy, s.dl, s.dg, s.dv):

@@ -30,7 +30,7 @@ from compensate.errors import InputError
 
 if TYPE_CHECKING:
     from compensate.auditing.result import Audit
-    from compensate.data.dataset import Data
+    from compensate.data.dataset import Dataset
 
 __all__ = ["COLUMNS", "KINDS", "Kind", "find_issues", "records", "summary", "with_ids"]
 
@@ -101,7 +101,7 @@ KINDS: dict[str, IssueKind] = {
 """In the order in which they are worth looking at."""
 
 
-def find_issues(audit: Audit, test: Data | None = None) -> pd.DataFrame:
+def find_issues(audit: Audit, test: Dataset | None = None) -> pd.DataFrame:
     """Everything but labels that is wrong with the data of an audit, worst kinds first: a table with `COLUMNS`.
 
     Args:
@@ -116,7 +116,7 @@ def find_issues(audit: Audit, test: Data | None = None) -> pd.DataFrame:
     kind = audit.provenance.shown or audit.kind
     labels = audit.names(audit.given)
 
-    def named(rows: Data | Audit, i: int) -> str:
+    def named(rows: Dataset | Audit, i: int) -> str:
         """A row by its number, and by its file or id if it has one."""
         here = int(rows.index[i])
         return f"row {here}" if rows.ids is None or not len(rows.ids) else f"{rows.ids[i]} (row {here})"

@@ -22,7 +22,7 @@ from scipy import sparse
 from compensate.auditing.issues.image_copies import image_pairs, shrunk
 from compensate.auditing.issues.neighbors import Near, nearest_rows
 from compensate.auditing.learners import COPIES, content_keys
-from compensate.data.dataset import Data, Ints
+from compensate.data.dataset import Dataset, Ints
 
 LENGTH = 5
 """Characters of a sequence: a typing error changes five of them, and unrelated sentences share few."""
@@ -226,7 +226,7 @@ Partner = tuple[int, float, bool]
 """The position of another row, the similarity to it, and whether it has another label."""
 
 
-def find_pairs(data: Data, kind: str, vectors: Any, near: Near | None = None) -> list[Pair]:
+def find_pairs(data: Dataset, kind: str, vectors: Any, near: Near | None = None) -> list[Pair]:
     """Pairs of rows with equal or nearly equal content.
 
     Args:
@@ -242,7 +242,7 @@ def find_pairs(data: Data, kind: str, vectors: Any, near: Near | None = None) ->
     return [*equal, *_nearly(data, kind, vectors, near)]
 
 
-def shared_with(data: Data, test: Data, kind: str) -> list[Pair]:
+def shared_with(data: Dataset, test: Dataset, kind: str) -> list[Pair]:
     """Pairs of a row of the data and a row of a test set with equal or nearly equal content: positions in either."""
     n = len(data)
     if kind == "text":
@@ -299,7 +299,7 @@ def partners(pairs: Iterable[Pair], labels: NDArray[Any]) -> dict[int, Partner]:
     return found
 
 
-def _content(data: Data, kind: str) -> Any:
+def _content(data: Dataset, kind: str) -> Any:
     if kind == "text":
         return [str(text) for text in data.x]
     if kind == "table" and (table := data.table) is not None:
@@ -331,7 +331,7 @@ def _grouped(keys: Ints) -> Iterator[Pair]:
         yield from ((first, other, 1.0) for other in others)
 
 
-def _nearly(data: Data, kind: str, vectors: Any, near: Near | None) -> Iterator[Pair]:
+def _nearly(data: Dataset, kind: str, vectors: Any, near: Near | None) -> Iterator[Pair]:
     if kind == "text":
         return text_pairs([str(text) for text in data.x], SIMILAR_TEXTS)
     dense = None if vectors is None or sparse.issparse(vectors) else np.asarray(vectors, dtype=np.float32)

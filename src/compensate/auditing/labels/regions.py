@@ -22,7 +22,7 @@ from compensate.auditing.labels.base import check_given, part_of, runs_of
 from compensate.auditing.learners import FOLDS, Steps, View, assign_folds, judge_view, steps_of
 from compensate.auditing.noise_model import Verdict, by_chance_note, judge, offset_of_mean, pool, shares
 from compensate.auditing.result import Provenance
-from compensate.data.dataset import UNLABELED, Data, Ints, Singles, Source
+from compensate.data.dataset import UNLABELED, Dataset, Ints, Singles, Source
 from compensate.errors import InputError
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Masks:
             {f"cells: {name}": weight for name, weight in shares(weights).items()},
         )  # fmt: skip
 
-    def audit(self, data: Data, encoder: str | Path, *, device: Any, seed: int, progress: Any) -> Audit:
+    def audit(self, data: Dataset, encoder: str | Path, *, device: Any, seed: int, progress: Any) -> Audit:
         """The audit of all regions."""
         from compensate.auditing.features import unused_encoder
         from compensate.auditing.result import Audit
@@ -327,7 +327,7 @@ def mask_folders(data: Any, labels: Any) -> tuple[Path, Path] | None:
     return None if images is None or masks is None else (images, masks)
 
 
-def read_masks(images: str | Path, masks: str | Path) -> Data:
+def read_masks(images: str | Path, masks: str | Path) -> Dataset:
     """Images and masks of two folders; a mask has the name of its image."""
     from compensate.auditing.digests import digest_file, digest_text
     from compensate.data.folder import is_image, name_in
@@ -359,7 +359,7 @@ def read_masks(images: str | Path, masks: str | Path) -> Data:
     parts = Masks(tuple(pictures), tuple(numbers), tuple(names))
     rows = np.array(names, dtype=object)
     source = Source(kind="images", title=masks.parent.name, path=str(masks), digest=digest)
-    return Data(rows, np.zeros(len(rows), np.int64), ("masks",), ids=rows, raw=rows, source=source, parts=parts)
+    return Dataset(rows, np.zeros(len(rows), np.int64), ("masks",), ids=rows, raw=rows, source=source, parts=parts)
 
 
 def _digest(digests: Sequence[str]) -> str:

@@ -25,7 +25,7 @@ from compensate.auditing.linear import LinearFolds
 from compensate.auditing.noise_model import Verdict, by_chance_note, judge, pool, shares
 from compensate.auditing.result import Provenance
 from compensate.data.columns import is_nested
-from compensate.data.dataset import UNLABELED, Data, Floats, Ints
+from compensate.data.dataset import UNLABELED, Dataset, Floats, Ints
 from compensate.data.label_column import joined_labels
 from compensate.data.labels import is_missing
 from compensate.errors import InputError, nearest
@@ -92,7 +92,7 @@ class LabelSets:
         each = float((self.given == 1).sum(1).mean())
         return f"{len(self.names)} labels, {each:.1f} a row"
 
-    def audit(self, data: Data, encoder: str | Path, *, device: Any, seed: int, progress: Any) -> Audit:
+    def audit(self, data: Dataset, encoder: str | Path, *, device: Any, seed: int, progress: Any) -> Audit:
         """The audit of all labels of all rows."""
         from compensate.auditing.features import make_views
 
@@ -127,7 +127,7 @@ class LabelSets:
 
     def _result(
         self,
-        data: Data,
+        data: Dataset,
         where: Ints,
         labels: Ints,
         given: Ints,
@@ -234,7 +234,7 @@ def read_label_sets(
     split: str | None = None,
     encoding: str = "utf-8",
     delimiter: str | None = None,
-) -> Data:
+) -> Dataset:
     """A table whose rows have several labels: joined in a cell, in a list, or one column of 0 and 1 each.
 
     Args:

@@ -26,7 +26,7 @@ from compensate.auditing.labels.sets import list_pieces, write_edits
 from compensate.auditing.learners import FOLDS, Steps, View, assign_folds, content_keys, judge_view, steps_of
 from compensate.auditing.noise_model import Verdict, by_chance_note, judge, pool, shares
 from compensate.auditing.result import Provenance
-from compensate.data.dataset import UNLABELED, Data, Ints, Source
+from compensate.data.dataset import UNLABELED, Dataset, Ints, Source
 from compensate.errors import InputError
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class TokenTags:
         kinds = sorted({type_of(token.tag) for token in self.tokens} - {OUTSIDE})
         return f"{len(self.tokens):,} tokens, {len(kinds)} kinds of tags"
 
-    def audit(self, data: Data, encoder: str | Path, *, device: Any, seed: int, progress: Any) -> Audit:
+    def audit(self, data: Dataset, encoder: str | Path, *, device: Any, seed: int, progress: Any) -> Audit:
         """The audit of all tags."""
         from compensate.auditing.features import unused_encoder
         from compensate.auditing.result import Audit
@@ -330,7 +330,7 @@ def _keys(row: Any) -> tuple[str, str] | None:
     return None if words is None or tags is None else (words, tags)
 
 
-def read_tokens(path: str | Path, *, encoding: str = "utf-8") -> Data:
+def read_tokens(path: str | Path, *, encoding: str = "utf-8") -> Dataset:
     """Tagged sentences of a CoNLL or JSONL file."""
     from compensate.data.tables import LINES, table_format
     from compensate.files import check_size, decode, read_bytes
@@ -343,17 +343,17 @@ def read_tokens(path: str | Path, *, encoding: str = "utf-8") -> Data:
     return of_sentences(found, str(path))
 
 
-def of_sentences(sentences: Sequence[Sequence[Token]], where: str) -> Data:
+def of_sentences(sentences: Sequence[Sequence[Token]], where: str) -> Dataset:
     """Tagged sentences as data to audit."""
     kept = tuple(tuple(sentence) for sentence in sentences)
     if not any(kept):
         raise InputError(f"{where} holds no token; expected a word and its tag on each line, or two lists in each row.")
     texts = np.array([" ".join(token.word for token in sentence) for sentence in kept] + [None], dtype=object)[:-1]
     tags = TokenTags(kept)
-    return Data(texts, np.zeros(len(kept), np.int64), ("tags",), raw=texts, source=Source(kind="text"), parts=tags)
+    return Dataset(texts, np.zeros(len(kept), np.int64), ("tags",), raw=texts, source=Source(kind="text"), parts=tags)
 
 
-def of_lists(words: Sequence[Sequence[str]], tags: Sequence[Sequence[Any]]) -> Data:
+def of_lists(words: Sequence[Sequence[str]], tags: Sequence[Sequence[Any]]) -> Dataset:
     """Tagged sentences from two lists of lists."""
     if len(words) != len(tags):
         raise InputError(

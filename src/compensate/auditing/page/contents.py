@@ -39,7 +39,7 @@ from compensate.auditing.page.model import (
 from compensate.auditing.page.payload import image_type
 from compensate.auditing.result import Audit
 from compensate.auditing.write_back import fixed_name
-from compensate.data.dataset import Data, Floats, Ints
+from compensate.data.dataset import Dataset, Floats, Ints
 from compensate.markup import Html, element, escape, table
 
 if TYPE_CHECKING:
@@ -526,7 +526,7 @@ def _content(audit: Audit, row: int) -> Content:
     return shown if parts is None else cast(Content, parts.shown(shown, audit, row))
 
 
-def content(data: Data | None, row: int) -> Content:
+def content(data: Dataset | None, row: int) -> Content:
     """What can be shown of a row of the audited data."""
     if data is None:
         return Content(missing="The data are not available.")
@@ -568,7 +568,7 @@ def sample_cells(audit: Audit, rows: Ints, taken: Collection[str]) -> dict[str, 
     }
 
 
-def _columns(data: Data, rows: Ints) -> list[tuple[str, Any]]:
+def _columns(data: Dataset, rows: Ints) -> list[tuple[str, Any]]:
     """What `content` shows of these rows, but column by column: a row at a time takes minutes where many are flagged."""
     table = data.table
     if table is None:

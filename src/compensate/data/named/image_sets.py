@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compensate.data.dataset import Data, Splits
+from compensate.data.dataset import Dataset, Splits
 from compensate.data.unpickle import load_arrays
 from compensate.errors import InputError
 from compensate.files import decode, members, read_bytes
@@ -61,8 +61,8 @@ def read_cifar(path: str | Path, classes: int = 10, *, size: int = 32) -> Splits
     names = _class_names(found, binary, classes, path)
     read = _binary if binary else _python
     pieces = [(_averaged(x, size), y) for x, y in (read(found[name], f"{path}: {name}", classes) for name in files)]
-    train = Data(np.concatenate([x for x, _ in pieces[:-1]]), np.concatenate([y for _, y in pieces[:-1]]), names)
-    return Splits(train, Data(*pieces[-1], names))
+    train = Dataset(np.concatenate([x for x, _ in pieces[:-1]]), np.concatenate([y for _, y in pieces[:-1]]), names)
+    return Splits(train, Dataset(*pieces[-1], names))
 
 
 def _averaged(x: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
@@ -170,14 +170,14 @@ def read_mnist(folder: str | Path, classes: tuple[str, ...] = tuple("0123456789"
     return Splits(_mnist_part(Path(folder), "train", classes), _mnist_part(Path(folder), "t10k", classes))
 
 
-def _mnist_part(folder: Path, name: str, classes: tuple[str, ...]) -> Data:
+def _mnist_part(folder: Path, name: str, classes: tuple[str, ...]) -> Dataset:
     images, labels = (read_idx(_find_idx(folder, f"{name}-{kind}")) for kind in ("images", "labels"))
     if images.ndim != 3 or images.dtype != np.uint8 or labels.ndim != 1 or len(images) != len(labels):
         raise InputError(
             f"the {name} files in {folder} do not fit: images {images.shape} {images.dtype}, labels {labels.shape}; "
             "expected bytes (N, H, W) and (N,)."
         )
-    return Data(images[:, None], labels.astype(np.int64), classes)
+    return Dataset(images[:, None], labels.astype(np.int64), classes)
 
 
 def _find_idx(folder: Path, stem: str) -> Path:
@@ -187,7 +187,7 @@ def _find_idx(folder: Path, stem: str) -> Path:
     raise InputError(f"{folder} lacks the file {stem}-idx{3 if 'images' in stem else 1}-ubyte (or .gz).")
 
 
-def digits() -> Data:
+def digits() -> Dataset:
     """The 1,797 digits of 8 x 8 pixels, in their stored order: ``x`` is (1797, 1, 8, 8), float32 in [0, 1].
 
     >>> digits().x.shape
@@ -197,7 +197,7 @@ def digits() -> Data:
     """
     x, target = _stored_digits()
     images = (x / 16).astype(np.float32).reshape(-1, 1, 8, 8)
-    return Data(images, target.astype(np.int64), tuple("0123456789"))
+    return Dataset(images, target.astype(np.int64), tuple("0123456789"))
 
 
 @cache

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compensate.data.dataset import UNLABELED, Data, Source, Splits
+from compensate.data.dataset import UNLABELED, Dataset, Source, Splits
 from compensate.data.tables import is_table, read_table
 from compensate.errors import InputError
 from compensate.files import decode, members
@@ -49,7 +49,7 @@ def read_sst2(path: str | Path, *, phrases: bool = False) -> Splits:
     return Splits(train, test if test is not None and test.labeled.all() else None, dev)
 
 
-def _sentences(content: bytes, where: str) -> Data:
+def _sentences(content: bytes, where: str) -> Dataset:
     lines = [line.rstrip("\r") for line in decode(content, where).split("\n")]
     rows = [line.split("\t") for line in lines if line]
     if rows and [c.lower() for c in rows[0]] == ["index", "sentence"]:
@@ -62,7 +62,7 @@ def _sentences(content: bytes, where: str) -> Data:
     if not rows:
         raise InputError(f"{where} has no sentences.")
     target = np.array([int(row[1]) if row[1].strip() else UNLABELED for row in rows], dtype=np.int64)
-    return Data(np.array([row[0] for row in rows], dtype=object), target, SENTIMENT, source=Source(kind="text"))
+    return Dataset(np.array([row[0] for row in rows], dtype=object), target, SENTIMENT, source=Source(kind="text"))
 
 
 def read_imdb(path: str | Path) -> Splits:
@@ -94,10 +94,10 @@ def read_imdb(path: str | Path) -> Splits:
     return Splits(train, test, validation)
 
 
-def in_fixed_order(data: Data) -> Data:
+def in_fixed_order(data: Dataset) -> Dataset:
     """The data in the order that sorted corpora get: random, fixed for good, a function of their size alone.
 
-    >>> in_fixed_order(Data(np.arange(6), np.zeros(6, int), ("a",))).index
+    >>> in_fixed_order(Dataset(np.arange(6), np.zeros(6, int), ("a",))).index
     array([4, 0, 2, 3, 5, 1])
     """
     # Raw bits and a sort: numpy promises that these stay the same from version to version, unlike `permutation`.
@@ -108,7 +108,7 @@ def in_fixed_order(data: Data) -> Data:
 _REVIEW = re.compile(r"(?:^|/)(train|test)/(neg|pos)/(\d+)_(\d+)\.txt$")
 
 
-def _folders(path: Path) -> tuple[Data, Data | None]:
+def _folders(path: Path) -> tuple[Dataset, Dataset | None]:
     found: dict[str, list[tuple[str, int, str, str]]] = {"train": [], "test": []}
     for name, content in members(path, lambda n: _REVIEW.search(n) is not None):
         match = _REVIEW.search(name)
@@ -120,21 +120,21 @@ def _folders(path: Path) -> tuple[Data, Data | None]:
     return _reviews(found["train"], path), _reviews(found["test"], path) if found["test"] else None
 
 
-def _reviews(rows: list[tuple[str, int, str, str]], path: Path) -> Data:
+def _reviews(rows: list[tuple[str, int, str, str]], path: Path) -> Dataset:
     rows.sort()  # negative before positive, each by number: the same whatever order the archive has
     target = np.array([int(row[0] == "pos") for row in rows], dtype=np.int64)
     if len(set(target.tolist())) < 2:
         raise InputError(f"{path}: one of the folders neg and pos is empty; both classes are needed.")
     texts, ids = (np.array([row[i] for row in rows], dtype=object) for i in (3, 2))
-    return Data(texts, target, SENTIMENT, ids=ids, source=Source(kind="text"))
+    return Dataset(texts, target, SENTIMENT, ids=ids, source=Source(kind="text"))
 
 
-def _renamed(data: Data | None, named: dict[str, str]) -> Data | None:
+def _renamed(data: Dataset | None, named: dict[str, str]) -> Dataset | None:
     if data is None:
         return None
     names = [named.get(name.lower(), name.lower()) for name in data.classes]
     order: NDArray[Any] = np.argsort(names, kind="stable")
     place = np.append(np.argsort(order), UNLABELED)  # a missing label, -1, stays one
-    return Data(
+    return Dataset(
         data.x, place[data.target], tuple(sorted(names)), data.index, ids=data.ids, rows=data.rows, source=data.source
     )
