@@ -50,7 +50,7 @@ images of 32 x 32 pixels with a pretrained encoder, a hundredth of the rows. Imp
 TIMED = """
 import json, sys, time
 from compensate.auditing import audit as auditing, run_folder
-from compensate.commands import audit as command
+from compensate.cli import audit as command
 
 seconds = {}
 

@@ -38,7 +38,7 @@ def output(*arguments: str) -> str:
 
 
 def test_output_in_another_encoding_has_marks_in_place_of_what_it_lacks():
-    code = "from compensate.commands.options import console; from compensate.cli import run; run(lambda: console.print('neg \\u2192 pos'))"
+    code = "from compensate.cli.options import console; from compensate.cli import run; run(lambda: console.print('neg \\u2192 pos'))"
     for encoding, expected in (("cp1252", "neg ? pos"), ("utf-8", "neg \u2192 pos")):
         done = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, check=False, env={"PATH": "", "PYTHONIOENCODING": encoding}
@@ -148,7 +148,7 @@ def test_control_characters_of_names_do_not_reach_the_terminal(tmp_path, monkeyp
 def test_the_colors_of_the_command_itself_are_written(capsys):
     from rich.text import Text
 
-    from compensate.commands.options import Terminal
+    from compensate.cli.options import Terminal
 
     Terminal(force_terminal=True, color_system="standard").print(Text("a\x1b[2Jb", style="red"))
     assert capsys.readouterr().out == "\x1b[31ma\ufffd[2Jb\x1b[0m\n"

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from compensate.commands import options as o
-from compensate.commands.options import console
+from compensate.cli import options as o
+from compensate.cli.options import console
 
 
 def human(

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from compensate.commands import options as o
-from compensate.commands.options import console
+from compensate.cli import options as o
+from compensate.cli.options import console
 from compensate.errors import InputError, nearest
 
 if TYPE_CHECKING:

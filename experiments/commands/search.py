@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from compensate.commands import options as o
-from compensate.commands.options import announce, bar_of, console
+from compensate.cli import options as o
+from compensate.cli.options import announce, bar_of, console
 
 
 @o.with_shared

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from compensate.commands.options import console
+from compensate.cli.options import console
 
 
 def taxonomy(

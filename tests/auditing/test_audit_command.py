@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import compensate
 from compensate.auditing.source import read
 from compensate.cli import app
-from compensate.commands.audit import opening_line
+from compensate.cli.audit import opening_line
 from compensate.errors import InputError
 
 pytestmark = pytest.mark.slow
@@ -364,7 +364,7 @@ def test_a_place_that_cannot_be_written_to_is_refused_before_any_work(scored, tm
     def no_work(*_, **__):
         raise AssertionError("the data is read")
 
-    monkeypatch.setattr("compensate.commands.audit._source", no_work)
+    monkeypatch.setattr("compensate.cli.audit._source", no_work)
     (tmp_path / "file").write_text("x")
     with pytest.raises(InputError, match="cannot be written"):
         run("audit", "a/d.csv", "--probs", "a/p.npy", "--out", "file/run")
@@ -373,7 +373,7 @@ def test_a_place_that_cannot_be_written_to_is_refused_before_any_work(scored, tm
 def test_a_folder_with_files_of_the_users_is_refused_before_training(scored, tmp_path, monkeypatch):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("x")
-    monkeypatch.setattr("compensate.commands.audit._of_probabilities", None)
+    monkeypatch.setattr("compensate.cli.audit._of_probabilities", None)
     with pytest.raises(InputError, match=r"holds notes\.txt"):
         run("audit", "a/d.csv", "--probs", "a/p.npy", "--out", "mine")
 

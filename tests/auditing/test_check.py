@@ -366,7 +366,7 @@ def test_every_format_names_file_and_line(reviewed: Path, odd: str, capsys: pyte
 
 
 def test_every_format_of_the_command_is_written() -> None:
-    from compensate.commands.check import FORMATS as NAMED
+    from compensate.cli.check import FORMATS as NAMED
 
     assert tuple(FORMATS) == NAMED
 

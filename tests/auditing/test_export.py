@@ -19,7 +19,7 @@ from compensate.auditing.exchange import label_studio_config
 from compensate.auditing.result import Audit
 from compensate.auditing.store import write_run
 from compensate.cli import app
-from compensate.commands.export import reopen
+from compensate.cli.export import reopen
 from compensate.data import read_frame
 from compensate.errors import InputError
 

@@ -12,9 +12,9 @@ from compensate.auditing.api import audit_probabilities
 from compensate.auditing.chunks import open_pieces
 from compensate.auditing.issues.samples import same_name
 from compensate.auditing.source import read
-from compensate.commands import audit as command
-from compensate.commands import options
-from compensate.commands.audit import opening_line
+from compensate.cli import audit as command
+from compensate.cli import options
+from compensate.cli.audit import opening_line
 from compensate.data import Splits, from_arrays
 from compensate.errors import InputError
 

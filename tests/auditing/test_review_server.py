@@ -581,7 +581,7 @@ def test_decisions_about_another_file_are_refused_with_its_name(
 def test_the_button_audits_again_and_the_new_page_is_served_beside_the_old_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, serve: Callable[..., ReviewServer]
 ) -> None:
-    from compensate.commands.review import audit_in_process
+    from compensate.cli.review import audit_in_process
 
     monkeypatch.chdir(tmp_path)
     frame, true = flipped()

@@ -139,7 +139,7 @@ def test_a_person_at_a_terminal_is_asked_for_the_label(monkeypatch, capsys):
     import builtins
     import sys
 
-    from compensate.commands.options import ask_label
+    from compensate.cli.options import ask_label
 
     error = UnclearLabel("which of them?", ("two", "one"))
     with pytest.raises(UnclearLabel):

@@ -155,7 +155,7 @@ class Hidden:
 sys.meta_path.insert(0, Hidden())
 from compensate import audit
 from compensate.cli import app
-from compensate.commands import audit as _, compare, demo, train, tune
+from compensate.cli import audit as _, compare, demo, train, tune
 from compensate.data import digits
 found = audit(digits().subset(range(100)), encoder="none")
 assert len(found.index) == 100

@@ -228,7 +228,7 @@ def _shown(audit: Audit, i: int, images: str | None) -> str:
     if audit.data is None:
         raise InputError(
             f"the data of this audit ({audit.title}) is not loaded; run `audit` again, or load the audit with its data: "
-            "compensate.commands.export.reopen(folder)."
+            "compensate.cli.export.reopen(folder)."
         )
     return f"row {int(audit.index[i])}"
 

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from compensate.commands import options as o
-from compensate.commands.options import console
+from compensate.cli import options as o
+from compensate.cli.options import console
 from compensate.errors import InputError
 
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
@@ -92,7 +92,7 @@ def audit_in_process(run: Path, told: Callable[[str], None]) -> Path:
 
 def _again(run: Path, pipe: Any) -> None:
     """In the other process."""
-    from compensate.commands.audit import audit_again
+    from compensate.cli.audit import audit_again
 
     try:
         folder = audit_again(run, lambda stage, done, total: pipe.send(("told", f"{stage} {done:,} of {total:,}")))

@@ -366,7 +366,7 @@ def training_command(given: Mapping[str, Any], **more: Any) -> str:
     >>> training_command({"data": "my file.csv", "noise": "pair:0.2", "lr": None, "weight_decay": 0.1, "hyper": {"lam": 0.5}})
     "compensate train 'my file.csv' --noise pair:0.2 --set weight_decay=0.1 --hyper lam=0.5"
     """
-    from compensate.commands.train import train
+    from compensate.cli.train import train
 
     merged = {**given, **more}
     parts = ["compensate", "train", str(merged.pop("data"))]

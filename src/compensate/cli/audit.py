@@ -20,8 +20,8 @@ from rich.text import Text
 
 from compensate.auditing.decisions import Correction, RowPlaces, run_decisions
 from compensate.auditing.result import Audit
-from compensate.commands import options as o
-from compensate.commands.options import chosen_columns, clock, console, short, told_stages, unused_columns
+from compensate.cli import options as o
+from compensate.cli.options import chosen_columns, clock, console, short, told_stages, unused_columns
 from compensate.data.dataset import Dataset, Source
 from compensate.errors import InputError
 from compensate.files import is_address

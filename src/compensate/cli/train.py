@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from compensate.commands import options as o
-from compensate.commands.options import announce, console
+from compensate.cli import options as o
+from compensate.cli.options import announce, console
 
 
 @o.with_shared

@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from compensate._version import __version__
-from compensate.commands.options import bar_of, console
+from compensate.cli.options import bar_of, console
 from compensate.extras import installed
 
 if TYPE_CHECKING:

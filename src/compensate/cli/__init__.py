@@ -14,16 +14,16 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from compensate._version import __version__
-from compensate.commands.apply import apply
-from compensate.commands.audit import audit
-from compensate.commands.check import check
-from compensate.commands.compare import compare, tune
-from compensate.commands.consensus import consensus
-from compensate.commands.demo import demo
-from compensate.commands.export import export
-from compensate.commands.options import console, errors, visible
-from compensate.commands.review import review
-from compensate.commands.train import train
+from compensate.cli.apply import apply
+from compensate.cli.audit import audit
+from compensate.cli.check import check
+from compensate.cli.compare import compare, tune
+from compensate.cli.consensus import consensus
+from compensate.cli.demo import demo
+from compensate.cli.export import export
+from compensate.cli.options import console, errors, visible
+from compensate.cli.review import review
+from compensate.cli.train import train
 from compensate.errors import InputError
 
 

@@ -13,8 +13,8 @@ import typer
 
 from compensate.auditing.result import Audit
 from compensate.auditing.source import read
-from compensate.commands import options as o
-from compensate.commands.options import console
+from compensate.cli import options as o
+from compensate.cli.options import console
 from compensate.errors import InputError
 from compensate.files import is_address
 

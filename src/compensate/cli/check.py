@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from compensate.commands import options as o
+from compensate.cli import options as o
 from compensate.errors import InputError, nearest
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from compensate.commands import options as o
-from compensate.commands.options import console
+from compensate.cli import options as o
+from compensate.cli.options import console
 from compensate.errors import InputError
 
 SHOWN = 12

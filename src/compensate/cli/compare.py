@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from rich.table import Table
 
-from compensate.commands import options as o
-from compensate.commands.options import announce, bar_of, console
+from compensate.cli import options as o
+from compensate.cli.options import announce, bar_of, console
 from compensate.errors import InputError
 from compensate.extras import installed
 
