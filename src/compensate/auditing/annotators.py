@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from scipy.special import logsumexp
 from scipy.stats import beta
 
-from compensate.auditing.noise_model import by_chance_note
+from compensate.auditing.result import by_chance_note
 from compensate.data.dataset import Floats, Ints, Source
 from compensate.errors import InputError, nearest
 

@@ -33,14 +33,13 @@ from compensate.auditing.noise_model import (
     SMALLEST,
     Verdict,
     after_decisions,
-    by_chance_note,
     judge,
     judge_lone,
     pool,
     shares,
 )
-from compensate.auditing.result import Audit, Provenance
-from compensate.auditing.source import KINDS, labeled, read
+from compensate.auditing.result import KINDS, Audit, Provenance, build_audit
+from compensate.auditing.source import labeled, read
 from compensate.data.dataset import UNLABELED, Dataset, Floats, Ints, Source
 from compensate.data.labels import encode_labels
 from compensate.errors import InputError
@@ -104,22 +103,23 @@ def audit_probabilities(
     unlabeled: dict[str, NDArray[Any]] = {}
     if len(lost):
         unlabeled = {"index": lost, "suggested": p[lost].argmax(1), "probability": p[lost].max(1)}
-    return Audit(
+    return build_audit(
+        data,
+        Source(title=title) if data is None else replace(data.source, title=title),
         kind="embedding" if data is None else "table",
-        source=Source(title=title) if data is None else replace(data.source, title=title),
         classes=names,
         index=rows,
         given=y,
         suggested=verdict.suggested,
         log_odds=verdict.log_odds,
-        p_error=np.minimum(verdict.p_error, 0.5) if verdict.by_chance else verdict.p_error,
+        p_error=verdict.p_error,
         evidence=verdict.evidence(y),
         noise_rate=verdict.share,
         probabilities=p[rows].astype(np.float32),
         unlabeled=unlabeled,
-        provenance=Provenance(views={"probabilities": 1.0}, agreement=float((q.argmax(1) == y).mean())),
-        notes=(by_chance_note("labels", Source()),) if verdict.by_chance else (),
-        data=data,
+        provenance=Provenance(
+            views={"probabilities": 1.0}, agreement=float((q.argmax(1) == y).mean()), by_chance=verdict.by_chance
+        ),
     )
 
 
@@ -322,8 +322,6 @@ def audit(
         verdict = judge(log_q[rows], before, transition)
         verdict = after_decisions(verdict, given_labels[rows], before, decided.rows[rows])
         config["decided"] = decided.described(known.index)
-    if verdict.by_chance:
-        notes = (*notes, by_chance_note("labels", known.source))
     scorer = None if views is None or trained is not None else _scorer(views, fitted, weights, verdict)
     unlabeled = _predicted(known, given_labels, log_q)
     lone = np.flatnonzero((present != UNLABELED) & (given_labels == UNLABELED))
@@ -452,14 +450,13 @@ def _result(
     scorer: Scorer | None,
     unlabeled: dict[str, NDArray[Any]],
 ) -> Audit:
-    p = np.minimum(verdict.p_error, 0.5) if verdict.by_chance else verdict.p_error
-    return Audit(
+    return build_audit(
         **_described(data, rows, config, notes, None if views is None else views.shown),
         classes=data.classes,
         given=given[rows],
         suggested=verdict.suggested,
         log_odds=verdict.log_odds,
-        p_error=p,
+        p_error=verdict.p_error,
         evidence=verdict.evidence(given[rows]),
         noise_rate=verdict.share,
         probabilities=np.exp(verdict.log_q).astype(np.float32),
@@ -493,12 +490,11 @@ def _described(data: Dataset, rows: Ints, config: dict[str, Any], notes: tuple[s
     """What an audit says of its data, whether labels are classes or quantities."""
     whole = len(rows) == len(data)
     return {
-        "kind": KINDS.get(data.source.kind, "embedding"),
         "source": data.source,
         "index": data.index[rows],
         "ids": () if data.ids is None else tuple(str(i) for i in data.ids[rows]),
         "provenance": Provenance(**config),
-        "notes": (*data.source.notes, *notes),
+        "notes": notes,
         "data": data if whole else data.subset(rows),
         "vectors": shown if whole or shown is None else shown[rows],
     }
@@ -517,7 +513,7 @@ def _of_parts(
     if asked:
         raise InputError(f"{asked[0]} learns one class a sample, and these have several labels each; leave it out.")
     found: Audit = data.parts.audit(data, encoder, device=device, seed=seed, progress=progress)
-    return replace(found, notes=(*data.source.notes, *found.notes))
+    return found
 
 
 def _quantities(data: Dataset, encoder: str | Path, device: str | None, seed: int, progress: Progress | None) -> Audit:
@@ -549,11 +545,11 @@ def _quantities(data: Dataset, encoder: str | Path, device: str | None, seed: in
     config = {
         "seed": seed, "folds": FOLDS, **views.about, "agreement": max(found.explained, 0.0), "views": found.weights, "by_chance": found.by_chance,
     }  # fmt: skip
-    notes = (*views.notes, by_chance_note("values", data.source)) if found.by_chance else views.notes
     config["shown"] = KINDS.get(data.source.kind, "embedding")
-    described = _described(data, rows, config, notes, views.shown)
-    return Audit(
-        **{**described, "kind": "regression"},
+    return build_audit(
+        **_described(data, rows, config, views.notes, views.shown),
+        kind="regression",
+        labels="values",
         classes=(),
         given=values[rows],
         suggested=found.suggested[rows],

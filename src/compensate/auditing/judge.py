@@ -50,7 +50,6 @@ from compensate.auditing.noise_model import (
     CHANCE,
     FittedNoise,
     NoiseModel,
-    by_chance_note,
     evidence,
     fit_noise,
     judge_lone,
@@ -60,8 +59,7 @@ from compensate.auditing.noise_model import (
     some_rows,
 )
 from compensate.auditing.page.contents import MOST_ITEMS, POOL
-from compensate.auditing.result import Audit, Provenance
-from compensate.auditing.source import KINDS
+from compensate.auditing.result import Audit, Provenance, build_audit
 from compensate.data.dataset import UNLABELED, Dataset, Floats, Ints, Singles
 from compensate.errors import InputError
 from compensate.files import make_folder, write_atomically
@@ -830,9 +828,9 @@ def _result(
         "agreement": float((kept["margin"] > 0).mean(where=often)), "by_chance": judge.by_chance,
     }  # fmt: skip
     unlabeled = {name: judged[name][lost] for name in ("suggested", "probability") if len(lost)}
-    return Audit(
-        kind=KINDS.get(source.info.kind, "embedding"),
-        source=source.info,
+    return build_audit(
+        None,
+        source.info,
         classes=source.classes,
         index=source.numbers(rows),
         given=source.labels[whole],
@@ -843,7 +841,7 @@ def _result(
         noise_rate=judge.noise.share(float(kept["p_error"].mean(dtype=np.float64, where=often))),
         unlabeled={"index": source.numbers(lost), **unlabeled} if len(lost) else {},
         provenance=Provenance(**config),
-        notes=(*notes, by_chance_note("labels", source.info)) if judge.by_chance else notes,
+        notes=notes,
         fitted=Scorer(makers.makers, judge.models, judge.weights, judge.noise.model, judge.by_chance),
     )
 

@@ -37,7 +37,7 @@ from scipy.special import expit, logit
 
 from compensate.auditing.execution import HERE, Execution
 from compensate.auditing.issues.samples import near_names, same_name
-from compensate.data.dataset import Floats, Ints, Source
+from compensate.data.dataset import Floats, Ints
 
 if TYPE_CHECKING:
     from compensate.auditing.page.model import Estimate
@@ -175,25 +175,6 @@ class Verdict:
     def by_chance(self) -> bool:
         """Whether labels are predicted no better than by chance."""
         return self.gain < CHANCE
-
-
-def by_chance_note(what: str, source: Source) -> str:
-    """What to say of labels or values that are predicted no better than by chance, given what is known of their data.
-
-    >>> note = by_chance_note("labels", Source(label="priority", text="message", passed_over={"category": "is empty"}))
-    >>> note[note.index("If") :]
-    'If another column holds the labels: --label NAME ("category" was passed over: it is empty).'
-    """
-    label, text = source.label, source.text
-    if not label:
-        said = f"The {what} cannot be predicted from the samples better than by chance, so none is flagged."
-        return f"{said} Check that {what} and samples are in the same order."
-    by = "the given features" if source.features_given else f'"{text}"' if text else "the other columns"
-    over = ", ".join(f'"{name}" was passed over: it {why}' for name, why in source.passed_over.items())
-    return (
-        f'The {what} in "{label}" cannot be predicted from {by} better than by chance, so none is flagged. '
-        f"If another column holds the {what}: --label NAME{f' ({over})' if over else ''}."
-    )
 
 
 def evidence(log_q: Floats, labels: Ints) -> dict[str, Floats]:

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from compensate.auditing.judge import Scorer
     from compensate.data.dataset import Dataset
 
+KINDS = {"images": "image", "text": "text", "table": "table", "features": "embedding"}
+"""From the kind of the samples to the kind of the audit."""
+
 FLAGGED = 2 / 3
 """A label is flagged where an error is twice as likely as not."""
 
@@ -503,6 +506,78 @@ class Audit:
         found = store.load_audit(Path(path))
         provenance = Provenance.of_stored(found.pop("config"))
         return cls(**found, provenance=provenance)
+
+
+def build_audit(
+    data: Dataset | None,
+    source: Source,
+    *,
+    classes: tuple[str, ...],
+    index: Ints,
+    given: NDArray[Any],
+    suggested: NDArray[Any],
+    log_odds: Floats,
+    p_error: Floats,
+    noise_rate: Estimate,
+    evidence: Mapping[str, Floats],
+    provenance: Provenance,
+    kind: str | None = None,
+    labels: str = "labels",
+    notes: tuple[str, ...] = (),
+    **more: Any,
+) -> Audit:
+    """Builds an audit from what a judge found.
+
+    If the labels are predicted no better than by chance, no probability of error exceeds 1/2 and a note says so.
+
+    Args:
+        data: the audited samples, if they are kept.
+        source: where they came from.
+        classes, index, given, suggested, log_odds, p_error, noise_rate, evidence, provenance: as in `Audit`.
+        kind: as in `Audit`; by default from the kind of the samples.
+        labels: what the note calls the labels.
+        notes: remarks for the reader.
+        more: further fields of `Audit`.
+    """
+    if provenance.by_chance:
+        p_error = np.minimum(p_error, 0.5)
+        notes = (*notes, by_chance_note(labels, source))
+    return Audit(
+        kind=kind or KINDS.get(source.kind, "embedding"),
+        source=source,
+        classes=classes,
+        index=index,
+        given=given,
+        suggested=suggested,
+        log_odds=log_odds,
+        p_error=p_error,
+        evidence=evidence,
+        noise_rate=noise_rate,
+        provenance=provenance,
+        notes=(*source.notes, *notes),
+        data=data,
+        **more,
+    )
+
+
+def by_chance_note(labels: str, source: Source) -> str:
+    """The note on labels or values that are predicted no better than by chance.
+
+    >>> note = by_chance_note("labels", Source(label="priority", text="message", passed_over={"category": "is empty"}))
+    >>> note[note.index("If") :]
+    'If another column holds the labels: --label NAME ("category" was passed over: it is empty).'
+    """
+    if not source.label:
+        return (
+            f"The {labels} cannot be predicted from the samples better than by chance, so none is flagged. "
+            f"Check that {labels} and samples are in the same order."
+        )
+    by = "the given features" if source.features_given else f'"{source.text}"' if source.text else "the other columns"
+    over = ", ".join(f'"{name}" was passed over: it {why}' for name, why in source.passed_over.items())
+    return (
+        f'The {labels} in "{source.label}" cannot be predicted from {by} better than by chance, so none is flagged. '
+        f"If another column holds the {labels}: --label NAME{f' ({over})' if over else ''}."
+    )
 
 
 def write_csv(path: str | Path, frame: pd.DataFrame) -> None:

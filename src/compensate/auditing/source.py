@@ -31,9 +31,6 @@ from compensate.data.parquet import is_pattern
 from compensate.data.tables import OTHERS, is_table, read_frame, read_table
 from compensate.errors import InputError, nearest
 
-KINDS = {"images": "image", "text": "text", "table": "table", "features": "embedding"}
-"""From what a reader says of its samples to what the review page calls them."""
-
 
 def read(data: Any, labels: Any, features: ArrayLike | str | Path | None, options: Mapping[str, Any]) -> Dataset:
     """The data set to audit: the training part, with the given labels and features in place of its own."""

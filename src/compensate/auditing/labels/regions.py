@@ -20,8 +20,8 @@ from scipy.special import expit
 
 from compensate.auditing.labels.base import check_given, part_of, runs_of
 from compensate.auditing.learners import FOLDS, Steps, View, assign_folds, judge_view, steps_of
-from compensate.auditing.noise_model import Verdict, by_chance_note, judge, offset_of_mean, pool, shares
-from compensate.auditing.result import Provenance
+from compensate.auditing.noise_model import Verdict, judge, offset_of_mean, pool, shares
+from compensate.auditing.result import Provenance, build_audit
 from compensate.data.dataset import UNLABELED, Dataset, Ints, Singles, Source
 from compensate.errors import InputError
 
@@ -113,24 +113,21 @@ class Masks:
     def audit(self, data: Dataset, encoder: str | Path, *, device: Any, seed: int, progress: Any) -> Audit:
         """The audit of all regions."""
         from compensate.auditing.features import unused_encoder
-        from compensate.auditing.result import Audit
 
         found = self.judged(seed, progress)
         verdict = found.verdict
         notes = unused_encoder(encoder, "the cells of images")
-        if verdict.by_chance:
-            notes = (*notes, by_chance_note("masks", data.source))
         regions = self._regions(found)
-        p = np.array([r.p_error for r in regions])
-        return Audit(
-            kind="image",
-            source=data.source,
+        return build_audit(
+            data,
+            data.source,
+            labels="masks",
             classes=found.classes,
             index=np.arange(len(regions)),
             given=np.array([r.given for r in regions], np.int64),
             suggested=np.array([r.suggested for r in regions], np.int64),
             log_odds=np.array([r.score for r in regions]),
-            p_error=np.minimum(p, 0.5) if verdict.by_chance else p,
+            p_error=np.array([r.p_error for r in regions]),
             evidence={"cells": np.array([float(r.cells) for r in regions])},
             noise_rate=verdict.share,
             ids=tuple(self.names[r.image] for r in regions),
@@ -139,7 +136,6 @@ class Masks:
                 agreement=float((verdict.log_q.argmax(1) == found.given[found.kept]).mean()),
             ),
             notes=notes,
-            data=data,
             parts=tuple(f"region {r.runs} {self.names[r.image]}" for r in regions),
             sample=np.array([r.image for r in regions], np.int64),
         )  # fmt: skip

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from compensate.auditing.labels.base import check_given, part_of
 from compensate.auditing.learners import FOLDS, View, assign_folds, judge_view
 from compensate.auditing.linear import LinearFolds
-from compensate.auditing.noise_model import Verdict, by_chance_note, judge, pool, shares
-from compensate.auditing.result import Provenance
+from compensate.auditing.noise_model import Verdict, judge, pool, shares
+from compensate.auditing.result import Provenance, build_audit
 from compensate.data.columns import is_nested
 from compensate.data.dataset import UNLABELED, Dataset, Floats, Ints
 from compensate.data.label_column import joined_labels
@@ -105,8 +105,6 @@ class LabelSets:
         where, labels = np.nonzero(given[:, judged] != UNLABELED)
         flat = given[where, judged[labels]]
         verdict = judge(log_q[where, labels], flat, transition, simpler=ONE_WAY)
-        if verdict.by_chance:
-            notes = (*notes, by_chance_note("labels", data.source))
         config = {"seed": seed, "folds": FOLDS, **views.about, "views": weights}
         return self._result(data, where, judged[labels], flat, verdict, config, (*notes, *views.notes))
 
@@ -135,29 +133,25 @@ class LabelSets:
         config: dict[str, Any],
         notes: tuple[str, ...],
     ) -> Audit:
-        from compensate.auditing.result import Audit
-        from compensate.auditing.source import KINDS
-
         config |= {
             "agreement": float((verdict.log_q.argmax(1) == given).mean()), "by_chance": verdict.by_chance,
             "labels": self.names,
         }  # fmt: skip
         rows = data.index[where]
-        return Audit(
-            kind=KINDS.get(data.source.kind, "embedding"),
-            source=data.source,
+        return build_audit(
+            data,
+            data.source,
             classes=STATES,
             index=rows * len(self.names) + labels,
             given=given,
             suggested=verdict.suggested,
             log_odds=verdict.log_odds,
-            p_error=np.minimum(verdict.p_error, 0.5) if verdict.by_chance else verdict.p_error,
+            p_error=verdict.p_error,
             evidence=verdict.evidence(given),
             noise_rate=verdict.share,
             probabilities=np.exp(verdict.log_q).astype(np.float32),
             provenance=Provenance(**config),
             notes=notes,
-            data=data,
             parts=tuple(
                 f"{self.form} {row} {self.names[j]}" for row, j in zip(rows.tolist(), labels.tolist(), strict=True)
             ),

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from compensate.auditing.labels.base import check_given, part_of
 from compensate.auditing.labels.sets import list_pieces, write_edits
 from compensate.auditing.learners import FOLDS, Steps, View, assign_folds, content_keys, judge_view, steps_of
-from compensate.auditing.noise_model import Verdict, by_chance_note, judge, pool, shares
-from compensate.auditing.result import Provenance
+from compensate.auditing.noise_model import Verdict, judge, pool, shares
+from compensate.auditing.result import Provenance, build_audit
 from compensate.data.dataset import UNLABELED, Dataset, Ints, Source
 from compensate.errors import InputError
 
@@ -86,30 +86,26 @@ class TokenTags:
     def audit(self, data: Dataset, encoder: str | Path, *, device: Any, seed: int, progress: Any) -> Audit:
         """The audit of all tags."""
         from compensate.auditing.features import unused_encoder
-        from compensate.auditing.result import Audit
 
         found = self.judged(seed, progress)
         kept, given, verdict, sentence = found.kept, found.given, found.verdict, self.sentence_of
         notes = (*found.notes, *unused_encoder(encoder, "tokens"))
-        if verdict.by_chance:
-            notes = (*notes, by_chance_note("tags", data.source))
         spans = self._spans(np.flatnonzero(kept), sentence, given, verdict)
         words = [token.word for token in self.tokens]
-        p = np.array([span.p_error for span in spans])
-        p = np.minimum(p, 0.5) if verdict.by_chance else p
         q = np.exp(verdict.log_q)
         place = {int(token): k for k, token in enumerate(np.flatnonzero(kept))}
         rows = np.array([place[span.worst] for span in spans])
         tags = np.array([given[span.first] for span in spans], np.int64)
-        return Audit(
-            kind="text",
-            source=data.source,
+        return build_audit(
+            data,
+            data.source,
+            labels="tags",
             classes=found.classes,
             index=np.array([span.first for span in spans], np.int64),
             given=tags,
             suggested=verdict.suggested[rows],
             log_odds=np.array([span.score for span in spans]),
-            p_error=p,
+            p_error=np.array([span.p_error for span in spans]),
             evidence={name: values[rows] for name, values in verdict.evidence(given[kept]).items()},
             noise_rate=verdict.share,
             ids=tuple(" ".join(words[span.first : span.first + span.count]) for span in spans),
@@ -119,7 +115,6 @@ class TokenTags:
                 agreement=float((verdict.log_q.argmax(1) == given[kept]).mean()), by_chance=verdict.by_chance,
             ),
             notes=notes,
-            data=data,
             parts=tuple(f"tokens {span.first} {span.count}" for span in spans),
             sample=sentence[[span.first for span in spans]],
         )  # fmt: skip
