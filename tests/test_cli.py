@@ -148,7 +148,7 @@ def test_control_characters_of_names_do_not_reach_the_terminal(tmp_path, monkeyp
 def test_the_colors_of_the_command_itself_are_written(capsys):
     from rich.text import Text
 
-    from compensate.cli.options import Terminal
+    from compensate.cli.terminal import Terminal
 
     Terminal(force_terminal=True, color_system="standard").print(Text("a\x1b[2Jb", style="red"))
     assert capsys.readouterr().out == "\x1b[31ma\ufffd[2Jb\x1b[0m\n"

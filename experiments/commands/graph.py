@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from compensate.cli.options import console
+from compensate.cli.terminal import console
 
 
 def graph(

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from compensate.cli import options as o
-from compensate.cli.options import console
+from compensate.cli.terminal import console
 
 
 def human(

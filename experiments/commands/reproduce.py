@@ -9,7 +9,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from compensate.cli import options as o
-from compensate.cli.options import console
+from compensate.cli.terminal import console
 from compensate.errors import InputError, nearest
 
 if TYPE_CHECKING:

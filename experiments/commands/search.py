@@ -10,7 +10,8 @@ import typer
 from rich.table import Table
 
 from compensate.cli import options as o
-from compensate.cli.options import announce, bar_of, console
+from compensate.cli.options import announce
+from compensate.cli.terminal import console, progress_bar
 
 
 @o.with_shared
@@ -47,7 +48,7 @@ def search(
     name = "-".join(filter(None, ("search", asked.but(method="base", hyper={}).name, part.name)))
     folder = out if out is not None else Path("runs") / name
     announce(searched(asked, part), shared.data_dir)
-    with bar_of("searching", "steps") as bar:
+    with progress_bar("searching", "steps") as bar:
         tasks: dict[str, Any] = {}
 
         def done(what: str, number: int, total: int) -> None:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import compensate
 from compensate.auditing.source import read
 from compensate.cli import app
-from compensate.cli.audit import opening_line
+from compensate.cli.audit import describe_data
 from compensate.errors import InputError
 
 pytestmark = pytest.mark.slow
@@ -128,17 +128,17 @@ def tickets(rows: int = 60, **more: object) -> pd.DataFrame:
 
 
 def test_every_column_that_is_not_used_is_named():
-    said = opening_line(
+    said = describe_data(
         read(tickets(age=np.arange(60) % 7, city=["rome", "oslo", "lima"] * 20, same=1), None, None, {})
     )
     assert said.endswith(
         "not used: ticket_id, age, city, same (texts are judged by the text alone; by columns instead: --columns age,city)"
     )
-    said = opening_line(read(tickets(age=np.arange(60) % 7), None, np.zeros((60, 2)), {}))
+    said = describe_data(read(tickets(age=np.arange(60) % 7), None, np.zeros((60, 2)), {}))
     assert said.endswith("not used: ticket_id, age"), "embeddings were given, and are judged"
-    said = opening_line(read(tickets(age=np.arange(60) % 7), None, None, {"columns": "age"}))
+    said = describe_data(read(tickets(age=np.arange(60) % 7), None, None, {"columns": "age"}))
     assert said.endswith("not used: ticket_id, text")
-    said = opening_line(read(tickets(**{f"n{k}": np.arange(60) % (k + 7) for k in range(19)}), None, None, {}))
+    said = describe_data(read(tickets(**{f"n{k}": np.arange(60) % (k + 7) for k in range(19)}), None, None, {}))
     assert "not used: ticket_id, n0, n1, n2, n3, n4, n5, n6 and 12 more (" in said
     assert said.endswith("--columns 'n0,n1,n2,n3,n4,n5,n6,n7,…')")
 
@@ -160,9 +160,9 @@ def test_labels_that_cannot_be_predicted_name_the_column_and_the_option(tmp_path
 def test_one_row_without_a_label_is_predicted_and_two_are():
     frame = tickets()
     frame.loc[3, "label"] = ""
-    assert "1 without a label, which is predicted" in opening_line(read(frame, None, None, {}))
+    assert "1 without a label, which is predicted" in describe_data(read(frame, None, None, {}))
     frame.loc[4, "label"] = ""
-    assert "2 without a label, which are predicted" in opening_line(read(frame, None, None, {}))
+    assert "2 without a label, which are predicted" in describe_data(read(frame, None, None, {}))
 
 
 def test_embeddings_and_probabilities(tmp_path, monkeypatch):

@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 from compensate.auditing.api import audit
 from compensate.auditing.decisions import apply_corrections, read_corrections, write_corrections
 from compensate.auditing.exchange import label_studio_config
+from compensate.auditing.request import reopen
 from compensate.auditing.result import Audit
 from compensate.auditing.store import write_run
 from compensate.cli import app
-from compensate.cli.export import reopen
 from compensate.data import read_frame
 from compensate.errors import InputError
 

@@ -8,13 +8,13 @@ import pytest
 from PIL import Image
 
 import compensate
-from compensate.auditing.api import audit_probabilities
+from compensate.auditing.api import audit, audit_probabilities
 from compensate.auditing.chunks import open_pieces
 from compensate.auditing.issues.samples import same_name
+from compensate.auditing.request import AuditRequest, run_audit
 from compensate.auditing.source import read
-from compensate.cli import audit as command
 from compensate.cli import options
-from compensate.cli.audit import opening_line
+from compensate.cli.audit import describe_data, similar_class_names
 from compensate.data import Splits, from_arrays
 from compensate.errors import InputError
 
@@ -117,7 +117,7 @@ def test_every_reader_names_the_rows_that_it_leaves_out(tmp_path, name):
     data = read(make(tmp_path), None, None, {})
     assert len(data) == 36
     assert data.source.left_out == left
-    said = opening_line(data)
+    said = describe_data(data)
     assert f"36 of {36 + sum(left.values())} rows" in said
     for part, rows in left.items():
         assert f"{part} {rows}" in said
@@ -191,7 +191,7 @@ def test_a_class_named_na_is_told_from_a_missing_label(tmp_path, name, way):
     assert (cell in found.classes) == is_class
     rows = (table["label"] == cell).to_numpy()
     assert found.labeled[rows].all() == is_class
-    said = opening_line(found)
+    said = describe_data(found)
     if is_class:
         assert f'"{cell}" is taken for a class; if it means a missing label: --missing {cell}' in said
     else:
@@ -203,7 +203,7 @@ def test_an_option_names_the_cells_that_are_missing(tmp_path):
     assert read(tmp_path / "t.csv", None, None, {}).classes == ("NA", "cat", "dog", "unknown")
     data = read(tmp_path / "t.csv", None, None, {"missing": "NA,unknown"})
     assert data.classes == ("cat", "dog")
-    assert '36 without a label ("NA" 12, "unknown" 12, empty 12)' in opening_line(data)
+    assert '36 without a label ("NA" 12, "unknown" 12, empty 12)' in describe_data(data)
     labeled_by(["cat", "dog", "NA"]).to_csv(tmp_path / "t.csv", index=False)
     assert read(tmp_path / "t.csv", None, None, {"missing": ""}).classes == ("NA", "cat", "dog")
     labeled_by(["1.5", "2.5", "-1", "7.25", "9", "3", "8", "12.5", "4.1", "4.2", "4.3", "5.5"]).to_csv(tmp_path / "t.csv", index=False)  # fmt: skip
@@ -297,15 +297,15 @@ def test_spellings_are_merged_on_demand(tmp_path, way):
     else:
         data = read(table if way == "frame" else tmp_path / "t.csv", None, None, options)
     assert data.classes == ("caf\u00e9 au lait", "cat", "dog"), "the most frequent spelling of each"
-    assert 'into "cat": "CAT", "Cat"' in opening_line(data)
-    assert "--merge-alike" not in opening_line(data)
+    assert 'into "cat": "CAT", "Cat"' in describe_data(data)
+    assert "--merge-alike" not in describe_data(data)
 
 
 def test_the_first_line_offers_to_merge(tmp_path):
-    said = opening_line(read(spelled(), None, None, {}))
+    said = describe_data(read(spelled(), None, None, {}))
     assert "--merge-alike takes" in said
     assert '"cat"' in said
-    assert "--merge-alike" not in opening_line(read(frame(), None, None, {}))
+    assert "--merge-alike" not in describe_data(read(frame(), None, None, {}))
 
 
 def test_merged_labels_are_judged_corrected_and_checked(tmp_path):
@@ -325,8 +325,13 @@ def test_a_person_at_a_terminal_is_asked_whether_to_merge(tmp_path, monkeypatch)
     monkeypatch.setattr(options, "at_terminal", lambda: True)
     asked = []
     monkeypatch.setattr(options.Confirm, "ask", lambda text, **_: asked.append(text) or True)
-    source = command._source(command._Asked(str(tmp_path / "t.csv"), *[None] * 4, {}, "auto", *[None] * 6, "no", 0))
-    assert source.classes == ("caf\u00e9 au lait", "cat", "dog")
+    monkeypatch.chdir(tmp_path)
+    found, _ = run_audit(
+        AuditRequest(data="t.csv", only="labels"),
+        audit,
+        ask_merge=lambda data: options.ask_merge(similar_class_names(data)),
+    )
+    assert found.classes == ("caf\u00e9 au lait", "cat", "dog")
     assert '"Cat"' in asked[0]
 
 
@@ -337,5 +342,5 @@ def test_the_first_line_names_the_runners_up():
     table = frame(energy_class=RNG.choice(["a", "b"], N)).rename(columns={"label": "churned"})
     assert (
         'label column "churned" (2 classes: dog 30 · cat 30; it could also be energy_class: --label)'
-        in opening_line(read(table, None, None, {}))
+        in describe_data(read(table, None, None, {}))
     )

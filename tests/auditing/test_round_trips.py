@@ -143,7 +143,7 @@ def test_wrong_labels_are_found_and_corrected_in_every_format(form: Format, tmp_
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
-def test_the_opening_line_is_the_same_for_every_format(
+def test_the_describe_data_is_the_same_for_every_format(
     form: Format, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

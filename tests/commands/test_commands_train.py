@@ -152,7 +152,7 @@ def test_samples_that_are_taken_as_clean_are_named_with_who_checked_them(tmp_pat
     path = messages(tmp_path / "m.csv")
     options = ["--method", "meta-label", "--clean", "0.1", *BRIEF]
     plain = run("train", str(path), *options, "--out", str(tmp_path / "plain")).splitlines()
-    assert plain[1] == "4 more are taken as clean (clean=0.1): nobody has checked their labels"
+    assert plain[1] == "4 more are taken as clean (clean=0.1): their labels are unchecked"
     noisy = run("train", str(path), *options, "--noise", "pair:0.3", "--out", str(tmp_path / "noisy")).splitlines()
     assert "of their labels made wrong), " in noisy[0]
     assert noisy[1] == "4 more are taken as clean (clean=0.1): no noise is injected into them"

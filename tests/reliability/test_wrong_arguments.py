@@ -30,7 +30,7 @@ GOOD = {
 }
 """Arguments that a command can work with; one wrong option is added."""
 
-ANY_VALUE = {"--out", "--data-dir", "--markdown", "--images"}
+ANY_VALUE = {"--missing", "--out", "--data-dir", "--markdown", "--images"}
 """Folders and files that are made, or looked for where data are named."""
 
 FOR_OTHER_DATA = {"--vectors", "--labels-key", "--teacher"}

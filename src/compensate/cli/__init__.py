@@ -21,8 +21,8 @@ from compensate.cli.compare import compare, tune
 from compensate.cli.consensus import consensus
 from compensate.cli.demo import demo
 from compensate.cli.export import export
-from compensate.cli.options import console, errors, visible
 from compensate.cli.review import review
+from compensate.cli.terminal import console, errors, visible
 from compensate.cli.train import train
 from compensate.errors import InputError
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from compensate.cli import options as o
-from compensate.cli.options import console
+from compensate.cli.terminal import console
 from compensate.errors import InputError
 from compensate.files import is_address
 

@@ -1,123 +1,25 @@
-"""An audit after another one, with the decisions that people made on the first."""
+"""`compensate audit`: find the labels that look wrong."""
 
 from __future__ import annotations
 
-import os
-import shutil
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
-from numpy.typing import NDArray
 from rich.table import Table
 from rich.text import Text
 
-from compensate.auditing.decisions import Correction, RowPlaces, run_decisions
-from compensate.auditing.result import Audit
 from compensate.cli import options as o
-from compensate.cli.options import chosen_columns, clock, console, short, told_stages, unused_columns
+from compensate.cli.options import describe_columns, describe_unused
+from compensate.cli.terminal import clock, console, quoted, short, stage_progress
 from compensate.data.dataset import Dataset, Source
 from compensate.errors import InputError
-from compensate.files import is_address
 
 if TYPE_CHECKING:
     from compensate.auditing.result import Audit
-    from compensate.data.dataset import Dataset
-
-ASKED: dict[str, tuple[type, ...]] = {
-    "data": (str, type(None)), "labels": (str, type(None)), "features": (str, type(None)), "probs": (str, type(None)),
-    "data_dir": (str, type(None)), "options": (dict,), "encoder": (str,), "model": (str, type(None)),
-    "finetune": (bool,), "crossfit": (bool,), "epochs": (int, type(None)), "batch_size": (int, type(None)),
-    "lr": (int, float, type(None)), "precision": (str,), "seed": (int,),
-}  # fmt: skip
-"""What a run keeps of how it was asked for."""
-
-
-@dataclass(frozen=True, eq=False)
-class Before:
-    """A run that was reviewed.
-
-    Attributes:
-        folder: of the run.
-        audit: what it found.
-        asked: how it was asked for.
-        decisions: what was decided.
-    """
-
-    folder: Path
-    audit: Audit
-    asked: Mapping[str, Any]
-    decisions: tuple[Correction, ...]
-
-
-def read_before(run: Path) -> Before:
-    """A run from its folder; refused if it cannot be asked for again, or if nothing was decided."""
-    audit = Audit.load(run / "audit")
-    asked = audit.provenance.asked
-    fits = isinstance(asked, dict) and all(
-        name in asked and isinstance(asked[name], kinds) for name, kinds in ASKED.items()
-    )
-    if not fits:
-        raise InputError(
-            f"{run} does not say how it was made; expected a run that `compensate audit` wrote. Audit again."
-        )
-    assert isinstance(asked, dict)
-    if audit.regression or asked["probs"]:
-        raise InputError(
-            f"{run} is an audit of quantities or of probabilities, for which decisions cannot be used again."
-        )
-    decisions = tuple(d for d in run_decisions(run) if d.decision != "skip")
-    if not decisions:
-        raise InputError(f"nothing was decided in {run}; review it first: compensate review {run}.")
-    return Before(run, audit, asked, decisions)
-
-
-def check_about(before: Before, data: Dataset) -> None:
-    """Refuses decisions of which no row is in the data: they were made on something else."""
-    places = RowPlaces(data)
-    if all(places.find(decision) is None for decision in before.decisions):
-        here = data.source.title
-        raise InputError(
-            f"the decisions in {before.folder} are about {before.audit.title}, and none of their rows is in {here}; give the run of a "
-            f"review of {here}, or leave {here} out to audit {before.audit.title} again."
-        )
-
-
-def changed_since(found: Audit, before: Audit, run: Path) -> Audit:
-    """The audit with what changed since another one: suspects that are new, and rows that are suspect no longer.
-
-    Args:
-        found: made with decisions about labels of the other.
-        before: the other one.
-        run: its folder, for the report.
-    """
-    decided = found.provenance.decided or {"rows": [], "corrected": 0, "confirmed": 0}
-    there, here = _suspects(before, found), {int(i) for i in found.index[found.mask]}
-    known = {int(i) for i in found.index}
-    since = {
-        "run": run.name,
-        "corrected": decided["corrected"],
-        "confirmed": decided["confirmed"],
-        "new": sorted(here - there),
-        "gone": sorted((there & known) - here - set(decided["rows"])),
-    }
-    return replace(found, provenance=replace(found.provenance, decided=None, since=since))
-
-
-def _suspects(before: Audit, found: Audit) -> set[int]:
-    """The flagged rows of an earlier audit, as rows of the present data: by number, or by content if the file is another one."""
-    rows = np.flatnonzero(before.mask)
-    if before.source_digest == found.source_digest or found.row_digests is None or before.row_digests is None:
-        return {int(i) for i in before.index[rows]}
-    flagged: NDArray[np.uint64] = before.row_digests[rows]
-    return {int(i) for i in found.index[np.isin(found.row_digests, flagged[flagged > 0])]}
-
 
 PAIRS = 6
 """Lines of the summary's table."""
@@ -126,7 +28,7 @@ OPEN = 10
 """Where the upper end of the interval is this many times the estimate, the summary says that the share cannot be known."""
 
 
-def opening_line(source: Dataset) -> str:
+def describe_data(source: Dataset) -> str:
     """One line that says what was read and what was chosen."""
     info = source.source
     parts = [f"{info.title}: {_rows(source)}"]
@@ -140,7 +42,7 @@ def opening_line(source: Dataset) -> str:
         order = counts.argsort()[::-1][:4]
         named = " · ".join(f"{short(source.classes[c])} {counts[c]:,}" for c in order)
         said = f"{source.num_classes} classes: {named}{' · …' if source.num_classes > 4 else ''}"
-    parts += chosen_columns(info, said)
+    parts += describe_columns(info, said)
     lost = int((~source.labeled).sum())
     if lost and source.parts is None:
         parts.append(f"{lost:,} without a label{_missing(info, lost)}, which {'is' if lost == 1 else 'are'} predicted")
@@ -153,7 +55,7 @@ def opening_line(source: Dataset) -> str:
             for name in source.classes
             if name.lower() in NOT_APPLICABLE
         ]
-    return ", ".join([*parts, *unused_columns(info, source.parts)])
+    return ", ".join([*parts, *describe_unused(info, source.parts)])
 
 
 def _rows(source: Dataset) -> str:
@@ -166,12 +68,11 @@ def _rows(source: Dataset) -> str:
     return f"{len(source):,} of {len(source) + sum(source.source.left_out.values()):,} rows (left out: {named}; {how})"
 
 
-def alike_classes(source: Dataset) -> str:
+def similar_class_names(source: Dataset) -> str:
     """The classes whose names differ only in case, spacing or Unicode form, most frequent first; empty if there are none.
 
     >>> import numpy as np
-    >>> from compensate.data.dataset import Data
-    >>> alike_classes(Dataset(np.eye(3), np.array([0, 1, 1]), ("Cat", "cat", "dog")))
+    >>> similar_class_names(Dataset(np.eye(3), np.array([0, 1, 1]), ("Cat", "cat", "dog")))
     '"cat" 2, "Cat" 1'
     """
     from compensate.auditing.issues.samples import spellings
@@ -193,7 +94,7 @@ def _alike(source: Dataset) -> list[str]:
         merged.setdefault(name, []).append(f'"{short(other)}"')
     if merged:
         return [f'merged into "{short(name)}": {", ".join(others[:4])}' for name, others in list(merged.items())[:3]]
-    alike = alike_classes(source)
+    alike = similar_class_names(source)
     return (
         [f"names that differ only in case, spacing or Unicode form: {alike} (--merge-alike takes them for one class)"]
         if alike
@@ -212,7 +113,7 @@ def _missing(info: Source, lost: int) -> str:
     return f" ({', '.join(f'{text} {count:,}' if known else text for text, count in counts.items())})"
 
 
-def fitted_line(found: Audit) -> str:
+def describe_fit(found: Audit) -> str:
     """Folds, the weight of each view, and how far the pooled model agrees with the labels."""
     weights: Counter[str] = Counter()
     for name, weight in found.provenance.views.items():
@@ -250,11 +151,11 @@ def print_summary(found: Audit, folder: Path) -> None:
     from compensate.auditing.page.contents import command
 
     said = {
-        "review them": f"compensate review {o.quoted(folder)}      or open {folder / 'report.html'}; list: {folder / 'suspects.csv'}",
+        "review them": f"compensate review {quoted(folder)}      or open {folder / 'report.html'}; list: {folder / 'suspects.csv'}",
         "all rows": f"{folder / 'suspects'}/*.parquet" if found.listed is not None else "",
         "predicted": str(folder / "predictions.csv") if len(found.predicted) else "",
         "also found": "",
-        "then": f"compensate apply {o.quoted(folder)}" if command(found) else "",
+        "then": f"compensate apply {quoted(folder)}" if command(found) else "",
     }
     if by_chance:  # there is nothing to do with such labels
         said = {"also found": ""}
@@ -451,17 +352,29 @@ def audit(
         "split": split, "missing": missing, "merge_alike": merge_alike or None,
     }  # fmt: skip
     options = {name: value for name, value in chosen.items() if value is not None}
-    asked = _Asked(
-        data, labels, features, probs, data_dir, options, encoder, model, finetune, crossfit, epochs, batch_size, lr,
-        precision or "no", seed or 0, only, test, memory, backend or "local",
+    o.check_path(data, labels, features, probs, test, with_)
+    from compensate.auditing.request import AuditRequest, ReviewedRun, is_main_process, run_audit
+
+    request = AuditRequest(
+        data=data, labels=labels, features=features, probs=probs, data_dir=data_dir, options=options, encoder=encoder,
+        model=model, finetune=finetune, crossfit=crossfit, epochs=epochs, batch_size=batch_size, lr=lr,
+        precision=precision or "no", seed=seed, only=only, test=test, memory=memory, backend=backend or "local",
     )  # fmt: skip
-    console.quiet = not _main()
-    before = None
+    console.quiet = not is_main_process()
+    reviewed = None
     if with_ is not None:
-        before = _before(with_)
-        asked = asked.over(before.asked, seed_given=seed is not None)
-    found, folder = _run(asked, before, out, lambda source, **more: _judged(source, started, **more))
-    if not _main():
+        reviewed = ReviewedRun.load(with_)
+        request = request.with_defaults(reviewed.request)
+        o.check_path(request.data, request.labels, request.features, request.probs, request.test)
+    found, folder = run_audit(
+        request,
+        lambda data, **settings: _judge(data, started, **settings),
+        reviewed=reviewed,
+        out=out,
+        ask_label=o.ask_label,
+        ask_merge=lambda data: o.ask_merge(similar_class_names(data)),
+    )
+    if not is_main_process():
         return
     told = () if found.data is None else found.data.source.notes  # in the first line
     for note in (note for note in found.notes if note not in told):
@@ -469,265 +382,37 @@ def audit(
     print_summary(found, folder)
 
 
-def audit_again(run: Path, told: Callable[[str, int, int], None]) -> Path:
-    """Audits the data of a run again with what was decided there, beside it and without a word; returns the new run's folder."""
+def audit_again(run: Path, progress: Callable[[str, int, int], None]) -> Path:
+    """Audits the data of a run again with its decisions, and returns the new run folder; prints nothing."""
     from compensate.auditing.api import audit as judge
+    from compensate.auditing.request import AuditRequest, ReviewedRun, run_audit
 
-    before = _before(run)
-    nothing = _Asked(None, None, None, None, None, {}, "auto", None, False, False, None, None, None, "no", 0)
-    asked = nothing.over(before.asked, seed_given=False)
-    return _run(asked, before, None, lambda source, **more: judge(source, progress=told, resume=True, **more))[1]
+    reviewed = ReviewedRun.load(run)
+    request = AuditRequest().with_defaults(reviewed.request)
 
+    def judged(data: Any, **settings: Any) -> Audit:
+        return judge(data, progress=progress, resume=True, **settings)
 
-TRAINING = ("model", "finetune", "crossfit", "epochs", "batch_size", "lr")
-"""What is asked of a network; each is nothing unless it is given."""
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """What is audited, and how; a run keeps it, so that it can be asked for again."""
-
-    data: str | None
-    labels: Path | None
-    features: Path | None
-    probs: Path | None
-    data_dir: Path | None
-    options: dict[str, Any]
-    encoder: str
-    model: str | None
-    finetune: bool
-    crossfit: bool
-    epochs: int | None
-    batch_size: int | None
-    lr: float | None
-    precision: str
-    seed: int
-    only: str | None = None
-    test: str | None = None
-    memory: str | None = None
-    backend: str = "local"
-
-    def over(self, kept: Mapping[str, Any], *, seed_given: bool) -> _Asked:
-        """This, and where it says nothing what was asked for before."""
-        files: dict[str, Any] = {
-            name: getattr(self, name) or (kept[name] and Path(kept[name]))
-            for name in ("labels", "features", "data_dir")
-        }
-        return replace(
-            self,
-            data=self.data or kept["data"],
-            **files,
-            options={**kept["options"], **self.options},
-            encoder=kept["encoder"] if self.encoder == "auto" else self.encoder,
-            precision=kept["precision"] if self.precision == "no" else self.precision,
-            **{name: getattr(self, name) or kept[name] for name in TRAINING},
-            seed=self.seed if seed_given else kept["seed"],
-            only=self.only or kept.get("only"),
-            test=self.test or kept.get("test"),
-            memory=self.memory or kept.get("memory"),
-            backend=self.backend if self.backend != "local" else kept.get("backend", "local"),
-        )
-
-    @property
-    def how(self) -> dict[str, Any]:
-        """How labels are judged."""
-        return {name: getattr(self, name) for name in ("encoder", *TRAINING, "precision", "seed", "memory", "backend")}
-
-    @property
-    def in_pieces(self) -> bool:
-        """Whether the data are read in pieces."""
-        return self.memory is not None or self.backend != "local" or is_address(self.data)
-
-    @property
-    def deep(self) -> bool:
-        """Whether a network is trained."""
-        return self.model is not None or self.finetune
-
-    @property
-    def kept(self) -> dict[str, Any]:
-        """What a run keeps."""
-        files = {name: getattr(self, name) for name in ("data", "labels", "features", "probs", "data_dir")}
-        return {
-            **{name: file and str(file) for name, file in files.items()},
-            "options": self.options,
-            **self.how,
-            "only": self.only,
-            "test": self.test,
-        }
+    return run_audit(request, judged, reviewed=reviewed)[1]
 
 
-def _run(asked: _Asked, before: Before | None, out: Path | None, judged: Callable[..., Audit]) -> tuple[Audit, Path]:
-    """The audit, and the folder that it was written to."""
-    if asked.deep and asked.probs is not None:
-        raise InputError(
-            f"--probs takes the place of a model; leave out {'--finetune' if asked.finetune else '--model'}."
-        )
-    if asked.data is None and asked.probs is None:
-        raise InputError("no data is given; write for example: compensate audit reviews.csv.")
-    o.check_path(asked.data, asked.labels, asked.features, asked.probs, asked.test)
-    from compensate.auditing.features import unused_encoder
-    from compensate.auditing.store import check_run_folder, write_run
-    from compensate.files import check_writable
-
-    runs = Path("runs") if before is None else before.folder.parent
-    check_writable(out or runs)
-    decided: dict[str, Any] = {} if before is None else {"decisions": before.decisions}
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        source = _source(asked)
-        if before is not None and isinstance(source, Dataset) and source.parts is None:
-            check_about(before, source)
-        name = _name(source, asked, decided)
-        folder = out or runs / name
-        check_run_folder(folder, _about(source).digest)
-        # Checkpoints of a model's training, and finished stages, lie beside the run's folder until the run is written. Those of the same
-        # data and options are found again; others, of an audit that was interrupted, are left alone.
-        training = folder.with_name(f".{folder.name}.{name.rpartition('-')[2]}.training")
-        if asked.probs is not None:
-            found = _of_probabilities(source, asked.probs, asked.labels, asked.options.get("labels_key"))
-            found = replace(found, notes=(*found.notes, *unused_encoder(asked.encoder, "probabilities")))
-        else:
-            assert source is not None
-            keeps = asked.deep or asked.in_pieces
-            found = judged(source, run_folder=training if keeps else None, **asked.how, **decided)
-            # Neighbors are of samples, not of their parts, and all samples have to be there.
-            if asked.only is None and _main() and not found.parts and found.listed is None:
-                found = _with_issues(found, asked)
-    if not _main():
-        return found, folder
-    notes = [str(w.message) for w in caught if w.category is UserWarning and "torch" not in str(w.filename)]
-    notes = list(dict.fromkeys([*found.notes, *notes]))
-    found = replace(found, notes=tuple(notes), provenance=replace(found.provenance, asked=asked.kept))
-    if before is None:
-
-        def partitions(new: Path) -> None:
-            shutil.move(training / "suspects", new / "suspects")
-
-        write_run(found, folder, more=partitions if asked.in_pieces else None)
-    else:
-        found = changed_since(found, before.audit, before.folder)
-        write_run(found, folder, [d for d in before.decisions if d.source == found.source_digest])
-    if asked.deep or asked.in_pieces:
-        shutil.rmtree(training, ignore_errors=True)
-    return found, folder
-
-
-def _before(run: Path) -> Before:
-    """The run whose decisions are used."""
-    o.check_path(run)
-
-    return read_before(run)
-
-
-def _source(asked: _Asked) -> Any:
-    """The data to audit, whole or in pieces; nothing if there are probabilities and labels alone."""
-    from compensate.auditing.source import read
-    from compensate.data import UnclearLabel, load
-
-    data, labels, features, options = asked.data, asked.labels, asked.features, dict(asked.options)
-    if asked.probs is not None:
-        if labels is None and data is None:
-            raise InputError("--probs needs the labels too: compensate audit --probs p.npy --labels y.npy.")
-        return None if labels is not None else read(data, None, None, options)
-    if asked.in_pieces:
-        return _pieces(asked)
-    if asked.data_dir is not None and not Path(str(data)).exists():
-        others: dict[str, Any] = {n: options.pop(n) for n in ("labels_key", "merge_alike") if n in options}
-        source = load(data, asked.data_dir, **options).train
-        source = read(replace(source, source=replace(source.source, title=str(data))), labels, features, others)
-    else:
-        try:
-            source = read(data, labels, features, options)
-        except UnclearLabel as error:
-            options = {**options, "label": o.ask_label(error)}
-            source = read(data, labels, features, options)
-    if "merge_alike" not in options and o.ask_merge(alike_classes(source)):
-        source = read(source, None, None, {"merge_alike": True})
-        asked.options["merge_alike"] = True
-    if "label" in options:
-        source = replace(source, source=replace(source.source, label_given=True))
-    return source
-
-
-def _pieces(asked: _Asked) -> Any:
-    """The data to audit, in pieces."""
-    from compensate.auditing.chunks import open_pieces
-
-    odd = [f"--{name}" for name in ("test", "features") if getattr(asked, name) is not None]
-    if odd:
-        raise InputError(
-            f"{odd[0]} cannot be had with --memory and --backend, by which data are read in pieces; leave it out."
-        )
-    return open_pieces(asked.data, asked.labels, asked.options)
-
-
-def _with_issues(found: Audit, asked: _Asked) -> Audit:
-    """The audit with what else is wrong with the data."""
-    from compensate.auditing.issues import find_issues
-    from compensate.auditing.source import read
-
-    test = None if asked.test is None else read(asked.test, None, None, asked.options)
-    return replace(found, found_issues=find_issues(found, test))
-
-
-def _about(source: Any) -> Source:
-    """Where the data came from, whether they are read as a whole or in pieces."""
-    return Source() if source is None else source.source if isinstance(source, Dataset) else source.info
-
-
-def _name(source: Any, asked: _Asked, decided: dict[str, Any]) -> str:
-    """The name of the run's folder: other data, features, options or decisions give another one."""
-    from compensate.auditing.digests import digest_file
-    from compensate.auditing.store import run_name
-
-    files = (asked.labels, asked.features, asked.probs)
-    info = _about(source)
-    path = info.path if not info.path or is_address(info.path) else str(Path(info.path).absolute())
-    given = {
-        "data": path,
-        "digest": info.digest,
-        "files": [digest_file(f) if f and f.is_file() else f for f in files],
-    }
-    title = info.title if source is not None else next((file.name for file in files if file is not None), "data")
-    folder = asked.data_dir and asked.data_dir.absolute()
-    return run_name(str(title), {**asked.options, **asked.how, "data_dir": folder, **decided, **given})
-
-
-def _judged(source: Any, started: float, **chosen: Any) -> Audit:
-    """The audit, with a line for each stage."""
+def _judge(data: Any, started: float, **settings: Any) -> Audit:
+    """Audits the data and prints a line for each stage."""
     from compensate.auditing.api import audit as run
     from compensate.auditing.source import labeled
 
-    if isinstance(source, Dataset) and source.parts is None:
-        labeled(source)
-    console.print(opening_line(source if hasattr(source, "target") else source.outline), markup=False)
-    with told_stages(started) as progress:
-        found = run(source, progress=progress, resume=True, **chosen)
+    if isinstance(data, Dataset) and data.parts is None:
+        labeled(data)
+    console.print(describe_data(data if isinstance(data, Dataset) else data.outline), markup=False)
+    with stage_progress(started) as progress:
+        found = run(data, progress=progress, resume=True, **settings)
     how = found.provenance
     if how.encoder:
         console.print(f"encoded   {how.encoder} ({how.license or 'license unknown'})", markup=False)
     if how.finetuned:
         times = f"once for each of {how.folds} folds" if how.crossfit else "once"
         console.print(f"tuned     {how.finetuned} · {how.epochs} epochs, {times}", markup=False)
-    console.print(f"fitted    {fitted_line(found)} · {clock(time.perf_counter() - started)}", markup=False)
+    console.print(f"fitted    {describe_fit(found)} · {clock(time.perf_counter() - started)}", markup=False)
     if how.hint:
         console.print(f"better features: {how.hint}", markup=False, soft_wrap=True)
     return found
-
-
-def _main() -> bool:
-    """Whether this is the process that writes files and talks, where `torchrun` started several."""
-    return os.environ.get("RANK", "0") == "0"
-
-
-def _of_probabilities(source: Dataset | None, probs: Path, labels: Path | None, labels_key: str | None) -> Audit:
-    from compensate.auditing.api import audit_probabilities
-    from compensate.data import read_labels
-    from compensate.files import read_array
-
-    if source is None:
-        assert labels is not None
-        cells = read_labels(labels, labels_key).cells
-        return audit_probabilities(read_array(probs), cells, title=labels.name)
-    title = source.source.title
-    return audit_probabilities(read_array(probs), source.target, classes=list(source.classes), title=title, data=source)

@@ -13,7 +13,8 @@ import typer
 from rich.table import Table
 
 from compensate.cli import options as o
-from compensate.cli.options import announce, bar_of, console
+from compensate.cli.options import announce
+from compensate.cli.terminal import console, progress_bar
 from compensate.errors import InputError
 from compensate.extras import installed
 
@@ -59,7 +60,7 @@ def compare(
 
     runs = [stored for c in configs if (stored := Run(folder / "runs" / c.name).result) is not None]
     failed = []
-    with bar_of("training", "runs") as bar:
+    with progress_bar("training", "runs") as bar:
         task = bar.add_task("", total=len(configs), completed=len(runs))
         finished = {stored["id"] for stored in runs}
         jobs = [(c, folder / "runs", shared.data_dir) for c in configs if c.id not in finished]
@@ -176,7 +177,7 @@ def tune(
 
     folder = out if out is not None else Path("runs") / f"tune-{asked.name}"
     announce(asked, shared.data_dir)
-    with bar_of("searching", "trials") as bar:
+    with progress_bar("searching", "trials") as bar:
         task = bar.add_task("", total=trials)
         found = search_space(
             asked, folder, preset=cast("Preset", preset), trials=trials, seeds=seeds, workers=workers, data_dir=shared.data_dir,

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from compensate.cli import options as o
-from compensate.cli.options import console
+from compensate.cli.terminal import console
 from compensate.errors import InputError
 
 SHOWN = 12

@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from compensate._version import __version__
-from compensate.cli.options import bar_of, console
+from compensate.cli.terminal import console, progress_bar
 from compensate.extras import installed
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def _followed(what: str, wanted: list[Job], setting: Setting) -> list[Outcome]:
     from compensate.demo import run_all
 
     outcomes: list[Outcome] = []
-    with bar_of(what, "runs") as progress:
+    with progress_bar(what, "runs") as progress:
         task = progress.add_task(what, total=len(wanted))
         for outcome in run_all(wanted, setting):
             outcomes.append(outcome)

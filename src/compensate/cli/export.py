@@ -1,50 +1,16 @@
-"""A stored audit with the data that it was made of."""
+"""`compensate export`: the suspects of an audit, for an annotation tool."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import numpy as np
 import typer
 
-from compensate.auditing.result import Audit
-from compensate.auditing.source import read
 from compensate.cli import options as o
-from compensate.cli.options import console
+from compensate.cli.terminal import console
 from compensate.errors import InputError
-from compensate.files import is_address
-
-
-def reopen(folder: str | Path) -> Audit:
-    """The audit of a run's folder, with its samples if its source is where it was.
-
-    A source that has changed since is refused: its rows may be others.
-    """
-    folder = Path(folder)
-    found = Audit.load(folder / "audit" if (folder / "audit").is_dir() else folder)
-    named = {"label": found.source.label, "text": found.source.text}
-    asked = found.provenance.asked or {
-        "data": found.source.path,
-        "options": {name: value for name, value in named.items() if value} | found.reading,
-    }
-    path = asked.get("data")
-    if not path or is_address(path) or not found.source_digest:
-        return found
-    data = read(path, asked.get("labels"), asked.get("features"), _options(asked))
-    if data.source.digest != found.source_digest:
-        raise InputError(f"{path} has changed since it was audited ({folder}); audit it again.")
-    if found.parts:  # several labels a sample: the index is not that of rows
-        return replace(found, data=data)
-    place = {int(row): k for k, row in enumerate(data.index)}
-    return replace(found, data=data.subset(np.array([place[int(row)] for row in found.index])))
-
-
-def _options(asked: Mapping[str, Any]) -> dict[str, Any]:
-    return {str(name): value for name, value in (asked.get("options") or {}).items()}
 
 
 def export(
@@ -70,11 +36,12 @@ def export(
     Then, with what Label Studio or Argilla exports: `compensate apply reviews.csv export.json`
     """
     o.check_path(run)
-    from compensate.auditing import exchange as exporting
+    from compensate.auditing import exchange
+    from compensate.auditing.request import reopen
     from compensate.auditing.result import write_csv
     from compensate.files import check_regular, write_atomically
 
-    exporting.check_tool(to)
+    exchange.check_tool(to)
     check_regular(out)
     ending = ".csv" if to == "cleanlab" else ".json"
     if out.suffix.lower() not in ("", ending):
@@ -84,7 +51,7 @@ def export(
     if out.exists() and not force:
         raise InputError(f"{out} is there already; name another file, or overwrite it with --force.")
     found = reopen(run)
-    exporting.whole_rows(found)
+    exchange.whole_rows(found)
     if to == "cleanlab":
         issues = found.to_cleanlab()["issues"]
         write_csv(out, issues.reset_index(names="row"))
@@ -92,10 +59,10 @@ def export(
             f"{out}: {len(issues):,} rows, {int(issues['is_label_issue'].sum()):,} label issues", markup=False
         )
         return
-    records = exporting.WRITERS[to](found, everything=everything or to == "fiftyone", images=images)
+    records = exchange.WRITERS[to](found, everything=everything or to == "fiftyone", images=images)
     write_atomically(out, json.dumps(records, ensure_ascii=False, indent=1).encode("utf-8", "replace"))
     console.print(f"{out}: {len(records):,} records for {to}", markup=False)
     if to == "label-studio":
         place = out.with_suffix(".xml")
-        write_atomically(place, exporting.label_studio_config(found).encode("utf-8", "replace"))
+        write_atomically(place, exchange.label_studio_config(found).encode("utf-8", "replace"))
         console.print(f"{place}: the labeling interface of the project", markup=False)

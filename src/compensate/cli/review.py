@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from compensate.cli import options as o
-from compensate.cli.options import console
+from compensate.cli.terminal import console, quoted
 from compensate.errors import InputError
 
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
@@ -63,7 +63,7 @@ def review(
             for each in server.reviews.values():
                 made = len(each.journal.decisions)
                 console.print(
-                    f"{made:,} decisions:  compensate apply {o.quoted(each.folder)}", markup=False, soft_wrap=True
+                    f"{made:,} decisions:  compensate apply {quoted(each.folder)}", markup=False, soft_wrap=True
                 )
 
 

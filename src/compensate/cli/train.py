@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from compensate.cli import options as o
-from compensate.cli.options import announce, console
+from compensate.cli.options import announce
+from compensate.cli.terminal import console
 
 
 @o.with_shared

@@ -1,0 +1,138 @@
+"""Terminal output: control characters in data are never sent to the terminal."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.segment import Segment
+
+# Characters that move the cursor, change colors or reverse the writing direction; newline and tab are harmless.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def visible(text: str) -> str:
+    r"""Replaces every control character by a mark.
+
+    >>> visible("a\x1b[31mb") == "a\ufffd[31mb"
+    True
+    """
+    return _CONTROL.sub("\ufffd", text)
+
+
+class Terminal(Console):
+    """A console that replaces control characters in its input; its own colors and bars are unchanged."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        # Before line breaking: characters of zero width would make the console cut visible ones.
+        super().print(*(visible(part) if isinstance(part, str) else part for part in objects), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else visible(text), style, control)
+
+
+def _terminal(**options: Any) -> Terminal:
+    return Terminal(highlight=False, **options)
+
+
+console = _terminal()
+errors = _terminal(stderr=True)
+
+
+def progress_bar(what: str, unit: str) -> Progress:
+    """A progress bar with a count, the elapsed time and the remaining time."""
+    return Progress(
+        TextColumn(what), BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn(unit), TimeElapsedColumn(),
+        TextColumn("left"), TimeRemainingColumn(), console=console, transient=True,
+    )  # fmt: skip
+
+
+LINE_INTERVAL = 10.0
+"""Seconds between two lines about the same stage, if the output is a file or a pipe."""
+
+
+@contextmanager
+def stage_progress(started: float) -> Iterator[Callable[[str, int, int], None]]:
+    """Yields a function of a stage such as "fitting trees", the finished steps and the number of steps.
+
+    A terminal shows a bar for each stage. A file or pipe gets a line when a stage begins, then one every ten seconds.
+
+    Args:
+        started: start time, by `time.perf_counter`.
+    """
+    bars = Progress(
+        TextColumn("{task.description:<9}"), BarColumn(bar_width=20), TextColumn("{task.fields[status]}", markup=False),
+        console=console, transient=True,
+    )  # fmt: skip
+    tasks: dict[str, Any] = {}
+    printed: dict[str, float] = {}
+
+    def progress(stage: str, done: int, total: int) -> None:
+        name, _, what = stage.partition(" ")
+        now = time.perf_counter()
+        status = " · ".join(part for part in (f"{done:,}/{total:,}", what, clock(now - started)) if part)
+        if console.is_terminal:
+            if name not in tasks:
+                tasks[name] = bars.add_task(name, total=total, status="")
+            bars.update(tasks[name], total=total, completed=done, status=status)
+        elif now - printed.get(name, -LINE_INTERVAL) >= LINE_INTERVAL:
+            printed[name] = now
+            console.print(f"{name:<9} {status}", markup=False)
+
+    if not console.is_terminal:
+        yield progress
+        return
+    with bars:
+        yield progress
+
+
+def clock(seconds: float) -> str:
+    """Minutes and seconds.
+
+    >>> clock(75.3)
+    '1:15'
+    """
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+MAX_NAMES = 8
+"""Names shown in a list."""
+
+
+def short(text: Any, limit: int = 30) -> str:
+    """The text without control characters, cut to a limit."""
+    text = "".join(c if c.isprintable() else "\ufffd" for c in str(text)[: limit + 1])
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def name_list(names: list[str]) -> str:
+    """The first names and the number of the others.
+
+    >>> name_list(["a", "b"]), name_list(list("abcdefghijk"))
+    ('a, b', 'a, b, c, d, e, f, g, h and 3 more')
+    """
+    more = len(names) - MAX_NAMES
+    return ", ".join(names[:MAX_NAMES]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def quoted(path: str | Path) -> str:
+    """A path as one word of a command line.
+
+    >>> quoted("my run")
+    "'my run'"
+    """
+    return shlex.quote(str(path))
+
+
+def at_terminal() -> bool:
+    """Whether input and output are a terminal, and questions can be answered."""
+    return sys.stdin.isatty() and sys.stdout.isatty()
