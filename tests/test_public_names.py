@@ -24,7 +24,7 @@ AT_THE_TOP = {"METHODS", "Audit", "Compensated", "InputError", "__version__", "a
               "swap", "terms"}  # fmt: skip
 PAGES = {"compensate": "core", "compensate.models": "data", "compensate.encoders": "data"}
 """Pages of the reference that are not named after their package."""
-MADE_BY_THE_LIBRARY = {"Audit", "State"}
+MADE_BY_THE_LIBRARY = {"Audit", "Batch"}
 """Classes whose objects users are handed: their attributes are explained, not their arguments."""
 
 

@@ -167,7 +167,7 @@ class TrainingBatch:
         target, index: (B,) of the whole batch.
         weight: (B,) factors of the losses; None for ones.
 
-    >>> Batch(torch.ones(2, 3), torch.tensor([0, 1]), torch.arange(2)).weight is None
+    >>> TrainingBatch(torch.ones(2, 3), torch.tensor([0, 1]), torch.arange(2)).weight is None
     True
     """
 
@@ -226,7 +226,7 @@ class Learner:
     >>> from compensate import methods
     >>> model = nn.Linear(3, 2)
     >>> learner = Learner(model, methods.base(), lambda p: torch.optim.SGD(p, 0.1))
-    >>> s = learner.step(Batch(torch.ones(4, 3), torch.tensor([0, 0, 1, 0]), torch.arange(4)), lr=0.1)
+    >>> s = learner.step(TrainingBatch(torch.ones(4, 3), torch.tensor([0, 0, 1, 0]), torch.arange(4)), lr=0.1)
     >>> s.u.shape
     torch.Size([4, 2])
     """
