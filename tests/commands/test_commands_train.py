@@ -137,7 +137,7 @@ def test_a_training_says_what_it_uses_of_a_table(tmp_path):
         f'{path}: text column "message", label column "topic" (3 classes), 40 samples to train, 4 to validate, 14 to test, '
         "2 without a label left out, not used: nr"
     )
-    assert lines[1] == "test labels are those of the data, wrong ones included"
+    assert lines[1] == "test labels come from the data, wrong ones included"
     assert re.match(r"base on bilstm, 1 epoch, \d+ s", lines[2])
 
 
@@ -145,7 +145,7 @@ def test_test_rows_without_a_label_are_left_out(tmp_path):
     path = messages(tmp_path / "m.csv", split=["test"] * 20 + ["train"] * 40)
     lines = run("train", str(path), *BRIEF, "--out", str(tmp_path / "run")).splitlines()
     assert "36 samples to train, 4 to validate, 18 to test, 2 without a label left out" in lines[0]
-    assert lines[1] == "test labels are those of the data's own test part"
+    assert lines[1] == "test labels come from the test part of the data"
 
 
 def test_samples_that_are_taken_as_clean_are_named_with_who_checked_them(tmp_path):
@@ -167,7 +167,7 @@ def test_compare_and_tune_say_what_they_use_of_a_table(tmp_path, command):
     name, *options = command
     said = run(name, str(path), *options, *BRIEF, "--workers", "1", "--out", str(tmp_path / "out")).splitlines()
     assert 'label column "topic" (3 classes), 40 samples to train' in said[0]
-    assert said[1] == "test labels are those of the data, wrong ones included"
+    assert said[1] == "test labels come from the data, wrong ones included"
 
 
 def test_a_table_of_ones_own(tmp_path):

@@ -28,10 +28,10 @@ from compensate.errors import InputError
 
 
 class Commands(TyperGroup):
-    """Commands that Ctrl-C ends with a message; typer alone would end them without a word."""
+    """A group of commands that prints a message on Ctrl-C."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Runs the command that is asked for."""
+        """Runs the command."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -58,10 +58,10 @@ def main() -> None:
 
 
 def run(commands: typer.Typer) -> None:
-    """Runs commands; a mistake in the input ends in one paragraph, not in a stack trace."""
+    """Runs commands; invalid input ends in an error message instead of a stack trace."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a file or pipe in another encoding than UTF-8 has no arrows
+            stream.reconfigure(errors="replace")  # an encoding other than UTF-8 may lack arrows
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
@@ -78,7 +78,7 @@ def run(commands: typer.Typer) -> None:
         )
         sys.exit(2)
     except OSError as error:
-        # A disk or folder that refuses; what was being written is whole or not there.
+        # The disk is full or the folder read-only; files are written atomically.
         errors.print(Text.assemble(("error: ", "bold red"), visible(str(error))))
         sys.exit(2)
 
@@ -91,7 +91,7 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Prints what a user should know as a note, without a file and a line of the library; other warnings as Python does."""
+    """Prints a UserWarning as a note, without file and line; other warnings as Python does."""
     if category is UserWarning:
         errors.print(Text.assemble(("note: ", "yellow"), visible(str(message))))
     else:
@@ -132,7 +132,7 @@ def methods(
     elif name is not None:
         console.print(pages.page(find(name)), markup=False, soft_wrap=True)
     else:
-        table = Table("method", "what it does", "taxonomy", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        table = Table("method", "summary", "taxonomy", box=None, pad_edge=False, padding=(0, 2, 0, 0))
         table.columns[0].no_wrap = True
         for row in METHODS.values():
             mark = "" if row.kind == "compensation" else f"({row.kind})"

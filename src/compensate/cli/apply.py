@@ -1,4 +1,4 @@
-"""`compensate apply`: decisions about labels, written into the data."""
+"""`compensate apply`: write the data with the corrected labels."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def apply(
     corrections: Annotated[
         Path | None,
         typer.Argument(
-            help="corrections.csv, the JSON export of Label Studio or Argilla, or the run folder [default: those of the run].",
+            help="corrections.csv, the JSON export of Label Studio or Argilla, or the run folder [default: the decisions of the run].",
             show_default=False,
         ),
     ] = None,
@@ -83,7 +83,7 @@ def apply(
 
 
 def _rematched(matched: Matched) -> str:
-    """What was found by content, and which rows were not."""
+    """Describes which rows were found by content and which were not."""
     said = [f"{matched.found:,} rows found by content, {matched.moved:,} of them at another place"]
     if matched.done:
         said.append(f"{matched.done:,} hold the decided label already")
@@ -105,7 +105,7 @@ def _audit_of(run: Path) -> Audit:
 
 
 def _source_of(run: Path) -> Path:
-    """The data that a run is about."""
+    """The path of the audited data."""
     if not _is_run(run):
         raise InputError(
             f"{run} is not the folder of a run. Give the folder that `compensate audit` wrote, or the data and its corrections: "
@@ -113,9 +113,7 @@ def _source_of(run: Path) -> Path:
         )
     source = _audit_of(run).source.path
     if not source:
-        raise InputError(
-            f"{run} is an audit of arrays, not of a file, so that there is no file to correct. Choose another run."
-        )
+        raise InputError(f"{run} is an audit of arrays, not of a file. Choose another run.")
     if is_address(source):
         raise InputError(
             f"{run} is an audit of {source}, and corrections are written to files on a disk. Copy them, and have the rows found by "
@@ -123,15 +121,15 @@ def _source_of(run: Path) -> Path:
         )
     if not Path(source).exists():
         raise InputError(
-            f"there is no {source} here, which {run} was made of. Check the path, and name it: compensate apply DATA {run}."
+            f"{source}, the data of {run}, does not exist here. Check the path, and name it: compensate apply DATA {run}."
         )
     return Path(source)
 
 
 def _of_run(run: Path, accept: float | None) -> tuple[Audit, tuple[Correction, ...], str]:
-    """A run's audit, its decisions and the suggestions that are taken without review, and what to say of them.
+    """The audit of a run, its decisions with the suggestions accepted without review, and a line about them.
 
-    What a person decided holds, whatever is accepted without review.
+    Decisions of people take precedence over suggestions.
     """
     if not run.is_dir():
         raise InputError(

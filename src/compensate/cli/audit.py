@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from compensate.auditing.result import Audit
 
 PAIRS = 6
-"""Lines of the summary's table."""
+"""Rows of the table in the summary."""
 
 OPEN = 10
-"""Where the upper end of the interval is this many times the estimate, the summary says that the share cannot be known."""
+"""The summary calls an interval wide if it starts at 0 and ends above this percentage."""
 
 
 def describe_data(source: Dataset) -> str:
-    """One line that says what was read and what was chosen."""
+    """One line about the data: rows, columns and labels."""
     info = source.source
     parts = [f"{info.title}: {_rows(source)}"]
     if source.parts is not None:
@@ -59,7 +59,7 @@ def describe_data(source: Dataset) -> str:
 
 
 def _rows(source: Dataset) -> str:
-    """How many rows are audited, and of how many."""
+    """The number of audited rows, and of rows that are left out."""
     from compensate.auditing.source import left_out
 
     if not source.source.left_out:
@@ -69,7 +69,7 @@ def _rows(source: Dataset) -> str:
 
 
 def similar_class_names(source: Dataset) -> str:
-    """The classes whose names differ only in case, spacing or Unicode form, most frequent first; empty if there are none.
+    """Classes whose names differ only in case, spacing or Unicode form, most frequent first; empty without any.
 
     >>> import numpy as np
     >>> similar_class_names(Dataset(np.eye(3), np.array([0, 1, 1]), ("Cat", "cat", "dog")))
@@ -103,7 +103,7 @@ def _alike(source: Dataset) -> list[str]:
 
 
 def _missing(info: Source, lost: int) -> str:
-    """The cells that count as missing labels, if they are not just empty."""
+    """The cells that count as missing labels, unless all are empty."""
     cells = Counter(info.missing)
     empty = sum(cells.pop(text, 0) for text in ("", "None", "nan") if text not in (info.missing_given or ()))
     if not cells:
@@ -114,7 +114,7 @@ def _missing(info: Source, lost: int) -> str:
 
 
 def describe_fit(found: Audit) -> str:
-    """Folds, the weight of each view, and how far the pooled model agrees with the labels."""
+    """One line about the fit: folds, the weight of each view, and the agreement with the labels."""
     weights: Counter[str] = Counter()
     for name, weight in found.provenance.views.items():
         weights[name.split(": ")[0]] += weight  # type: ignore[assignment]
@@ -177,7 +177,7 @@ def _since(since: Mapping[str, Any]) -> str:
 def _pairs(found: Audit) -> Table:
     shown = found if found.listed is None else found.listed
     flagged, order = shown.flagged, (-shown.log_odds).argsort(kind="stable")
-    # Of label sets, it counts which label is missing or too much.
+    # For label sets, the pairs count per label.
     sets = "label" in flagged.columns
     table = Table(
         f"{'label: ' if sets else ''}given → suggested", "rows", "", box=None, pad_edge=False, padding=(0, 3, 0, 0)
@@ -271,9 +271,7 @@ def audit(
     ] = False,
     crossfit: Annotated[
         bool,
-        typer.Option(
-            "--crossfit", help="Train the network once per fold, so that it is pooled with the other learners."
-        ),
+        typer.Option("--crossfit", help="Train the network once per fold, and pool it with the other learners."),
     ] = False,
     split: Annotated[
         str | None,

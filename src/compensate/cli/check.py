@@ -1,4 +1,4 @@
-"""`compensate check`: new and changed labels of a file, judged by the model of an audit."""
+"""`compensate check`: judge new and changed labels by the model of an audit."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def check(
 
 
 def _bound(text: str) -> tuple[int | None, float | None]:
-    """How many labels may look wrong, or which share.
+    """Parses the number or the share of labels that may look wrong.
 
     >>> _bound("5"), _bound("0.02"), _bound("2%")
     ((5, None), (None, 0.02), (None, 0.02))

@@ -1,4 +1,4 @@
-"""`compensate consensus`: labels of several annotators, and what they and the samples say together."""
+"""`compensate consensus`: combine the labels of several annotators."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def check_path(*paths: str | Path | None) -> None:
     for path in (p for p in paths if p is not None and not is_address(p)):
         named = isinstance(path, str) and not Path(path).suffix and len(Path(path).parts) == 1
         if not named and not Path(path).expanduser().exists() and not glob(str(path)):
-            raise InputError(f"there is no file or folder {path}; check the path.")
+            raise InputError(f"{path} does not exist; check the path.")
 
 
 def check_reader(encoding: str | None, delimiter: str | None) -> None:
@@ -218,7 +218,7 @@ def nested(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def settings(set_: Sequence[str] | None, reader: Mapping[str, Any], **named: Any) -> dict[str, Any]:
-    """Settings by their names in `Config`: named ones, those of --set, and the options of the reader."""
+    """Settings by their names in `Config`: named ones, the pairs of --set, and the options of the reader."""
     others = nested(pairs(set_, "--set"))
     chosen = {name: value for name, value in reader.items() if value is not None}
     return {**named, **others, "data_options": {**others.pop("data_options", {}), **chosen}}
@@ -354,5 +354,5 @@ def _test(prepared: Prepared) -> str:
     if prepared.noisy:
         return "no noise is injected into test labels"
     if prepared.own_test:
-        return "test labels are those of the data's own test part"
-    return "test labels are those of the data, wrong ones included"
+        return "test labels come from the test part of the data"
+    return "test labels come from the data, wrong ones included"

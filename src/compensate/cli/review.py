@@ -1,4 +1,4 @@
-"""`compensate review`: the review page with decisions saved as they are made."""
+"""`compensate review`: serve the review page and save decisions as they are made."""
 
 from __future__ import annotations
 
@@ -49,9 +49,7 @@ def review(
             webbrowser.open(server.address)
         import signal
 
-        signal.signal(
-            signal.SIGINT, signal.default_int_handler
-        )  # a shell that starts it in the background has it ignored
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for background jobs
         try:
             server.serve_forever()
             console.print("ended after idleness")
@@ -67,8 +65,8 @@ def review(
                 )
 
 
-def audit_in_process(run: Path, told: Callable[[str], None]) -> Path:
-    """Audits a run again with its decisions, in a process of its own: the server goes on answering, and keeps no memory of it."""
+def audit_in_process(run: Path, report: Callable[[str], None]) -> Path:
+    """Audits a run again with its decisions in a separate process; the server stays responsive."""
     import multiprocessing
 
     context = multiprocessing.get_context("spawn")
@@ -83,7 +81,7 @@ def audit_in_process(run: Path, told: Callable[[str], None]) -> Path:
                 return Path(said)
             if kind == "failed":
                 raise InputError(said)
-            told(said)
+            report(said)
     except EOFError:
         raise InputError("the process of the audit was killed") from None
     finally:
@@ -91,13 +89,13 @@ def audit_in_process(run: Path, told: Callable[[str], None]) -> Path:
 
 
 def _again(run: Path, pipe: Any) -> None:
-    """In the other process."""
+    """Runs in the other process."""
     from compensate.cli.audit import audit_again
 
     try:
         folder = audit_again(run, lambda stage, done, total: pipe.send(("told", f"{stage} {done:,} of {total:,}")))
         pipe.send(("done", str(folder)))
-    except Exception as error:  # told to the person at the page, whatever it is
+    except Exception as error:  # the page shows every error
         pipe.send(("failed", str(error) or type(error).__name__))
 
 
