@@ -198,10 +198,6 @@ def run_audit(
     Returns:
         The audit and the run folder.
     """
-    if request.trains and request.probs is not None:
-        raise InputError(
-            f"--probs takes the place of a model; leave out {'--finetune' if request.finetune else '--model'}."
-        )
     if request.data is None and request.probs is None:
         raise InputError("no data is given; write for example: compensate audit reviews.csv.")
     runs = Path("runs") if reviewed is None else reviewed.folder.parent

@@ -350,6 +350,8 @@ def audit(
         "split": split, "missing": missing, "merge_alike": merge_alike or None,
     }  # fmt: skip
     options = {name: value for name, value in chosen.items() if value is not None}
+    if probs is not None and (finetune or model is not None):
+        raise InputError(f"--probs takes the place of a model; leave out {'--finetune' if finetune else '--model'}.")
     o.check_path(data, labels, features, probs, test, with_)
     from compensate.auditing.request import AuditRequest, ReviewedRun, is_main_process, run_audit
 
