@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from typer.testing import CliRunner
 
 from compensate import InputError
 from compensate.methods import find
 from compensate.methods.composition import cell_method
 from compensate.training import Config, fit
-from compensate.training.tuning import open_study
-from experiments.__main__ import app
 from experiments.exploration import Budget, Part, Pruned, explore
 
 pytest.importorskip("optuna")
@@ -31,19 +28,6 @@ def test_a_cell_is_a_method_that_can_be_trained():
     assert result.criterion.taxonomy.inference == "regularized"
     assert "clean" in find("logit.mixed.meta.category").needs
     assert "model" in find("view.negative.adversarial.sample").needs
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("logit.positive", "target.direction.inference.granularity"),
-        ("loss.positive.adversarial.sample", "constant has no gradient"),
-        ("logits.positive.prior.sample", 'did you mean "logit"'),
-    ],
-)
-def test_names_that_are_no_cells_are_refused(name, said):
-    with pytest.raises(InputError, match=said):
-        find(name)
 
 
 def test_every_number_of_a_cell_is_searched_between_numbers_that_build():
@@ -97,75 +81,6 @@ def test_the_same_search_goes_on_and_does_nothing_twice(found):
     assert all(row in longer["trials"] for row in report["trials"])
 
 
-def test_two_parts_in_one_folder_are_two_searches(tmp_path, monkeypatch):
-    from experiments import exploration
-
-    monkeypatch.setattr(exploration, "trial_score", lambda *_: 0.5)
-    monkeypatch.setattr(exploration, "_tuned_peers", lambda *_: {})
-    monkeypatch.setattr(exploration, "_compared", lambda *_: ([], []))
-    for target in ("logit", "label", "logit"):
-        part = Part(targets=(target,), directions=("positive",))
-        found = explore(CONFIG, tmp_path, part=part, budget=Budget(2, 1, 1, 1), workers=1)
-        assert [row["cell"].split(".")[0] for row in found["trials"]] == [target] * 2
-
-
-def test_a_trial_outside_of_the_part_does_not_count(tmp_path):
-    from experiments import exploration
-
-    study = open_study(tmp_path, "cells", 0)
-    for cell in ("logit.positive.prior.sample", "label.positive.prior.sample"):
-        trial = study.ask()
-        trial.set_user_attr("cell", cell)
-        trial.set_user_attr("hyper", {})
-        study.tell(trial, 0.5)
-    assert [row["cell"] for row in exploration._tried(study, Part(targets=("label",)))] == [
-        "label.positive.prior.sample"
-    ]
-    assert exploration._ended(study, Part(targets=("label",))) == 1
-
-
-def test_the_folder_of_a_search_is_named_after_its_part(monkeypatch):
-    from experiments import exploration
-
-    folders = []
-
-    def pretended(config, folder, **_):
-        folders.append(folder.name)
-        raise InputError("enough")
-
-    monkeypatch.setattr(exploration, "explore", pretended)
-    for words in ([], ["--targets", "logit"], ["--targets", "label,logit"], ["--targets", "logit,label"]):
-        CliRunner().invoke(app, ["search", "digits", *words])
-    whole, logit, *both = folders
-    assert whole == f"search-{Config(data='digits').name}"
-    assert logit.startswith(f"{whole}-")
-    assert both[0] == both[1] != logit
-
-
-@pytest.mark.slow
-def test_a_trial_that_falls_behind_is_stopped(tmp_path, monkeypatch):
-    """After good trials, one that learns nothing does not train to its end."""
-    import optuna
-
-    from experiments import exploration
-
-    config, part = CONFIG.but(epochs=6), Part(("logit",), ("positive",), ("tuning",), ("corpus",))
-    scores = iter([0.9, 0.9, 0.9, 0.1, 0.1, 0.1])
-
-    def pretended(config, folder, data_dir, seeds, on_epoch):
-        value = next(scores)
-        for epoch in range(1, 7):
-            on_epoch({"val_accuracy": value, "epoch": epoch})
-        return value
-
-    monkeypatch.setattr(exploration, "trial_score", pretended)
-    for number in range(6):
-        assert exploration._trial(config, tmp_path, "cells", part, 6, None, number)
-    states = [t.state for t in open_study(tmp_path, "cells", 0).get_trials()]
-    assert states[0] == optuna.trial.TrialState.COMPLETE
-    assert states[3:] == [optuna.trial.TrialState.PRUNED] * 3
-
-
 def test_a_watcher_may_end_a_training(tmp_path):
     seen = []
 
@@ -186,43 +101,3 @@ def test_parts_and_searches_that_make_no_sense_are_refused(tmp_path):
         Part(targets=("structure",))
     with pytest.raises(InputError, match="validation"):
         explore(CONFIG.but(validation=0.0), tmp_path)
-
-
-@pytest.mark.slow
-def test_the_command_prints_cells_and_intervals(tmp_path):
-    arguments = [
-        "search",
-        "digits",
-        "--trials",
-        "2",
-        "--finalists",
-        "1",
-        "--seeds",
-        "2",
-        "--peer-trials",
-        "1",
-        "--workers",
-        "1",
-    ]
-    arguments += [
-        "--targets",
-        "logit",
-        "--directions",
-        "positive",
-        "--noise",
-        "pair:0.3",
-        "--limit",
-        "150",
-        "--epochs",
-        "1",
-    ]
-    done = CliRunner(env={"COLUMNS": "200"}).invoke(
-        app, [*arguments, "--model", "mlp", "--out", str(tmp_path / "search")]
-    )
-    assert done.exit_code == 0, (done.output, done.exception)
-    assert done.output.startswith("digits: 10 classes, 135 samples to train")
-    assert "no noise is injected into test labels" in done.output
-    assert "clean test data" not in done.output
-    assert "2 trials in" in done.output
-    assert "minus sop" in " ".join(done.output.split())
-    assert "logit.positive." in done.output

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import csv
-import json
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from compensate.data import Dataset, Splits
-from compensate.errors import InputError
 from compensate.training.config import Config
 from compensate.training.fitting import fit
 from experiments import sentences as s
@@ -70,33 +68,6 @@ def test_sizes_are_means_over_trainings_and_epochs(found):
     assert set(np.argsort(-given)[:6]) == {row.index for row in found.top}
 
 
-def test_a_limit_keeps_the_same_texts_for_every_seed():
-    data = corpus()
-    kept = s._first(data, 30)
-    assert len(kept) == 30
-    shares = data.class_counts / 120
-    assert kept.class_counts == pytest.approx(30 * shares, abs=1)
-    first = [np.flatnonzero(data.target == c)[: kept.class_counts[c]] for c in (0, 1)]
-    assert set(kept.index) == set(np.concatenate(first))
-    assert s._first(data, None) is s._first(data, 500) is data
-    limited = s.find_sentences(TINY.but(limit=30, epochs=1), seeds=2, top=30, data=Splits(data))
-    assert {row.index for row in limited.top} == set(kept.index.tolist())
-
-
-def test_sentences_of_the_paper_are_looked_up(found):
-    texts = np.array(
-        ["The exploitative , clumsily staged violence overshadows everything , including", "good film", "bad film"] * 4,
-        dtype=object,
-    )
-    data = Dataset(texts, np.arange(12) % 2, ("negative", "positive"))
-    one = s.find_sentences(TINY.but(epochs=1), seeds=1, top=3, data=Splits(data))
-    assert {row.index for row in one.quoted} == {0, 3, 6, 9}
-    (line, *_) = s.agreement_with_paper(one)
-    assert "the paper: wrong label" in line
-    assert f"rank {one.quoted[0].rank} of 12" in line
-    assert found.quoted == ()
-
-
 @pytest.mark.parametrize("suffix", [".csv", ".md", ".json"])
 def test_written_tables_hold_every_row_safely(found, tmp_path, suffix):
     evil = s.Sentence(3, "=1+1 | *b*", "negative", "positive", 2.0, 1, 2)
@@ -114,21 +85,6 @@ def test_written_tables_hold_every_row_safely(found, tmp_path, suffix):
         assert r"\*b\*" in row
     else:
         assert s.Sentences.read(path) == odd
-
-
-def test_section_splits_the_table_once_all_texts_were_read(found, tmp_path):
-    assert s.sentences_section(tmp_path) == []
-    found.save(tmp_path / "sentences" / "planted.json")
-    plain = "\n".join(s.sentences_section(tmp_path))
-    assert "### PLANTED" in plain
-    assert all(s.escaped(row.text) in plain for row in found.top)
-    assert "looks wrong" not in plain
-    said = {str(row.index): "wrong" if row.index in PLANTED else "hard" for row in found.top}
-    (tmp_path / "sentences" / "readings.json").write_text(json.dumps({"planted": said}))
-    read = "\n".join(s.sentences_section(tmp_path))
-    wrong, hard = read.split("Labels that look right")
-    assert all((s.escaped(r.text) in wrong) == (r.index in PLANTED) for r in found.top)
-    assert all((s.escaped(r.text) in hard) == (r.index not in PLANTED) for r in found.top)
 
 
 def run(*arguments: str) -> tuple[str, BaseException | None]:
@@ -152,18 +108,3 @@ def test_command_reads_a_table_of_ones_own(tmp_path):
     assert "60 texts, 1 trainings" in said
     found = {line.split("|")[2].split()[-1] for line in out.read_text().splitlines()[2:]}
     assert found == {str(i) for i in PLANTED if i < 60}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["digits"], "has no texts"),
-        (["sst2", "-o", "table.xlsx"], "expected .csv, .md or .json"),
-        (["nowhere"], "no data set has the name"),
-    ],
-)
-def test_mistakes_of_the_sentences_command(arguments, said, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    _, error = run(*arguments)
-    assert isinstance(error, InputError)
-    assert said in str(error)
