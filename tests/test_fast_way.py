@@ -130,39 +130,6 @@ def test_terms_with_a_slope_of_their_own_are_those_of_the_definition(
         assert_alike(short, by_definition(short), batches)
 
 
-def test_a_batch_in_portions_is_the_batch_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    short = logcomp(num_samples=N, num_classes=5)
-    long = by_definition(short)
-    monkeypatch.setattr("compensate.core.fast.BLOCK", 12)  # two rows
-    assert_alike(short, long, [drawn(11, 5, torch.float32, seed) for seed in range(3)])
-    for seed in range(3):  # the drop-in call, which need not keep the compensation
-        u, y, i = drawn(11, 5, torch.float32, seed)
-        torch.testing.assert_close(short(u, y, i), long(u, y, i))
-    for name, kept in short.state_dict().items():
-        torch.testing.assert_close(kept, long.state_dict()[name], rtol=1e-4, atol=1e-5)
-
-
-def test_a_row_that_would_not_be_finite_is_not_written_by_the_fast_way() -> None:
-    criterion = logcomp(num_samples=3, num_classes=2)
-    criterion.check = "off"
-    criterion(
-        torch.tensor([[torch.nan, 0.0], [0.0, 1.0]], requires_grad=True), torch.tensor([0, 0]), torch.tensor([0, 1])
-    )
-    table = next(criterion.tables())
-    assert table.weight[0].tolist() == [0.0, 0.0]
-    assert table.weight[1, 0] > 0
-
-
-def test_a_table_that_an_optimizer_moves_gets_its_gradient() -> None:
-    table = Sample(N, 3, update="manual", penalty=L2(0.1))
-    short = Compensated(logit=table)
-    long = by_definition(short)
-    u, y, i = drawn(6, 3, torch.float32, 0)
-    for criterion in (short, long):
-        criterion(u.requires_grad_(), y, i).backward()
-    torch.testing.assert_close(table.weight.grad, next(long.tables()).weight.grad)
-
-
 def test_a_step_that_is_learned_is_differentiated() -> None:
     eta = torch.tensor(1.0, requires_grad=True)
     criterion = Compensated(logit=Where(above(0.0), Pull(lambda s: eta)))
@@ -221,33 +188,3 @@ def test_compiled_calls_are_one_graph_and_give_what_plain_calls_give(name: str) 
         for key, value in plain.state_dict().items():
             if key.endswith(kept):
                 torch.testing.assert_close(value, traced.state_dict()[key])
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch does so itself
-def test_a_criterion_that_was_told_to_compile_still_notices_what_changes() -> None:
-    plain = logcomp(num_samples=N, num_classes=5)
-    compiled, record = copy.deepcopy(plain), plain.record
-    torch.compiler.reset()
-    compiled.compile(fullgraph=True, backend="aot_eager")
-    kept = compiled.record
-    assert record is not None
-    assert kept is not None
-
-    def equal(seed: int) -> None:
-        u, y, i = drawn(8, 5, torch.float32, seed)
-        torch.testing.assert_close(compiled(u.requires_grad_(), y, i), plain(u, y, i))
-
-    equal(0)
-    for criterion in (plain, compiled):
-        next(criterion.tables()).lr = 0.5
-    equal(0)
-    equal(0)  # the row that the other step gave
-    for criterion in (plain, compiled):
-        criterion.record = None
-    equal(1)
-    torch.testing.assert_close(kept.visits, record.visits)
-    assert kept.visits.sum() == 24
-    for criterion in (plain, compiled):
-        criterion.eval()
-    equal(2)

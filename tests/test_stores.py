@@ -6,7 +6,6 @@ import copy
 import errno
 import logging
 import os
-import pickle
 import re
 
 import numpy as np
@@ -137,16 +136,6 @@ def test_memory_follows_the_rows_that_are_left():
     assert store.nbytes - pointers < 0.15 * (full - pointers)
 
 
-def test_wide_rows_and_many_samples_have_room_in_a_pointer():
-    assert len(ladder(10_000_000, 8, 4)) <= 32
-    assert ladder(1, 5, 4) == [1]
-    store = Sparse(2**26 + 5, 70_000, "float16")  # pointers of 8 bytes, columns of 4
-    keys = np.array([0, 2**26, 2**26 + 4])
-    rows = some_rows(np.random.default_rng(0), 3, 70_000, 0.001)
-    store.write(keys, rows)
-    np.testing.assert_array_equal(store.read(keys), rounded(rows, "float16"))
-
-
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 
@@ -191,30 +180,6 @@ def test_all_stores_train_alike_bit_for_bit(tmp_path, dtype, update):
         assert (runs["dense"][1] == 0).any()
 
 
-def test_a_table_of_16_bits_takes_half_and_ends_near_that_of_32():
-    tables = {dtype: Sample(60, 7, penalty=L1(0.05), store=f"sparse:{dtype}") for dtype in KINDS}
-    rows = {dtype: (trained(table), table.dense())[1] for dtype, table in tables.items()}
-    assert torch.allclose(rows["float16"], rows["float32"], atol=5e-3)
-    assert torch.allclose(rows["bfloat16"], rows["float32"], atol=5e-2)
-    assert not torch.equal(rows["float16"], rows["float32"])
-    dense = [Sample(1000, 7, penalty=L1(0.05), store=f"dense:{dtype}").nbytes for dtype in KINDS]
-    assert dense == [28_000, 14_000, 14_000]
-
-
-def test_rows_of_other_shapes_and_targets(tmp_path):
-    torch.manual_seed(0)
-    x, y, i = torch.rand(6, 2, 3), torch.randint(4, (6,)), torch.tensor([3, 1, 4, 1, 5, 9])
-    model = nn.Sequential(nn.Flatten(), nn.Linear(6, 4))
-    found = []
-    for table in tables(tmp_path, 10, 2, 3, penalty=L1(0.001), lr=0.1).values():
-        criterion = Compensated(feature=table)
-        for _ in range(3):
-            criterion.evaluate(model, x, y, i).loss.backward()
-        found.append(table.dense())
-    assert found[0].any()
-    assert all(torch.equal(other, found[0]) for other in found[1:])
-
-
 def test_an_inner_loop_keeps_its_rows_in_any_store():
     torch.manual_seed(0)
     u, y, i = torch.randn(6, 4), torch.randint(4, (6,)), torch.tensor([3, 1, 4, 2, 5, 9])
@@ -226,13 +191,6 @@ def test_an_inner_loop_keeps_its_rows_in_any_store():
         found.append(table.dense())
     assert found[0].any()
     assert torch.equal(*found)
-
-
-def test_a_row_that_is_not_finite_is_not_written():
-    table = Sample(3, 2, penalty=L1(0.1), store="sparse")
-    table.write(torch.tensor([0, 1]), torch.tensor([[1.0, 2.0], [torch.nan, 1.0]]))
-    table.write(torch.tensor([0]), torch.tensor([[torch.inf, 0.0]]))
-    assert table.dense().tolist() == [[1, 2], [0, 0], [0, 0]]
 
 
 @pytest.mark.parametrize("first", ["dense", "sparse", "mapped"])
@@ -276,25 +234,6 @@ def test_copies_go_their_own_ways(tmp_path, store):
     files = sorted(p.name for p in tmp_path.iterdir())
     del other
     assert sorted(p.name for p in tmp_path.iterdir()) == [n for n in files if "copy" not in n]
-
-
-def test_a_pickled_table_is_the_table():
-    table = Sample(20, 3, penalty=L1(0.05), store="sparse")
-    table.write(torch.tensor([2]), torch.ones(1, 3))
-    other = pickle.loads(pickle.dumps(table))
-    other.write(torch.tensor([4]), torch.ones(1, 3))
-    assert other.dense()[[2, 4]].sum() == 6
-
-
-def test_rows_follow_the_type_of_the_model():
-    criterion = logcomp(num_samples=5, num_classes=3, table="sparse").double()
-    loss = criterion(
-        torch.zeros(2, 3, dtype=torch.float64, requires_grad=True), torch.tensor([0, 1]), torch.tensor([4, 2])
-    )
-    assert loss.dtype == torch.float64
-    assert next(criterion.tables()).gather(torch.tensor([4])).dtype == torch.float64
-    meta = copy.deepcopy(criterion).to("meta")
-    assert next(meta.tables()).kept.store.filled == 2  # rows stay where they are
 
 
 def test_rows_on_their_way_arrive_before_anybody_looks():
@@ -369,11 +308,6 @@ def test_what_cannot_fit_is_refused_with_its_size_and_a_way_out():
         choose(Spec("auto"), 10_000_000, (1000,), movable=False, free=10**9)
     with pytest.raises(InputError, match=r"is free|are free"):
         Sample(10**9, 10**5, penalty=L2(0.1))
-
-
-def test_free_memory_is_what_the_system_says():
-    free = stores.free_memory()
-    assert free is None or 10**6 < free < 10**14
 
 
 @pytest.mark.parametrize(

@@ -141,35 +141,6 @@ def test_a_training_says_what_it_uses_of_a_table(tmp_path):
     assert re.match(r"base on bilstm, 1 epoch, \d+ s", lines[2])
 
 
-def test_test_rows_without_a_label_are_left_out(tmp_path):
-    path = messages(tmp_path / "m.csv", split=["test"] * 20 + ["train"] * 40)
-    lines = run("train", str(path), *BRIEF, "--out", str(tmp_path / "run")).splitlines()
-    assert "36 samples to train, 4 to validate, 18 to test, 2 without a label left out" in lines[0]
-    assert lines[1] == "test labels are those of the data's own test part"
-
-
-def test_samples_that_are_taken_as_clean_are_named_with_who_checked_them(tmp_path):
-    path = messages(tmp_path / "m.csv")
-    options = ["--method", "meta-label", "--clean", "0.1", *BRIEF]
-    plain = run("train", str(path), *options, "--out", str(tmp_path / "plain")).splitlines()
-    assert plain[1] == "4 more are taken as clean (clean=0.1): nobody has checked their labels"
-    noisy = run("train", str(path), *options, "--noise", "pair:0.3", "--out", str(tmp_path / "noisy")).splitlines()
-    assert "of their labels made wrong), " in noisy[0]
-    assert noisy[1] == "4 more are taken as clean (clean=0.1): no noise is injected into them"
-    assert noisy[2] == "no noise is injected into test labels"
-
-
-@pytest.mark.parametrize(
-    "command", [["compare", "--methods", "base", "--seeds", "1"], ["tune", "--method", "gce", "--trials", "1"]]
-)
-def test_compare_and_tune_say_what_they_use_of_a_table(tmp_path, command):
-    path = messages(tmp_path / "m.csv")
-    name, *options = command
-    said = run(name, str(path), *options, *BRIEF, "--workers", "1", "--out", str(tmp_path / "out")).splitlines()
-    assert 'label column "topic" (3 classes), 40 samples to train' in said[0]
-    assert said[1] == "test labels are those of the data, wrong ones included"
-
-
 def test_a_table_of_ones_own(tmp_path):
 
     rng = np.random.default_rng(0)
@@ -249,21 +220,6 @@ def test_a_training_lists_the_labels_that_look_wrong_by_their_row_of_the_file(tm
     )
 
 
-@pytest.mark.parametrize("rare", [0.5, 0.1])
-def test_a_model_that_knows_nothing_lists_no_suspects(rare, tmp_path):
-    """It contradicts half of the labels, or all of the rare class, and says so; the same data trained for longer have a list."""
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(300, 3))
-    kind = np.where(x[:, 0] > np.quantile(x[:, 0], 1 - rare), "yes", "no")
-    pd.DataFrame(x, columns=["a", "b", "c"]).assign(kind=kind).to_csv(tmp_path / "own.csv", index=False)
-    command = ["train", str(tmp_path / "own.csv"), "--label", "kind", "--method", "logcomp", "--quiet"]
-    *_, said = run(*command, "--epochs", "1", "--lr", "1e-9", "--out", str(tmp_path / "begun")).splitlines()
-    assert re.search(r"no list of suspects: .*contradicts \d+ of \d+ labels.*more epochs", said)
-    assert not (tmp_path / "begun" / "suspects.csv").exists()
-    run(*command, "--epochs", "20", "--out", str(tmp_path / "trained"))
-    assert (tmp_path / "trained" / "suspects.csv").exists()
-
-
 def test_one_epoch_at_chance_lists_no_suspects(tmp_path):
     command = ["train", "digits", "--method", "logcomp", "--noise", "pair:0.2", "--limit", "450", "--quiet"]
     assert "no list of suspects" in run(*command, "--epochs", "1", "--out", str(tmp_path / "one"))
@@ -328,8 +284,3 @@ def test_tune_prints_the_command_to_use(tmp_path):
     assert len(json.loads((tmp_path / "tuning.json").read_text())["trials"]) == 2
     run(*command, "--trials", "3")
     assert len(json.loads((tmp_path / "tuning.json").read_text())["trials"]) == 3
-
-
-@pytest.mark.parametrize("command", ["train", "compare", "tune"])
-def test_help_opens_with_an_example(command):
-    assert f"compensate {command} digits" in run(command, "--help").split("Options")[0]

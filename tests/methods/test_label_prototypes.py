@@ -39,14 +39,6 @@ def test_prototypes_are_chosen_as_by_loops(m, limit):
     assert choose_prototypes(z, 4, 0.4, limit).tolist() == naive_choice(z, 4, 0.4, limit)
 
 
-def test_prototypes_are_typical_and_unlike_each_other():
-    a, b = torch.tensor([1.0, 0.05, 0]), torch.tensor([0.05, 1.0, 0])
-    crowd = torch.cat([a + 0.02 * torch.randn(20, 3), b + 0.02 * torch.randn(12, 3), -torch.ones(1, 3)])
-    first, second = choose_prototypes(crowd, 2).tolist()
-    assert first < 20
-    assert 20 <= second < 32, "the second prototype comes from the other crowd, and the stray point is none"
-
-
 def test_labels_follow_the_prototypes_of_the_previous_epoch(tiny):
     n = 24
     x, y = torch.randn(n, 4).double(), torch.arange(n) % 3
@@ -72,38 +64,6 @@ def test_labels_follow_the_prototypes_of_the_previous_epoch(tiny):
         prototypes = [g[choose_prototypes(g, 2)] for g in groups]
         for ours, theirs in zip(statistic.prototypes, prototypes, strict=True):
             assert torch.allclose(ours, F.normalize(theirs, dim=-1), atol=1e-6)
-
-
-def test_start_holds_labels_back(tiny, batch):
-    x, y, i = batch
-    criterion = deep_self_learning(num_samples=9, num_classes=3, feature_dim=6, start=2).double()
-    for epoch in range(3):
-        s = criterion.evaluate(tiny, x, y, i)
-        changed = bool((s.dy != 0).any())
-        assert not changed or epoch >= 2
-        criterion.end_epoch()
-
-
-def test_wrong_labels_move_and_right_ones_stay():
-    """Features in two clear clusters; one label of each is wrong."""
-    angle = torch.cat([0.2 * torch.rand(10), 2 + 0.2 * torch.rand(10)])
-    x, true = torch.stack([angle.cos(), angle.sin()], 1), torch.arange(20) // 10
-    y = true.clone()
-    y[3], y[15] = 1, 0
-
-    class Fixed(torch.nn.Linear):
-        def features(self, x):
-            return x
-
-        def head(self, z):
-            return self(z)
-
-    criterion = deep_self_learning(num_samples=20, num_classes=2, feature_dim=2, alpha=1.0, start=1, count=3)
-    model, i = Fixed(2, 2), torch.arange(20)
-    criterion.evaluate(model, x, y, i)
-    criterion.end_epoch()
-    s = criterion.evaluate(model, x, y, i)
-    assert torch.equal((s.y + s.dy).argmax(-1), true)
 
 
 def test_memory_is_bounded_by_the_samples_it_keeps():

@@ -119,15 +119,6 @@ def test_meta_steps_lower_the_loss_on_clean_data_and_rows_of_unseen_samples_foll
     assert s.du.abs().max() <= 5.0
 
 
-def test_permuting_the_classes_permutes_the_rows():
-    u, y = torch.randn(6, 4).double(), torch.tensor([0, 1, 1, 3, 0, 1])
-    criterion, order = moved(causal_logit().double()), torch.tensor([2, 0, 3, 1])
-    s = criterion.evaluate(nn.Identity(), u, y)
-    other = criterion.evaluate(nn.Identity(), u[:, order], order.argsort()[y])
-    assert s.du.abs().max() > 0.01
-    torch.testing.assert_close(other.du, s.du[:, order])
-
-
 def test_a_bound_must_be_positive():
     with pytest.raises(InputError, match="bound"):
         causal_logit(bound=0)

@@ -90,14 +90,6 @@ def test_a_single_class(name):
         criterion.end_epoch()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", METHODS)
-def test_ten_thousand_classes(name):
-    criterion, model = build(name, 10_000)
-    x, y = torch.randn(3, 4), torch.tensor([0, 9_999, 17])
-    assert_finite(criterion, *step(criterion, model, x, y, torch.arange(3)))
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_an_empty_batch_is_no_accident(name):
     """As torch has it, the mean over nothing is NaN and its sum is zero; nothing else may happen."""
@@ -132,10 +124,6 @@ DROP_IN = [
     for name, row in METHODS.items()
     if not row.needs & {"model", "features", "clean", "teacher", "group"} and name not in COSINES
 ]
-
-
-def test_most_methods_are_drop_in():
-    assert len(DROP_IN) >= 20
 
 
 @pytest.mark.parametrize("name", DROP_IN)
