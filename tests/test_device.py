@@ -12,7 +12,7 @@ import torch
 from benchmarks.operations import operations
 from compensate import METHODS, Compensated
 from compensate.core.validation import as_on_a_device
-from compensate.methods import logcomp, mixcomp
+from compensate.methods import logcomp, mixcomp, sop
 from compensate.terms import Evidence
 from tiny import TinyNet
 
@@ -127,3 +127,17 @@ def test_what_waits_is_a_copy() -> None:
     criterion(u, y, i)
     u.zero_(), y.fill_(1), i.fill_(3)
     assert criterion.record.total_margin.tolist() == [3.0, -3.0, 0.0, 0.0]
+
+
+def test_second_derivatives_of_renormalized_predictions() -> None:
+    torch.manual_seed(0)
+    criterion = sop(num_samples=5, num_classes=3, spread=0.4).double()
+    kept = {name: value.clone() for name, value in criterion.state_dict().items()}
+
+    def loss(u: torch.Tensor) -> torch.Tensor:
+        criterion.load_state_dict(kept)
+        return criterion(u, torch.tensor([0, 1, 2, 1, 0]), torch.arange(5))
+
+    u = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(loss, u)
+    assert torch.autograd.gradgradcheck(loss, u)

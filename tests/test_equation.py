@@ -131,6 +131,12 @@ def test_compensated_labels_are_distributions(b, c, scale, seed):
     assert (y >= 0).all()
 
 
+def test_several_guesses_together_stay_on_the_simplex():
+    """Each alone would; their sum goes past the corner and is projected."""
+    loss = Compensated(label=(Toward(uniform, 0.8), Toward(uniform, 0.8)))(U, Y)
+    assert loss >= 0
+
+
 def test_half_precision_predictions_stay_finite():
     u = torch.tensor([[20.0, -10.0, 0.0]], dtype=torch.float16, requires_grad=True)
     loss = Compensated(prediction=lambda s: 0 * s.u.detach())(u, Y)

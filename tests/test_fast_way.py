@@ -188,3 +188,33 @@ def test_compiled_calls_are_one_graph_and_give_what_plain_calls_give(name: str) 
         for key, value in plain.state_dict().items():
             if key.endswith(kept):
                 torch.testing.assert_close(value, traced.state_dict()[key])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch does so itself
+def test_a_criterion_that_was_told_to_compile_still_notices_what_changes() -> None:
+    plain = logcomp(num_samples=N, num_classes=5)
+    compiled, record = copy.deepcopy(plain), plain.record
+    torch.compiler.reset()
+    compiled.compile(fullgraph=True, backend="aot_eager")
+    kept = compiled.record
+    assert record is not None
+    assert kept is not None
+
+    def equal(seed: int) -> None:
+        u, y, i = drawn(8, 5, torch.float32, seed)
+        torch.testing.assert_close(compiled(u.requires_grad_(), y, i), plain(u, y, i))
+
+    equal(0)
+    for criterion in (plain, compiled):
+        next(criterion.tables()).lr = 0.5
+    equal(0)
+    equal(0)  # the row that the other step gave
+    for criterion in (plain, compiled):
+        criterion.record = None
+    equal(1)
+    torch.testing.assert_close(kept.visits, record.visits)
+    assert kept.visits.sum() == 24
+    for criterion in (plain, compiled):
+        criterion.eval()
+    equal(2)

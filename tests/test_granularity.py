@@ -234,6 +234,13 @@ def test_logits_of_another_precision_move_shared_rows(dtype):
     assert table.weight.any()
 
 
+def test_one_number_per_sample_is_added_to_all_classes():
+    table = Sample(4, 1, penalty=L1(0.0))
+    loss = Compensated(logit=table)(torch.randn(2, 3), torch.tensor([0, 1]), torch.tensor([1, 3]))
+    assert loss.isfinite()
+    assert table.weight.abs().max() < 1e-6, "a shift common to all classes changes no softmax"
+
+
 def test_second_derivatives_are_those_of_cross_entropy():
     """A gradient penalty differentiates twice; the short way must not be silently wrong there."""
     model, x, y = nn.Linear(4, 3), torch.randn(5, 4, requires_grad=True), torch.randint(3, (5,))

@@ -255,3 +255,20 @@ def test_second_derivatives_are_right_on_places():
     u = torch.randn(2, 3, 2, dtype=torch.double, requires_grad=True)
     assert torch.autograd.gradcheck(lambda u: criterion(u, y), (u,))
     assert torch.autograd.gradgradcheck(lambda u: criterion(u, y), (u,))
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # what torch says of itself
+def test_a_compiled_call_on_places_is_the_plain_one():
+    u, y, i = torch.randn(B, C, *PLACES), batch()[1], torch.arange(B)
+    found = []
+    for compiled in (False, True):
+        criterion = methods.logcomp(num_samples=B, num_classes=C)
+        criterion.check = "off"
+        call = torch.compile(criterion, backend="eager", fullgraph=True) if compiled else criterion
+        for _ in range(2):
+            given = u.clone().requires_grad_()
+            loss = call(given, y, i)
+            loss.backward()
+        found.append((loss.detach(), given.grad, next(criterion.tables()).dense()))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)

@@ -226,6 +226,19 @@ def test_gradients_are_right(name, given):
     assert torch.autograd.gradcheck(loss, (u.clone().requires_grad_(),))
 
 
+def test_places_may_have_several_labels_too(given):
+    torch.manual_seed(0)
+    u, y = torch.randn(2, 3, 5), torch.randint(2, (2, 3, 5))
+    criterion = methods.logcomp(num_samples=2, num_classes=3, lam=0.05, base="bce")
+    torch.testing.assert_close(
+        criterion(u.clone().requires_grad_(), y, torch.arange(2)), F.binary_cross_entropy_with_logits(u, y.float())
+    )
+    slope = (u.sigmoid() - y).mean(-1)  # over the places of a sample
+    step = -slope.sign() * (slope.abs() - 0.05).clamp(min=0)
+    torch.testing.assert_close(next(criterion.tables()).dense().reshape(2, 3), step)
+    assert criterion.suspects().label.tolist() != [0] * 6
+
+
 # --- what is kept ---------------------------------------------------------------------------------------------------
 
 

@@ -180,6 +180,30 @@ def test_all_stores_train_alike_bit_for_bit(tmp_path, dtype, update):
         assert (runs["dense"][1] == 0).any()
 
 
+def test_a_table_of_16_bits_takes_half_and_ends_near_that_of_32():
+    tables = {dtype: Sample(60, 7, penalty=L1(0.05), store=f"sparse:{dtype}") for dtype in KINDS}
+    rows = {dtype: (trained(table), table.dense())[1] for dtype, table in tables.items()}
+    assert torch.allclose(rows["float16"], rows["float32"], atol=5e-3)
+    assert torch.allclose(rows["bfloat16"], rows["float32"], atol=5e-2)
+    assert not torch.equal(rows["float16"], rows["float32"])
+    dense = [Sample(1000, 7, penalty=L1(0.05), store=f"dense:{dtype}").nbytes for dtype in KINDS]
+    assert dense == [28_000, 14_000, 14_000]
+
+
+def test_rows_of_other_shapes_and_targets(tmp_path):
+    torch.manual_seed(0)
+    x, y, i = torch.rand(6, 2, 3), torch.randint(4, (6,)), torch.tensor([3, 1, 4, 1, 5, 9])
+    model = nn.Sequential(nn.Flatten(), nn.Linear(6, 4))
+    found = []
+    for table in tables(tmp_path, 10, 2, 3, penalty=L1(0.001), lr=0.1).values():
+        criterion = Compensated(feature=table)
+        for _ in range(3):
+            criterion.evaluate(model, x, y, i).loss.backward()
+        found.append(table.dense())
+    assert found[0].any()
+    assert all(torch.equal(other, found[0]) for other in found[1:])
+
+
 def test_an_inner_loop_keeps_its_rows_in_any_store():
     torch.manual_seed(0)
     u, y, i = torch.randn(6, 4), torch.randint(4, (6,)), torch.tensor([3, 1, 4, 2, 5, 9])

@@ -12,7 +12,7 @@ from sklearn.metrics import average_precision_score
 from compensate.auditing.api import audit, audit_probabilities
 from compensate.auditing.decisions import Correction, write_corrections
 from compensate.auditing.result import Audit
-from compensate.data import Dataset, digits, noise
+from compensate.data import Dataset, noise
 from compensate.errors import InputError
 
 
@@ -40,25 +40,6 @@ def test_wrong_labels_are_found_and_corrected(found):
     assert (found.suggested == true)[wrong].mean() > 0.95
     assert found.noise_rate.low <= wrong.mean() <= found.noise_rate.high
     np.testing.assert_array_equal(found.given, given)
-
-
-def test_suspects_are_sorted_and_complete(found):
-    frame = found.suspects
-    assert list(frame.columns) == [
-        "index", "given", "suggested", "score", "p_error", "flagged", "margin", "loss",
-    ]  # fmt: skip
-    assert sorted(frame["index"]) == list(range(600))
-    assert (np.diff(frame["score"]) <= 0).all()
-    assert (frame["given"] != frame["suggested"]).all()
-    np.testing.assert_array_equal(frame["flagged"], frame["p_error"] >= found.threshold)
-    assert len(found.flagged) == found.mask.sum()
-    assert "flagged" in repr(found)
-
-
-def test_the_confusion_sums_to_the_rows(found):
-    np.testing.assert_allclose(found.confusion.to_numpy().sum(1), np.bincount(found.given))
-    off = found.confusion.to_numpy()[~np.eye(3, dtype=bool)].sum()
-    assert off == pytest.approx(found.noise_rate.value * 600, rel=1e-6)
 
 
 def test_the_same_seed_gives_the_same_audit():
@@ -101,20 +82,6 @@ def test_cleanlab_reads_it(found):
     score = rank.get_label_quality_scores(form["labels"], form["pred_probs"])
     _, _, _, wrong = blobs()
     assert score[wrong].mean() < 0.5 < score[~wrong].mean()
-
-
-def test_the_page_is_written(found, tmp_path):
-    text = found.report(tmp_path / "report.html").read_text("utf-8")
-    assert text.startswith("<!doctype html>")
-
-
-def test_images_are_audited():
-    data = digits()
-    flipped = noise.symmetric(data.target, 10, 0.2, seed=1)
-    found = audit(data.relabel(flipped.labels), encoder="none", seed=1)
-    assert found.kind == "image"
-    assert flipped.changed[found.mask].mean() > 0.85
-    assert found.mask[flipped.changed].mean() > 0.6
 
 
 def test_texts_are_audited():
@@ -232,14 +199,6 @@ def test_a_misspelt_argument_is_named():
             audit(data, given, epoch=3)
     with pytest.raises(InputError, match="text is an option for files and data frames; the data is a ndarray"):
         audit(x, given, text="a")
-
-
-def test_options_of_a_reader_reach_it(tmp_path):
-    x, given, _, _ = blobs(60)
-    frame = pd.DataFrame(x, columns=list("abcdefgh")).assign(label=given)
-    frame.to_csv(tmp_path / "d.csv", index=False)
-    found = audit(tmp_path / "d.csv", task="classification", ignore=["a", "b"])
-    assert found.data.x.shape[1] == 6
 
 
 def test_columns_of_a_data_frame_may_be_numbers():

@@ -17,9 +17,7 @@ from compensate.auditing.api import audit
 from compensate.auditing.decisions import apply_corrections, read_corrections, write_corrections
 from compensate.auditing.exchange import label_studio_config
 from compensate.auditing.result import Audit
-from compensate.auditing.store import write_run
 from compensate.cli import app
-from compensate.cli.export import reopen
 from compensate.data import read_frame
 from compensate.errors import InputError
 
@@ -54,19 +52,6 @@ def run(*args: Any) -> str:
 # --- Label Studio ---------------------------------------------------------------------------------------------
 
 
-def test_a_task_of_label_studio_has_a_prediction_and_the_given_label(found: Audit) -> None:
-    tasks = found.to_label_studio()
-    assert len(tasks) == found.mask.sum() >= len(WRONG)
-    assert len(found.to_label_studio(everything=True)) == len(found)
-    first = tasks[0]
-    row = first["data"]["row"]
-    assert first["data"]["text"] == read_frame(found.config["source"])["review"][row]
-    assert first["predictions"][0]["score"] == min(t["predictions"][0]["score"] for t in tasks)
-    assert first["predictions"][0]["result"][0]["value"]["choices"] == [found.flagged["suggested"].iloc[0]]
-    assert first["annotations"][0]["result"][0]["value"]["choices"] == [first["data"]["given"]]
-    json.dumps(tasks)
-
-
 def test_tasks_fit_the_schema_of_label_studio(found: Audit) -> None:
     """Keys and types as https://labelstud.io/guide/tasks and /guide/predictions describe them."""
     from xml.etree import ElementTree
@@ -83,16 +68,6 @@ def test_tasks_fit_the_schema_of_label_studio(found: Audit) -> None:
             assert result["to_name"] == shown.get("name")
             assert result["type"] == "choices"
             assert result["value"]["choices"][0] in choices
-
-
-def test_tasks_are_accepted_by_the_client_of_label_studio(found: Audit) -> None:
-    sdk = pytest.importorskip("label_studio_sdk.label_interface", reason="label-studio-sdk is not installed")
-    interface = sdk.LabelInterface(label_studio_config(found))
-    interface.validate()
-    for task in found.to_label_studio():
-        assert interface.validate_task({"data": task["data"]})
-        assert all(interface.validate_annotation(annotation) for annotation in task["annotations"])
-        assert [interface.validate_prediction(p, return_errors=True) for p in task["predictions"]] == [[]]
 
 
 def decided_in_label_studio(
@@ -304,18 +279,6 @@ def test_samples_of_fiftyone_name_their_files(tmp_path: Path) -> None:
     assert "<Image" in label_studio_config(found)
 
 
-def test_fiftyone_is_for_files_of_images(found: Audit) -> None:
-    with pytest.raises(InputError, match="FiftyOne shows image files"):
-        found.to_fiftyone()
-
-
-def test_a_frame_has_the_rows_and_what_was_found(found: Audit) -> None:
-    frame = found.to_frame()
-    assert list(frame.columns) == ["review", "label", "suggested", "p_error", "flagged"]
-    assert frame["label"].tolist() == read_frame(found.config["source"])["label"].tolist()
-    assert frame.index[frame["flagged"]].tolist() == sorted(found.flagged["index"])
-
-
 def test_a_data_set_keeps_the_names_of_the_classes(found: Audit) -> None:
     datasets = pytest.importorskip("datasets")
     made = found.to_dataset()
@@ -366,16 +329,6 @@ def test_a_run_is_exported_and_its_decisions_applied(tmp_path: Path, monkeypatch
 
 def error_of(*args: str) -> BaseException | None:
     return CliRunner().invoke(app, list(args)).exception
-
-
-def test_a_run_whose_source_has_changed_is_not_exported(found: Audit, tmp_path: Path) -> None:
-    write_run(found, tmp_path / "run")
-    again = reopen(tmp_path / "run")
-    assert again.to_label_studio() == found.to_label_studio()
-    source = Path(found.config["source"])
-    source.write_text(source.read_text().replace("number 7", "number 77"))
-    with pytest.raises(InputError, match="has changed since it was audited"):
-        reopen(tmp_path / "run")
 
 
 @pytest.mark.parametrize(

@@ -36,15 +36,6 @@ def test_cross_entropy_is_scikit_learns_logistic_regression_in_each_fold(monkeyp
         np.testing.assert_allclose(found[held], model.predict_proba(z[held]), atol=1e-3)
 
 
-def test_a_fit_of_usual_precision_is_near_the_optimum(monkeypatch):
-    x, y = classified()
-    fitted = LinearFolds(x, assign_folds(y), 5, 3)
-    usual = np.exp(fitted.held_out(fitted.fit(compensated(y, 0.5), 1e-3)))
-    monkeypatch.setattr(linear, "PRECISION", 1e-9)
-    exact = np.exp(fitted.held_out(fitted.fit(compensated(y, 0.5), 1e-3)))
-    assert np.abs(usual - exact).max() < 0.02
-
-
 def explicit(u: np.ndarray, label: int, lam: float) -> float:
     """The least of the cross entropy of u + v plus the penalty of v, with v split into two positive parts."""
     size = len(u)

@@ -12,7 +12,6 @@ from compensate.auditing.api import audit
 from compensate.auditing.decisions import Correction, apply_corrections
 from compensate.auditing.labels.regions import (
     JOINED,
-    cell_features,
     joined_with_neighbors,
     pixels_of,
     read_mask,
@@ -70,11 +69,6 @@ def test_runs_name_pixels_and_back() -> None:
     assert (pixels_of(runs_in(inside), inside.shape) == inside).all()
     with pytest.raises(InputError, match="of another mask"):
         pixels_of("60+9", (7, 9))
-
-
-def test_features_of_a_cell_are_finite_for_any_size() -> None:
-    assert np.isfinite(cell_features(np.zeros((5, 7, 3), np.float32), 2)).all()
-    assert len(cell_features(np.zeros((5, 7, 3), np.float32), 2)) == 12
 
 
 def test_a_palette_stays(folder: Path, tmp_path: Path) -> None:

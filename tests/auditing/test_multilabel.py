@@ -6,18 +6,11 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
-from typer.testing import CliRunner
 
 from compensate.auditing.api import audit
 from compensate.auditing.decisions import Correction, apply_corrections, read_corrections, write_corrections
-from compensate.auditing.exchange import TOOLS
 from compensate.auditing.labels.sets import label_sets, labels_in, predict_labels
-from compensate.auditing.page import contents
-from compensate.auditing.result import Audit
-from compensate.auditing.source import read
-from compensate.cli import app
 from compensate.errors import InputError
 
 WORDS = {
@@ -77,31 +70,6 @@ def written(folder: Path, form: str) -> Path:
     return path
 
 
-OPTIONS = {"columns": {"labels_columns": ",".join(NAMES)}, "json columns": {"labels_columns": list(NAMES)}}
-
-
-@pytest.mark.parametrize("form", ["joined", "columns", "list", "json columns"])
-def test_a_file_of_any_form_is_audited_and_its_corrections_change_the_flagged_labels_alone(
-    tmp_path: Path, form: str
-) -> None:
-    path = written(tmp_path, form)
-    found = audit(path, encoder="none", **OPTIONS.get(form, {}))
-    assert len(found) == GIVEN.size
-    changed = np.zeros_like(WRONG)
-    for suspect in found.flagged.itertuples():
-        changed[suspect.index, NAMES.index(str(suspect.label))] = True
-    assert WRONG[changed].all()
-    assert changed.sum() >= 0.6 * WRONG.sum()
-    out = tmp_path / f"fixed{path.suffix}"
-    done = found.apply(found.accepted(found.threshold), out)
-    assert done.changed == int(changed.sum())
-    assert (read(out, None, None, OPTIONS.get(form, {})).parts.given == (GIVEN ^ changed)).all()
-    before, after = path.read_bytes().split(b"\n"), out.read_bytes().split(b"\n")
-    first = 0 if path.suffix == ".jsonl" else 1
-    lines = [n - first for n, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
-    assert lines == np.flatnonzero(changed.any(1)).tolist()
-
-
 def test_corrections_and_back_leave_every_byte_as_it_was(tmp_path: Path) -> None:
     for form in ("joined", "columns", "list"):
         path = written(tmp_path, form)
@@ -115,12 +83,6 @@ def test_corrections_and_back_leave_every_byte_as_it_was(tmp_path: Path) -> None
         same = path.read_bytes() == back.read_bytes()
         assert there.read_bytes() != path.read_bytes()
         assert same or sorted(path.read_text()) == sorted(back.read_text())  # a label goes back to the end of its list
-
-
-def test_columns_of_zero_and_one_are_found_where_no_column_is_called_a_label(tmp_path: Path) -> None:
-    found = read(written(tmp_path, "columns"), None, None, {}).parts
-    assert found.names == NAMES
-    assert found.form == "column"
 
 
 def test_an_empty_cell_of_joined_labels_is_a_row_without_labels_and_of_a_column_is_not_judged(tmp_path: Path) -> None:
@@ -161,14 +123,6 @@ def test_other_labels_of_a_row_tell_of_a_label_that_the_text_does_not_name() -> 
     assert max(weights, key=weights.__getitem__).startswith("other labels")
 
 
-def test_the_run_folder_keeps_the_parts(tmp_path: Path) -> None:
-    found = audit(written(tmp_path, "joined"), encoder="none")
-    again = Audit.load(found.save(tmp_path / "run"))
-    assert again.parts == found.parts
-    assert (again.sample == found.sample).all()
-    assert again.suspects.equals(found.suspects)
-
-
 def test_corrections_of_parts_are_written_and_read_as_they_are(tmp_path: Path) -> None:
     made = (
         Correction(3, "absent", "accept", "present", part="label 1 =cmd()"),
@@ -177,35 +131,6 @@ def test_corrections_of_parts_are_written_and_read_as_they_are(tmp_path: Path) -
     write_corrections(tmp_path / "c.csv", made)
     assert read_corrections(tmp_path / "c.csv") == made
     assert "part" not in (tmp_path / "c.csv").read_text().split("\n")[1]
-
-
-def test_the_command_audits_and_applies(tmp_path: Path) -> None:
-    path = written(tmp_path, "joined")
-    run = CliRunner()
-    done = run.invoke(app, ["audit", str(path), "--encoder", "none", "--out", str(tmp_path / "run")])
-    assert done.exit_code == 0, done.output
-    assert "3 labels" in done.output
-    assert "label: given → suggested" in done.output
-    suspects = pd.read_csv(tmp_path / "run" / "suspects.csv")
-    assert list(suspects.columns[:5]) == ["index", "label", "given", "suggested", "score"]
-    page = (tmp_path / "run" / "report.html").read_text()
-    assert '"chips"' in page
-    shown = contents.page_of(Audit.load(tmp_path / "run" / "audit"))
-    flags = suspects[suspects["flagged"]].groupby("label").size()
-    assert {c.label: c.flagged for c in shown.per_class if c.flagged} == flags.to_dict()
-    assert [c.rows for c in shown.per_class] == [ROWS] * 3
-    fixed = tmp_path / "fixed.csv"
-    done = run.invoke(app, ["apply", str(path), str(tmp_path / "run"), "--accept", "0.6", "-o", str(fixed)])
-    assert done.exit_code == 0, done.output
-    changed = read(fixed, None, None, {}).parts.given != GIVEN
-    assert changed.sum() == (suspects["p_error"] >= 0.6).sum() > 0
-    for tool in TOOLS:
-        done = run.invoke(app, ["export", str(tmp_path / "run"), "--to", tool, "-o", str(tmp_path / "out")])
-        assert isinstance(done.exception, InputError)
-        assert "several labels a sample" in str(done.exception)
-    done = run.invoke(app, ["check", str(path), "--against", str(tmp_path / "run")])
-    assert isinstance(done.exception, InputError)
-    assert "several labels a sample" in str(done.exception)
 
 
 @pytest.mark.parametrize(
@@ -246,11 +171,6 @@ def test_malformed_label_sets_are_refused_with_what_to_do(
     (tmp_path / "t.csv").write_text(content)
     with pytest.raises(InputError, match=said):
         audit(tmp_path / "t.csv", encoder="none", **options)
-
-
-def test_values_beside_zero_and_one_are_no_label_sets() -> None:
-    with pytest.raises(InputError, match="other values than 0 and 1"):
-        audit(np.zeros((30, 2)), np.full((30, 3), 2))
 
 
 def test_an_export_of_whole_rows_is_refused() -> None:

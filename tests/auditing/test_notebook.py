@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import math
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-import compensate
 from compensate.auditing.api import audit
 from compensate.markup import escape
-from compensate.training.comparison import Comparison, Row
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "audit.ipynb"
 
@@ -77,34 +74,6 @@ def test_images_are_shown_small_and_embedded() -> None:
     sources = [value for name, value in tags.attributes if name == "src"]
     assert len(sources) == 10
     assert all(str(source).startswith("data:image/png;base64,") for source in sources)
-
-
-def test_quantities_have_no_matrix() -> None:
-    x = np.random.default_rng(0).normal(size=(60, 3))
-    tags = Tags(audit(x, 2 * x[:, 0] + 0.1)._repr_html_())
-    assert tags.names.count("table") == 1
-    assert "of values look wrong" in tags.said
-
-
-def test_a_criterion_shows_its_equation() -> None:
-    criterion = compensate.methods.logcomp(num_samples=10, num_classes=3)
-    tags = Tags(criterion._repr_html_())
-    assert tags.said == repr(criterion)
-    assert tags.names == ["pre", "b"]
-
-
-def test_a_comparison_is_a_table() -> None:
-    rows = Comparison(
-        [
-            Row("<base>", 2, (0.9, 0.01), (0.92, 0.01), None),
-            Row("logcomp", 1, (0.95, math.nan), (0.95, math.nan), (0.05, math.nan, math.nan)),
-        ]
-    )
-    tags = Tags(rows._repr_html_())
-    assert "<base>" in tags.said
-    assert "90.0% ± 1.0%" in tags.said
-    assert "+5.0" in tags.said
-    assert len(rows) == 2
 
 
 @pytest.mark.parametrize(

@@ -42,31 +42,6 @@ def test_a_class_that_is_unreliable_is_named() -> None:
     assert found == Unreliable(("class 3",), worst=True, wrong=True)
 
 
-def test_an_open_interval_allows_no_claim_about_errors() -> None:
-    counts = drawn(np.random.default_rng(0), 2, 2000, np.array([0.4, 0.2]))
-    assert unreliable(counts, SHARP).wrong
-    assert unreliable(counts, OPEN) == Unreliable(("class 0",), worst=True, wrong=False)
-
-
-def test_more_flags_without_more_expected_errors_are_no_unreliable_class() -> None:
-    counts = [ClassCount("hard", 1000, 200, 55.0), ClassCount("easy", 1000, 60, 50.0)]
-    assert unreliable(counts, SHARP) == Unreliable(("hard",), worst=True, wrong=False)
-
-
-def test_a_small_class_with_one_flag_says_nothing() -> None:
-    counts = [ClassCount("rare", 3, 1), *(ClassCount(f"class {c}", 400, 16) for c in range(9))]
-    assert unreliable(counts, SHARP) == Unreliable()
-
-
-def test_classes_without_rows_and_single_classes_are_passed_over() -> None:
-    assert unreliable([], SHARP) == unreliable([ClassCount("a", 0, 0), ClassCount("b", 9, 9)], SHARP) == Unreliable()
-
-
-def test_the_worst_of_two_bad_classes_is_not_singled_out() -> None:
-    counts = [ClassCount("a", 500, 80), ClassCount("b", 500, 78), *(ClassCount(f"{c}", 500, 15) for c in range(8))]
-    assert unreliable(counts, SHARP) == Unreliable(("a", "b"), worst=False, wrong=True)
-
-
 def test_one_direction_is_more_frequent_only_beyond_chance() -> None:
     rng = np.random.default_rng(0)
     forward = rng.binomial(60, 0.5, 1000)

@@ -15,16 +15,13 @@ import pytest
 from PIL import Image
 
 from compensate.auditing.page import (
-    ClassPair,
     Content,
     Estimate,
     Example,
-    Histogram,
     Item,
     Page,
     render_page,
     thumbnail,
-    write_page,
 )
 from compensate.auditing.page.payload import TEXT_LIMITS, image_type, payload, to_json
 from compensate.auditing.page.write import SCRIPTS, STYLES
@@ -97,12 +94,6 @@ def test_only_our_own_script_and_style_may_run() -> None:
     assert "http" not in policy
 
 
-def test_the_page_needs_no_other_file() -> None:
-    for tag, attributes, _ in Elements(render_page(page())).found:
-        assert not {"src", "srcset", "action"} & attributes.keys(), tag
-        assert (attributes.get("href") or "#").startswith("#")
-
-
 def test_every_asset_is_used_and_none_writes_markup() -> None:
     folder = Path(__file__).parents[2] / "src/compensate/auditing/page/assets"
     assert {path.name for path in folder.iterdir()} == {*STYLES, *SCRIPTS, "page.html"}
@@ -113,10 +104,6 @@ def test_every_asset_is_used_and_none_writes_markup() -> None:
         ), name
     asking = [name for name in SCRIPTS if "fetch(" in (folder / name).read_text()]
     assert asking == ["sync.js"], "and that only where the page is served"
-
-
-def test_the_key_follows_the_content() -> None:
-    assert payload(page("a"))["key"] == payload(page("a"))["key"] != payload(page("b"))["key"]
 
 
 def test_labels_are_stored_once_and_texts_are_cut() -> None:
@@ -139,29 +126,6 @@ def test_only_images_are_shown_as_images() -> None:
     assert all("missing" in c for c in contents[4:])
 
 
-def test_numbers_that_json_cannot_hold_are_left_out() -> None:
-    item = Item(0, "x", "y", float("nan"), 0.5, True)
-    nan = float("nan")
-    found = payload(page(items=(item,), noise_rate=Estimate(nan, nan, nan)))
-    assert found["items"]["score"] == [None]
-    assert found["noise"] == [None, None, None]
-
-
-def test_the_page_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
-    path = write_page(page(), tmp_path / "new" / "report.html")
-    before = path.read_bytes()
-    with pytest.raises(TypeError):
-        write_page(page(command=object()), path)
-    assert path.read_bytes() == before
-    assert [p.name for p in path.parent.iterdir()] == ["report.html"]
-
-
-def test_pairs_are_counted_unless_given() -> None:
-    items = tuple(Item(i, "x" if i < 3 else "y", "z", 1.0, 0.5, i != 0) for i in range(5))
-    assert page(items=items).pairs == (ClassPair("x", "z", 2), ClassPair("y", "z", 2))
-    assert page(items=items, confusion=(ClassPair("a", "b", 1), ClassPair("b", "a", 4))).pairs[0].count == 4
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -175,11 +139,6 @@ def test_pairs_are_counted_unless_given() -> None:
 def test_a_page_that_cannot_be_shown_is_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         page(**changes)
-
-
-def test_a_histogram_needs_one_edge_more_than_counts() -> None:
-    with pytest.raises(InputError, match="3 edges, 3 counts"):
-        Histogram((0.0, 1.0, 2.0), (1, 2, 3))
 
 
 @pytest.mark.parametrize(

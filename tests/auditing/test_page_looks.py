@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
-from review_pages import png, texts_page
+from review_pages import png
 
 from compensate.auditing.page import (
     ClassCount,
-    ClassPair,
     Content,
     Curve,
     Estimate,
@@ -91,28 +89,6 @@ def test_a_phone_needs_no_sideways_scrolling(open_page: Callable[..., Any], kind
     assert tab.evaluate("() => { const d = document.querySelector('dialog'); return d.scrollWidth <= d.clientWidth }")
 
 
-@pytest.mark.parametrize("size", [10, 15, 100, 300])
-def test_many_classes_fit_on_a_phone(open_page: Callable[..., Any], size: int) -> None:
-    names = tuple(f"a class of birds {i}" for i in range(size))
-    pairs = tuple(ClassPair(names[i], names[(i + step) % size], 9 - step) for i in range(size) for step in range(1, 4))
-    page = replace(full_page("table", names, 40), confusion=pairs)
-    items = tuple(replace(item, likely=names[1:10]) for item in page.items)
-    tab = open_page(replace(page, items=items), "overview", width=390, height=844, has_touch=True, is_mobile=True)
-    # A grid while its cells can be touched, else the most frequent pairs; nothing to be scrolled sideways in either.
-    assert (tab.locator(".heat").count(), tab.locator(".pair").count()) == ((1, 0) if size == 10 else (0, 20))
-    for view in ("overview", "review"):
-        tab.goto(tab.url.partition("#")[0] + "#" + view)
-        assert tab.evaluate("() => document.documentElement.scrollWidth") == 390
-        wide = tab.eval_on_selector_all(
-            ".scroll-x, .chips, .card",
-            "all => all.filter(e => e.checkVisibility() && e.scrollWidth > e.clientWidth).length",
-        )
-        assert wide == 0
-    before = tab.evaluate("() => document.querySelector('.strip').getBoundingClientRect().top")
-    tab.tap(".chip >> nth=5")
-    assert tab.evaluate("() => document.querySelector('.strip').getBoundingClientRect().top") == before
-
-
 CONTRAST = """() => {
   const parse = (text) => {
     const numbers = text.match(/-?[0-9.]+(e-?[0-9]+)?/g).map(Number);
@@ -168,22 +144,6 @@ def test_text_stands_out_from_its_ground(open_page: Callable[..., Any], scheme: 
         tab.keyboard.press("Escape")
 
 
-def test_light_and_dark_follow_the_preference(open_page: Callable[..., Any]) -> None:
-    grounds = {}
-    for scheme in ("light", "dark"):
-        tab = open_page(texts_page(["cat"], classes=CLASSES), color_scheme=scheme)
-        grounds[scheme] = tab.evaluate("() => getComputedStyle(document.documentElement).backgroundColor")
-    assert grounds == {"light": "rgb(247, 247, 245)", "dark": "rgb(19, 20, 23)"}
-
-
-def test_nothing_moves_when_asked(open_page: Callable[..., Any]) -> None:
-    tab = open_page(full_page("image"), reduced_motion="reduce")
-    moving = tab.eval_on_selector_all(
-        "body *", "all => all.filter(e => parseFloat(getComputedStyle(e).transitionDuration) > 0).length"
-    )
-    assert moving == 0
-
-
 def test_five_thousand_images_stay_smooth(open_page: Callable[..., Any]) -> None:
     """From the key press to the next item on the screen, fifty times, in the page's own clock."""
     pictures = [png(seed, 32) for seed in range(50)]
@@ -232,58 +192,6 @@ def test_five_thousand_images_stay_smooth(open_page: Callable[..., Any]) -> None
 # The states at the edges
 
 
-def test_nothing_flagged_shows_the_least_certain(open_page: Callable[..., Any]) -> None:
-    tab = open_page(texts_page(["cat"] * 20, classes=CLASSES, flagged=0), "overview")
-    assert tab.inner_text(".fact") == "No label stands out"
-    assert "The 20 least certain" in tab.inner_text(".hero-next")
-    tab.click("text=Look at them")
-    assert tab.inner_text(".position") == "1 of 20"
-
-
-def test_no_items_at_all(open_page: Callable[..., Any]) -> None:
-    tab = open_page(Page("clean.csv", "text", CLASSES, 100, (), Estimate(0.0, 0.0, 0.01)), "overview")
-    assert tab.inner_text(".fact") == "Nothing to review"
-    tab.goto(tab.url.replace("#overview", "#review"))
-    assert tab.inner_text(".end-state h2") == "Nothing to review"
-    assert tab.is_disabled("button.export")
-
-
-def test_one_pair_only(open_page: Callable[..., Any]) -> None:
-    tab = open_page(texts_page(["cat"] * 4, classes=CLASSES), "overview")
-    assert tab.locator(".pair").count() == 1
-    assert "Every flagged row is cat that looks like dog." in tab.inner_text(".card >> nth=0")
-
-
-def test_five_hundred_classes_show_the_twenty_largest_pairs(open_page: Callable[..., Any]) -> None:
-    names = tuple(f"class {i:03}" for i in range(500))
-    pairs = tuple(ClassPair(names[i], names[(i + 1) % 500], 500 - i) for i in range(500))
-    page = replace(
-        texts_page(list(names[:30]), classes=names),
-        confusion=pairs,
-        per_class=tuple(ClassCount(name, 10, i % 7) for i, name in enumerate(names)),
-    )
-    tab = open_page(page, "overview")
-    assert tab.locator(".pair").count() == 20
-    assert "20 most frequent of 500 pairs" in tab.inner_text(".card >> nth=0")
-    assert tab.locator(".bars li").count() == 10
-    tab.click("text=Show all 500 classes")
-    assert tab.locator(".bars li").count() == 500
-
-
-@pytest.mark.parametrize("width", [1280, 360])
-def test_class_names_of_eighty_characters(open_page: Callable[..., Any], width: int) -> None:
-    names = tuple(f"{i} " + "very long class name without an end " * 2 + "end" for i in range(6))
-    page = replace(full_page("text", tuple(name[:80] for name in names), 40))
-    tab = open_page(page, "overview", width=width)
-    assert tab.evaluate("() => document.documentElement.scrollWidth") == width
-    tab.goto(tab.url.replace("#overview", "#review"))
-    assert tab.evaluate("() => document.documentElement.scrollWidth") == width
-    overflowing = tab.eval_on_selector_all(
-        ".choice, .chip", "all => all.filter(e => e.scrollWidth > e.clientWidth + 1).length"
-    )
-    assert overflowing == 0
-
-
 def test_images_that_are_missing_or_broken(open_page: Callable[..., Any]) -> None:
     contents = (
         Content(missing="the file cats/7.png cannot be read"),
@@ -303,10 +211,3 @@ def test_images_that_are_missing_or_broken(open_page: Callable[..., Any]) -> Non
     assert tab.evaluate("() => getComputedStyle(document.querySelector('.stage img')).imageRendering") == "pixelated"
     tab.keyboard.press("a")
     assert "nothing to show" in tab.inner_text(".stage")
-
-
-def test_a_row_without_a_label(open_page: Callable[..., Any]) -> None:
-    items = (Item(0, "", "dog", 1.0, 0.9, True, Content(text="woof")),)
-    tab = open_page(Page("pets", "text", CLASSES, 9, items, Estimate(0.1, 0.0, 0.2)))
-    assert tab.inner_text(".choice.keep .choice-label") == "no label"
-    assert "has no label" in tab.inner_text(".verdict")

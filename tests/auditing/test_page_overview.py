@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from review_pages import planted_audit, planted_regression, texts_page
+from review_pages import planted_regression, texts_page
 
-from compensate.auditing.page import ClassCount, ClassPair, Curve, Estimate, Histogram, Page, PageProvenance
+from compensate.auditing.page import ClassCount, Estimate, Page
 from compensate.auditing.page.contents import page_of as fill
 from compensate.auditing.result import Provenance
 
@@ -44,88 +44,6 @@ def test_a_class_is_called_unreliable_only_if_it_is(open_page, per_class, noise,
     assert said(tab, "Flagged share").startswith(expected)
 
 
-@pytest.mark.parametrize(
-    ("pairs", "expected"),
-    [
-        ([("cat", "dog", 1)], "The flagged row is cat that looks like dog."),
-        ([("cat", "dog", 9)], "Every flagged row is cat that looks like dog."),
-        ([("cat", "dog", 12), ("dog", "cat", 8)], "cat and dog are mixed up either way, 12 and 8 times: a difference"),
-        ([("cat", "dog", 80), ("dog", "cat", 20)], "cat that looks like dog is flagged more often than the other way round: 80"),
-        ([("cat", "dog", 4), ("dog", "bird", 4)], "The flags are spread over 2 pairs, of which the most frequent have 4 rows each."),
-        ([("cat", "dog", 9), ("dog", "bird", 4)], "Begin with cat that looks like dog: 69 % of all flags."),
-    ],
-)  # fmt: skip
-def test_pairs_are_compared_only_where_they_differ(open_page, pairs, expected) -> None:
-    tab = open_page(small(confusion=tuple(ClassPair(*pair) for pair in pairs)), "overview")
-    assert said(tab, "Which labels").startswith(expected)
-
-
-@pytest.mark.parametrize(
-    ("rows", "flagged", "expected"),
-    [
-        ((900, 0, 0, 90), (0, 0, 0, 90), "No row lies near the threshold"),
-        ((900, 0, 5, 90), (0, 0, 5, 90), "Few rows lie near the threshold (5, and 95 are flagged)"),
-        # Few beside all rows, many beside the flags.
-        ((900, 6, 5, 5), (0, 0, 5, 5), "11 rows lie near the threshold, and 10 are flagged: a slightly different one would flag more"),
-        ((900, 6, 0, 0), (0, 0, 0, 0), "No row reaches 0.5, from which on labels are flagged."),
-    ],
-)  # fmt: skip
-def test_flags_are_called_stable_only_if_few_of_them_lie_near_the_threshold(open_page, rows, flagged, expected) -> None:
-    scores = Histogram((0.0, 0.25, 0.5, 0.75, 1.0), rows, flagged, 0.5)
-    tab = open_page(small(scores=scores), "overview")
-    assert said(tab, "How suspect").startswith(expected)
-
-
-@pytest.mark.parametrize(
-    ("robust", "plain", "expected"),
-    [
-        (0.9, 0.8, "Robust training ends at 0.9, plain training at 0.8."),
-        (0.8, 0.9, "Plain training ends at 0.9, robust training at 0.8: it gained nothing here."),
-        (0.9, 0.9, "Both end alike (robust 0.9, plain 0.9)."),
-    ],
-)
-def test_curves_are_compared_as_they_end(open_page, robust: float, plain: float, expected: str) -> None:
-    curves = (Curve("accuracy", "robust", (0.5, robust)), Curve("accuracy", "plain", (0.5, plain)))
-    assert said(open_page(small(curves=curves), "overview"), "Accuracy") == expected
-
-
-def test_an_open_interval_is_explained_and_a_narrow_one_is_not(open_page: Callable[..., Any]) -> None:
-    told = open_page(small(noise_rate=OPEN), "overview").inner_text(".between").replace("\xa0", " ")
-    assert told == "between 1.0 % and 25 %: the features cannot tell more (10 rows)"
-    told = open_page(small(noise_rate=SHARP), "overview").inner_text(".between").replace("\xa0", " ")
-    assert told == "between 4.0 % and 6.0 %, out of 10 rows"
-
-
-def test_the_page_says_which_models_judged_and_what_may_be_done_with_the_encoder(open_page: Callable[..., Any]) -> None:
-    evidence = PageProvenance(
-        views=(
-            ("words: logcomp", 0.3),
-            ("MiniLM: logcomp", 0.4),
-            ("MiniLM: neighbors", 0.298),
-            ("MiniLM: trees", 0.002),
-        ),
-        agreement=0.88,
-        encoder="MiniLM",
-        license="Apache-2.0",
-        hint="An encoder for images helps.",
-    )
-    told = open_page(small(evidence=evidence), "overview").inner_text(".how").replace("\xa0", " ")
-    assert (
-        "models that had not seen it: MiniLM with LogComp (40 %) and nearest neighbors (30 %) and words with LogComp (30 %)."
-        in told
-    )
-    assert "They agree with 88 % of the labels. Encoder: MiniLM, license Apache-2.0." in told
-    assert told.endswith("An encoder for images helps.")
-    assert open_page(small(), "overview").locator(".how").count() == 0
-
-
-def test_an_audit_by_folds_has_a_whole_page_without_curves_and_compensations(open_page: Callable[..., Any]) -> None:
-    audit, _ = planted_audit(4)
-    tab = open_page(fill(audit), "overview")
-    titles = tab.locator(".card h2").all_inner_texts()
-    assert titles == ["Which labels are mistaken for which", "Flagged share of each class", "How suspect each label is"]
-
-
 # States at the edges
 
 
@@ -138,15 +56,6 @@ def test_labels_that_cannot_be_predicted_are_not_judged(open_page: Callable[...,
     assert tab.inner_text(".verdict") == "cannot be judged"
     tab.keyboard.press("b")
     assert tab.locator("dialog, button:has-text('Accept many')").count() == 0
-
-
-@pytest.mark.parametrize(
-    ("flagged", "expected"), [(10, "Every label is flagged"), (9, "Nearly every label is flagged: 9"), (5, "5 labels are flagged")]
-)  # fmt: skip
-def test_flags_on_nearly_every_label_are_a_warning(open_page, flagged: int, expected: str) -> None:
-    tab = open_page(small(all_flagged=flagged), "overview")
-    assert tab.inner_text(".fact") == expected
-    assert ("check that labels and samples belong together" in tab.inner_text(".hero-next")) == (flagged > 5)
 
 
 def test_the_bar_counts_all_flags_also_those_that_are_not_on_the_page(open_page: Callable[..., Any]) -> None:
@@ -174,10 +83,3 @@ def test_quantities_have_words_of_their_own(open_page: Callable[..., Any]) -> No
     assert "label" not in tab.inner_text("main") + text
     tab.keyboard.press("b")
     assert "would take the suggested value" in tab.inner_text("dialog")
-
-
-def test_no_quantity_stands_out_in_its_own_words(open_page: Callable[..., Any]) -> None:
-    audit, _ = planted_regression()
-    tab = open_page(fill(replace(audit, p_error=audit.p_error * 0.01)), "overview")
-    assert tab.inner_text(".fact") == "No value stands out"
-    assert "No value is flagged." in said(tab, "Given and predicted")

@@ -64,17 +64,6 @@ def test_twenty_decisions_by_keyboard_come_back_with_their_labels(
     assert (tmp_path / "out.csv").read_text().count("food;x;law") == 10
 
 
-def test_the_judged_chip_switches_its_label(open_page: Callable[..., Any], tmp_path: Path) -> None:
-    tab = open_page(labels_page())
-    tab.click(".set-chip.judged")
-    assert [c.decision for c in read_corrections(exported(tab, tmp_path))] == ["accept"]
-
-
-def test_either_choice_names_the_label_that_is_meant(open_page: Callable[..., Any]) -> None:
-    tab = open_page(labels_page())
-    assert [box.split()[-1] for box in tab.locator("button.choice").all_inner_texts()] == ["law", "law"]
-
-
 def test_votes_stand_above_the_item(open_page: Callable[..., Any]) -> None:
     votes = (("ann", "x"), ("bob", "y"))
     item = Item(4, "x", "y", 1.0, 0.9, True, Content(text="a text", votes=votes))
@@ -94,11 +83,3 @@ def test_the_judged_words_are_marked_and_a_tag_is_chosen(
     tab.keyboard.press("3")
     decided = read_corrections(exported(tab, tmp_path))
     assert [(c.part, c.decision, c.label) for c in decided] == [("tokens 2 2", "other", "person")]
-
-
-def test_a_page_of_whole_rows_exports_no_parts(open_page: Callable[..., Any], tmp_path: Path) -> None:
-    item = Item(4, "x", "y", 1.0, 0.9, True, Content(text="a text"))
-    tab = open_page(Page("a.csv", "text", ("x", "y"), 9, (item,), Estimate(0.1, 0.0, 0.2)))
-    tab.keyboard.press("a")
-    assert exported(tab, tmp_path).read_text().startswith("index,given,decision,label,row,source\n")
-    assert len(read_corrections(tmp_path / "corrections.csv")) == 1

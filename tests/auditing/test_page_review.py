@@ -11,8 +11,7 @@ import pytest
 from review_pages import texts_page
 
 from compensate.auditing.decisions import apply_corrections, read_corrections
-from compensate.auditing.page import Content, Estimate, Example, Item, Page
-from compensate.auditing.page.model import Histogram
+from compensate.auditing.page import Content, Estimate, Item, Page
 
 pytestmark = pytest.mark.slow
 
@@ -130,20 +129,6 @@ def test_filters_and_orders(open_page: Callable[..., Any]) -> None:
     assert tab.inner_text(".position").endswith("of 40")
 
 
-def test_a_decision_under_a_filter_does_not_make_the_list_jump(open_page: Callable[..., Any]) -> None:
-    tab = open_page(texts_page(labels(8), classes=CLASSES))
-    tab.select_option("[aria-label='Show']", "undecided")
-    tab.click(".stage")
-    before = tab.eval_on_selector_all(
-        ".choice, .stage, .strip, .tools", "all => all.map(e => e.getBoundingClientRect().top)"
-    )
-    tab.keyboard.press("a")
-    assert tab.inner_text(".position") == "2 of 8"
-    assert before == tab.eval_on_selector_all(
-        ".choice, .stage, .strip, .tools", "all => all.map(e => e.getBoundingClientRect().top)"
-    )
-
-
 def test_many_are_accepted_at_once_with_a_preview_and_undone_at_once(
     open_page: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -162,42 +147,6 @@ def test_many_are_accepted_at_once_with_a_preview_and_undone_at_once(
     assert found == {row: after(given[row]) for row in certain}
     tab.click("#toast button")
     assert progress(tab) == "1 of 40 decided"
-
-
-def test_a_cell_of_the_heat_map_opens_its_pair(open_page: Callable[..., Any]) -> None:
-    tab = open_page(texts_page(labels(40), classes=CLASSES), "overview")
-    tab.click(".heat button[aria-label^='dog looks like fox']")
-    assert tab.url.endswith("#review")
-    assert tab.inner_text(".position") == "1 of 10"
-    assert tab.inner_text(".choice.keep .choice-label") == "dog"
-    assert tab.inner_text(".choice.accept .choice-label") == "fox"
-    tab.go_back()
-    assert tab.is_visible(".hero")
-
-
-@pytest.mark.parametrize(
-    ("counts", "flagged", "said"),
-    [
-        ((90, 4, 6), (0, 4, 6), "60 % of the flagged rows took a compensation of 2 or more, and 0 % of the others: the training"),
-        ((10, 40, 50), (0, 5, 5), "50 % of the flagged rows took a compensation of 2 or more, and 50 % of the others: by its"),
-        ((75, 25, 0), (0, 0, 0), "25 % of the rows took a compensation of 1 or more."),
-    ],
-)  # fmt: skip
-def test_sizes_of_compensation_are_compared_between_flagged_rows_and_others(open_page, counts, flagged, said) -> None:
-    sizes = Histogram((0.0, 1.0, 2.0, 3.0), counts, flagged)
-    tab = open_page(replace(texts_page(labels(8), classes=CLASSES), compensations=sizes), "overview")
-    assert tab.inner_text(".card:has-text('How much each row') .conclusion").replace("\xa0", " ").startswith(said)
-
-
-def test_another_class_is_found_by_name(open_page: Callable[..., Any], tmp_path: Path) -> None:
-    names = tuple(f"class {i:03}" for i in range(500))
-    tab = open_page(texts_page([names[7], names[9]], classes=names))
-    assert tab.locator(".chip").count() == 9
-    tab.keyboard.press("o")
-    tab.keyboard.type("123")
-    tab.keyboard.press("Enter")
-    assert place(tab) == "row 1"
-    assert [c.label for c in read_corrections(export(tab, tmp_path))] == ["class 123"]
 
 
 @pytest.mark.parametrize("size", [10, 100, 300])
@@ -233,17 +182,6 @@ def test_all_classes_are_found_by_name_the_likeliest_first(open_page: Callable[.
     assert [c.label for c in read_corrections(export(tab, tmp_path))] == ["class 299"]
 
 
-@pytest.mark.parametrize(
-    ("p", "said"), [(0.001, "certain examples of cat"), (0.06, "likely examples of cat (wrong with up to 0.06)")]
-)
-def test_examples_are_called_certain_only_if_they_are(open_page: Callable[..., Any], p: float, said: str) -> None:
-    page = texts_page(["cat"], classes=CLASSES)
-    items = (replace(page.items[0], like_given=(90, 91)),)
-    examples = tuple(Example(row, "cat", Content(text="purr"), p_error=p) for row in (90, 91))
-    tab = open_page(replace(page, items=items, examples=examples))
-    assert tab.inner_text(".like-name") == said
-
-
 def test_a_value_is_typed_where_labels_are_numbers(open_page: Callable[..., Any], tmp_path: Path) -> None:
     items = tuple(Item(i, f"{i}.5", "-2.25", 1.0, 0.9, True, Content(fields=(("size", "3"),))) for i in range(3))
     tab = open_page(Page("houses.csv", "regression", (), 90, items, Estimate(0.03, 0.01, 0.05)))
@@ -259,15 +197,6 @@ def test_a_value_is_typed_where_labels_are_numbers(open_page: Callable[..., Any]
     tab.keyboard.press("Enter")
     found = [(c.decision, c.given, c.label) for c in read_corrections(export(tab, tmp_path))]
     assert found == [("accept", "0.5", "-2.25"), ("other", "1.5", "-7e2")]
-
-
-def test_digits_are_their_own_keys(open_page: Callable[..., Any], tmp_path: Path) -> None:
-    names = tuple("0123456789")
-    tab = open_page(texts_page(["3", "8"], classes=names))
-    tab.keyboard.press("0")
-    tab.keyboard.press("8")
-    found = [(c.decision, c.label) for c in read_corrections(export(tab, tmp_path))]
-    assert found == [("other", "0"), ("reject", "8")]
 
 
 def test_decisions_belong_to_one_audit(open_page: Callable[..., Any]) -> None:
@@ -308,16 +237,6 @@ def test_the_keyboard_alone_is_enough_and_focus_is_seen(open_page: Callable[...,
     tab.keyboard.press("a")
     assert "Accepted" in tab.text_content("#live")
     assert "2 of 8" in tab.text_content("#live")
-
-
-def test_the_end_of_the_list_says_what_comes_next(open_page: Callable[..., Any]) -> None:
-    tab = open_page(texts_page(labels(3), classes=CLASSES))
-    for key in "asa":
-        tab.keyboard.press(key)
-    assert tab.inner_text(".end-state h2") == "This list is done"
-    assert "compensate apply pets.csv corrections.csv" in tab.inner_text(".end-state")
-    tab.click("text=Look at the 1 skipped")
-    assert place(tab).startswith("row 1")
 
 
 def test_storage_that_fails_is_said(open_page: Callable[..., Any]) -> None:

@@ -22,7 +22,6 @@ import pandas as pd
 import pytest
 from review_pages import texts_page
 
-from compensate import audit
 from compensate.auditing import server as review_module
 from compensate.auditing.decisions import (
     CORRECTIONS,
@@ -37,7 +36,7 @@ from compensate.auditing.decisions import (
 )
 from compensate.auditing.page import write_page
 from compensate.auditing.server import LARGEST_BODY, Review, ReviewServer
-from compensate.auditing.store import check_run_folder, write_run
+from compensate.auditing.store import check_run_folder
 from compensate.cli import app, main
 from compensate.errors import InputError
 
@@ -176,16 +175,6 @@ def test_one_process_reviews_at_a_time_and_nobody_replaces_the_run(tmp_path: Pat
 # --- who gets in ----------------------------------------------------------------------------------------------
 
 
-def test_the_page_is_the_file_of_the_run_byte_for_byte(serve: Callable[..., ReviewServer]) -> None:
-    server = serve()
-    client = Client(server.address)
-    status, content, headers = client.ask("GET", client.base)
-    assert status == 200
-    assert content == (server.reviews[server.newest].folder / "report.html").read_bytes()
-    assert headers["x-frame-options"] == "DENY"
-    assert headers["cache-control"] == "no-store"
-
-
 @pytest.mark.parametrize(
     "path",
     [
@@ -287,16 +276,6 @@ def test_the_server_listens_on_loopback_alone(serve: Callable[..., ReviewServer]
     assert serve().server_address[0] == "127.0.0.1"
 
 
-def test_tokens_are_random_and_long(serve: Callable[..., ReviewServer], tmp_path: Path) -> None:
-    folder = made_run(tmp_path / "twice")
-    servers = [ReviewServer(Review(folder), port=0) for _ in range(3)]
-    tokens = {server.token for server in servers}
-    for server in servers:
-        server.server_close()
-    assert len(tokens) == 3
-    assert min(map(len, tokens)) >= 32
-
-
 # --- what is saved --------------------------------------------------------------------------------------------
 
 
@@ -321,18 +300,6 @@ def test_decisions_are_what_the_page_would_export(serve: Callable[..., ReviewSer
         (0, "bird", "accept", "cat", source), (1, "cat", "reject", "cat", source), (2, "dog", "other", "cat", source),
         (3, "bird", "skip", "", source),
     ]  # fmt: skip
-
-
-def test_tabs_see_what_others_decided(serve: Callable[..., ReviewServer]) -> None:
-    address = serve().address
-    one, two = Client(address, "one"), Client(address, "two")
-    one.decide(5)
-    version = json.loads(two.ask("GET", f"{two.base}decisions?after=0")[1])["version"]
-    assert two.made() == {5: "accept"}
-    two.decide(5, "reject", time=2)
-    two.decide(6, "skip", time=2)
-    assert one.made(version) == {5: "reject", 6: "skip"}
-    assert one.made(version + 2) == {}
 
 
 def review_process(folder: Path, port: int, *more: str) -> tuple[subprocess.Popen[str], str]:
@@ -454,24 +421,6 @@ def _is_free(port: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--idle", "soon"), "30m"),
-        (("--port", "70000"), "65535"),
-        ((), "report.html"),
-    ],
-)
-def test_wrong_arguments_of_review_are_named(
-    arguments: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sys.argv = ["compensate", "review", str(tmp_path), *arguments]
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert end.value.code == 2
-    assert said in capsys.readouterr().err
-
-
 def test_a_page_that_is_none_is_refused(tmp_path: Path) -> None:
     folder = made_run(tmp_path / "run")
     page = (folder / "report.html").read_bytes()
@@ -514,22 +463,6 @@ def decide_truly(run: Path, true: np.ndarray, tab: str = "a", most: int = 1000) 
         right = review.labels[review.suggested[review.rows[row]]] == true[row]
         made.append([row, "accept" if right else "reject", None, row + 1])
     return review.journal.record(review.events({"tab": tab, "made": made}))
-
-
-def test_apply_needs_nothing_but_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    frame, true = flipped()
-    frame.to_csv("data.csv", index=False)
-    command("audit", "data.csv", "--out", "run")
-    decide_truly(Path("run"), true)
-    command("apply", "run")
-    fixed = pd.read_csv("data.fixed.csv")
-    assert (fixed["label"] != true).sum() < (frame["label"] != true).sum() / 3
-    command("audit", "data.csv", "--out", "run")
-    assert run_decisions(Path("run")), "the same data audited again keeps the decisions"
-    frame.iloc[:200].to_csv("data.csv", index=False)
-    with pytest.raises(InputError, match="decisions about other data"):
-        write_run(audit("data.csv"), Path("run"))
 
 
 def test_an_audit_with_decisions_takes_them_as_right_and_says_what_changed(

@@ -14,12 +14,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
 
 from compensate.auditing.api import audit
 from compensate.auditing.decisions import Correction, apply_corrections
 from compensate.auditing.digests import digest_source
-from compensate.cli import app
 from compensate.data import load, read_frame
 from compensate.errors import InputError
 
@@ -140,23 +138,6 @@ def test_wrong_labels_are_found_and_corrected_in_every_format(form: Format, tmp_
     apply_corrections(path, decided, done.path, force=True)
     again = apply_corrections(done.path, decided, tmp_path / f"again-{form.name}", rematch=True)
     assert (again.changed, again.matched.done) == (0, 3)
-
-
-@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
-def test_the_opening_line_is_the_same_for_every_format(
-    form: Format, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    form.write(table(form.kind), Path(form.name))
-    said = (
-        CliRunner()
-        .invoke(app, ["audit", form.name, "--encoder", "none", "--out", "run"], catch_exceptions=False)
-        .output
-    )
-    said = " ".join(said.split())
-    assert f'{form.name}: {ROWS} rows, label column "label" (2 classes' in said
-    assert "of labels look wrong" in said
-    assert "compensate apply" in said
 
 
 @pytest.mark.parametrize("name", ["t.jsonl", "numbers.jsonl", "truth.jsonl"])
@@ -280,11 +261,6 @@ def test_tables_of_other_libraries_give_the_audit_of_the_data_frame(make: Callab
     assert (labels != frame["label"].to_numpy()).sum() == (found.p_error >= 0.9).sum()
 
 
-def test_a_table_that_is_not_computed_yet_says_what_to_call() -> None:
-    with pytest.raises(InputError, match=r"LazyFrame.* Call \.collect\(\) first"):
-        audit(of_polars(table()).lazy())
-
-
 # --- image folders --------------------------------------------------------------------------------------------
 
 
@@ -334,15 +310,6 @@ def test_an_image_folder_with_a_metadata_table_comes_back_as_a_corrected_table(
     assert set(before["file_name"][before["kind"] != after["kind"]]) == {"set1/04.png", "set0/09.png"}
 
 
-def test_a_metadata_table_whose_label_is_unclear_says_so(tmp_path: Path) -> None:
-    write_images(tmp_path, "metadata.csv")
-    frame = read_frame(tmp_path / "metadata.csv")
-    frame.assign(camera=["a", "b", "c", "d"] * 10).to_csv(tmp_path / "metadata.csv", index=False)
-    with pytest.raises(InputError, match="Say which holds the labels"):
-        load(tmp_path)
-    assert load(tmp_path, label="kind").train.classes == ("dark", "light")
-
-
 def test_pictures_of_a_saved_data_set_may_differ_in_size(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     rng = np.random.default_rng(0)
@@ -385,13 +352,6 @@ def test_lines_that_are_no_objects_are_named(content: str, said: str, tmp_path: 
     (tmp_path / "t.jsonl").write_text(content)
     with pytest.raises(InputError, match=said.replace("{", r"\{")):
         load(tmp_path / "t.jsonl")
-
-
-def test_lists_in_a_jsonl_are_left_out_with_a_warning(tmp_path: Path) -> None:
-    lines = [json.dumps({"tokens": ["a", "b"], "n": k, "label": "ab"[k % 2]}) for k in range(30)]
-    (tmp_path / "t.jsonl").write_text("\n".join(lines))
-    with pytest.warns(UserWarning, match="tokens hold lists"):
-        assert load(tmp_path / "t.jsonl").train.num_classes == 2
 
 
 def test_halves_of_characters_do_not_reach_the_page(tmp_path: Path) -> None:

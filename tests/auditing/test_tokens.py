@@ -7,13 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from compensate.auditing.api import audit
 from compensate.auditing.decisions import Correction, apply_corrections
-from compensate.auditing.labels.tags import Scheme, Token, shape, type_of
-from compensate.auditing.source import read
-from compensate.cli import app
+from compensate.auditing.labels.tags import Scheme, Token, type_of
 from compensate.errors import InputError
 
 CITIES, PEOPLE = ("Paris", "Lima", "Oslo", "Rome"), ("Ann Lee", "Bob Ray", "Eva Sun")
@@ -68,19 +65,6 @@ def test_dropped_tags_are_found_and_put_back_and_no_other_byte_changes(tmp_path:
     assert after.replace(b"B-city", b"O") == before.replace(b"B-city", b"O")
 
 
-def test_the_command_audits_tokens_and_applies_what_it_finds(tmp_path: Path) -> None:
-    path = conll(tmp_path / "t.conll")
-    run = CliRunner()
-    done = run.invoke(app, ["audit", str(path), "--encoder", "none", "--out", str(tmp_path / "run")])
-    assert done.exit_code == 0, done.output
-    assert "540 tokens, 2 kinds of tags" in done.output
-    assert '"tokens":[' in (tmp_path / "run" / "report.html").read_text()
-    fixed = tmp_path / "fixed.conll"
-    done = run.invoke(app, ["apply", str(path), str(tmp_path / "run"), "--accept", "0.05", "-o", str(fixed)])
-    assert done.exit_code == 0, done.output
-    assert len(read(fixed, None, None, {}).parts.tokens) == 540
-
-
 def test_lists_of_words_and_tags_are_audited() -> None:
     words = [[w for w, _ in s] for s in sentences()]
     tags = [[t for _, t in s] for s in sentences()]
@@ -111,11 +95,6 @@ def test_prefixes_follow_the_types(tags: str, new: dict[int, str], expected: str
         [[Token("w", tag) for tag in (*old, *(["E-x"] if "S-x" in old else ["S-x"] if "E-x" in old else []))]]
     )
     assert scheme.write([new.get(k, kind) for k, kind in enumerate(types)], old, types) == expected.split()
-
-
-def test_shapes_are_short() -> None:
-    assert shape("HELLO") == "X"
-    assert shape("") == ""
 
 
 @pytest.mark.parametrize(
@@ -154,8 +133,3 @@ def test_a_correction_that_fits_nothing_is_refused(
     with pytest.raises(InputError, match=said):
         apply_corrections(path, [Correction(0, given, "accept", label, part=part)], tmp_path / "out.conll")
     assert not (tmp_path / "out.conll").exists()
-
-
-def test_options_of_tables_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="label is no option for tagged tokens"):
-        audit(conll(tmp_path / "t.conll"), label="x")

@@ -141,6 +141,13 @@ def test_a_training_says_what_it_uses_of_a_table(tmp_path):
     assert re.match(r"base on bilstm, 1 epoch, \d+ s", lines[2])
 
 
+def test_test_rows_without_a_label_are_left_out(tmp_path):
+    path = messages(tmp_path / "m.csv", split=["test"] * 20 + ["train"] * 40)
+    lines = run("train", str(path), *BRIEF, "--out", str(tmp_path / "run")).splitlines()
+    assert "36 samples to train, 4 to validate, 18 to test, 2 without a label left out" in lines[0]
+    assert lines[1] == "test labels are those of the data's own test part"
+
+
 def test_a_table_of_ones_own(tmp_path):
 
     rng = np.random.default_rng(0)
@@ -218,6 +225,21 @@ def test_a_training_lists_the_labels_that_look_wrong_by_their_row_of_the_file(tm
     assert said == (
         f"suspects: {out / 'suspects.csv'}, {found['flagged'].sum()} flagged; compensate audit judges by models that did not see the label"
     )
+
+
+@pytest.mark.parametrize("rare", [0.5, 0.1])
+def test_a_model_that_knows_nothing_lists_no_suspects(rare, tmp_path):
+    """It contradicts half of the labels, or all of the rare class, and says so; the same data trained for longer have a list."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 3))
+    kind = np.where(x[:, 0] > np.quantile(x[:, 0], 1 - rare), "yes", "no")
+    pd.DataFrame(x, columns=["a", "b", "c"]).assign(kind=kind).to_csv(tmp_path / "own.csv", index=False)
+    command = ["train", str(tmp_path / "own.csv"), "--label", "kind", "--method", "logcomp", "--quiet"]
+    *_, said = run(*command, "--epochs", "1", "--lr", "1e-9", "--out", str(tmp_path / "begun")).splitlines()
+    assert re.search(r"no list of suspects: .*contradicts \d+ of \d+ labels.*more epochs", said)
+    assert not (tmp_path / "begun" / "suspects.csv").exists()
+    run(*command, "--epochs", "20", "--out", str(tmp_path / "trained"))
+    assert (tmp_path / "trained" / "suspects.csv").exists()
 
 
 def test_one_epoch_at_chance_lists_no_suspects(tmp_path):

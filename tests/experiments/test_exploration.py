@@ -81,6 +81,18 @@ def test_the_same_search_goes_on_and_does_nothing_twice(found):
     assert all(row in longer["trials"] for row in report["trials"])
 
 
+def test_two_parts_in_one_folder_are_two_searches(tmp_path, monkeypatch):
+    from experiments import exploration
+
+    monkeypatch.setattr(exploration, "trial_score", lambda *_: 0.5)
+    monkeypatch.setattr(exploration, "_tuned_peers", lambda *_: {})
+    monkeypatch.setattr(exploration, "_compared", lambda *_: ([], []))
+    for target in ("logit", "label", "logit"):
+        part = Part(targets=(target,), directions=("positive",))
+        found = explore(CONFIG, tmp_path, part=part, budget=Budget(2, 1, 1, 1), workers=1)
+        assert [row["cell"].split(".")[0] for row in found["trials"]] == [target] * 2
+
+
 def test_a_watcher_may_end_a_training(tmp_path):
     seen = []
 

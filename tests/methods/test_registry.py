@@ -213,6 +213,11 @@ def test_a_table_with_weights_set_later_has_the_weighted_loss():
     torch.testing.assert_close(criterion(u, y, i), expected)  # rows start at zero
 
 
+def test_two_kinds_of_weights_are_refused():
+    with pytest.raises(InputError, match="defer=None"):
+        METHODS["ldam"].make(class_counts=[9, 3, 1], weight=WEIGHTS)
+
+
 @pytest.mark.parametrize("given", [[[1.0, 2.0]], torch.tensor([1, 2])])
 def test_weights_that_are_none_are_refused(given):
     with pytest.raises(InputError, match="for each class"):
