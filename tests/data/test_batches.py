@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from compensate.data import CropFlip, Dataset, Ragged, batches, channel_statistics, digits, draws, gather, order
+from compensate.data import CropFlip, Dataset, Ragged, batches, digits, draws, gather, order
 from compensate.data.images import as_images
 from compensate.errors import InputError
 
@@ -101,21 +101,6 @@ def test_crop_and_flip_equal_a_loop(flip, dtype, shape):
     assert torch.equal(CropFlip(0, False)(images, drawn), images)
 
 
-def test_channel_statistics():
-    x = pictures().x
-    mean, std = channel_statistics(x)
-    assert mean == pytest.approx((x / 255).mean((0, 2, 3)), abs=1e-5)
-    assert std == pytest.approx((x / 255).std((0, 2, 3)), abs=1e-5)
-    assert channel_statistics(np.zeros((2, 1, 3, 3), np.float32)) == ([0.0], [1.0])
-
-
-def test_as_images():
-    assert as_images(np.zeros((2, 5, 5)), "x").shape == (2, 1, 5, 5)
-    assert as_images(np.zeros((2, 3, 5, 5)), "x").shape == (2, 3, 5, 5)
-    last = np.random.default_rng(0).random((2, 5, 6, 3))
-    assert np.allclose(as_images(last, "x")[1, 2], last[1, :, :, 2])
-
-
 @pytest.mark.parametrize(
     ("call", "hint"),
     [
@@ -133,10 +118,3 @@ def test_as_images():
 def test_bad_input(call, hint):
     with pytest.raises(InputError, match=hint):
         call()
-
-
-def test_regression_targets_are_floats():
-    data = Dataset(np.zeros((4, 2)), np.array([0.5, 1.5, 2.5, np.nan]), ())
-    x, target, _ = next(batches(data, 4, shuffle=False))
-    assert target.dtype == x.dtype == torch.float32
-    assert data.labeled.tolist() == [True, True, True, False]

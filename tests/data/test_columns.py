@@ -72,19 +72,6 @@ def test_a_copy_of_the_label_is_no_feature():
     assert found["code"].reason.startswith("repeats the label")
 
 
-def test_what_is_said_of_the_columns():
-    frame = pd.DataFrame(
-        {"id": range(N), "age": RNG.integers(0, 90, N), "url": ["x"] * N, "mail": ["y"] * N, "y": [0] * N}
-    )
-    found = {c.name: c for c in analyze(frame, label="y", ignore=["mail"])}
-    assert [name for name, c in found.items() if c.used] == ["age"]
-    assert {name: found[name].reason for name in ("id", "url", "mail")} == {
-        "id": "named like an identifier, with 300 values in 300 rows",
-        "url": "has one value only",
-        "mail": "left out by choice",
-    }
-
-
 @settings(max_examples=150, deadline=None)
 @given(
     st.lists(

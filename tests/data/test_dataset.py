@@ -2,12 +2,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
 
-from compensate.data import UNLABELED, Dataset, digits, digits_splits
+from compensate.data import Dataset, digits, digits_splits
 from compensate.errors import InputError
 
 
@@ -31,32 +29,11 @@ def test_split_is_a_partition_with_the_sizes_asked_for(n, parts, seed):
         assert (piece.ids == data.ids[piece.index]).all()
 
 
-def test_split_shares_each_class_alike():
-    data = toy(3000)
-    for piece, share in zip(data.split((0.6, 0.3, 0.1)), (0.6, 0.3, 0.1), strict=True):
-        assert np.abs(piece.class_counts - share * data.class_counts).max() <= 3
-
-
 def test_index_is_the_source_row_through_any_chain():
     data = toy()
     deep = data.split((0.5, 0.5), seed=1)[1].subset([4, 2, 9]).subset([True, False, True])
     assert np.array_equal(deep.x, data.x[deep.index])
     assert [deep[r][2] for r in range(2)] == list(deep.index)
-
-
-def test_it_is_a_torch_data_set():
-    data = Dataset(np.full((3, 1, 2, 2), 51, np.uint8), np.array([0, 1, 0]), ("a", "b"), np.array([7, 8, 9]))
-    x, target, index = next(iter(DataLoader(data, batch_size=2)))
-    assert torch.equal(x, torch.full((2, 1, 2, 2), 0.2))
-    assert target.tolist() == [0, 1]
-    assert index.tolist() == [7, 8]
-    assert data.rows == 10
-
-
-def test_unlabeled_rows():
-    data = toy(10).relabel([0, 1, UNLABELED, 2, 0, 1, 1, UNLABELED, 0, 0])
-    assert list(np.flatnonzero(~data.labeled)) == [2, 7]
-    assert list(data.class_counts) == [4, 3, 1]
 
 
 def test_digits():

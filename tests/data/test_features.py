@@ -40,16 +40,6 @@ def test_features_equal_sklearns():
     assert towns.var(0).sum() == pytest.approx(1, abs=1e-4), "as much as a number"
 
 
-def test_trees_get_numbers_as_they_are_and_a_column_per_category():
-    table = frame()
-    encoder = TableEncoder.fit(table)
-    x = pd.DataFrame(encoder.trees(table), columns=encoder.tree_names)
-    assert encoder.tree_names == ("age", "age is missing", "pay", "town", "flag")
-    assert np.allclose(x["pay"], table["pay"], rtol=1e-6)
-    assert x["age"][0] == np.median(pd.to_numeric(table["age"]).dropna())
-    assert len(set(zip(x["town"], table["town"], strict=True))) == 4
-
-
 def test_new_rows_use_what_was_fitted():
     encoder = TableEncoder.fit(frame())
     new = frame(3).assign(town=["paris", "oslo", None], age=["1e9", "nan", "30"])
@@ -78,16 +68,6 @@ def test_a_column_of_many_values_is_no_wall_of_one_hot():
     nearer = np.linalg.norm(z - centers[0], axis=1) < np.linalg.norm(z - centers[1], axis=1)
     assert (nearer == upper).mean() > 0.95, "values written alike lie near each other"
     assert np.isfinite(encoder(pd.DataFrame({"c": ["never seen", None, ""]}))).all()
-
-
-def test_a_few_odd_cells_do_not_make_categories():
-    table = pd.DataFrame({"a": [str(i * i) for i in range(99)] + ["unknown"], "inf": [1.0, np.inf, 3.0, 2.0] * 25})
-    encoder = TableEncoder.fit(table)
-    assert encoder.names == ("a", "a is missing", "inf", "inf is missing")
-    assert encoder(table)[99, 1] == 1
-    assert np.isfinite(encoder(table)).all()
-    huge = pd.DataFrame({"a": [1e308, -1e308, 5.0, 7.0] * 10})
-    assert np.isfinite(TableEncoder.fit(huge)(huge)).all()
 
 
 @pytest.mark.parametrize("form", ["%Y-%m-%d", "%d.%m.%Y", "%m/%d/%Y", "%Y%m%d", "%d %B %Y", "typed", "zoned"])
@@ -133,24 +113,6 @@ def test_views_of_other_data_are_refused_and_a_text_leaves_its_other_columns():
     views = table_views(data.subset(np.arange(50)))
     assert views.linear.shape == (50, len(views.linear_names))
     assert "pay" in views.tree_names
-
-
-def test_a_table_becomes_a_data_set(tmp_path):
-    table = frame().assign(label=["yes", "no"] * 100, id=range(1000, 1200))
-    table.to_csv(tmp_path / "t.csv", index=False)
-    data = load(tmp_path / "t.csv").train
-    assert data.source.kind == "table"
-    assert data.x.shape == (200, len(data.source.encoder.names))
-    assert data.ids[0] == "1000"
-    assert list(data.raw.columns) == list(table.columns)
-    assert "id" not in data.source.encoder.names
-
-
-def test_only_the_training_rows_are_fitted(tmp_path):
-    table = pd.DataFrame({"a": [1.0, 2.5, 4.0, 100.0], "label": list("xyxy"), "split": ["train"] * 3 + ["test"]})
-    splits = from_frame(table, "t")
-    assert splits.train.x.mean() == pytest.approx(0, abs=1e-6)
-    assert splits.test.x[0, 0] == 10
 
 
 def test_columns_are_chosen_by_name(tmp_path):

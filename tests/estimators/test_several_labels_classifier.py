@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy import sparse
 from sklearn.datasets import make_multilabel_classification
-from sklearn.model_selection import cross_val_score
 
-from compensate import InputError
 from compensate.estimators import CompensatedClassifier
 
 BINARY = [
@@ -47,32 +44,6 @@ def test_answers_have_the_shape_of_scikit_learns(method, data):
     np.testing.assert_array_equal(found["suggested"], 1 - found["given"])
 
 
-def test_switched_labels_are_found():
-    rng = np.random.default_rng(0)
-    right = rng.integers(2, size=(300, 3))
-    X = (2 * right - 1 + 0.3 * rng.normal(size=right.shape)) @ rng.normal(size=(3, 6))
-    y = right.copy()
-    wrong = [(5, 0), (80, 2), (150, 1), (299, 0)]
-    for i, c in wrong:
-        y[i, c] = 1 - y[i, c]
-    model = CompensatedClassifier(hyper={"lam": 0.2}, epochs=30, random_state=0).fit(X, y)
-    found = model.suspects_[:4]
-    assert {*zip(found["index"], found["label"], strict=True)} == {*wrong}
-    assert (model.predict(X) == right).mean() > 0.99
-
-
-def test_sparse_targets_weights_validation_and_selection(data):
-    X, y = data
-    dense = CompensatedClassifier(epochs=5, random_state=0).fit(X, y)
-    packed = CompensatedClassifier(epochs=5, random_state=0).fit(X, sparse.csr_matrix(y))
-    np.testing.assert_array_equal(dense.predict_proba(X), packed.predict_proba(X))
-    weight = np.ones(len(X))
-    weight[:50] = 0
-    part = CompensatedClassifier("logit_adjustment", epochs=5, validation=0.2, random_state=0).fit(X, y, 7.0 * weight)
-    assert part.suspects_["index"].min() >= 50
-    assert len(cross_val_score(CompensatedClassifier(epochs=3, random_state=0), X, y, cv=3)) == 3
-
-
 def test_a_weight_of_two_is_two_samples():
     rng = np.random.default_rng(0)
     X, y = rng.normal(size=(30, 4)), rng.integers(2, size=(30, 3))
@@ -105,10 +76,3 @@ def test_a_stream_of_indicator_matrices(data):
         model.partial_fit(X, y[:, 0])
     with pytest.raises(ValueError, match="expected one column for each of 4 classes"):
         model.partial_fit(X, y[:, :3])
-
-
-def test_methods_without_a_binary_form_say_why(data):
-    with pytest.raises(InputError, match='gce has no base="bce"'):
-        CompensatedClassifier("gce").fit(*data)
-    with pytest.raises(ValueError, match="1d array"):
-        CompensatedClassifier().fit(data[0], data[1] + np.arange(4))

@@ -46,15 +46,6 @@ def expected_failures(estimator: object) -> dict[str, str]:
     return EXPECTED_FAILURES.get(type(estimator).__name__, {})
 
 
-def test_few_failures_are_expected() -> None:
-    assert sum(len(checks) for checks in EXPECTED_FAILURES.values()) <= 3
-
-
-def test_the_checks_of_the_fit_are_known_to_scikit_learn() -> None:
-    known = {check.func.__name__ for e in DEFAULTS for _, check in estimator_checks_generator(e, mark=None)}
-    assert known >= DEPEND_ON_THE_FIT
-
-
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
 @parametrize_with_checks(DEFAULTS, expected_failed_checks=expected_failures)
 def test_scikit_learn_checks(estimator: object, check: object) -> None:

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize, minimize_scalar
 from sklearn.datasets import load_iris, make_circles, make_classification
-from sklearn.metrics.pairwise import rbf_kernel
 from sklearn.svm import SVC
 
 from compensate.estimators import SlackSVC
@@ -43,14 +42,6 @@ def test_equals_the_quadratic_program(n: int, d: int, separation: float, C: floa
     np.testing.assert_allclose(ours.slacks_, np.maximum(1 - (2 * y - 1) * ours.decision_function(X), 0), atol=1e-7)
 
 
-@pytest.mark.parametrize("C", [1e4, 1e6])
-def test_huge_penalty_is_the_hard_margin(C: float) -> None:
-    X, y = problem(40, 60, 1.0)
-    ours, theirs = SlackSVC(C=C).fit(X, y), SVC(kernel="linear", C=C, tol=1e-8).fit(X, y)
-    np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=1e-6)
-    assert ours.slacks_.max() < 1e-6
-
-
 def test_sample_and_class_weights_are_those_of_libsvm() -> None:
     X, y = problem(80, 3, 0.5)
     w = np.random.default_rng(0).uniform(0, 3, size=80) * (np.arange(80) % 7 > 0)
@@ -68,21 +59,6 @@ def test_exact_kernel_is_libsvm(kernel: str, params: dict[str, float]) -> None:
     fresh = np.random.default_rng(0).normal(size=(50, 2))
     np.testing.assert_allclose(ours.decision_function(fresh), theirs.decision_function(fresh), atol=1e-4)
     assert not hasattr(ours, "coef_")
-
-
-def test_scaled_gamma_is_libsvms() -> None:
-    X, y = make_circles(80, noise=0.15, factor=0.5, random_state=0)
-    ours, theirs = SlackSVC(kernel="rbf").fit(X, y), SVC(kernel="rbf", tol=1e-7).fit(X, y)
-    np.testing.assert_allclose(ours.decision_function(X), theirs.decision_function(X), atol=1e-4)
-
-
-def test_random_features_come_near_the_exact_kernel() -> None:
-    X, y = make_circles(300, noise=0.1, factor=0.5, random_state=0)
-    model = SlackSVC(kernel="rbf", gamma=2.0, random_features=400, random_state=0).fit(X, y)
-    assert model.score(X, y) > 0.97
-    sampler = model._map
-    np.testing.assert_allclose(sampler(X) @ sampler(X).T, rbf_kernel(X, gamma=2.0), atol=0.3)
-    assert SlackSVC().fit(X, y).score(X, y) < 0.7
 
 
 def solve_eq32(X: np.ndarray, signs: np.ndarray, lam: float) -> float:
@@ -164,13 +140,6 @@ def test_label_compensation_finds_flipped_labels() -> None:
     assert min(gains) >= 0
 
 
-def test_label_compensation_without_wrong_labels_is_the_ordinary_machine() -> None:
-    X, y = problem(80, 3, 3.0)
-    loss, label = SlackSVC().fit(X, y), SlackSVC(compensate="label", label_penalty=10.0).fit(X, y)
-    np.testing.assert_allclose(label.coef_, loss.coef_, atol=1e-6)
-    assert not label.compensations_.any()
-
-
 @pytest.mark.parametrize(
     ("params", "message"),
     [
@@ -186,16 +155,6 @@ def test_bad_parameters(params: dict[str, object], message: str) -> None:
     X, y = problem(80, 3, 0.5)
     with pytest.raises(ValueError, match=message):
         SlackSVC(**params).fit(X, y)
-
-
-def test_bad_data() -> None:
-    X, y = problem(80, 3, 0.5)
-    with pytest.raises(ValueError, match="greater than one; got 1 class"):
-        SlackSVC().fit(X, np.zeros(80))
-    with pytest.raises(ValueError, match="Found input variables with inconsistent numbers of samples"):
-        SlackSVC().fit(X, y[:-1])
-    with pytest.raises(ValueError, match="Unknown label type"):
-        SlackSVC().fit(X, y + 0.123)
 
 
 @pytest.mark.parametrize("compensate", ["loss", "label"])

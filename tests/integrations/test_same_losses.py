@@ -48,10 +48,3 @@ def test_gradient_accumulation_leaves_tables_and_clock_alone(framework, method, 
     np.testing.assert_allclose(losses, expected, rtol=1e-4, atol=1e-5)
     assert_same(criterion, expected_criterion)
     assert int(criterion.step) == int(criterion.total) == 12
-
-
-def test_accumulation_changes_the_losses():
-    """Else the test above would show nothing."""
-    one, _ = plain(METHODS["logcomp"]())
-    two, _ = plain(METHODS["logcomp"](), accumulate=2)
-    assert np.abs(np.array(one) - two).max() > 1e-3

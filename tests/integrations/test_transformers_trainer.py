@@ -14,11 +14,10 @@ pytest.importorskip("skorch")
 
 import transformers
 from integrations_runs import hf_trainer, rows
-from loops import BATCH, FEATURES, METHODS, RATE, SCHEDULED, C, N, assert_same, bert, plain, words
+from loops import BATCH, FEATURES, METHODS, RATE, C, N, assert_same, bert, plain, words
 
-from compensate import Compensated, InputError, methods
-from compensate.integrations.transformers import CompensatedTrainer, IndexCollator
-from compensate.terms import Sample
+from compensate import InputError, methods
+from compensate.integrations.transformers import IndexCollator
 
 
 def logcomp(n=N):
@@ -64,22 +63,6 @@ def test_a_checkpoint_of_another_trainer_or_criterion(tmp_path):
         hf_trainer(logcomp(), tmp_path).train(resume_from_checkpoint=True)
 
 
-def test_resumed_with_samples_in_another_order(tmp_path):
-    hf_trainer(logcomp(), tmp_path, epochs=1, arguments={"save_strategy": "epoch"}).train()
-    anew = rows().remove_columns("index").select(range(N - 1, -1, -1))
-    from compensate.integrations.transformers import add_index
-
-    with pytest.raises(InputError, match="no longer names the same sample"):
-        hf_trainer(logcomp(), tmp_path, data=add_index(anew)).train(resume_from_checkpoint=True)
-
-
-def test_a_criterion_that_was_used_before(tmp_path):
-    criterion = logcomp()
-    hf_trainer(criterion, tmp_path, epochs=1).train()
-    with pytest.warns(UserWarning, match="has been trained for 4 steps already"):
-        hf_trainer(criterion, tmp_path, epochs=1).train()
-
-
 # --- the index ------------------------------------------------------------------------------------------------
 
 
@@ -90,12 +73,6 @@ def test_the_trainer_drops_no_index_and_shuffling_carries_it(tmp_path):
     hf_trainer(criterion, tmp_path, data=rows().shuffle(seed=1), arguments=arguments).train()
     assert criterion.record.visits.tolist() == [3.0] * N
     assert criterion.index_check.given.tolist() == words()[1].tolist()
-
-
-def test_a_list_of_samples_is_a_data_set_too(tmp_path):
-    criterion = logcomp()
-    hf_trainer(criterion, tmp_path, data=list(rows()), epochs=1).train()
-    assert criterion.record.visits.tolist() == [1.0] * N
 
 
 @pytest.mark.parametrize("keep", ["removed", "formatted"])
@@ -113,12 +90,6 @@ def test_the_index_is_dropped_before(keep, tmp_path):
     assert len(made.losses) == 4
 
 
-def test_the_index_has_another_name(tmp_path):
-    criterion = logcomp()
-    hf_trainer(criterion, tmp_path, data=rows().rename_column("index", "row"), index_column="row", epochs=1).train()
-    assert criterion.record.visits.tolist() == [1.0] * N
-
-
 def test_an_index_that_is_given_out_anew(tmp_path):
     def place_in_batch(samples):
         batch = transformers.default_data_collator([{k: v for k, v in s.items() if k != "index"} for s in samples])
@@ -130,13 +101,6 @@ def test_an_index_that_is_given_out_anew(tmp_path):
     made.data_collator = place_in_batch
     with pytest.raises(InputError, match=r"index \d+ came with label"):
         made.train()
-
-
-def test_more_samples_than_rows_and_missing_labels(tmp_path):
-    with pytest.raises(InputError, match=r"outside 0\.\.9"):
-        hf_trainer(logcomp(10), tmp_path).train()
-    with pytest.raises(InputError, match='no "labels"'):
-        hf_trainer(logcomp(), tmp_path, data=rows().remove_columns("labels")).train()
 
 
 def test_the_collator_around_one_that_pads():
@@ -156,22 +120,6 @@ def test_the_collator_around_one_that_pads():
 
 
 # --- the criterion --------------------------------------------------------------------------------------------
-
-
-def test_two_losses_at_once(tmp_path):
-    with pytest.raises(InputError, match=r"label_smoothing_factor is 0\.1"):
-        hf_trainer(logcomp(), tmp_path, arguments={"label_smoothing_factor": 0.1})
-    with pytest.raises(InputError, match="compute_loss_func and criterion"):
-        hf_trainer(logcomp(), tmp_path, compute_loss_func=lambda *a, **k: 0)
-    with pytest.raises(InputError, match="CrossEntropyLoss; expected one of compensate"):
-        hf_trainer(torch.nn.CrossEntropyLoss(), tmp_path)
-
-
-def test_parameters_without_a_mover(tmp_path):
-    with pytest.raises(InputError, match="Pass clean=DataLoader"):
-        hf_trainer(methods.meta_logit(num_samples=N, num_classes=C), tmp_path).train()
-    with pytest.raises(InputError, match="none holds its weight"):
-        hf_trainer(Compensated(logit=Sample(N, C, update="manual")), tmp_path).train()
 
 
 def test_meta_steps_are_taken(tmp_path):
@@ -200,32 +148,7 @@ def test_meta_steps_are_taken(tmp_path):
     assert_same(criterion, expected, rtol=1e-3)
 
 
-def test_the_criterion_is_moved_to_the_device(tmp_path):
-    criterion = logcomp()
-    made = hf_trainer(criterion, tmp_path, epochs=1)
-    made.train()
-    criterion.to("meta")
-    batch = next(iter(made.get_train_dataloader()))
-    with pytest.raises(InputError, match="the criterion is on meta"):
-        made.compute_loss(made.model.train(), batch)
-
-
-def test_a_model_that_is_no_classifier(tmp_path):
-    model = transformers.BertModel(bert().config)
-    with pytest.raises(InputError, match="without logits"):
-        hf_trainer(logcomp(), tmp_path, model=model).train()
-
-
 # --- time -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("arguments", "total"), [
-    ({"max_steps": 3}, 3), ({"max_steps": 3, "gradient_accumulation_steps": 3}, 7), ({"num_train_epochs": 1.5}, 6),
-])  # fmt: skip
-def test_the_clock_counts_batches(arguments, total, tmp_path):
-    criterion = SCHEDULED["scheduled"]()
-    hf_trainer(criterion, tmp_path, arguments=arguments).train()
-    assert int(criterion.step) == int(criterion.total) == total
 
 
 def test_a_stream_has_passes_though_it_has_no_length(tmp_path):
@@ -255,13 +178,3 @@ def test_evaluation_gives_the_plain_loss_and_moves_nothing(method, numbered, tmp
     last = [entry["eval_loss"] for entry in made.state.log_history if "eval_loss" in entry][-1]
     assert last == pytest.approx(float(torch.nn.functional.cross_entropy(net(ids), target).detach()), rel=1e-3)
     assert made.predict(data).predictions.shape == (N, C)
-
-
-def test_suspects_and_a_stored_model(tmp_path):
-    made, expected = hf_trainer(logcomp(), tmp_path), logcomp()
-    made.train()
-    plain(expected)
-    assert isinstance(made, CompensatedTrainer)
-    assert made.criterion.suspects(top=5).index.tolist() == expected.suspects(top=5).index.tolist()
-    made.save_model(str(tmp_path / "final"))
-    assert {p.name for p in (tmp_path / "final" / "compensate").iterdir()} == {"step-12.json", "step-12.safetensors"}

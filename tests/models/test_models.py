@@ -141,14 +141,6 @@ def test_resnet_block_by_hand():
     assert torch.allclose(block(x), (f + short).clamp(min=0))
 
 
-def test_normalize_is_inside_the_model():
-    model = ResNet(8, 10, mean=[0.1, 0.2, 0.3], std=[0.5, 0.6, 0.7]).eval()
-    x = images()
-    by_hand = torch.stack([(x[:, c] - m) / s for c, (m, s) in enumerate([(0.1, 0.5), (0.2, 0.6), (0.3, 0.7)])], 1)
-    assert torch.allclose(model.normalize(x), by_hand)
-    assert torch.equal(model.embed(x), x), "perturbations are in pixels"
-
-
 def test_bilstm_equals_a_packed_two_way_lstm():
     torch.manual_seed(1)
     model = BiLSTM(20, 2, size=6, hidden=4).eval()
@@ -167,36 +159,6 @@ def test_bilstm_equals_a_packed_two_way_lstm():
         score = torch.tanh(row[:n]) @ model.attention.weight[0]
         expected.append(torch.tanh(score.softmax(0) @ row[:n]))
     assert torch.allclose(model.features(e), torch.stack(expected), atol=1e-6)
-
-
-def test_bilstm_ignores_how_much_padding_there_is():
-    torch.manual_seed(1)
-    model = BiLSTM(20, 2, size=6, hidden=4).eval()
-    x = tokens()
-    longer = F.pad(x, (0, 5))
-    assert torch.allclose(model(x), model(longer), atol=1e-6)
-    assert torch.allclose(model(x)[1:2], model(x[1:2, :2]), atol=1e-6)
-    assert torch.equal(model.padding(x), x == 0)
-    assert model(torch.zeros(1, 3, dtype=torch.long)).isfinite().all(), "a text without a word"
-
-
-def test_bilstm_padding_never_learns():
-    model = BiLSTM(20, 2, size=6, hidden=4)
-    opt = torch.optim.SGD(model.parameters(), lr=1.0)
-    for _ in range(3):
-        opt.zero_grad()
-        F.cross_entropy(model(tokens()), torch.tensor([0, 1, 0])).backward()
-        opt.step()
-    assert model.embedding.weight[0].eq(0).all()
-
-
-def test_bilstm_takes_vectors():
-    vectors = np.random.default_rng(0).normal(size=(20, 7)).astype(np.float32)
-    model = BiLSTM(20, 2, hidden=4, vectors=vectors, train_vectors=False)
-    assert torch.equal(model.embedding.weight[1:], torch.from_numpy(vectors[1:]))
-    assert not model.embedding.weight.requires_grad
-    with pytest.raises(InputError, match="one a token id"):
-        BiLSTM(19, 2, vectors=vectors)
 
 
 def test_staged_equals_and_shares_the_user_s_model():

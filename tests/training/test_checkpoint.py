@@ -127,20 +127,3 @@ def test_a_head_that_is_json_and_no_checkpoint_is_passed_over(tmp_path, head):
 def test_what_is_no_value_is_refused_by_its_place(tmp_path):
     with pytest.raises(InputError, match="cannot hold a set"):
         checkpoint.save_checkpoint(tmp_path, 1, {"a": [{1, 2}]})
-
-
-def test_weights_alone(tmp_path):
-    checkpoint.save_weights(tmp_path / "m.safetensors", {"w": torch.arange(3.0)})
-    assert torch.equal(checkpoint.load_weights(tmp_path / "m.safetensors")["w"], torch.arange(3.0))
-    (tmp_path / "m.safetensors").write_bytes(b"nonsense")
-    with pytest.raises(InputError, match="damaged"):
-        checkpoint.load_weights(tmp_path / "m.safetensors")
-    with pytest.raises(InputError, match="no file"):
-        checkpoint.load_weights(tmp_path / "n.safetensors")
-
-
-def test_random_numbers_go_on_where_they_were():
-    state = checkpoint.random_state()
-    expected = torch.rand(5)
-    checkpoint.set_random_state(state)
-    assert torch.equal(torch.rand(5), expected)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
-
 import numpy as np
 import pytest
 from scipy import stats
@@ -39,14 +36,6 @@ def test_means_deviations_and_differences_pair_the_seeds():
     assert ours.last == pytest.approx((np.mean(b), np.std(b, ddof=1)))
     assert ours.difference[0] == pytest.approx(np.mean(np.subtract(b, a)))
     assert ours.difference[1] < ours.difference[0] < ours.difference[2]
-
-
-def test_one_seed_has_no_interval_and_no_deviation(tmp_path):
-    rows = comparison.comparison_table([run("base", 0, 0.8), run("gce", 0, 0.7)], ["base", "gce"], "base")
-    assert math.isnan(rows[0].last[1])
-    assert math.isnan(rows[1].difference[1])
-    stored = comparison.store(tmp_path, Config(), [run("base", 0, 0.8)], rows, "base")
-    assert json.loads(stored.read_text())["table"][1]["difference"][1:] == [None, None]
 
 
 def test_all_methods_train_on_the_same_samples_even_if_one_needs_clean_ones():
