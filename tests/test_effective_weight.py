@@ -64,15 +64,6 @@ def test_a_loss_of_the_given_probability_is_a_weight(make, weight):
 # --- 2. a shift of the given logit is a weight, and every weight is such a shift --------------------------------
 
 
-def test_a_shift_of_the_given_logit_is_a_weight():
-    u, y, p = case()
-    shift = torch.randn(40, dtype=torch.float64)
-    weight, cosine = measured(Compensated(logit=lambda s: shift[:, None] * s.y), u, y)
-    after = torch.sigmoid(torch.logit(p) + shift)
-    torch.testing.assert_close(weight, (1 - after) / (1 - p))
-    torch.testing.assert_close(cosine, ones())
-
-
 @pytest.mark.parametrize("make", [lambda: methods.gce(q=0.7), lambda: methods.focal(gamma=2.0)], ids=["gce", "focal"])
 def test_every_weight_is_a_shift_of_the_given_logit(make):
     """As long as the gradient would not be longer than any gradient of cross entropy: w (1 - p) < 1."""
@@ -104,11 +95,3 @@ def test_logcomp_at_rest_is_the_weight_that_clips_doubt():
 
 
 # --- 6. losses and gradients -------------------------------------------------------------------------------------
-
-
-def test_clipped_gradients_are_a_weight():
-    u, y, _ = case()
-    length = (u.detach().softmax(-1) - F.one_hot(y, 4)).norm(dim=-1)
-    weight, cosine = measured(methods.gradient_clip(c=0.5), u, y)
-    torch.testing.assert_close(weight, (0.5 / length).clamp(max=1))
-    torch.testing.assert_close(cosine, ones())

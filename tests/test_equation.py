@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from compensate import Compensated, InputError
-from compensate.core.taxonomy import measured
 from compensate.terms import (
     L1,
     Ball,
@@ -145,14 +144,6 @@ def test_half_precision_predictions_stay_finite():
     assert grad.isfinite().all()
 
 
-def test_terms_of_one_target_are_added_in_order():
-    seen = []
-    first, second = torch.tensor([[1.0, 0.0, 0.0]]), torch.tensor([[0.0, 1.0, 0.0]])
-    criterion = Compensated(logit=(lambda s: first, lambda s: seen.append(s.du.clone()) or second))
-    assert torch.allclose(criterion(U, Y), F.cross_entropy(U + first + second, Y))
-    assert torch.equal(seen[0], first)
-
-
 def test_evaluation_mode_is_the_plain_loss_and_moves_nothing(tiny, batch):
     x, y, i = batch
     table = Sample(9, 3, penalty=L1(0.1), init=1.0)
@@ -221,13 +212,6 @@ def test_repr_is_the_equation_with_numbers_taxonomy_and_memory():
     assert "Sample(1000 x 10, L1(0.1), lr=1, prox)" in text
     assert "logit+label · mixed · regularized+prior · sample" in text
     assert "holds 40 kB" in text
-
-
-def test_measured_direction_of_each_sample():
-    criterion = Compensated(logit=Where(above(1.0), Pull(1.0)))
-    u = torch.tensor([[3.0, 0.8, 0.2], [4.0, 0.0, 0.0]])
-    s = criterion.evaluate(nn.Identity(), u, torch.tensor([1, 0]))
-    assert measured(s).tolist() == [-1.0, 0.0]
 
 
 def test_forgotten_epoch_end_warns():

@@ -8,8 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from compensate import METHODS, Compensated, InputError, methods
-from compensate.core import views
-from compensate.core.layout import Places
 from compensate.terms import (
     L1,
     Adversarial,
@@ -132,18 +130,6 @@ def test_methods_on_inputs_run_with_a_row_for_each_sample_or_say_why_not(name):
         assert len(s.dx) == B
 
 
-@pytest.mark.parametrize("name", VIEWS)
-def test_views_that_leave_places_where_they_are_run(name):
-    x, y, _ = batch()
-    index = torch.arange(ROWS).reshape(B, *PLACES)
-    with pytest.raises(InputError, match="would not move along"):
-        made(name).evaluate(DenseNet(), x, y, index)
-    criterion = METHODS[name].make(**SIZES, views=(views.blurred, views.darkened)).start(10)
-    s = criterion.evaluate(DenseNet(), x, y, torch.arange(B) if "view" in criterion.terms else index)
-    s.loss.backward()
-    assert s.loss.isfinite()
-
-
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("weight", [None, torch.tensor([0.5, 2.0, 1.0])])
 @pytest.mark.parametrize("soft", [False, True])
@@ -155,15 +141,6 @@ def test_without_terms_it_is_torchs_loss(reduction, weight, soft):
     torch.testing.assert_close(found, expected)
     ours, theirs = (torch.autograd.grad(loss.sum(), u)[0] for loss in (found, expected))
     torch.testing.assert_close(ours, theirs)
-
-
-@pytest.mark.parametrize("shape", [(), (5,), (2, 3), (2, 1, 3)])
-def test_rows_come_back_to_their_places(shape):
-    u = torch.randn(4, 3, *shape)
-    places = Places(torch.zeros(4, *shape, dtype=torch.long))
-    assert torch.equal(places.back(places.rows(u)), u)
-    assert places.rows(u).shape == (4 * places.each, 3)
-    assert torch.equal(places.back(places.rows(u)[:, 1]), u[:, 1])
 
 
 def test_a_sample_takes_one_step_by_the_mean_over_its_places():

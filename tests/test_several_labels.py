@@ -120,17 +120,6 @@ def test_logcomp_keeps_a_number_for_each_label_of_each_sample(given):
     assert torch.tensor(v).abs().max() > 0.5
 
 
-def test_logcomp_ends_at_its_closed_form(given):
-    u, y, i = given
-    lam = 0.2
-    criterion = methods.logcomp(num_samples=N, num_classes=C, lam=lam, lr=1.0, base="bce").double()
-    for _ in range(400):
-        criterion(u, y, i)
-    sign = 2 * y - 1
-    best = sign * (math.log((1 - lam) / lam) - sign * u).clamp(min=0)
-    torch.testing.assert_close(next(criterion.tables()).dense().reshape(N, C)[i], best, rtol=1e-3, atol=1e-3)
-
-
 @pytest.mark.parametrize("by", ["probability", "share"])
 def test_lpl_shifts_badly_learned_labels_up_their_loss_and_others_down(by, given):
     u, y, _ = given
@@ -267,18 +256,6 @@ def test_suspects_are_pairs_of_sample_and_label(name):
     assert {*zip(found.index.tolist(), found.label.tolist(), strict=True)} == {*planted}
     assert found.suggested.tolist() == [int(right[a, c]) for a, c in zip(found.index, found.label, strict=True)]
     assert "label" in repr(found)
-
-
-def test_state_is_resumed(given):
-    u, y, i = given
-    first = METHODS["logcomp"].make(**SIZES, base="bce", warmup=2.0).double()
-    for _ in range(3):
-        first(u, y, i)
-    second = METHODS["logcomp"].make(**SIZES, base="bce", warmup=2.0).double()
-    second.load_state_dict(first.state_dict())
-    assert torch.equal(first(u, y, i), second(u, y, i))
-    for (key, a), b in zip(first.state_dict().items(), second.state_dict().values(), strict=True):
-        assert torch.equal(a, b), key
 
 
 def test_a_category_is_a_label_and_inputs_belong_to_samples(given):

@@ -119,23 +119,6 @@ def test_a_row_that_widens_and_narrows_moves_from_slab_to_slab_and_gives_its_roo
     assert store.nbytes == empty
 
 
-def test_memory_follows_the_rows_that_are_left():
-    store = Sparse(200_000, 50)
-    rows = np.zeros((200_000, 50), np.float32)
-    rows[:, 3] = 1.0
-    store.write(np.arange(200_000), rows)
-    full = store.nbytes
-    rng = np.random.default_rng(0)
-    gone = rng.permutation(200_000)[:190_000]
-    for part in np.array_split(gone, 50):
-        store.write(part, np.zeros((len(part), 50), np.float32))
-    left = np.setdiff1d(np.arange(200_000), gone)
-    np.testing.assert_array_equal(store.read(left), rows[left])
-    assert store.filled == 10_000
-    pointers = 4 * 200_000
-    assert store.nbytes - pointers < 0.15 * (full - pointers)
-
-
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 

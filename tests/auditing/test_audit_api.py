@@ -42,13 +42,6 @@ def test_wrong_labels_are_found_and_corrected(found):
     np.testing.assert_array_equal(found.given, given)
 
 
-def test_the_same_seed_gives_the_same_audit():
-    x, given, _, _ = blobs(200)
-    first, second = (audit(x, given, seed=5) for _ in range(2))
-    np.testing.assert_array_equal(first.log_odds, second.log_odds)
-    assert not np.array_equal(first.log_odds, audit(x, given, seed=6).log_odds)
-
-
 def test_it_survives_the_disk(found, tmp_path):
     loaded = Audit.load(found.save(tmp_path / "audit"))
     pd.testing.assert_frame_equal(loaded.suspects, found.suspects)
@@ -82,18 +75,6 @@ def test_cleanlab_reads_it(found):
     score = rank.get_label_quality_scores(form["labels"], form["pred_probs"])
     _, _, _, wrong = blobs()
     assert score[wrong].mean() < 0.5 < score[~wrong].mean()
-
-
-def test_texts_are_audited():
-    rng = np.random.default_rng(0)
-    words = {0: ["good", "great", "fine", "lovely"], 1: ["bad", "awful", "poor", "dull"]}
-    true = rng.integers(2, size=400)
-    texts = [" ".join(rng.choice(words[t] + ["film", "a", "the", "plot"], size=8)) for t in true]
-    wrong = rng.random(400) < 0.1
-    found = audit(texts, np.where(wrong, 1 - true, true), encoder="none")
-    assert found.kind == "text"
-    assert wrong[found.mask].mean() > 0.8
-    assert found.mask[wrong].mean() > 0.8
 
 
 def test_probabilities_are_enough():
@@ -151,13 +132,6 @@ def test_no_labels_is_an_error():
         audit(data)
     with pytest.raises(InputError, match="pass them too"):
         audit(np.zeros((50, 2)))
-
-
-def test_a_missing_label_column_names_the_nearest(tmp_path):
-    path = tmp_path / "a.csv"
-    path.write_text("x,sentiment\n" + "".join(f"{i},{'ab'[i % 2]}\n" for i in range(40)))
-    with pytest.raises(InputError, match='did you mean "sentiment"'):
-        audit(path, label="sentimen")
 
 
 def test_a_lone_sample_is_named_and_not_flagged():

@@ -20,9 +20,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compensate.auditing.decisions import Correction, apply_corrections, changes, read_corrections, write_corrections
+from compensate.auditing.decisions import Correction, apply_corrections, read_corrections, write_corrections
 from compensate.auditing.digests import digest_frame, digest_source, digest_text
-from compensate.auditing.write_back import Dialect, find_cells, guard, unguard
+from compensate.auditing.write_back import guard, unguard
 from compensate.data.tables import read_frame
 from compensate.errors import InputError
 
@@ -117,14 +117,6 @@ def test_the_corrected_table_differs_in_the_changed_cells_only(
     assert applied.rows == len(rows)
     again = read_frame(applied.path, delimiter=delimiter)
     assert list(again["label"]) == [new.get(i, label) for i, label in enumerate(old)]
-
-
-def test_cells_are_where_the_csv_module_sees_them() -> None:
-    text = 'a,label,b\r\n1,"x, ""y""",2\r\n\r\n  \r\n3,z z,"line\nline"\r\n4,,5'
-    spans = find_cells(text, 1, Dialect(","))
-    found = [Dialect(",").value(text[slice(*span)]) for span in spans if span]
-    expected = [row[1] for row in csv.reader(io.StringIO(text, newline="")) if len(row) == 3][1:]
-    assert found == expected == ['x, "y"', "z z", ""]
 
 
 def pets(folder: Path) -> Path:
@@ -382,11 +374,6 @@ def test_a_file_that_cannot_be_used_says_why(tmp_path: Path, text: str, message:
     (tmp_path / "c.csv").write_text(text)
     with pytest.raises(InputError, match=message):
         read_corrections(tmp_path / "c.csv")
-
-
-def test_a_row_beyond_the_data_is_refused() -> None:
-    with pytest.raises(InputError, match=r"row 2, and a\.csv has the rows 0 to 1"):
-        changes(["x", "y"], [Correction(2, "x", "accept", "y")], "a.csv")
 
 
 def test_a_class_that_begins_with_a_tab_is_written_as_it_was(tmp_path: Path) -> None:

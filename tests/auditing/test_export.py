@@ -290,14 +290,6 @@ def test_a_data_set_keeps_the_names_of_the_classes(found: Audit) -> None:
     np.testing.assert_allclose(again.p_error, found.p_error)
 
 
-def test_the_form_of_cleanlab_is_that_of_its_datalab(found: Audit) -> None:
-    filters = pytest.importorskip("cleanlab.filter")
-    form = found.to_cleanlab()
-    assert list(form["issues"].columns) == ["is_label_issue", "label_score", "given_label", "predicted_label"]
-    theirs = filters.find_label_issues(form["labels"], form["pred_probs"])
-    assert theirs[list(WRONG)].all()
-
-
 # --- the command line -----------------------------------------------------------------------------------------
 
 

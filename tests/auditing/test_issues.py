@@ -20,8 +20,8 @@ from compensate.auditing.api import audit
 from compensate.auditing.issues import COLUMNS, KINDS, find_issues, neighbors, summary
 from compensate.auditing.issues.duplicates import SIMILAR_IMAGES, jaccard, sequences, text_pairs
 from compensate.auditing.issues.image_copies import image_pairs, shrunk
-from compensate.auditing.issues.neighbors import _smallest, nearest_rows
-from compensate.auditing.issues.samples import language, odd_images, oddity, other_languages, outliers, predicts
+from compensate.auditing.issues.neighbors import nearest_rows
+from compensate.auditing.issues.samples import language, odd_images, oddity, other_languages, predicts
 from compensate.auditing.page.contents import page_of
 from compensate.auditing.result import Audit
 from compensate.cli import app
@@ -55,13 +55,6 @@ def test_neighbors_are_those_of_a_plain_search() -> None:
     np.fill_diagonal(apart, np.inf)
     np.testing.assert_allclose(far, np.sort(apart, axis=1)[:, :4], rtol=1e-3, atol=1e-3)
     np.testing.assert_allclose(np.take_along_axis(apart, who, 1), far, rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize(("k", "each"), [(1, 32), (10, 8), (10, 1), (3, 32)])
-def test_the_smallest_of_each_row_are_those_of_a_sort(k: int, each: int) -> None:
-    values = np.random.default_rng(0).integers(0, 40, size=(50, 320)).astype(np.float32)  # many are equal
-    found = np.take_along_axis(values, _smallest(values, k, each), 1)
-    np.testing.assert_array_equal(found, np.sort(values, axis=1)[:, :k])
 
 
 def test_in_cells_nearly_all_copies_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,14 +213,6 @@ def test_dark_bright_and_blank_pictures_are_named() -> None:
 
 
 # --- rows and columns -----------------------------------------------------------------------------------------
-
-
-def test_a_row_far_from_all_others_is_an_outlier() -> None:
-    x = np.random.default_rng(0).normal(size=(500, 4)).astype(np.float32)
-    x[7] = 25
-    found = list(outliers(x))
-    assert max(found, key=lambda f: f[1])[0] == 7
-    assert len(found) <= 5
 
 
 def test_oddity_is_the_mean_of_two_deviations_from_the_usual_distance() -> None:

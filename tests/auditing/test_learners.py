@@ -13,7 +13,6 @@ from compensate.auditing.learners import (
     _first_copies,
     assign_folds,
     content_keys,
-    judge_divisions,
     judge_view,
 )
 
@@ -79,18 +78,6 @@ def test_no_row_is_judged_by_its_own_label(sparse):
     assert set(before.log_p) == {"logcomp", "transitions", *(["naive Bayes"] if sparse else ["neighbors", "trees"])}
 
 
-def test_predictions_of_several_divisions_into_folds_are_averaged():
-    rng = np.random.default_rng(3)
-    labels = rng.integers(0, 2, 80)
-    view = View("features", (rng.normal(size=(80, 4)) + labels[:, None]).astype(np.float32))
-    divisions = [assign_folds(labels, draw=k) for k in range(2)]
-    assert (divisions[0] != divisions[1]).any()
-    each = [judge_view(view, labels, folds, 5, 2).log_p["logcomp"] for folds in divisions]
-    mean = np.exp(np.mean(each, 0))
-    found = judge_divisions(view, labels, divisions, 5, 2)
-    np.testing.assert_allclose(np.exp(found.log_p["logcomp"]), mean / mean.sum(1, keepdims=True), atol=1e-5)
-
-
 def test_rows_without_a_label_are_predicted_and_teach_nothing():
     x, y = classified(apart=2.0)
     given = y.copy()
@@ -109,17 +96,6 @@ def test_a_class_that_a_fold_does_not_see_has_a_small_probability_there():
     for name, log_p in judge_view(View("view", x, x), y, folds, 5, 3).log_p.items():
         assert np.isfinite(log_p).all(), name
         assert np.exp(log_p[2:, 2]).mean() < 0.1, name
-
-
-def test_transitions_have_the_direction_of_the_errors():
-    """A quarter of class 0 is written as 1, nothing the other way."""
-    x, true = classified(600, apart=2.0)
-    given = np.where((true == 0) & (np.random.default_rng(1).random(600) < 0.25), 1, true)
-    a = judge_view(View("view", x), given, assign_folds(given), 5, 3).transition
-    np.testing.assert_allclose(a.sum(1), 1, atol=1e-6)
-    assert a[0, 1] > 0.1
-    assert a[0, 1] > 4 * a[1, 0]
-    assert a[0, 1] > 4 * a[0, 2]
 
 
 def test_a_trusted_label_is_learned_from_in_full():

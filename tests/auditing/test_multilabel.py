@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from compensate.auditing.api import audit
-from compensate.auditing.decisions import Correction, apply_corrections, read_corrections, write_corrections
+from compensate.auditing.decisions import Correction, apply_corrections
 from compensate.auditing.labels.sets import label_sets, labels_in, predict_labels
 from compensate.errors import InputError
 
@@ -121,16 +121,6 @@ def test_other_labels_of_a_row_tell_of_a_label_that_the_text_does_not_name() -> 
     log_q, _, weights = predict_labels([View("noise", noise)], given, np.arange(300) % 5)
     assert ((log_q[..., 1] > log_q[..., 0])[:, 0] != given[:, 0])[wrong[:, 0]].mean() > 0.9
     assert max(weights, key=weights.__getitem__).startswith("other labels")
-
-
-def test_corrections_of_parts_are_written_and_read_as_they_are(tmp_path: Path) -> None:
-    made = (
-        Correction(3, "absent", "accept", "present", part="label 1 =cmd()"),
-        Correction(4, "present", "skip", "", part="label 2 b"),
-    )
-    write_corrections(tmp_path / "c.csv", made)
-    assert read_corrections(tmp_path / "c.csv") == made
-    assert "part" not in (tmp_path / "c.csv").read_text().split("\n")[1]
 
 
 @pytest.mark.parametrize(

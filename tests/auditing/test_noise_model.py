@@ -85,15 +85,6 @@ def test_what_is_said_of_given_labels_are_distributions_in_which_most_of_a_class
     np.testing.assert_allclose(total, 1)
 
 
-def test_learned_directions_tell_which_of_two_doubtful_labels_is_wrong():
-    """Where 1 is often written for 0 and never the other way, a doubtful 1 is likelier wrong than a doubtful 0."""
-    log_q, true = posterior(2, sure=1.0)
-    transition = np.array([[0.7, 0.3], [0.0, 1.0]])
-    found = judge(log_q, true, transition)
-    doubtful = np.abs(log_q[:, 0] - log_q[:, 1]) < 0.5
-    assert found.p_error[doubtful & (true == 1)].mean() > 3 * found.p_error[doubtful & (true == 0)].mean()
-
-
 @settings(max_examples=25, deadline=None)
 @given(
     classes=st.integers(2, 5), size=st.integers(20, 60), sure=st.floats(0, 40), wrong=st.floats(0, 1),
@@ -132,19 +123,6 @@ def test_the_weight_of_a_learner_follows_what_it_knows():
     assert sum(shares(weights).values()) == pytest.approx(1)
     np.testing.assert_allclose(np.exp(pooled).sum(1), 1, rtol=1e-6)
     np.testing.assert_allclose(np.exp(pooled), np.exp(log_q), atol=0.1)
-
-
-def test_two_halves_of_the_evidence_add_up():
-    """Two learners that see independent parts: the pooled log loss is below that of either."""
-    rng = np.random.default_rng(0)
-    true = rng.integers(2, size=SIZE)
-    parts = {name: rng.normal(size=SIZE) + 1.5 * (2 * true - 1) for name in "ab"}
-    log_p = {name: log_softmax(np.stack([-1.5 * z, 1.5 * z], 1), 1) for name, z in parts.items()}
-    pooled, weights = pool(log_p, true)
-    rows = np.arange(SIZE)
-    losses = [-values[rows, true].mean() for values in log_p.values()]
-    assert -pooled[rows, true].mean() < 0.7 * min(losses)
-    assert shares(weights) == pytest.approx({"a": 0.5, "b": 0.5}, abs=0.1)
 
 
 def test_decided_labels_are_right_and_shift_the_others():

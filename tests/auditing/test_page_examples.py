@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import scipy.sparse as sp
-from review_pages import planted_audit, planted_regression
+from review_pages import planted_audit
 
 from compensate.auditing.page.contents import BESIDE, CERTAIN, beside
 from compensate.auditing.result import Audit
@@ -50,22 +49,3 @@ def test_copies_of_the_suspect_are_not_shown_as_examples_of_another_class() -> N
     _, suggested = beside(audit, np.array([suspect]))[suspect]
     assert len(suggested) == BESIDE
     assert not set(suggested) & set(certain.tolist())
-
-
-def test_sparse_and_dense_vectors_give_the_same_examples() -> None:
-    audit, _ = planted_audit(3)
-    rows = np.flatnonzero(audit.mask)
-    assert beside(replace(audit, vectors=sp.csr_matrix(audit.vectors)), rows) == beside(audit, rows)
-
-
-def test_values_are_compared_with_certain_rows_of_such_values() -> None:
-    audit, changed = planted_regression()
-    sides = beside(audit, np.flatnonzero(audit.mask))
-    rows = np.array([j for pair in sides.values() for side in pair for j in side])
-    assert changed[rows].mean() <= 0.01
-    nearer = [
-        abs(audit.given[j] - audit.given[i]) < abs(audit.given[j] - audit.suggested[i])
-        for i, (given, _) in sides.items()
-        for j in given
-    ]
-    assert np.mean(nearer) > 0.9

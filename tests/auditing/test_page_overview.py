@@ -7,11 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from review_pages import planted_regression, texts_page
+from review_pages import texts_page
 
 from compensate.auditing.page import ClassCount, Estimate, Page
-from compensate.auditing.page.contents import page_of as fill
-from compensate.auditing.result import Provenance
 
 CLASSES = ("bird", "cat", "dog")
 SHARP, OPEN = Estimate(0.05, 0.04, 0.06), Estimate(0.05, 0.01, 0.25)
@@ -62,24 +60,3 @@ def test_the_bar_counts_all_flags_also_those_that_are_not_on_the_page(open_page:
     tab = open_page(small(rows=90_000, all_flagged=7_312), "overview")
     assert tab.inner_text(".flag-count") == "7,312 flagged"
     assert tab.inner_text(".fact") == "7,312 labels are flagged"
-
-
-def test_quantities_have_words_of_their_own(open_page: Callable[..., Any]) -> None:
-    audit, _ = planted_regression()
-    page = fill(replace(audit, provenance=Provenance(views={"table: trees": 1.0}, agreement=0.9)))
-    tab = open_page(page, "overview")
-    text = tab.inner_text("main").replace("\xa0", " ")
-    assert "3.0 %" in tab.inner_text("h1").replace("\xa0", " ")
-    assert "of values look wrong" in text
-    assert "values are flagged" in text
-    assert "Each value was judged by models that had not seen it: table with extra trees (100 %)." in text
-    assert "Their usual error is 90 % smaller than that of the median of all values." in text
-    assert tab.locator(".heat, .pair, .bars").count() == 0
-    assert tab.locator(".dot-hot").count() == page.flagged
-    tab.click("text=Review them")
-    assert tab.inner_text(".choice.accept .choice-note").startswith("usual error ± ")
-    assert tab.inner_text(".choice.keep .choice-note").endswith("× the usual error")
-    assert tab.inner_text(".like-name >> nth=0").startswith("well predicted values near")
-    assert "label" not in tab.inner_text("main") + text
-    tab.keyboard.press("b")
-    assert "would take the suggested value" in tab.inner_text("dialog")

@@ -8,28 +8,10 @@ from typing import Any
 
 import pytest
 
-from compensate.auditing.decisions import apply_corrections, read_corrections
+from compensate.auditing.decisions import read_corrections
 from compensate.auditing.page.model import Content, Estimate, Item, Page
 
 pytestmark = pytest.mark.slow
-
-
-def labels_page() -> Page:
-    chips = (("food", True), ("law", False))
-    items = tuple(
-        Item(
-            2 * k + 1,
-            "absent",
-            "present",
-            3.0,
-            0.9,
-            True,
-            Content(text="a court", chips=chips, marked=1),
-            part=f"label {k} law",
-        )
-        for k in range(20)
-    )
-    return Page("t.csv", "text", ("absent", "present"), 40, items, Estimate(0.1, 0.0, 0.2))
 
 
 def tokens_page() -> Page:
@@ -43,25 +25,6 @@ def exported(tab: Any, folder: Path) -> Path:
         tab.click("button.export")
     download.value.save_as(folder / "corrections.csv")
     return folder / "corrections.csv"
-
-
-def test_twenty_decisions_by_keyboard_come_back_with_their_labels(
-    open_page: Callable[..., Any], tmp_path: Path
-) -> None:
-    (tmp_path / "t.csv").write_text(
-        "text,labels\n" + "".join(f"a court {k},{('x;food', 'food;x', 'food', 'food;x')[k % 4]}\n" for k in range(20))
-    )
-    tab = open_page(labels_page())
-    assert tab.locator(".set-chip.judged").inner_text().split()[-2:] == ["(absent,", "judged)"]
-    assert "row 0 · law" in tab.locator(".place").inner_text()
-    for k in range(20):
-        tab.keyboard.press("a" if k % 2 else "k")
-    decided = read_corrections(exported(tab, tmp_path))
-    assert [c.part for c in decided] == [f"label {k} law" for k in range(20)]
-    assert [c.decision for c in decided] == ["reject", "accept"] * 10
-    done = apply_corrections(tmp_path / "t.csv", decided, tmp_path / "out.csv", label="labels")
-    assert done.changed == 10
-    assert (tmp_path / "out.csv").read_text().count("food;x;law") == 10
 
 
 def test_votes_stand_above_the_item(open_page: Callable[..., Any]) -> None:

@@ -244,11 +244,3 @@ def test_storage_that_fails_is_said(open_page: Callable[..., Any]) -> None:
     tab.evaluate("() => { Storage.prototype.setItem = () => { throw new Error('full') } }")
     tab.keyboard.press("a")
     assert progress(tab) == "1 of 3 decided · not kept"
-
-
-@pytest.mark.parametrize("flagged", [2, None])
-def test_only_flagged_rows_are_asked_for_first(open_page: Callable[..., Any], flagged: int | None) -> None:
-    tab = open_page(texts_page(labels(8), classes=CLASSES, flagged=flagged))
-    assert tab.inner_text(".position") == ("1 of 2" if flagged else "1 of 8")
-    assert progress(tab).endswith("of 2 decided" if flagged else "of 8 decided")
-    assert tab.locator("text=flagged only").count() == (1 if flagged else 0)

@@ -102,9 +102,3 @@ def test_buckets_that_cannot_be_read_are_explained(
     monkeypatch.setattr(parquet, "_by_arrow", lambda scheme, bucket: Storage(answer))
     with pytest.raises(InputError, match=message):
         audit("s3://bucket/path/*.parquet")
-
-
-def test_a_damaged_file_at_an_address_is_named(in_memory: str) -> None:
-    fsspec.filesystem("memory").pipe_file("/bucket/damaged.parquet", b"PAR1 and no more")
-    with pytest.raises(InputError, match=r"memory:///bucket/damaged.parquet is damaged"):
-        audit("memory://bucket/damaged.parquet")

@@ -22,6 +22,7 @@ import pandas as pd
 import pytest
 from review_pages import texts_page
 
+from compensate import audit
 from compensate.auditing import server as review_module
 from compensate.auditing.decisions import (
     CORRECTIONS,
@@ -36,7 +37,7 @@ from compensate.auditing.decisions import (
 )
 from compensate.auditing.page import write_page
 from compensate.auditing.server import LARGEST_BODY, Review, ReviewServer
-from compensate.auditing.store import check_run_folder
+from compensate.auditing.store import check_run_folder, write_run
 from compensate.cli import app, main
 from compensate.errors import InputError
 
@@ -145,13 +146,6 @@ def test_what_could_not_be_written_is_not_found_later(tmp_path: Path, monkeypatc
         journal.record([event(2)])
     monkeypatch.undo()
     assert [c.index for c in Journal(tmp_path).decisions] == [c.index for c in journal.decisions] == [1]
-
-
-def test_a_line_that_is_no_decision_is_named(tmp_path: Path) -> None:
-    for line in (b"{}", b"no json", b"[" * 2000, event(1).line()[:-1].replace(b'"accept"', b'"perhaps"')):
-        (tmp_path / JOURNAL).write_bytes(event(1).line() + line + b"\n")
-        with pytest.raises(InputError, match="line 2 is no decision"):
-            Journal(tmp_path)
 
 
 def test_decisions_of_a_file_are_kept_under_those_of_the_journal(tmp_path: Path) -> None:
@@ -421,21 +415,6 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def test_a_page_that_is_none_is_refused(tmp_path: Path) -> None:
-    folder = made_run(tmp_path / "run")
-    page = (folder / "report.html").read_bytes()
-    for content in (
-        b"",
-        b"<html>",
-        page.replace(b'"key":', b'"kye":'),
-        page.replace(b'"given":[0', b'"given":[99'),
-        page[: page.index(b'"labels"')],
-    ):
-        (folder / "report.html").write_bytes(content)
-        with pytest.raises(InputError, match="no review page"):
-            Review(folder)
-
-
 # --- the whole way --------------------------------------------------------------------------------------------
 
 
@@ -463,6 +442,22 @@ def decide_truly(run: Path, true: np.ndarray, tab: str = "a", most: int = 1000) 
         right = review.labels[review.suggested[review.rows[row]]] == true[row]
         made.append([row, "accept" if right else "reject", None, row + 1])
     return review.journal.record(review.events({"tab": tab, "made": made}))
+
+
+def test_apply_needs_nothing_but_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    frame, true = flipped()
+    frame.to_csv("data.csv", index=False)
+    command("audit", "data.csv", "--out", "run")
+    decide_truly(Path("run"), true)
+    command("apply", "run")
+    fixed = pd.read_csv("data.fixed.csv")
+    assert (fixed["label"] != true).sum() < (frame["label"] != true).sum() / 3
+    command("audit", "data.csv", "--out", "run")
+    assert run_decisions(Path("run")), "the same data audited again keeps the decisions"
+    frame.iloc[:200].to_csv("data.csv", index=False)
+    with pytest.raises(InputError, match="decisions about other data"):
+        write_run(audit("data.csv"), Path("run"))
 
 
 def test_an_audit_with_decisions_takes_them_as_right_and_says_what_changed(

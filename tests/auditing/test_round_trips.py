@@ -140,25 +140,6 @@ def test_wrong_labels_are_found_and_corrected_in_every_format(form: Format, tmp_
     assert (again.changed, again.matched.done) == (0, 3)
 
 
-@pytest.mark.parametrize("name", ["t.jsonl", "numbers.jsonl", "truth.jsonl"])
-def test_a_corrected_jsonl_differs_in_the_values_of_the_labels_alone(name: str, tmp_path: Path) -> None:
-    form = next(form for form in FORMATS if form.name == name)
-    frame, path = table(form.kind), tmp_path / name
-    form.write(frame, path)
-    names = ["True", "False"] if form.kind is bool else ["1", "0"] if form.kind is float else ["cat", "Dögs, big"]
-    given = names[0] if str(frame["label"][41]) in (names[0], "1.0") else names[1]
-    new = names[1 - names.index(given)]
-    out = apply_corrections(path, [Correction(41, given, "accept", new)]).path
-    old, fixed = (p.read_text(encoding="utf-8").splitlines(keepends=True) for p in (path, out))
-    assert path.read_bytes()[-2:] == out.read_bytes()[-2:] == b"\r\n"
-    differ = [k for k, (a, b) in enumerate(zip(old, fixed, strict=True)) if a != b]
-    assert differ == [42], "a blank line stands before"
-    a, b = json.loads(old[42]), json.loads(fixed[42])
-    assert {k: v for k, v in a.items() if k != "label"} == {k: v for k, v in b.items() if k != "label"}
-    assert type(a["label"]) is type(b["label"])
-    assert str(b["label"]).removesuffix(".0") == new
-
-
 def test_a_new_label_in_a_jsonl_of_ascii_stays_ascii(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text('{"label": "caf\\u00e9", "x": 1}\n{"x": 2, "label": null}\n{"label": "a", "label": "b"}\n')
@@ -209,13 +190,6 @@ def test_files_of_a_table_without_a_change_are_copied(tmp_path: Path) -> None:
     same = [(tmp_path / "parts" / p.name).read_bytes() == p.read_bytes() for p in sorted(out.iterdir())]
     assert same == [True, False, True]
     assert read_frame(out)["label"][41] == "fox"
-
-
-def test_files_with_other_columns_are_no_part_of_a_table(tmp_path: Path) -> None:
-    table().to_parquet(tmp_path / "a.parquet")
-    table().rename(columns={"size": "width"}).to_parquet(tmp_path / "b.parquet")
-    with pytest.raises(InputError, match=r"b.parquet has other columns than a.parquet \(size, width\)"):
-        load(tmp_path)
 
 
 def test_a_class_that_the_saved_data_set_does_not_know_is_refused(tmp_path: Path) -> None:

@@ -91,16 +91,6 @@ def test_large_images_are_averaged_over_squares():
     np.testing.assert_allclose(view.x[5, 22], images[5, 0, side : 2 * side, side : 2 * side].mean() / 255, rtol=1e-5)
 
 
-def test_embeddings_of_the_users_take_the_place_of_the_samples():
-    texts, true = reviews(60)
-    mine = np.random.default_rng(0).normal(size=(60, 300)).astype(np.float32)
-    found = views_of(texts, true, mine)
-    (view,) = found.views
-    assert view.name == "features"
-    np.testing.assert_array_equal(view.x, mine)
-    assert view.trees is None, "of many columns, which are hardly a table"
-
-
 # --- numbers of any size --------------------------------------------------------------------------------------
 
 
@@ -134,10 +124,3 @@ def test_a_table_of_few_distinct_rows_is_audited():
     found = audit(frame, label="label", task="classification")
     assert found.config["agreement"] > 0.85
     assert average_precision_score(flipped.changed, found.log_odds) > 0.9
-
-
-@pytest.mark.parametrize("x", [np.ones((60, 4)), np.zeros((60, 1, 8, 8), np.uint8), ["a text"] * 60])
-def test_samples_that_are_all_equal_say_nothing(x):
-    found = audit(x, np.arange(60) % 2, encoder="none")
-    assert not found.mask.any()
-    assert "better than by chance" in found.notes[0]

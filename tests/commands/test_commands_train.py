@@ -130,43 +130,11 @@ def messages(path: Path, **more: list[str]) -> Path:
 BRIEF = ["--epochs", "1", "--set", "model_options.hidden=8", "--set", "test=0.25"]
 
 
-def test_a_training_says_what_it_uses_of_a_table(tmp_path):
-    path = messages(tmp_path / "m.csv")
-    lines = run("train", str(path), *BRIEF, "--quiet", "--out", str(tmp_path / "run")).splitlines()
-    assert lines[0] == (
-        f'{path}: text column "message", label column "topic" (3 classes), 40 samples to train, 4 to validate, 14 to test, '
-        "2 without a label left out, not used: nr"
-    )
-    assert lines[1] == "test labels are those of the data, wrong ones included"
-    assert re.match(r"base on bilstm, 1 epoch, \d+ s", lines[2])
-
-
 def test_test_rows_without_a_label_are_left_out(tmp_path):
     path = messages(tmp_path / "m.csv", split=["test"] * 20 + ["train"] * 40)
     lines = run("train", str(path), *BRIEF, "--out", str(tmp_path / "run")).splitlines()
     assert "36 samples to train, 4 to validate, 18 to test, 2 without a label left out" in lines[0]
     assert lines[1] == "test labels are those of the data's own test part"
-
-
-def test_a_table_of_ones_own(tmp_path):
-
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(200, 3))
-    frame = pd.DataFrame(x, columns=["a", "b", "c"]).assign(kind=np.where(x[:, 0] > 0, "yes", "no"))
-    frame.to_csv(tmp_path / "own.csv", index=False)
-    run(
-        "train",
-        str(tmp_path / "own.csv"),
-        "--label",
-        "kind",
-        "--epochs",
-        "10",
-        "--out",
-        str(tmp_path / "run"),
-        "--quiet",
-    )
-    result = json.loads((tmp_path / "run" / "result.json").read_text())["result"]
-    assert result["last"]["test_accuracy"] > 0.85
 
 
 def test_a_file_that_was_changed_is_trained_on_anew(tmp_path, monkeypatch):
@@ -240,12 +208,6 @@ def test_a_model_that_knows_nothing_lists_no_suspects(rare, tmp_path):
     assert not (tmp_path / "begun" / "suspects.csv").exists()
     run(*command, "--epochs", "20", "--out", str(tmp_path / "trained"))
     assert (tmp_path / "trained" / "suspects.csv").exists()
-
-
-def test_one_epoch_at_chance_lists_no_suspects(tmp_path):
-    command = ["train", "digits", "--method", "logcomp", "--noise", "pair:0.2", "--limit", "450", "--quiet"]
-    assert "no list of suspects" in run(*command, "--epochs", "1", "--out", str(tmp_path / "one"))
-    assert not (tmp_path / "one" / "suspects.csv").exists()
 
 
 @pytest.mark.slow

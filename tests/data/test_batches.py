@@ -53,20 +53,6 @@ def test_augmentation_of_a_sample_does_not_depend_on_its_batch():
     assert torch.equal(index, torch.from_numpy(data.index[rows]))
 
 
-def test_text_batches_hold_texts_of_one_length():
-    data = texts()
-    padding = {}
-    for shuffle in (True, False):
-        cells = [int((x == 0).sum()) for x, _, _ in batches(data, 16, shuffle=shuffle)]
-        padding[shuffle] = sum(cells) / data.x.lengths.sum()
-    assert padding[True] < 0.15
-    assert padding[False] > 0.5
-    for x, target, index in batches(data, 16):
-        for row, y, i in zip(x, target, index, strict=True):
-            assert row[row > 0].tolist() == data.x[int(i)].tolist()
-            assert y == data.target[i]
-
-
 def test_bytes_become_floats_and_the_index_is_the_source_s():
     data = pictures().subset(np.arange(5, 40))
     x, _, index = next(batches(data, 4, seed=2))

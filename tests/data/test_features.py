@@ -104,17 +104,6 @@ def test_features_do_not_see_the_label():
     assert not any("label" in name for name in (*one.linear_names, *one.tree_names))
 
 
-def test_views_of_other_data_are_refused_and_a_text_leaves_its_other_columns():
-    with pytest.raises(InputError, match="not read from a table"):
-        table_views(digits())
-    table = frame().assign(label=["yes", "no"] * 100, text=[f"a very fine film of {i}" for i in range(200)])
-    data = from_frame(table, "t").train
-    assert data.source.kind == "text"
-    views = table_views(data.subset(np.arange(50)))
-    assert views.linear.shape == (50, len(views.linear_names))
-    assert "pay" in views.tree_names
-
-
 def test_columns_are_chosen_by_name(tmp_path):
     table = frame().assign(label=["yes", "no"] * 100)
     table.to_csv(tmp_path / "t.csv", index=False)

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from compensate.data import UnclearLabel, choose_label, from_frame, load
+from compensate.data import UnclearLabel, choose_label, from_frame
 from compensate.data.label_column import joined_labels, targets
 from compensate.errors import InputError
 
@@ -76,12 +76,6 @@ def test_a_quantity_is_told_from_classes(values, quantity):
     assert len(names) == len(set(cells))
 
 
-def test_a_hundred_classes_by_number_are_classes():
-    target, names, _ = targets(np.arange(3000) % 100, None, "t", "y")
-    assert len(names) == 100
-    assert target.dtype.kind == "i"
-
-
 @pytest.mark.parametrize(
     ("cells", "sign"),
     [
@@ -99,14 +93,6 @@ def test_a_hundred_classes_by_number_are_classes():
 )
 def test_several_labels_in_a_cell_are_told_from_names_with_signs(cells, sign):
     assert joined_labels(cells) == sign
-
-
-def test_joined_labels_are_refused_with_what_to_do(tmp_path):
-    frame = table(tags=RNG.choice(["a;b", "b;c", "a", "c;a"], N))
-    frame.to_csv(tmp_path / "t.csv", index=False)
-    with pytest.raises(InputError, match=r'several labels joined by ";", such as .*get_dummies\(";"\).*--label'):
-        load(tmp_path / "t.csv", label="tags")
-    assert load(tmp_path / "t.csv", label="tags", task="classification").train.num_classes == 4
 
 
 def test_a_person_at_a_terminal_is_asked_for_the_label(monkeypatch, capsys):

@@ -14,7 +14,6 @@ from compensate.data import (
     Ragged,
     Tfidf,
     Vocabulary,
-    embedding_matrix,
     read_vectors,
     tokenize,
 )
@@ -95,20 +94,6 @@ def test_damaged_vectors(tmp_path, content, hint):
     (tmp_path / "v.txt").write_bytes(content)
     with pytest.raises(InputError, match=hint):
         read_vectors(tmp_path / "v.txt")
-
-
-def test_embedding_matrix():
-    words = Vocabulary(("the", "odd", "film"))
-    vectors = {"the": np.ones(4, np.float32), "film": -np.ones(4, np.float32)}
-    matrix = embedding_matrix(words, vectors, seed=1)
-    assert matrix.shape == (5, 4)
-    assert not matrix[0].any()
-    assert (matrix[2] == 1).all()
-    assert (matrix[4] == -1).all()
-    assert matrix[1].any()
-    assert np.array_equal(matrix, embedding_matrix(words, vectors, seed=1))
-    with pytest.raises(InputError, match="no word vectors"):
-        embedding_matrix(words, {})
 
 
 @settings(max_examples=50, deadline=None)

@@ -11,7 +11,6 @@ from saved_models import save_bert, save_vit
 
 from compensate.encoders import cache as cache_module
 from compensate.encoders import encode, encode_data
-from compensate.encoders import text as text_module
 from compensate.encoders.cache import Cache
 from compensate.encoders.text import TextEncoder, chunks
 from compensate.errors import InputError
@@ -83,20 +82,6 @@ def test_chunks_fit_and_cover_the_text_from_start_to_end(length, room, most):
         assert flat[-1] == length - 1
 
 
-def test_a_long_text_is_thinned_before_its_words_are_counted(bert, counted, monkeypatch):
-    plain, read = text_module._thin, []
-
-    def thin(given: str) -> str:
-        read.append(plain(given))
-        return read[-1]
-
-    monkeypatch.setattr(text_module, "_thin", thin)
-    encode(["w1 w2 " * 500_000], bert, cache=False)
-    assert len(counted) == 1
-    (one,) = read
-    assert len(one) <= text_module.MOST_CHARACTERS + text_module.MOST_CHUNKS, "and a blank after each piece"
-
-
 def test_a_second_run_encodes_the_changed_row_alone(bert, tmp_path, counted):
     first = encode(TEXTS, bert, cache=tmp_path)
     assert (len(counted), first.reused) == (12, 0)
@@ -139,13 +124,6 @@ def test_a_damaged_cache_is_computed_again(bert, tmp_path, counted, damage):
     assert again.reused == (11 if damage == "value" else 0)
     assert np.allclose(again.values, expected, atol=1e-6)
     assert encode(TEXTS, bert, cache=tmp_path).reused == 12
-
-
-def test_without_a_writable_folder_nothing_is_cached_and_it_says_so(bert, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.warns(UserWarning, match="not cached"):
-        found = encode(TEXTS, bert, cache=tmp_path / "file" / "below")
-    assert found.values.shape == (12, 8)
 
 
 def test_other_weights_do_not_find_the_embeddings_of_the_first(tmp_path):

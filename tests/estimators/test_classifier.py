@@ -106,19 +106,6 @@ def test_a_copy_predicts_and_goes_on_training_alike(how, method, optimizer):
     pd.testing.assert_frame_equal(model.suspects_, other.suspects_)
 
 
-def test_random_state_decides_everything_and_global_generators_do_not_notice():
-    X, y = blobs()
-    torch.manual_seed(3)
-    expected = torch.rand(1)
-    torch.manual_seed(3)
-    one = CompensatedClassifier(module=with_dropout, epochs=3, random_state=1).fit(X, y)
-    assert torch.rand(1) == expected
-    two = CompensatedClassifier(module=with_dropout, epochs=3, random_state=1).fit(X, y)
-    other = CompensatedClassifier(module=with_dropout, epochs=3, random_state=2).fit(X, y)
-    np.testing.assert_array_equal(one.predict_proba(X), two.predict_proba(X))
-    assert not np.allclose(one.predict_proba(X), other.predict_proba(X))
-
-
 # --- oracles --------------------------------------------------------------------------------------------------
 
 
@@ -194,20 +181,6 @@ def test_sparse_input_gives_what_dense_gives_and_is_made_dense_a_batch_at_a_time
     assert len(made) >= 18
     assert max(made) <= 50
     np.testing.assert_allclose(model.predict_proba(sparse.csr_array(X)), dense, rtol=1e-6)
-
-
-def test_weight_zero_is_leaving_out():
-    X, y = blobs(200)
-    X = np.vstack([X, X[:40] + 9])
-    y = np.append(CLASSES[y], ["zebra"] * 40)  # a class of its own
-    w = np.append(np.ones(200), np.zeros(40))
-    w[::3] = 0
-    model = CompensatedClassifier(module=with_dropout, batch_size=32, epochs=4, random_state=0)
-    weighted = model.fit(X, y, w).predict_proba(X)
-    assert "zebra" not in model.classes_
-    assert set(model.suspects_["index"]) == set(np.flatnonzero(w))
-    left_out = model.fit(X[w > 0], y[w > 0]).predict_proba(X)
-    np.testing.assert_allclose(weighted, left_out, rtol=1e-9)
 
 
 def test_held_out_samples_choose_the_epoch_and_are_no_suspects(capsys):

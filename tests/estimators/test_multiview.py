@@ -81,13 +81,6 @@ def test_representation_is_the_minimum_for_its_bases(level: str) -> None:
     assert model.inertia_ == pytest.approx(total, rel=1e-6)
 
 
-def test_sample_level_compensates_all_views_or_none() -> None:
-    data, _, wrong = views(4)
-    model = MultiViewRobustClustering(4, level="sample", random_state=0).fit(data)
-    assert np.array_equal(model.outliers_.all(axis=1), model.outliers_.any(axis=1))
-    assert model.outliers_.any(axis=1).mean() == pytest.approx(wrong.any(axis=1).mean(), abs=0.05)
-
-
 @pytest.mark.parametrize(
     ("params", "message"),
     [

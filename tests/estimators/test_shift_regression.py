@@ -57,14 +57,6 @@ def test_weights_enter_hubers_loss() -> None:
     np.testing.assert_allclose(np.append(model.coef_, model.intercept_), scipy_huber(X, y, 0.7, w), atol=1e-6)
 
 
-def test_infinite_penalty_is_least_squares() -> None:
-    X, y, _, _ = data(4)
-    model = ShiftRegressor(lam=np.inf).fit(X, y)
-    expected = np.linalg.lstsq(np.column_stack([X, np.ones(len(X))]), y, rcond=None)[0]
-    np.testing.assert_allclose(np.append(model.coef_, model.intercept_), expected, atol=1e-9)
-    assert not model.outliers_.any()
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_l0_is_brute_force_over_outlier_sets(seed: int) -> None:
     rng = np.random.default_rng(seed)

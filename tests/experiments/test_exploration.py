@@ -8,7 +8,6 @@ import pytest
 
 from compensate import InputError
 from compensate.methods import find
-from compensate.methods.composition import cell_method
 from compensate.training import Config, fit
 from experiments.exploration import Budget, Part, Pruned, explore
 
@@ -28,14 +27,6 @@ def test_a_cell_is_a_method_that_can_be_trained():
     assert result.criterion.taxonomy.inference == "regularized"
     assert "clean" in find("logit.mixed.meta.category").needs
     assert "model" in find("view.negative.adversarial.sample").needs
-
-
-def test_every_number_of_a_cell_is_searched_between_numbers_that_build():
-    for cell in Part().cells()[::7]:
-        row = cell_method(".".join(cell))
-        for end in ("low", "high"):
-            hyper = {name: getattr(span, end) for name, span in row.search.ranges.items()}
-            row.make(num_samples=9, num_classes=3, class_counts=[4, 3, 2], feature_shape=(4,), **hyper)
 
 
 @pytest.fixture(scope="module")

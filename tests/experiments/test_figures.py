@@ -18,7 +18,7 @@ from compensate.data import Dataset
 from compensate.errors import InputError
 from compensate.methods import METHODS, logit_adjustment
 from experiments.__main__ import app
-from experiments.figures import FIGURES, Request, curves, trained, tree
+from experiments.figures import FIGURES, curves, trained, tree
 from experiments.figures.pages import figures_page
 
 pytestmark = pytest.mark.slow
@@ -75,65 +75,7 @@ def test_change_of_undecided_logits_is_that_of_the_class_sizes():
     assert expected[0] < 0 < expected[1] < expected[2]
 
 
-@pytest.fixture(scope="module")
-def noisy(tmp_path_factory) -> Request:
-    """Digits with wrong labels; both figures of compensation read the same finished run."""
-    torch.set_num_threads(1)
-    options = {"epochs": 20, "limit": 500, "noise": "random:0.2"}
-    return Request("digits", options=options, runs=tmp_path_factory.mktemp("runs"))
-
-
-def test_sheet_shows_the_samples_with_the_largest_compensation(noisy):
-    figure = trained.samples(noisy)
-    result = noisy.train(trained._logcomp(noisy, "none"))
-    train, sizes = result.prepared.train, trained.mean_sizes(result)
-    order = np.argsort(-sizes, kind="stable")
-    assert len(figure.axes) == trained.ROWS * trained.COLUMNS
-    for ax, row in zip(figure.axes, order, strict=False):
-        given, suggested = ax.get_title().split(" → ")
-        assert given == train.classes[train.target[row]] != suggested
-        assert np.allclose(ax.images[0].get_array(), train.x[row, 0])
-        assert float(ax.get_xlabel()) == pytest.approx(sizes[row], abs=0.051)
-    assert result.prepared.wrong[order[: len(figure.axes)]].mean() > 0.8
-
-
 # --- curves ---------------------------------------------------------------------------------------------------
-
-
-def record(number, method, noise, seed, curve, hyper=None):
-    config = {"method": method, "noise": noise, "seed": seed, "model": "bilstm", "hyper": hyper or {}}
-    return {"id": str(number), "config": config, "curves": {"val_accuracy": curve}}
-
-
-def store(folder, records, chosen=None):
-    lines = "".join(json.dumps(r) + "\n" for r in records)
-    (folder / "imdb-small.jsonl").write_text(lines)
-    if chosen is not None:
-        (folder / "imdb-small-chosen.json").write_text(json.dumps({"logcomp": {"chosen": chosen, "trials": []}}))
-
-
-def test_validation_shows_the_mean_of_the_first_six_epochs_of_the_chosen_runs(tmp_path):
-    long = [0.5, 0.6, 0.7, 0.7, 0.6, 0.6, 0.9, 0.9]
-    other = [0.1] * 8
-    store(
-        tmp_path,
-        [
-            record(1, "base", "first:0.2", 0, long),
-            record(2, "base", "first:0.2", 1, [0.7] * 8),
-            record(3, "base", "none", 0, [0.8] * 8),
-            record(4, "logcomp", "none", 0, [0.9] * 8, {"lam": 0.1}),
-            record(5, "logcomp", "first:0.2", 0, long, {"lam": 0.1}),
-            *(record(6 + seed, "logcomp", "none", seed, other, {"lam": 0.9}) for seed in range(5)),
-        ],
-        chosen={"lam": 0.1},
-    )
-    left, right = curves.validation(Request("imdb", results=tmp_path)).axes
-    drawn = {line.get_label(): line.get_ydata() for line in left.get_lines()}
-    assert list(drawn) == ["none", "first 20 %"]
-    assert drawn["first 20 %"] == pytest.approx([60, 65, 70, 70, 65, 65])
-    ours = {line.get_label(): line.get_ydata() for line in right.get_lines()}
-    assert ours["none"] == pytest.approx([90] * 6), "runs with hyper-parameters that were not chosen are left out"
-    assert [left.get_title(), right.get_title()] == ["base", "LogComp"]
 
 
 def test_ratio_is_one_below_the_threshold_and_that_of_a_loop_above():

@@ -13,6 +13,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from compensate.data import Dataset
+from compensate.errors import InputError
 from experiments import claims
 from experiments.__main__ import app
 from experiments.archive import Archive
@@ -59,6 +60,20 @@ def reproduce(data, tmp_path, table, *more):
     arguments = ["reproduce", table, "--scale", "tiny", "--seeds", "1", "--workers", "1", "--data-dir", str(data)]
     arguments += ["--results", str(tmp_path / "results"), "--runs", str(tmp_path / "runs"), *more]
     return runner.invoke(app, arguments, env={"COLUMNS": "250"})
+
+
+def test_without_data_nothing_is_started(tmp_path, monkeypatch):
+    def started(*_, **__):
+        raise AssertionError("a run was started")
+
+    def not_found(url, *_, **__):
+        raise InputError(f"{url} could not be fetched")
+
+    monkeypatch.setattr("experiments.grid.side_by_side", started)
+    monkeypatch.setattr("compensate.data.named.catalog.fetch", not_found)
+    done = reproduce(tmp_path / "empty", tmp_path, "table-9-sst2")
+    assert isinstance(done.exception, InputError)
+    assert "sst2 is not in" in str(done.exception)
 
 
 @pytest.mark.parametrize("table", list(every()))

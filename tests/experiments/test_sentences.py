@@ -6,13 +6,11 @@ import csv
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from compensate.data import Dataset, Splits
 from compensate.training.config import Config
 from compensate.training.fitting import fit
 from experiments import sentences as s
-from experiments.__main__ import app
 
 pytestmark = pytest.mark.slow
 
@@ -85,26 +83,3 @@ def test_written_tables_hold_every_row_safely(found, tmp_path, suffix):
         assert r"\*b\*" in row
     else:
         assert s.Sentences.read(path) == odd
-
-
-def run(*arguments: str) -> tuple[str, BaseException | None]:
-    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["sentences", *arguments])
-    return done.output, done.exception
-
-
-def test_command_reads_a_table_of_ones_own(tmp_path):
-    data = corpus(60)
-    path = tmp_path / "reviews.csv"
-    lines = (f"{text},{data.classes[y]}" for text, y in zip(data.x, data.target, strict=True))
-    path.write_text("\n".join(["text,label", *lines]) + "\n")
-    small = [
-        part
-        for o in ("model_options.hidden=8", "epochs=6", "batch_size=16", "test=0.0", "lr=0.01")
-        for part in ("--set", o)
-    ]
-    out = tmp_path / "found.md"
-    said, error = run(str(path), "--seeds", "1", "--top", "2", *small, "--runs", str(tmp_path / "runs"), "-o", str(out))
-    assert error is None, said
-    assert "60 texts, 1 trainings" in said
-    found = {line.split("|")[2].split()[-1] for line in out.read_text().splitlines()[2:]}
-    assert found == {str(i) for i in PLANTED if i < 60}

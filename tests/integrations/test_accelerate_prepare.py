@@ -7,7 +7,7 @@ import torch
 from accelerate import Accelerator
 from torch.utils.data import DataLoader
 
-from compensate import InputError, methods
+from compensate import methods
 from compensate.data import Indexed
 from compensate.integrations.accelerate import prepare
 
@@ -70,14 +70,6 @@ def test_a_checkpoint_without_the_state_of_the_criterion(tmp_path):
     made.accelerator.save_state(str(tmp_path))
     with pytest.raises(RuntimeError, match="Number of custom checkpoints"):  # accelerate says so itself
         Run(BUILD["logcomp"]()).accelerator.load_state(str(tmp_path))
-
-
-def test_resumed_with_another_numbering(tmp_path):
-    Run(BUILD["logcomp"]()).train(1).accelerator.save_state(str(tmp_path))
-    again = Run(BUILD["logcomp"]())
-    again.accelerator.load_state(str(tmp_path))
-    with pytest.raises(InputError, match="no longer names the same sample"):
-        again.train(1, index=lambda k: N - 1 - k)
 
 
 def test_a_place_in_the_batch_that_agrees_with_the_labels_by_chance():

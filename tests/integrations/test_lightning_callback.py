@@ -87,14 +87,6 @@ def test_a_resumed_training_is_the_uninterrupted_one(method, registered, tmp_pat
         assert (int(criterion.epoch), int(criterion.step), int(criterion.total)) == (3, 12, 12)
 
 
-def test_a_checkpoint_is_read_by_a_module_without_the_callback(tmp_path):
-    made = trainer(tmp_path, epochs=1)
-    made.fit(Small(logcomp()), small())
-    made.save_checkpoint(tmp_path / "one.ckpt")
-    stored = torch.load(tmp_path / "one.ckpt", weights_only=False)
-    assert Small(logcomp()).load_state_dict(stored["state_dict"]).missing_keys == []
-
-
 def test_a_checkpoint_without_the_state_of_the_criterion(tmp_path):
     criterion = logcomp()
     module = Small(criterion)
@@ -118,15 +110,6 @@ def test_the_index_is_forgotten(tmp_path):
 
 
 # --- the criterion --------------------------------------------------------------------------------------------
-
-
-def test_no_criterion_and_two(tmp_path):
-    module = Small(None)
-    with pytest.raises(InputError, match="Small has no criterion of compensate"):
-        trainer(tmp_path).fit(module, small())
-    module.criterion, module.other = logcomp(), logcomp()
-    with pytest.raises(InputError, match="Small has 2 criteria"):
-        trainer(tmp_path).fit(module, small())
 
 
 def test_the_optimizer_holds_what_meta_steps_move(tmp_path):
@@ -189,14 +172,3 @@ def test_a_training_without_an_end(tmp_path):
 
 
 # --- evaluation -----------------------------------------------------------------------------------------------
-
-
-def test_validation_in_training_mode(tmp_path):
-    class Careless(Small):
-        def validation_step(self, batch, k):
-            x, y, index = batch
-            self.criterion.train()
-            self.log("loss", self.criterion(self(x), y, index))
-
-    with pytest.raises(InputError, match="an evaluation batch reached the criterion in training mode"):
-        trainer(tmp_path).fit(Careless(logcomp()), small(), small())

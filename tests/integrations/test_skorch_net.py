@@ -11,7 +11,7 @@ pytest.importorskip("skorch")
 from sklearn.base import clone
 from skorch.dataset import Dataset, ValidSplit
 from skorch.helper import predefined_split
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import Subset
 
 from compensate import InputError, methods
 from compensate.integrations.skorch import CompensatedNet, source_rows
@@ -80,23 +80,6 @@ def test_saved_and_loaded(tmp_path):
         torch.testing.assert_close(value, made.criterion_.state_dict()[name])
     with pytest.raises(InputError, match="the criterion has seen none: its state is not in the checkpoint"):
         fresh().partial_fit(X, Y)
-
-
-def test_a_batch_of_ones_own_making():
-    def stack(items):
-        x, y = zip(*items, strict=True)
-        return torch.from_numpy(np.stack(x)) * 2, torch.tensor(np.array(y))
-
-    made = net(iterator_train__collate_fn=stack, train_split=None).fit(X, Y)
-    twice = net(train_split=None).fit(2 * X, Y)
-    torch.testing.assert_close(made.module_.weight, twice.module_.weight)
-
-    class Careless(DataLoader):
-        def __init__(self, dataset, collate_fn=None, **options):
-            super().__init__(dataset, collate_fn=lambda items: items[0], **options)
-
-    with pytest.raises(InputError, match="without the rows of their samples"):
-        net(iterator_train=Careless, train_split=None, batch_size=1).fit(X, Y)
 
 
 def test_inputs_by_name():

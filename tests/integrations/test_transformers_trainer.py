@@ -43,17 +43,6 @@ def test_a_resumed_training_is_the_uninterrupted_one(method, tmp_path):
         assert (int(again.criterion.epoch), int(again.criterion.step), int(again.criterion.total)) == (3, 12, 12)
 
 
-def test_resumed_from_the_last_checkpoint_of_an_epoch(tmp_path):
-    arguments = {"save_strategy": "epoch", "gradient_accumulation_steps": 3}  # 3 + 1 batches an epoch
-    whole = hf_trainer(METHODS["logcomp"](), tmp_path, arguments=arguments)
-    whole.train()
-    shutil.rmtree(tmp_path / "checkpoint-6")
-    again = hf_trainer(METHODS["logcomp"](), tmp_path, arguments=arguments)
-    again.train(resume_from_checkpoint=True)  # the one of step 4, after two epochs
-    assert again.losses == pytest.approx(whole.losses[8:], rel=1e-6)
-    assert_same(again.criterion, whole.criterion, rtol=1e-6, atol=1e-7)
-
-
 def test_a_checkpoint_of_another_trainer_or_criterion(tmp_path):
     hf_trainer(logcomp(), tmp_path, epochs=1, arguments={"save_strategy": "epoch"}).train()
     with pytest.raises(InputError, match="that of this criterion has"):
@@ -88,19 +77,6 @@ def test_the_index_is_dropped_before(keep, tmp_path):
     made = hf_trainer(methods.label_smoothing(lam=0.1), tmp_path, data=data, epochs=1)
     made.train()  # keeps nothing per sample, so needs no index
     assert len(made.losses) == 4
-
-
-def test_an_index_that_is_given_out_anew(tmp_path):
-    def place_in_batch(samples):
-        batch = transformers.default_data_collator([{k: v for k, v in s.items() if k != "index"} for s in samples])
-        batch["index"] = torch.arange(len(samples))
-        return batch
-
-    order = torch.randperm(N, generator=torch.Generator().manual_seed(0)).tolist()
-    made = hf_trainer(logcomp(), tmp_path, data=rows().select(order))
-    made.data_collator = place_in_batch
-    with pytest.raises(InputError, match=r"index \d+ came with label"):
-        made.train()
 
 
 def test_the_collator_around_one_that_pads():

@@ -40,15 +40,6 @@ def test_the_gradient_is_right_and_targets_are_understood():
     torch.testing.assert_close(epsilon_softmax()(u, ignored), epsilon_softmax()(u[kept], y[kept]))
 
 
-def test_predictions_end_within_epsilon_of_a_corner():
-    m, classes = 50.0, 5
-    u = torch.randn(30, classes, dtype=torch.float64)
-    s = epsilon_softmax(m=m).evaluate(torch.nn.Identity(), u, torch.zeros(30, dtype=torch.long))
-    q = (s.p + s.dp) / (s.p + s.dp).sum(-1, keepdim=True)
-    corner = F.one_hot(q.argmax(-1), classes)
-    assert ((q - corner).norm(dim=-1) <= 2 * (1 - 1 / classes) / (1 + m) + 1e-9).all()
-
-
 @pytest.mark.parametrize(("settings", "said"), [({"m": -1}, "m is"), ({"alpha": -1}, "alpha"), ({"floor": 1}, "floor")])
 def test_settings_that_make_no_sense_are_refused(settings, said):
     with pytest.raises(InputError, match=said):

@@ -66,30 +66,6 @@ def test_losses_gradients_and_pairs_are_those_of_a_loop_over_places(balance):
     torch.testing.assert_close(b, b.T, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("own", [False, True])
-def test_gates_open_where_labels_are_wrong(own):
-    """Labels of a class are wrong in one half of the picture, at random; the gate learns where."""
-    torch.manual_seed(0)
-    x = torch.randn(16, 2, 4, 8)
-    right = (x[:, 0] > 0).long()
-    y = right.clone()
-    wrong = (right == 1) & (torch.rand(16, 4, 8) < 0.4)
-    wrong[..., :4] = False
-    y[wrong] = 0
-    place = torch.linspace(-1, 1, 8).expand(16, 1, 4, 8)
-    last = GatedHead(torch.nn.Conv2d(32, 2, 1), in_features=32) if own else torch.nn.Conv2d(32, 3, 1)
-    model = torch.nn.Sequential(torch.nn.Conv2d(3, 32, 1), torch.nn.ReLU(), last)
-    criterion = methods.gated_category(num_classes=2)
-    optimizer = torch.optim.Adam(model.parameters(), 0.01)
-    inputs = torch.cat([x, place], 1)
-    for _ in range(150):
-        optimizer.zero_grad()
-        criterion(model(inputs), y).backward()
-        optimizer.step()
-    gate = model(inputs)[:, -1].sigmoid()
-    assert gate[y != right].mean() > gate[y == right].mean() + 0.3
-
-
 def test_a_model_without_the_gate_is_told():
     with pytest.raises(InputError, match="the gate, has 4 classes"):
         methods.gated_category(num_classes=3)(torch.randn(2, 3, 5), torch.zeros(2, 5, dtype=torch.long))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -64,14 +62,6 @@ def test_labels_follow_the_prototypes_of_the_previous_epoch(tiny):
         prototypes = [g[choose_prototypes(g, 2)] for g in groups]
         for ours, theirs in zip(statistic.prototypes, prototypes, strict=True):
             assert torch.allclose(ours, F.normalize(theirs, dim=-1), atol=1e-6)
-
-
-def test_memory_is_bounded_by_the_samples_it_keeps():
-    statistic = Prototypes(1000, 4, 3, sampled=10)
-    assert statistic.features.shape == (40, 3)
-    assert (statistic.slot >= 0).sum() == 40
-    assert set(statistic.merges) == {name for name, _ in statistic.named_buffers()}
-    assert math.prod(Prototypes(20, 4, 3, sampled=10).features.shape) == 60
 
 
 def test_a_class_without_samples_is_never_guessed(tiny, batch):

@@ -47,21 +47,6 @@ def test_isda_is_equation_36_over_two_steps_and_an_epoch_end(kind, tiny):
             criterion.end_epoch()
 
 
-def test_isda_bounds_the_loss_of_sampled_augmentation(tiny):
-    """The reference's claim: the closed form is an upper bound of the expected loss under z ~ N(z, lam Sigma)."""
-    criterion = isda(num_classes=3, feature_dim=6, lam=1.5).double()
-    s = criterion.evaluate(tiny, torch.randn(12, 4).double(), torch.arange(12) % 3)
-    term = criterion.terms["logit"].terms[0]
-    with torch.no_grad():
-        for i in range(3):
-            c = int(s.labels[i])
-            sigma = 1.5 * term.covariance.of(c) + 1e-9 * torch.eye(6).double()
-            noise = torch.randn(20000, 6).double() @ torch.linalg.cholesky(sigma).T
-            sampled = F.cross_entropy(tiny.head(s.z[i] + noise), torch.full((20000,), c))
-            assert s.plain_losses[i] < sampled
-            assert sampled < s.losses[i] + 1e-3
-
-
 @pytest.mark.parametrize("kind", ["full", "diagonal"])
 @pytest.mark.parametrize("through_head", [True, False])
 def test_isda_gradient_equals_finite_differences(kind, through_head, tiny):
@@ -170,14 +155,6 @@ def test_an_offset_serves_one_step_unless_kept(keep, tiny):
     assert (s.loss != first).item(), "the training step after it uses the offset"
     assert overall_sign(measured(s)) == "negative"
     assert bool(offset.abs().max() > 0) == keep
-
-
-def test_metasaug_weights_classes_by_effective_number(tiny):
-    x, y = torch.randn(12, 4).double(), torch.arange(12) % 3
-    counts = [90, 20, 5]
-    s = metasaug(num_classes=3, feature_dim=6, lam=0.0, class_counts=counts).double().evaluate(tiny, x, y)
-    weight = torch.tensor([(1 - 0.9999) / (1 - 0.9999**n) for n in counts]).double()
-    assert s.loss.item() == pytest.approx(F.cross_entropy(s.u, y, weight=weight).item(), rel=1e-6)
 
 
 # --- what both hold -------------------------------------------------------------------------------------------

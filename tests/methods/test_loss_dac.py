@@ -47,17 +47,6 @@ def test_warm_up_then_a_price_that_rises_to_its_end():
     assert prices[0] == first
 
 
-def test_abstention_that_is_impossible_or_certain():
-    criterion = dac(warmup=0, divisor=1e9).start(10**6)
-    u, y = torch.tensor([[1.0, 0.0, -200.0]]), torch.tensor([1])
-    assert torch.allclose(criterion(u, y), F.cross_entropy(u[:, :2], y)), "without abstention, cross entropy"
-    u = torch.tensor([[1.0, 0.0, 200.0]], requires_grad=True)
-    loss = criterion(u, y)
-    (grad,) = torch.autograd.grad(loss, u)
-    assert loss < 1e-3, "abstention at no price costs nothing"
-    assert grad.isfinite().all()
-
-
 def test_finite_differences_at_a_known_price():
     criterion = dac(warmup=0, final=0.5).double().start(1)
     u, y = torch.randn(4, 4, dtype=torch.float64, requires_grad=True), torch.randint(3, (4,))

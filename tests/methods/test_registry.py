@@ -194,25 +194,6 @@ def test_class_weights_may_be_given_or_set_later(name):
         torch.testing.assert_close(ones[key], plain[key], rtol=1e-4, atol=1e-5, msg=lambda m, key=key: f"{key}: {m}")
 
 
-def test_the_weighted_mean_is_that_of_torch():
-    u, y = torch.randn(7, 3), torch.arange(7) % 3
-    w = torch.tensor(WEIGHTS)
-    expected = torch.nn.functional.cross_entropy(u, y, weight=w)
-    torch.testing.assert_close(METHODS["base"].make(weight=WEIGHTS)(u, y), expected)
-    p = u.softmax(-1).gather(1, y[:, None])[:, 0]
-    torch.testing.assert_close(
-        METHODS["gce"].make(weight=w, q=0.5)(u, y), (w[y] * (1 - p.sqrt()) / 0.5).sum() / w[y].sum()
-    )
-
-
-def test_a_table_with_weights_set_later_has_the_weighted_loss():
-    u, y, i = torch.tensor([[2.0, 0.0, -1.0], [0.3, 1.0, 0.0]]), torch.tensor([1, 2]), torch.tensor([0, 1])
-    criterion = METHODS["logcomp"].make(**SIZES)
-    criterion.weight = torch.tensor([1.0, 3.0, 0.5])
-    expected = torch.nn.functional.cross_entropy(u, y, weight=criterion.weight)
-    torch.testing.assert_close(criterion(u, y, i), expected)  # rows start at zero
-
-
 def test_two_kinds_of_weights_are_refused():
     with pytest.raises(InputError, match="defer=None"):
         METHODS["ldam"].make(class_counts=[9, 3, 1], weight=WEIGHTS)

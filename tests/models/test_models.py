@@ -86,17 +86,6 @@ def test_copies_give_the_same(case):
     assert wide(x if x.dtype == torch.long else x.double()).dtype == torch.float64
 
 
-def test_functional_call_uses_the_parameters_given(case):
-    model, x = case
-    model.eval()
-    params = {k: v.detach() * 1.1 for k, v in model.named_parameters()}
-    other = copy.deepcopy(model)
-    other.load_state_dict({**other.state_dict(), **params})
-    before = model(x)
-    assert torch.allclose(functional_call(model, params, (x,)), other(x), atol=1e-6)
-    assert torch.equal(model(x), before)
-
-
 def test_second_derivatives_exist(case):
     """Meta learning differentiates through a step of the model."""
     model, x = case
@@ -129,16 +118,6 @@ def test_resnet_sizes_are_the_reference_s(depth):
     assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(SIZES[depth], abs=0.05)
     convolutions = sum(isinstance(m, nn.Conv2d) for m in model.modules())
     assert convolutions + 1 == depth
-
-
-def test_resnet_block_by_hand():
-    model = ResNet(8, 10).eval()
-    block = model.blocks[1]
-    x = torch.rand(2, 16, 8, 8)
-    f = block.norm2(block.conv2(block.norm1(block.conv1(x)).clamp(min=0)))
-    short = torch.zeros(2, 32, 4, 4)
-    short[:, 8:24] = x[:, :, 0::2, 0::2]
-    assert torch.allclose(block(x), (f + short).clamp(min=0))
 
 
 def test_bilstm_equals_a_packed_two_way_lstm():

@@ -90,6 +90,14 @@ def test_a_single_class(name):
         criterion.end_epoch()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_ten_thousand_classes(name):
+    criterion, model = build(name, 10_000)
+    x, y = torch.randn(3, 4), torch.tensor([0, 9_999, 17])
+    assert_finite(criterion, *step(criterion, model, x, y, torch.arange(3)))
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_an_empty_batch_is_no_accident(name):
     """As torch has it, the mean over nothing is NaN and its sum is zero; nothing else may happen."""

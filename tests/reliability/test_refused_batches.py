@@ -276,6 +276,13 @@ def test_distributions_of_any_precision_and_many_classes_are_taken(dtype):
     assert Compensated()(torch.randn(1, 3), torch.tensor([[0.33, 0.33, 0.33]])).isfinite()
 
 
+def test_multi_hot_targets_are_refused_with_the_way_out():
+    y = torch.tensor([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]])
+    with pytest.raises(InputError, match=r"row 1 of the target sums to 2.*multi-hot.*keepdim=True"):
+        Compensated()(torch.randn(2, 3), y)
+    assert Compensated()(torch.randn(2, 3), y / y.sum(-1, keepdim=True)).isfinite()
+
+
 @pytest.mark.parametrize("name", ["target", "logits", "group"])
 def test_what_is_no_tensor_is_named(name):
     criterion = Compensated(logit=Group(2, 2, update="meta")) if name == "group" else Compensated()

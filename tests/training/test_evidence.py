@@ -168,15 +168,6 @@ def test_functions_tensors_arrays_and_data_sets_are_one():
     assert images.probabilities.shape == (120, 10)
 
 
-@pytest.mark.parametrize("method", ["base", "mixcomp", "elr", "dac", "pgd_at"])
-def test_any_method_records(method):
-    x, y = blobs()
-    extra = 1 if method == "dac" else 0
-    found = train_and_record(x, y, C, model=lambda: nn.Linear(5, C + extra), method=method, **OPTIONS)
-    assert np.isfinite(found.margin).all()
-    assert np.allclose(found.probabilities.sum(1), 1, atol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

@@ -68,13 +68,6 @@ def test_one_seed_gives_one_result_and_leaves_other_random_numbers_alone():
     assert fit(config.but(seed=1)).history != first.history
 
 
-def test_methods_share_split_noise_and_first_weights():
-    a, b = (prepare_run(small(method=m, noise="random:0.5", clean=0.1)) for m in ("base", "meta_weight"))
-    assert np.array_equal(a.train.target, b.train.target)
-    assert np.array_equal(a.train.index, b.train.index)
-    assert all(map(torch.equal, make_model(a).parameters(), make_model(b).parameters()))
-
-
 def test_parts_are_disjoint_and_noise_hits_training_and_validation_alone():
     data = digits()
     parts = prepare_run(small(limit=None, noise="symmetric:0.4", clean=0.1), Splits(data))

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from compensate.errors import InputError
-from compensate.training import PROTOCOL, RECIPES, Config, read_toml, settled
+from compensate.training import PROTOCOL, Config, read_toml
 from compensate.training.step import rate
 
 
@@ -50,14 +50,6 @@ def test_every_part_of_a_run_is_in_its_id(change):
 def test_mistakes_are_named(given, said):
     with pytest.raises(InputError, match=said):
         Config.of(given)
-
-
-def test_open_values_come_from_the_recipe_and_given_ones_stay():
-    done = settled(Config(lr=0.5), "resnet20", needs_clean=True)
-    assert (done.lr, done.optimizer, done.batch_size, done.model) == (0.5, "sgd", 128, "resnet20")
-    assert done.clean == 0.02
-    assert settled(Config(), "bilstm", needs_clean=False).clean == 0.0
-    assert None not in [getattr(settled(Config(), "cnn", needs_clean=False), name) for name in RECIPES["cnn"]]
 
 
 def test_toml_files_are_read_and_mistakes_in_them_named(tmp_path):
