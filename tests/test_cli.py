@@ -45,6 +45,17 @@ def test_output_in_another_encoding_has_marks_in_place_of_what_it_lacks():
         assert (done.returncode, done.stdout.decode(encoding).strip()) == (0, expected), done.stderr.decode()
 
 
+def test_methods_are_listed_and_each_has_a_page():
+    listed = output("methods")
+    assert "logcomp" in listed
+    assert "regularized" in listed
+    assert "Cross entropy without" in listed
+    page = output("methods", "LogComp")
+    assert "logit · positive · regularized · sample" in page
+    assert "equation   43" in page
+    assert "Algorithm 1" in page
+
+
 def assert_told(code: object, stderr: str, said: str) -> None:
     assert code == 2
     assert said in stderr

@@ -24,6 +24,7 @@ from compensate.files import (
     read_array,
     read_bytes,
     read_numpy,
+    read_text,
     write_atomically,
 )
 
@@ -84,6 +85,14 @@ def test_writing_is_all_or_nothing(tmp_path, monkeypatch):
         write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_text_errors_name_the_line(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"one\ntwo\n\x80")
+    with pytest.raises(InputError, match="line 3 holds the byte 0x80"):
+        read_text(tmp_path / "a.txt")
+    with pytest.raises(InputError, match="no file"):
+        read_text(tmp_path / "b.txt")
 
 
 def bomb(path, size):

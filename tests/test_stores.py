@@ -6,6 +6,7 @@ import copy
 import errno
 import logging
 import os
+import pickle
 import re
 
 import numpy as np
@@ -241,6 +242,14 @@ def test_copies_go_their_own_ways(tmp_path, store):
     files = sorted(p.name for p in tmp_path.iterdir())
     del other
     assert sorted(p.name for p in tmp_path.iterdir()) == [n for n in files if "copy" not in n]
+
+
+def test_a_pickled_table_is_the_table():
+    table = Sample(20, 3, penalty=L1(0.05), store="sparse")
+    table.write(torch.tensor([2]), torch.ones(1, 3))
+    other = pickle.loads(pickle.dumps(table))
+    other.write(torch.tensor([4]), torch.ones(1, 3))
+    assert other.dense()[[2, 4]].sum() == 6
 
 
 def test_rows_on_their_way_arrive_before_anybody_looks():

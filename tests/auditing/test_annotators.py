@@ -164,3 +164,10 @@ def test_votes_without_samples_are_judged_by_the_votes_alone(tmp_path: Path):
     alone, reviewed = find_consensus(votes), Audit.load(tmp_path / "run" / "audit")
     assert "look wrong" in reviewed._repr_html_()
     np.testing.assert_allclose(reviewed.p_error, alone.p_error(votes.majority()), atol=1e-6)
+
+
+def test_the_command_asks_where_the_votes_are(tmp_path: Path):
+    (tmp_path / "votes.csv").write_text("a,b\nx,y\n")
+    done = CliRunner().invoke(app, ["consensus", str(tmp_path / "votes.csv")])
+    assert isinstance(done.exception, InputError)
+    assert "expected where the votes are" in str(done.exception)

@@ -42,6 +42,12 @@ def test_wrong_labels_are_found_and_corrected(found):
     np.testing.assert_array_equal(found.given, given)
 
 
+def test_the_confusion_sums_to_the_rows(found):
+    np.testing.assert_allclose(found.confusion.to_numpy().sum(1), np.bincount(found.given))
+    off = found.confusion.to_numpy()[~np.eye(3, dtype=bool)].sum()
+    assert off == pytest.approx(found.noise_rate.value * 600, rel=1e-6)
+
+
 def test_it_survives_the_disk(found, tmp_path):
     loaded = Audit.load(found.save(tmp_path / "audit"))
     pd.testing.assert_frame_equal(loaded.suspects, found.suspects)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -166,6 +167,11 @@ def test_a_folder_of_images_with_one_that_cannot_be_read(tmp_path, monkeypatch):
     assert "broken.png" in (folder / "report.html").read_text("utf-8")
 
 
+def test_nothing_given_names_an_example():
+    with pytest.raises(InputError, match="write for example: compensate audit"):
+        run("audit")
+
+
 def test_suspects_say_what_they_are_about(tmp_path, monkeypatch):
     """Flagged rows carry their cells, made harmless for a spreadsheet; the others stay empty."""
     monkeypatch.chdir(tmp_path)
@@ -290,6 +296,17 @@ def test_apply_knows_the_audited_file_and_finds_rows_by_content_when_asked(score
     assert f"{len(changed)} rows found by content, {len(changed)} of them at another place" in said
     again = pd.read_csv("s.csv")
     assert {30 - i for i in np.flatnonzero(again["label"] != shifted["label"].to_numpy())} == changed
+
+
+@pytest.mark.parametrize("name", ["y.npz", "y.pt"])
+def test_a_set_of_labels_is_named_by_an_option(scored, tmp_path, name):
+    sets = {"good": np.arange(60) % 2, "other": np.zeros(60, int)}
+    np.savez(tmp_path / name, **sets) if name == "y.npz" else torch.save(sets, tmp_path / name)
+    with pytest.raises(InputError, match=r'labels_key="good" \(--labels-key good'):
+        run("audit", "--probs", "a/p.npy", "--labels", name)
+    run("audit", "--probs", "a/p.npy", "--labels", name, "--labels-key", "good", "--out", "run")
+    given = pd.read_csv(tmp_path / "run" / "suspects.csv").set_index("index")["given"].sort_index()
+    assert list(given) == list(sets["good"])
 
 
 def test_an_unknown_encoder_is_refused_and_an_unused_one_is_named(table, tmp_path):

@@ -104,6 +104,11 @@ def test_settings_of_a_training_need_a_model(argument):
         audit(x, given, **argument)
 
 
+def test_a_model_cannot_read_texts():
+    with pytest.raises(InputError, match="takes numbers, and these samples are texts"):
+        audit([f"text {i}" for i in range(40)], np.arange(40) % 2, "mlp")
+
+
 def test_no_epochs_is_an_error():
     x, given, _, _ = blobs(40)
     with pytest.raises(InputError, match="epochs is 0; expected 1 or more"):

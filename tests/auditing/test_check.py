@@ -258,6 +258,12 @@ def test_a_folder_of_images_names_the_image(tmp_path: Path) -> None:
     assert [Path(f.file).name for f in result.findings] == ["130.png"]
 
 
+def test_a_missing_column_is_named_with_the_nearest(reviewed: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("review,labels\nx,good\n")
+    with pytest.raises(InputError, match=r'no column "label".*labels'):
+        check(loaded(reviewed), tmp_path / "a.csv")
+
+
 # --- lines and formats ----------------------------------------------------------------------------------------
 
 

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compensate.auditing.decisions import Correction, apply_corrections, read_corrections, write_corrections
+from compensate.auditing.decisions import Correction, apply_corrections, changes, read_corrections, write_corrections
 from compensate.auditing.digests import digest_frame, digest_source, digest_text
 from compensate.auditing.write_back import guard, unguard
 from compensate.data.tables import read_frame
@@ -374,6 +374,11 @@ def test_a_file_that_cannot_be_used_says_why(tmp_path: Path, text: str, message:
     (tmp_path / "c.csv").write_text(text)
     with pytest.raises(InputError, match=message):
         read_corrections(tmp_path / "c.csv")
+
+
+def test_a_row_beyond_the_data_is_refused() -> None:
+    with pytest.raises(InputError, match=r"row 2, and a\.csv has the rows 0 to 1"):
+        changes(["x", "y"], [Correction(2, "x", "accept", "y")], "a.csv")
 
 
 def test_a_class_that_begins_with_a_tab_is_written_as_it_was(tmp_path: Path) -> None:

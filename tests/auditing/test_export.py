@@ -17,7 +17,9 @@ from compensate.auditing.api import audit
 from compensate.auditing.decisions import apply_corrections, read_corrections, write_corrections
 from compensate.auditing.exchange import label_studio_config
 from compensate.auditing.result import Audit
+from compensate.auditing.store import write_run
 from compensate.cli import app
+from compensate.cli.export import reopen
 from compensate.data import read_frame
 from compensate.errors import InputError
 
@@ -279,6 +281,11 @@ def test_samples_of_fiftyone_name_their_files(tmp_path: Path) -> None:
     assert "<Image" in label_studio_config(found)
 
 
+def test_fiftyone_is_for_files_of_images(found: Audit) -> None:
+    with pytest.raises(InputError, match="FiftyOne shows image files"):
+        found.to_fiftyone()
+
+
 def test_a_data_set_keeps_the_names_of_the_classes(found: Audit) -> None:
     datasets = pytest.importorskip("datasets")
     made = found.to_dataset()
@@ -321,6 +328,16 @@ def test_a_run_is_exported_and_its_decisions_applied(tmp_path: Path, monkeypatch
 
 def error_of(*args: str) -> BaseException | None:
     return CliRunner().invoke(app, list(args)).exception
+
+
+def test_a_run_whose_source_has_changed_is_not_exported(found: Audit, tmp_path: Path) -> None:
+    write_run(found, tmp_path / "run")
+    again = reopen(tmp_path / "run")
+    assert again.to_label_studio() == found.to_label_studio()
+    source = Path(found.config["source"])
+    source.write_text(source.read_text().replace("number 7", "number 77"))
+    with pytest.raises(InputError, match="has changed since it was audited"):
+        reopen(tmp_path / "run")
 
 
 @pytest.mark.parametrize(

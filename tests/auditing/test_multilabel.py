@@ -11,6 +11,7 @@ import pytest
 from compensate.auditing.api import audit
 from compensate.auditing.decisions import Correction, apply_corrections
 from compensate.auditing.labels.sets import label_sets, labels_in, predict_labels
+from compensate.auditing.source import read
 from compensate.errors import InputError
 
 WORDS = {
@@ -83,6 +84,12 @@ def test_corrections_and_back_leave_every_byte_as_it_was(tmp_path: Path) -> None
         same = path.read_bytes() == back.read_bytes()
         assert there.read_bytes() != path.read_bytes()
         assert same or sorted(path.read_text()) == sorted(back.read_text())  # a label goes back to the end of its list
+
+
+def test_columns_of_zero_and_one_are_found_where_no_column_is_called_a_label(tmp_path: Path) -> None:
+    found = read(written(tmp_path, "columns"), None, None, {}).parts
+    assert found.names == NAMES
+    assert found.form == "column"
 
 
 def test_an_empty_cell_of_joined_labels_is_a_row_without_labels_and_of_a_column_is_not_judged(tmp_path: Path) -> None:
@@ -161,6 +168,11 @@ def test_malformed_label_sets_are_refused_with_what_to_do(
     (tmp_path / "t.csv").write_text(content)
     with pytest.raises(InputError, match=said):
         audit(tmp_path / "t.csv", encoder="none", **options)
+
+
+def test_values_beside_zero_and_one_are_no_label_sets() -> None:
+    with pytest.raises(InputError, match="other values than 0 and 1"):
+        audit(np.zeros((30, 2)), np.full((30, 3), 2))
 
 
 def test_an_export_of_whole_rows_is_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pandas as pd
 import pytest
 
 from compensate.auditing.api import audit
+from compensate.training.comparison import Comparison, Row
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "audit.ipynb"
 
@@ -73,6 +75,20 @@ def test_images_are_shown_small_and_embedded() -> None:
     sources = [value for name, value in tags.attributes if name == "src"]
     assert len(sources) == 10
     assert all(str(source).startswith("data:image/png;base64,") for source in sources)
+
+
+def test_a_comparison_is_a_table() -> None:
+    rows = Comparison(
+        [
+            Row("<base>", 2, (0.9, 0.01), (0.92, 0.01), None),
+            Row("logcomp", 1, (0.95, math.nan), (0.95, math.nan), (0.05, math.nan, math.nan)),
+        ]
+    )
+    tags = Tags(rows._repr_html_())
+    assert "<base>" in tags.said
+    assert "90.0% ± 1.0%" in tags.said
+    assert "+5.0" in tags.said
+    assert len(rows) == 2
 
 
 def run_cell(source: str, namespace: dict[str, Any]) -> Any:

@@ -8,6 +8,7 @@ import numpy as np
 from review_pages import planted_audit, planted_regression
 
 from compensate.auditing.api import audit as run_audit
+from compensate.auditing.page import contents
 from compensate.auditing.page.contents import content, page_of, predictable
 from compensate.auditing.result import Provenance
 from compensate.data import Dataset
@@ -78,6 +79,14 @@ def test_a_suggested_value_has_no_more_digits_than_its_usual_error_allows() -> N
         assert item.usual_error is not None
         assert abs(float(item.suggested) - audit.suggested[item.index]) <= item.usual_error / 10
         assert len(item.suggested) <= 6
+
+
+def test_all_flags_are_counted_though_few_are_shown(monkeypatch) -> None:
+    audit, _ = planted_audit(2, rate=0.2)
+    monkeypatch.setattr(contents, "MOST_ITEMS", 10)
+    found = page_of(audit)
+    assert (found.flagged, found.all_flagged) == (10, audit.mask.sum())
+    assert "the 10 most suspect are here" in found.notes[-1]
 
 
 def test_images_are_shown_as_images_beside_embeddings_of_the_users() -> None:

@@ -12,7 +12,7 @@ from test_pieces import SAME, assert_same, audited, table  # noqa: F401
 
 from compensate import audit
 from compensate.auditing import chunks
-from compensate.data import parquet
+from compensate.data import load, parquet
 from compensate.errors import InputError
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # of fsspec's threads
@@ -102,3 +102,14 @@ def test_buckets_that_cannot_be_read_are_explained(
     monkeypatch.setattr(parquet, "_by_arrow", lambda scheme, bucket: Storage(answer))
     with pytest.raises(InputError, match=message):
         audit("s3://bucket/path/*.parquet")
+
+
+def test_a_damaged_file_at_an_address_is_named(in_memory: str) -> None:
+    fsspec.filesystem("memory").pipe_file("/bucket/damaged.parquet", b"PAR1 and no more")
+    with pytest.raises(InputError, match=r"memory:///bucket/damaged.parquet is damaged"):
+        audit("memory://bucket/damaged.parquet")
+
+
+def test_other_tasks_say_that_they_read_files() -> None:
+    with pytest.raises(InputError, match="copy them to a disk"):
+        load("s3://bucket/a.parquet")

@@ -148,6 +148,13 @@ def test_what_could_not_be_written_is_not_found_later(tmp_path: Path, monkeypatc
     assert [c.index for c in Journal(tmp_path).decisions] == [c.index for c in journal.decisions] == [1]
 
 
+def test_a_line_that_is_no_decision_is_named(tmp_path: Path) -> None:
+    for line in (b"{}", b"no json", b"[" * 2000, event(1).line()[:-1].replace(b'"accept"', b'"perhaps"')):
+        (tmp_path / JOURNAL).write_bytes(event(1).line() + line + b"\n")
+        with pytest.raises(InputError, match="line 2 is no decision"):
+            Journal(tmp_path)
+
+
 def test_decisions_of_a_file_are_kept_under_those_of_the_journal(tmp_path: Path) -> None:
     write_corrections(tmp_path / CORRECTIONS, [Correction(1, "cat", "accept", "dog"), Correction(2, "cat", "skip", "")])
     journal = Journal(tmp_path)

@@ -192,6 +192,13 @@ def test_files_of_a_table_without_a_change_are_copied(tmp_path: Path) -> None:
     assert read_frame(out)["label"][41] == "fox"
 
 
+def test_files_with_other_columns_are_no_part_of_a_table(tmp_path: Path) -> None:
+    table().to_parquet(tmp_path / "a.parquet")
+    table().rename(columns={"size": "width"}).to_parquet(tmp_path / "b.parquet")
+    with pytest.raises(InputError, match=r"b.parquet has other columns than a.parquet \(size, width\)"):
+        load(tmp_path)
+
+
 def test_a_class_that_the_saved_data_set_does_not_know_is_refused(tmp_path: Path) -> None:
     write_class_labels(table(), tmp_path / "saved")
     with pytest.raises(InputError, match='"fox" is no class'):

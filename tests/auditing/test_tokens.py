@@ -133,3 +133,8 @@ def test_a_correction_that_fits_nothing_is_refused(
     with pytest.raises(InputError, match=said):
         apply_corrections(path, [Correction(0, given, "accept", label, part=part)], tmp_path / "out.conll")
     assert not (tmp_path / "out.conll").exists()
+
+
+def test_options_of_tables_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="label is no option for tagged tokens"):
+        audit(conll(tmp_path / "t.conll"), label="x")

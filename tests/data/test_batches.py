@@ -104,3 +104,10 @@ def test_crop_and_flip_equal_a_loop(flip, dtype, shape):
 def test_bad_input(call, hint):
     with pytest.raises(InputError, match=hint):
         call()
+
+
+def test_regression_targets_are_floats():
+    data = Dataset(np.zeros((4, 2)), np.array([0.5, 1.5, 2.5, np.nan]), ())
+    x, target, _ = next(batches(data, 4, shuffle=False))
+    assert target.dtype == x.dtype == torch.float32
+    assert data.labeled.tolist() == [True, True, True, False]

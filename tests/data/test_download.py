@@ -137,6 +137,14 @@ def test_a_wrong_checksum_leaves_nothing(tmp_path):
     assert not (tmp_path / "f.part").exists()
 
 
+@pytest.mark.parametrize(("status", "tries"), [(404, 1), (500, 3)])
+def test_server_errors(tmp_path, status, tries):
+    with serve(status=status) as server, pytest.raises(InputError, match=f"{status}.*put it at .*f"):
+        fetch(server.url, tmp_path / "f", SHA)
+    assert len(server.asked) == tries
+    assert not (tmp_path / "f").exists()
+
+
 def test_two_at_once_fetch_once(tmp_path):
     results = []
     with serve() as server:

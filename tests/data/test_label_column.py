@@ -76,6 +76,12 @@ def test_a_quantity_is_told_from_classes(values, quantity):
     assert len(names) == len(set(cells))
 
 
+def test_a_hundred_classes_by_number_are_classes():
+    target, names, _ = targets(np.arange(3000) % 100, None, "t", "y")
+    assert len(names) == 100
+    assert target.dtype.kind == "i"
+
+
 @pytest.mark.parametrize(
     ("cells", "sign"),
     [

@@ -117,6 +117,20 @@ def test_parse(text, name, rate):
 
 
 @pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("par:0.2", 'did you mean "pair"'),
+        ("pair", "pair:0.2"),
+        ("pair:x", "pair:0.2"),
+        ("pair:20", "20 percent is 0.2"),
+    ],
+)
+def test_parse_says_what_to_write(text, hint):
+    with pytest.raises(InputError, match=hint):
+        noise.parse(text)
+
+
+@pytest.mark.parametrize(
     ("call", "hint"),
     [
         (lambda: noise.pair([0, 3], 3, 0.1), "num_classes=4"),

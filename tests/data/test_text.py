@@ -14,6 +14,7 @@ from compensate.data import (
     Ragged,
     Tfidf,
     Vocabulary,
+    find_vectors,
     read_vectors,
     tokenize,
 )
@@ -94,6 +95,21 @@ def test_damaged_vectors(tmp_path, content, hint):
     (tmp_path / "v.txt").write_bytes(content)
     with pytest.raises(InputError, match=hint):
         read_vectors(tmp_path / "v.txt")
+
+
+def test_word2vec_header_and_words_with_blanks(tmp_path):
+    (tmp_path / "v.txt").write_bytes(b"2 3\na 1 2 3\n. . . 4 5 6\n")
+    found = read_vectors(tmp_path / "v.txt")
+    assert found["a"].tolist() == [1, 2, 3]
+    assert found[". . ."].tolist() == [4, 5, 6]
+
+
+def test_find_vectors(tmp_path):
+    (tmp_path / "glove.6B.50d.subset.txt.xz").write_bytes(b"")
+    assert find_vectors("glove.6B.50d", tmp_path).name == "glove.6B.50d.subset.txt.xz"
+    assert find_vectors(str(tmp_path / "glove.6B.50d.subset.txt.xz")).exists()
+    with pytest.raises(InputError, match=r"put glove\.6B\.300d\.txt there"):
+        find_vectors("glove.6B.300d", tmp_path)
 
 
 @settings(max_examples=50, deadline=None)

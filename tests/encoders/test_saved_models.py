@@ -122,6 +122,13 @@ def test_a_folder_of_timm_gives_features_without_the_classifier(tmp_path, monkey
     assert np.allclose(found.values, weight.sum((1, 2, 3)).numpy())
 
 
+def test_a_missing_library_is_named(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    (tmp_path / "open_clip_config.json").write_text("{}")
+    with pytest.raises(InputError, match=r"needs open_clip, which is not installed"):
+        encode(["a"], tmp_path, cache=False)
+
+
 def test_efficientnet_takes_every_published_weight_and_folding_changes_nothing():
     torch.manual_seed(0)
     plain = EfficientNetLite0().eval()

@@ -285,3 +285,11 @@ def test_bad_data_is_told():
         CompensatedClassifier("distillation", hyper={"teacher": teacher}).fit(X, CLASSES[y])
     with pytest.raises(ValueError, match="5 features"):
         CompensatedClassifier("meta_label", hyper={"clean": (X[:, :3], y)}).fit(X, y)
+
+
+def test_a_teacher_module_is_left_as_it_was():
+    X, y = blobs()
+    teacher = probe(5, 3)
+    model = CompensatedClassifier("distillation", hyper={"teacher": teacher}, epochs=2, module=without_stages)
+    model.fit(X, y).partial_fit(X, y)
+    assert all(p.requires_grad and p.dtype == torch.float32 for p in teacher.parameters())

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy import sparse
 from sklearn.datasets import make_multilabel_classification
+from sklearn.model_selection import cross_val_score
 
 from compensate.estimators import CompensatedClassifier
 
@@ -42,6 +44,18 @@ def test_answers_have_the_shape_of_scikit_learns(method, data):
     assert len(found) == y.size
     np.testing.assert_array_equal(found["given"], y[found["index"], found["label"]])
     np.testing.assert_array_equal(found["suggested"], 1 - found["given"])
+
+
+def test_sparse_targets_weights_validation_and_selection(data):
+    X, y = data
+    dense = CompensatedClassifier(epochs=5, random_state=0).fit(X, y)
+    packed = CompensatedClassifier(epochs=5, random_state=0).fit(X, sparse.csr_matrix(y))
+    np.testing.assert_array_equal(dense.predict_proba(X), packed.predict_proba(X))
+    weight = np.ones(len(X))
+    weight[:50] = 0
+    part = CompensatedClassifier("logit_adjustment", epochs=5, validation=0.2, random_state=0).fit(X, y, 7.0 * weight)
+    assert part.suspects_["index"].min() >= 50
+    assert len(cross_val_score(CompensatedClassifier(epochs=3, random_state=0), X, y, cv=3)) == 3
 
 
 def test_a_weight_of_two_is_two_samples():

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize, minimize_scalar
 from sklearn.datasets import load_iris, make_circles, make_classification
+from sklearn.metrics.pairwise import rbf_kernel
 from sklearn.svm import SVC
 
 from compensate.estimators import SlackSVC
@@ -59,6 +60,15 @@ def test_exact_kernel_is_libsvm(kernel: str, params: dict[str, float]) -> None:
     fresh = np.random.default_rng(0).normal(size=(50, 2))
     np.testing.assert_allclose(ours.decision_function(fresh), theirs.decision_function(fresh), atol=1e-4)
     assert not hasattr(ours, "coef_")
+
+
+def test_random_features_come_near_the_exact_kernel() -> None:
+    X, y = make_circles(300, noise=0.1, factor=0.5, random_state=0)
+    model = SlackSVC(kernel="rbf", gamma=2.0, random_features=400, random_state=0).fit(X, y)
+    assert model.score(X, y) > 0.97
+    sampler = model._map
+    np.testing.assert_allclose(sampler(X) @ sampler(X).T, rbf_kernel(X, gamma=2.0), atol=0.3)
+    assert SlackSVC().fit(X, y).score(X, y) < 0.7
 
 
 def solve_eq32(X: np.ndarray, signs: np.ndarray, lam: float) -> float:

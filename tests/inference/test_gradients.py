@@ -54,6 +54,14 @@ def test_clipping_at_the_logits_is_a_hook_that_clips_each_sample(c):
     torch.testing.assert_close(found, weighted)
 
 
+def test_clipping_at_the_features_is_a_hook_there():
+    model, x, y = TinyNet().double(), torch.randn(8, 4).double(), torch.randint(3, (8,))
+    found = of_model(Compensated(gradient=ClipGradient(0.2, at="features")).evaluate(model, x, y).loss, model)
+    z = model.features(x)
+    z.register_hook(lambda g: torch.stack([row * min(1.0, 0.2 / (8 * row.norm().item())) for row in g]))
+    assert_same(found, of_model(F.cross_entropy(model.head(z), y), model))
+
+
 @pytest.mark.parametrize("c", [0.05, 100.0])
 def test_clipping_the_parameters_is_that_of_torch(c):
     model, x, y = TinyNet().double(), torch.randn(8, 4).double(), torch.randint(3, (8,))
@@ -108,6 +116,12 @@ def test_a_whole_training_with_sharpness_aware_steps_is_that_of_two_passes():
             p.grad = g
         second.step()
     assert_same([*ours.parameters()], [*theirs.parameters()])
+
+
+def test_sharpness_needs_the_model_and_says_so():
+    u, y = logits()
+    with pytest.raises(InputError, match=r"criterion\.evaluate"):
+        Compensated(gradient=SharpnessAware())(u, y)
 
 
 # --- class weights and all kinds of labels --------------------------------------------------------------------------

@@ -116,6 +116,11 @@ def test_resumed_without_its_state_or_used_before():
     assert int(hooks.criterion.total) == 9  # progress goes on from the step that was reached
 
 
+def test_something_else_than_a_criterion():
+    with pytest.raises(InputError, match="CrossEntropyLoss; expected one of compensate"):
+        CriterionHooks(torch.nn.CrossEntropyLoss())
+
+
 class TestOptimizers:
     model = torch.nn.Linear(4, 3)
 

@@ -112,6 +112,15 @@ def test_the_index_is_forgotten(tmp_path):
 # --- the criterion --------------------------------------------------------------------------------------------
 
 
+def test_no_criterion_and_two(tmp_path):
+    module = Small(None)
+    with pytest.raises(InputError, match="Small has no criterion of compensate"):
+        trainer(tmp_path).fit(module, small())
+    module.criterion, module.other = logcomp(), logcomp()
+    with pytest.raises(InputError, match="Small has 2 criteria"):
+        trainer(tmp_path).fit(module, small())
+
+
 def test_the_optimizer_holds_what_meta_steps_move(tmp_path):
     class Greedy(Small):
         def configure_optimizers(self):
@@ -169,6 +178,17 @@ def test_a_training_without_an_end(tmp_path):
     module = Small(logcomp())  # needs no length
     trainer(tmp_path, epochs=1).fit(module, stream)
     assert int(module.criterion.step) == 4
+
+
+@pytest.mark.parametrize(("options", "total"), [
+    ({"max_steps": 3, "epochs": None}, 3),
+    ({"max_steps": 3, "epochs": None, "accumulate_grad_batches": 3}, 7),  # epochs of 3 + 1 batches: 4 and 3
+    ({"limit_train_batches": 2}, 6),
+])  # fmt: skip
+def test_the_clock_counts_batches(options, total, tmp_path):
+    module = Small(logcomp())
+    trainer(tmp_path, **options).fit(module, small())
+    assert int(module.criterion.step) == int(module.criterion.total) == total
 
 
 # --- evaluation -----------------------------------------------------------------------------------------------

@@ -52,6 +52,11 @@ def test_a_copy_of_the_criterion_is_in_no_loop(how):
     assert criterion.record.visits.sum() == 4
 
 
+def test_slices_of_different_sizes_are_refused():
+    with pytest.raises(InputError, match="even_batches=False"):
+        prepare(several(even_batches=False), methods.base())
+
+
 def test_a_state_is_refused_where_its_batch_cannot_be_cut():
     hooks = CriterionHooks(methods.logcomp(num_samples=8, num_classes=3))
     hooks.leave_out(lambda size: slice(0, size - 1))

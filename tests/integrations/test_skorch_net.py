@@ -11,7 +11,7 @@ pytest.importorskip("skorch")
 from sklearn.base import clone
 from skorch.dataset import Dataset, ValidSplit
 from skorch.helper import predefined_split
-from torch.utils.data import Subset
+from torch.utils.data import IterableDataset, Subset
 
 from compensate import InputError, methods
 from compensate.integrations.skorch import CompensatedNet, source_rows
@@ -95,6 +95,15 @@ def test_inputs_by_name():
     made = CompensatedNet(Named, lr=0.3, batch_size=8, max_epochs=2, train_split=None, verbose=0)
     made.fit({"left": X[:, :2], "right": X[:, 2:]}, Y)
     torch.testing.assert_close(made.module_.layer.weight, net(train_split=None).fit(X, Y).module_.weight)
+
+
+def test_a_stream_has_no_rows():
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(zip(X, Y, strict=True))
+
+    with pytest.raises(InputError, match="no length"):
+        net(methods.label_smoothing, train_split=None).fit(Stream(), y=None)
 
 
 @pytest.mark.parametrize("method", [methods.meta_logit, methods.meta_weight])

@@ -14,7 +14,7 @@ pytest.importorskip("skorch")
 
 import transformers
 from integrations_runs import hf_trainer, rows
-from loops import BATCH, FEATURES, METHODS, RATE, C, N, assert_same, bert, plain, words
+from loops import BATCH, FEATURES, METHODS, RATE, SCHEDULED, C, N, assert_same, bert, plain, words
 
 from compensate import InputError, methods
 from compensate.integrations.transformers import IndexCollator
@@ -79,6 +79,13 @@ def test_the_index_is_dropped_before(keep, tmp_path):
     assert len(made.losses) == 4
 
 
+def test_more_samples_than_rows_and_missing_labels(tmp_path):
+    with pytest.raises(InputError, match=r"outside 0\.\.9"):
+        hf_trainer(logcomp(10), tmp_path).train()
+    with pytest.raises(InputError, match='no "labels"'):
+        hf_trainer(logcomp(), tmp_path, data=rows().remove_columns("labels")).train()
+
+
 def test_the_collator_around_one_that_pads():
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
@@ -96,6 +103,15 @@ def test_the_collator_around_one_that_pads():
 
 
 # --- the criterion --------------------------------------------------------------------------------------------
+
+
+def test_two_losses_at_once(tmp_path):
+    with pytest.raises(InputError, match=r"label_smoothing_factor is 0\.1"):
+        hf_trainer(logcomp(), tmp_path, arguments={"label_smoothing_factor": 0.1})
+    with pytest.raises(InputError, match="compute_loss_func and criterion"):
+        hf_trainer(logcomp(), tmp_path, compute_loss_func=lambda *a, **k: 0)
+    with pytest.raises(InputError, match="CrossEntropyLoss; expected one of compensate"):
+        hf_trainer(torch.nn.CrossEntropyLoss(), tmp_path)
 
 
 def test_meta_steps_are_taken(tmp_path):
@@ -124,7 +140,22 @@ def test_meta_steps_are_taken(tmp_path):
     assert_same(criterion, expected, rtol=1e-3)
 
 
+def test_a_model_that_is_no_classifier(tmp_path):
+    model = transformers.BertModel(bert().config)
+    with pytest.raises(InputError, match="without logits"):
+        hf_trainer(logcomp(), tmp_path, model=model).train()
+
+
 # --- time -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("arguments", "total"), [
+    ({"max_steps": 3}, 3), ({"max_steps": 3, "gradient_accumulation_steps": 3}, 7), ({"num_train_epochs": 1.5}, 6),
+])  # fmt: skip
+def test_the_clock_counts_batches(arguments, total, tmp_path):
+    criterion = SCHEDULED["scheduled"]()
+    hf_trainer(criterion, tmp_path, arguments=arguments).train()
+    assert int(criterion.step) == int(criterion.total) == total
 
 
 def test_a_stream_has_passes_though_it_has_no_length(tmp_path):

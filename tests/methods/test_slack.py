@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from compensate import meta_step
+from compensate import InputError, meta_step
 from compensate.core.taxonomy import measured, overall_sign
 from compensate.methods import meta_loss, slack_hinge
 from compensate.methods.loss import hinge
@@ -105,3 +105,8 @@ def test_meta_loss_follows_equations_13_and_14(tiny, batch):
     assert grad.abs().max() > 1e-5
     meta_step(criterion, tiny, batch, clean, lr=0.5)
     assert torch.allclose(next(criterion.tables()).weight[i], (0.5 - 3.0 * grad).clamp(min=0))
+
+
+def test_without_temperature_nothing_could_be_learned():
+    with pytest.raises(InputError, match="temperature"):
+        meta_loss(num_samples=9, temperature=0.0)

@@ -140,6 +140,15 @@ def test_bilstm_equals_a_packed_two_way_lstm():
     assert torch.allclose(model.features(e), torch.stack(expected), atol=1e-6)
 
 
+def test_bilstm_takes_vectors():
+    vectors = np.random.default_rng(0).normal(size=(20, 7)).astype(np.float32)
+    model = BiLSTM(20, 2, hidden=4, vectors=vectors, train_vectors=False)
+    assert torch.equal(model.embedding.weight[1:], torch.from_numpy(vectors[1:]))
+    assert not model.embedding.weight.requires_grad
+    with pytest.raises(InputError, match="one a token id"):
+        BiLSTM(19, 2, vectors=vectors)
+
+
 def test_staged_equals_and_shares_the_user_s_model():
     torch.manual_seed(0)
     model = Plain()

@@ -119,6 +119,13 @@ def test_accumulated_batches_are_one_large_batch():
         assert torch.allclose(a, b, atol=1e-6)
 
 
+def test_clipping_bounds_the_step():
+    start = list(make_model(prepare_run(small())).parameters())
+    done = fit(small(optimizer="sgd", lr=1.0, momentum=0.0, weight_decay=0.0, clip=0.01, epochs=1, batch_size=10**6))
+    moved = torch.cat([(a - b).flatten() for a, b in zip(start, done.model.parameters(), strict=True)])
+    assert float(moved.norm().detach()) == pytest.approx(0.01, rel=1e-3)
+
+
 def test_mixed_precision_trains_in_bfloat16_and_back():
     seen = []
     for precision in ("bf16", "no"):
@@ -292,3 +299,9 @@ def test_a_file_that_changed_is_read_again(tmp_path):
         file.write_text("a,label\n" + "".join(f"{i % 7},{'xy'[i % 2]}\n" for i in range(rows)))
         parts = prepare_run(Config(data=str(file), model="mlp"))
         assert len(parts.train) + len(parts.validation) + len(parts.test) == rows
+
+
+def test_quantities_are_not_classes():
+    data = Dataset(np.random.default_rng(0).random((20, 3)), np.random.default_rng(1).random(20), ())
+    with pytest.raises(InputError, match="quantity"):
+        fit(Config(), data=data)

@@ -16,8 +16,9 @@ from typer.testing import CliRunner
 from compensate import METHODS
 from compensate.cli import app
 from compensate.data import Dataset, order_in_ranges
+from compensate.data.dataset import Ragged
 from compensate.errors import InputError
-from compensate.training import Processes, checkpoint, fit
+from compensate.training import Config, Processes, checkpoint, fit
 from compensate.training.distributed import Ranges
 from processes import run_group
 
@@ -67,6 +68,20 @@ def test_every_epoch_visits_every_sample_once_and_every_process_its_own(n: int, 
             assert sorted(np.concatenate(slices)) == sorted(rows)
             assert max(map(len, slices)) - min(map(len, slices)) <= 2
             assert min(map(len, slices)) >= 1
+
+
+def test_texts_of_about_one_length_are_in_a_batch() -> None:
+    lengths = np.random.default_rng(0).integers(1, 200, size=600)
+    data = Dataset(Ragged.of([np.ones(k, np.int64) for k in lengths]), np.arange(600) % 2, ("a", "b"))
+    batches = order_in_ranges(data, 20)
+    assert sorted(np.concatenate(batches)) == list(range(600))
+    spread = np.mean([lengths[rows].std() for rows in batches])
+    assert spread < 0.3 * lengths.std()
+
+
+def test_too_many_processes_are_refused() -> None:
+    with pytest.raises(InputError, match=r"a batch of 4 samples is too small for 5 processes.*larger batch_size"):
+        Ranges(rows_of(8), 4, Processes(5))
 
 
 def state(folder: Path) -> dict[str, Any]:
@@ -191,3 +206,13 @@ def test_the_command_refuses_what_cannot_be_had(options: list[str], message: str
     assert found.exit_code != 0
     assert message in " ".join(f"{found.output} {found.exception}".split())
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_an_order_is_part_of_a_run_unless_it_is_the_usual_one() -> None:
+    assert Config(order="random").id == Config().id
+    assert Config(order="ranges").id != Config().id
+
+
+def test_objects_of_this_process_are_refused_on_a_cluster() -> None:
+    with pytest.raises(InputError, match="belong to one process"):
+        fit(config("logcomp"), data=small(), backend="ray", on_epoch=print)

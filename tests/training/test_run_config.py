@@ -34,6 +34,12 @@ def test_every_part_of_a_run_is_in_its_id(change):
     assert config.id != config.but(**change).id
 
 
+def test_two_ways_to_write_one_run_have_one_id():
+    assert Config(method="label-smoothing", noise="first_positive:0.1", clip=1).id == (
+        Config(method="label_smoothing", noise="first-positive:0.1", clip=1.0).id
+    )
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -50,6 +56,11 @@ def test_every_part_of_a_run_is_in_its_id(change):
 def test_mistakes_are_named(given, said):
     with pytest.raises(InputError, match=said):
         Config.of(given)
+
+
+def test_a_run_of_something_else_than_plain_values_has_no_id():
+    with pytest.raises(InputError, match="numbers, texts and lists"):
+        _ = Config(hyper={"lam": object()}).id
 
 
 def test_toml_files_are_read_and_mistakes_in_them_named(tmp_path):

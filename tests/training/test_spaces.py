@@ -68,3 +68,8 @@ def test_a_search_goes_on_and_takes_up_what_was_abandoned(tmp_path):
     assert all(trial["hyper"] in hypers for trial in first["trials"])
     assert len({tuple(h.values()) for h in hypers}) == 4
     assert second["best"]["validation"] == max(trial["validation"] for trial in second["trials"])
+
+
+def test_a_search_without_validation_is_refused(tmp_path):
+    with pytest.raises(InputError, match="validation"):
+        search_space(CONFIG.but(validation=0.0), tmp_path, trials=1)
