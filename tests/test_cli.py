@@ -67,16 +67,6 @@ def test_a_mistake_ends_in_a_message_and_not_in_a_stack_trace():
     assert_told(done.returncode, done.stderr, 'did you mean "logcomp"?')
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"), [(["demo", "--seeds", "0"], "--seeds"), (["nonsense"], "No such command")]
-)
-def test_a_command_line_that_cannot_be_read_ends_in_a_message(arguments, said, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["compensate", *arguments])
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert_told(end.value.code, capsys.readouterr().err, said)
-
-
 @pytest.mark.slow
 def test_demo_runs_end_to_end(tmp_path):
     said = output("demo", "--seeds", "1", "--epochs", "2", "--out", str(tmp_path / "out"))

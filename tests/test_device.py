@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import warnings
 
 import pytest
@@ -12,7 +11,7 @@ import torch
 from benchmarks.operations import operations
 from compensate import METHODS, Compensated
 from compensate.core.validation import as_on_a_device
-from compensate.methods import logcomp, mixcomp, sop
+from compensate.methods import sop
 from compensate.terms import Evidence
 from tiny import TinyNet
 
@@ -60,27 +59,6 @@ def test_the_way_of_a_device_gives_what_the_cpu_gives(name: str, ignored: bool) 
     torch.testing.assert_close(ga, gb, rtol=1e-3, atol=1e-4)
     for key, value in ka.items():
         torch.testing.assert_close(value, kb[key], rtol=1e-3, atol=1e-4, msg=lambda m, key=key: f"{key}: {m}")
-
-
-@pytest.mark.parametrize("build", [lambda: logcomp(num_samples=30, num_classes=3), lambda: mixcomp(num_samples=30)])
-def test_a_record_of_batches_that_wait_is_that_of_batches_one_by_one(build, monkeypatch) -> None:
-    waits, not_ = build(), build()
-    batches = []
-    for seed in range(6):
-        draw = torch.Generator().manual_seed(seed)
-        u = (2 * torch.randn(5, 3, generator=draw)).requires_grad_()
-        rows = torch.randperm(30, generator=draw)[:5]
-        batches.append((u, rows % 3, rows))
-    for batch in batches:
-        waits(*batch)
-    assert waits.record._waiting.batches
-    monkeypatch.setattr("compensate.core.statistics.WAITING", 0)
-    for batch in batches:
-        not_(*batch)
-    assert not not_.record._waiting.batches
-    assert torch.equal(copy.deepcopy(waits).suspects().index, not_.suspects().index)
-    for name, kept in waits.state_dict().items():
-        torch.testing.assert_close(kept, not_.state_dict()[name], msg=lambda m, name=name: f"{name}: {m}")
 
 
 @pytest.mark.parametrize("away", [False, True])

@@ -80,14 +80,6 @@ def test_every_weight_is_a_shift_of_the_given_logit(make):
 # --- 3. LogComp at rest is a clipped weight; what differs is its memory ------------------------------------------
 
 
-def test_logcomp_at_rest_is_the_weight_that_clips_doubt():
-    u, y, p = case()
-    criterion = methods.logcomp(num_samples=40, num_classes=4, lam=0.1, lr=1.0).double()
-    weight, cosine = measured(criterion, u, y, visits=4000)
-    torch.testing.assert_close(weight, (0.1 / (1 - p)).clamp(max=1), rtol=0.02, atol=1e-3)
-    torch.testing.assert_close(cosine, ones(), rtol=1e-3, atol=1e-3)
-
-
 # --- 4. labels ---------------------------------------------------------------------------------------------------
 
 

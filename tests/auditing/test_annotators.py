@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from compensate.auditing.annotators import Votes, audit_votes, find_consensus, long_votes, wide_votes
+from compensate.auditing.annotators import Votes, audit_votes, find_consensus, wide_votes
 from compensate.auditing.decisions import write_corrections
 from compensate.auditing.page.payload import read_payload
 from compensate.auditing.result import Audit
@@ -47,17 +47,6 @@ def test_probabilities_are_those_of_the_definition():
     assert np.allclose(found.probabilities, expected, atol=1e-3)
 
 
-def test_the_consensus_is_better_than_the_majority_and_better_still_with_models():
-    x, true, votes = made()
-    majority = (votes.majority() == true).mean()
-    alone = (find_consensus(votes).label == true).mean()
-    found, both = audit_votes(x.astype(np.float32), votes)
-    assert majority < alone - 0.02
-    assert (both.label == true).mean() > alone
-    wrong = votes.majority() != true
-    assert found.p_error[wrong].mean() > 0.5 > found.p_error[~wrong].mean()
-
-
 def test_an_annotator_with_few_votes_is_taken_for_an_average_one():
     _, _, votes = made()
     few = Votes(
@@ -75,17 +64,6 @@ def test_items_are_to_be_labeled_again_by_someone_who_has_not_voted():
     for _, row in again.iterrows():
         asked = votes.annotators.index(row["ask"])
         assert asked not in votes.annotator[votes.item == row["item"]]
-
-
-def test_wide_and_long_tables_say_the_same():
-    frame = pd.DataFrame({"text": ["t1", "t2", "t3"], "ann": ["x", "y", ""], "bob": ["x", "x", "y"]})
-    items, wide = wide_votes(frame, ["ann", "bob"])
-    rows = [(i, name, frame.loc[i, name]) for name in ("ann", "bob") for i in range(3) if frame.loc[i, name]]
-    long = pd.DataFrame(rows, columns=["id", "who", "said"])
-    _, other = long_votes(long, "id", "who", "said")
-    assert list(items.columns) == ["text"]
-    assert (wide.counts == other.counts).all()
-    assert wide.annotators == other.annotators
 
 
 @pytest.mark.parametrize(

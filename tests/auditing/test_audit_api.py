@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pandas as pd
 import pytest
 from sklearn.metrics import average_precision_score
 
 from compensate.auditing.api import audit, audit_probabilities
-from compensate.auditing.decisions import Correction, write_corrections
-from compensate.auditing.result import Audit
 from compensate.data import Dataset, noise
 from compensate.errors import InputError
 
@@ -46,30 +42,6 @@ def test_the_confusion_sums_to_the_rows(found):
     np.testing.assert_allclose(found.confusion.to_numpy().sum(1), np.bincount(found.given))
     off = found.confusion.to_numpy()[~np.eye(3, dtype=bool)].sum()
     assert off == pytest.approx(found.noise_rate.value * 600, rel=1e-6)
-
-
-def test_it_survives_the_disk(found, tmp_path):
-    loaded = Audit.load(found.save(tmp_path / "audit"))
-    pd.testing.assert_frame_equal(loaded.suspects, found.suspects)
-    assert loaded.noise_rate == found.noise_rate
-    assert loaded.config == json.loads(json.dumps(dict(found.config)))
-    np.testing.assert_array_equal(loaded.probabilities, found.probabilities)
-    (tmp_path / "audit" / "audit.npz").write_bytes(b"broken")
-    with pytest.raises(InputError, match="no audit that can be read"):
-        Audit.load(tmp_path / "audit")
-
-
-def test_corrections_are_applied(found, tmp_path):
-    _, _, true, wrong = blobs()
-    fixed = found.apply(found.accepted())
-    assert (fixed.astype(int) == true).mean() > 1 - wrong.mean() / 4
-    path = tmp_path / "corrections.csv"
-    row = int(found.index[0])
-    other = "012".replace(found.names(found.given[:1])[0], "")[0]
-    write_corrections(path, [Correction(row, found.names(found.given[:1])[0], "other", other)])
-    assert found.apply(path)[0] == other
-    with pytest.raises(InputError, match="differs from what was reviewed"):
-        found.apply([Correction(row, "7", "accept", "1")])
 
 
 def test_cleanlab_reads_it(found):
@@ -138,17 +110,6 @@ def test_no_labels_is_an_error():
         audit(data)
     with pytest.raises(InputError, match="pass them too"):
         audit(np.zeros((50, 2)))
-
-
-def test_a_lone_sample_is_named_and_not_flagged():
-    x, given, _, wrong = blobs()
-    names = np.array(["abc"[y] for y in given], dtype=object)
-    names[17] = "lonely"
-    with pytest.warns(UserWarning, match=r'row 17 \("lonely"\)'):
-        found = audit(x, names)
-    assert len(found) == 600
-    assert not found.mask[17]
-    assert found.mask[wrong & (np.arange(600) != 17)].mean() > 0.6
 
 
 def test_ids_that_repeat_are_named():

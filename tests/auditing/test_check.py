@@ -6,7 +6,6 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -355,24 +354,6 @@ def test_fail_above_moves_the_threshold(reviewed: Path, odd: str, capsys: pytest
         return len(json.loads(capsys.readouterr().out)[0]["findings"])
 
     assert [found("0"), found("0.5"), found("1")] == [3, 2, 1]
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (("--max-wrong", "many"), "--max-wrong"),
-        (("--max-wrong", "1.5"), "--max-wrong"),
-        (("--fail-above", "2"), "--fail-above"),
-        (("--format", "sarf"), "sarif"),
-        (("--against", "nowhere.d"), "nowhere.d"),
-    ],
-)
-def test_wrong_options_are_named(
-    reviewed: Path, options: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments: tuple[Any, ...] = ("check", str(reviewed / "reviews.csv"), "--against", str(reviewed / "run"))
-    assert run(*arguments, *options) == 2
-    assert said in capsys.readouterr().err
 
 
 def test_several_files_are_judged_together(reviewed: Path, odd: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -78,16 +78,6 @@ def test_no_row_is_judged_by_its_own_label(sparse):
     assert set(before.log_p) == {"logcomp", "transitions", *(["naive Bayes"] if sparse else ["neighbors", "trees"])}
 
 
-def test_rows_without_a_label_are_predicted_and_teach_nothing():
-    x, y = classified(apart=2.0)
-    given = y.copy()
-    given[::7] = -1
-    folds = assign_folds(given)
-    found = judge_view(View("view", x, x), given, folds, 5, 3)
-    for name, log_p in found.log_p.items():
-        assert (log_p.argmax(1) == y)[::7].mean() > 0.85, name
-
-
 def test_a_class_that_a_fold_does_not_see_has_a_small_probability_there():
     x, y = classified()
     y[y == 2] = 1

@@ -28,16 +28,6 @@ def test_at_most_one_in_a_hundred_shown_examples_is_a_planted_error(classes: int
     assert wrong <= 0.01 * shown
 
 
-def test_examples_carry_the_label_they_stand_for_and_were_predicted_so_by_models_that_did_not_see_it() -> None:
-    audit, _ = planted_audit(5)
-    top = audit.probabilities.argmax(1)
-    for row, (given, suggested) in beside(audit, np.flatnonzero(audit.mask)).items():
-        for side, label in ((given, audit.given[row]), (suggested, audit.suggested[row])):
-            assert len(side) <= BESIDE
-            assert row not in side
-            assert all(audit.given[j] == label == top[j] and audit.p_error[j] < CERTAIN for j in side)
-
-
 def test_copies_of_the_suspect_are_not_shown_as_examples_of_another_class() -> None:
     audit, _ = planted_audit(2)
     suspect = int(np.argmax(audit.log_odds))

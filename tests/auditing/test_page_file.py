@@ -23,7 +23,7 @@ from compensate.auditing.page import (
     render_page,
     thumbnail,
 )
-from compensate.auditing.page.payload import TEXT_LIMITS, image_type, payload, to_json
+from compensate.auditing.page.payload import image_type, payload, to_json
 from compensate.auditing.page.write import SCRIPTS, STYLES
 from compensate.errors import InputError
 
@@ -104,17 +104,6 @@ def test_every_asset_is_used_and_none_writes_markup() -> None:
         ), name
     asking = [name for name in SCRIPTS if "fetch(" in (folder / name).read_text()]
     assert asking == ["sync.js"], "and that only where the page is served"
-
-
-def test_labels_are_stored_once_and_texts_are_cut() -> None:
-    huge = "x" * 1_000_000
-    items = tuple(Item(i, huge, "y", 1.0, 0.5, True, Content(text=huge)) for i in range(300))
-    found = payload(page(classes=(huge, "y"), items=items))
-    text, length = found["items"]["content"][0]["text"]
-    assert length == 1_000_000
-    assert TEXT_LIMITS[0] <= len(text) <= TEXT_LIMITS[1]
-    assert found["labels"][0] == huge  # whole: the export must say what the data say
-    assert len(to_json(found)) < 40_000_000
 
 
 def test_only_images_are_shown_as_images() -> None:

@@ -169,19 +169,6 @@ def test_keys_stand_for_the_likeliest_classes_of_the_item(
     assert found == [likely[0][0], likely[1][4], likely[2][7]]
 
 
-def test_all_classes_are_found_by_name_the_likeliest_first(open_page: Callable[..., Any], tmp_path: Path) -> None:
-    names = tuple(f"class {i:03}" for i in range(300))
-    page = texts_page([names[7]], classes=names)
-    tab = open_page(replace(page, items=(replace(page.items[0], likely=names[50:59]),)))
-    tab.click("text=all 300")
-    listed = tab.locator("dialog .class-list bdi").all_inner_texts()
-    assert listed[:9] == list(names[50:59])
-    assert sorted(listed) == list(names)
-    tab.keyboard.type("299")
-    tab.keyboard.press("Enter")
-    assert [c.label for c in read_corrections(export(tab, tmp_path))] == ["class 299"]
-
-
 def test_a_value_is_typed_where_labels_are_numbers(open_page: Callable[..., Any], tmp_path: Path) -> None:
     items = tuple(Item(i, f"{i}.5", "-2.25", 1.0, 0.9, True, Content(fields=(("size", "3"),))) for i in range(3))
     tab = open_page(Page("houses.csv", "regression", (), 90, items, Estimate(0.03, 0.01, 0.05)))

@@ -233,15 +233,6 @@ def test_compare_prints_a_table_and_reads_finished_runs(tmp_path, workers):
     assert {p for p in written if p.stat().st_mtime_ns != written[p]} == {lost}
 
 
-def test_compare_goes_on_past_a_run_at_fault(tmp_path):
-    said = run(
-        "compare", "digits", "--methods", "base,distillation", "--seeds", "1", *SMALL, "--workers", "1", "--out",
-        str(tmp_path), fails=True,
-    )  # fmt: skip
-    assert "learns from a teacher" in said
-    assert "base" in said.split("learns from a teacher")[1]
-
-
 def test_tune_prints_the_command_to_use(tmp_path):
     command = [
         "tune",

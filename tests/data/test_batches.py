@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from compensate.data import CropFlip, Dataset, Ragged, batches, digits, draws, gather, order
+from compensate.data import CropFlip, Dataset, Ragged, batches, draws, gather, order
 from compensate.data.images import as_images
 from compensate.errors import InputError
 
@@ -51,15 +51,6 @@ def test_augmentation_of_a_sample_does_not_depend_on_its_batch():
     assert torch.equal(x, torch.cat(halves))
     assert torch.equal(target, torch.from_numpy(data.target[rows]))
     assert torch.equal(index, torch.from_numpy(data.index[rows]))
-
-
-def test_bytes_become_floats_and_the_index_is_the_source_s():
-    data = pictures().subset(np.arange(5, 40))
-    x, _, index = next(batches(data, 4, seed=2))
-    assert x.dtype == torch.float32
-    assert torch.allclose(x, torch.from_numpy(pictures().x[index.numpy()] / 255.0).float())
-    assert index.min() >= 5
-    assert next(batches(digits(), 4))[0].dtype == torch.float32
 
 
 def naive(images, drawn, pad, flip):

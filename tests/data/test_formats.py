@@ -322,18 +322,6 @@ def test_images_with_a_label_file(tmp_path):
         load(tmp_path, labels=tmp_path / "other.csv")
 
 
-def test_unreadable_images_are_named_and_left_out(tmp_path):
-    for i in range(4):
-        picture(tmp_path / "ab"[i % 2] / f"{i}.png", i)
-    whole = (tmp_path / "a/0.png").read_bytes()
-    (tmp_path / "a/0.png").write_bytes(whole[: len(whole) // 2])
-    (tmp_path / "b/1.png").write_bytes(b"not an image")
-    with pytest.warns(UserWarning, match=r"2 images.*0\.png, 1\.png"):
-        data = load(tmp_path).train
-    assert data.index.tolist() == [1, 3], "the index still counts all files"
-    assert data.rows == 4
-
-
 def test_image_folder_damage(tmp_path):
     with pytest.raises(InputError, match="no folder"):
         read_folder(tmp_path / "x")

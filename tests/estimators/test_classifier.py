@@ -17,9 +17,6 @@ from sklearn.datasets import make_blobs, make_classification
 from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import average_precision_score
-from sklearn.model_selection import GridSearchCV, cross_val_score
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import MinMaxScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
@@ -63,21 +60,6 @@ def test_labels_of_any_type_come_back_as_they_were(labels):
     assert model.score(X, y) == 1
     assert set(model.suspects_["given"]) == set(labels)
     np.testing.assert_array_equal(y[model.suspects_["index"]], model.suspects_["given"])
-
-
-def test_pipeline_clone_grid_and_cross_validation():
-    X, y = make_blobs(150, centers=3, random_state=0)
-    pipe = make_pipeline(MinMaxScaler(), CompensatedClassifier(epochs=10, random_state=0))
-    assert clone(pipe).get_params()["compensatedclassifier__epochs"] == 10
-    grid = [
-        {"compensatedclassifier__method": ["base"]},
-        {"compensatedclassifier__hyper": [{"lam": 0.05}, {"lam": 0.1}]},
-    ]
-    search = GridSearchCV(pipe, grid, cv=2).fit(X, y)
-    assert len(set(search.cv_results_["mean_test_score"])) > 1
-    assert search.score(X, y) > 0.85
-    params = {"compensatedclassifier__sample_weight": np.ones(150)}
-    assert cross_val_score(pipe, X, y, cv=3, params=params).mean() > 0.85
 
 
 @pytest.mark.parametrize("how", ["deepcopy", "joblib"])
@@ -215,21 +197,6 @@ def test_a_stream_grows_its_table_and_samples_that_return_find_their_rows():
     assert average_precision_score(found["index"] < 12, found["score"]) > 0.9
     assert (model.criterion_.terms["logit"].terms[0].weight[:12].abs().sum(1) > 0).all()
     assert model.score(X, CLASSES[y]) > 0.95
-
-
-@pytest.mark.parametrize(
-    "name", ["base", "dac", "deep_self_learning", "logit_adjustment", "meta_weight", "reweight", "sop"]
-)
-def test_methods_of_every_kind_stream(name):
-    X, y = blobs(120)
-    hyper = {"clean": (X[:30], y[:30])} if "clean" in METHODS[name].needs else None
-    model = CompensatedClassifier(name, hyper=hyper, module=small, epochs=20, lr=0.02, random_state=0)
-    order = np.argsort(y, kind="stable")[:40]  # at first not all classes are there
-    model.partial_fit(X[order], y[order], classes=[0, 1, 2])
-    for _ in range(30):
-        model.partial_fit(X[40:], y[40:], index=np.arange(40, 120))
-    assert model.score(X, y) > 0.8
-    assert len(model.suspects_) == 120
 
 
 # --- errors ---------------------------------------------------------------------------------------------------

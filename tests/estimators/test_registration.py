@@ -126,15 +126,3 @@ def test_bad_parameters(params: dict[str, object], message: str) -> None:
     source, target, _, _ = scene(0, 2, n=50)
     with pytest.raises(ValueError, match=message):
         RobustICP(**params).fit(source, target)
-
-
-@pytest.mark.parametrize("d", [2, 3])
-def test_plot(d: int) -> None:
-    import matplotlib.pyplot as plt
-
-    source, target, _, _ = scene(0, d)
-    model = RobustICP().fit(source, target)
-    labels = [artist.get_label() for artist in model.plot(source, target).collections]
-    assert "target" in labels
-    assert any(label.startswith("outlier") for label in labels)
-    plt.close("all")

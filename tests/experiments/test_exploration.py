@@ -9,7 +9,7 @@ import pytest
 from compensate import InputError
 from compensate.methods import find
 from compensate.training import Config, fit
-from experiments.exploration import Budget, Part, Pruned, explore
+from experiments.exploration import Budget, Part, explore
 
 pytest.importorskip("optuna")
 
@@ -82,19 +82,6 @@ def test_two_parts_in_one_folder_are_two_searches(tmp_path, monkeypatch):
         part = Part(targets=(target,), directions=("positive",))
         found = explore(CONFIG, tmp_path, part=part, budget=Budget(2, 1, 1, 1), workers=1)
         assert [row["cell"].split(".")[0] for row in found["trials"]] == [target] * 2
-
-
-def test_a_watcher_may_end_a_training(tmp_path):
-    seen = []
-
-    def watch(metrics):
-        seen.append(metrics["epoch"])
-        raise Pruned
-
-    with pytest.raises(Pruned):
-        fit(CONFIG, folder=tmp_path / "run", on_epoch=watch)
-    assert seen == [1]
-    assert len(fit(CONFIG, folder=tmp_path / "run", resume=True).history) == 2
 
 
 def test_parts_and_searches_that_make_no_sense_are_refused(tmp_path):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-
 import numpy as np
 import pytest
 
@@ -64,22 +62,3 @@ def test_sizes_are_means_over_trainings_and_epochs(found):
     for row in found.top:
         assert row.size == pytest.approx(given[row.index] / (2 * TINY.epochs), abs=1e-4)
     assert set(np.argsort(-given)[:6]) == {row.index for row in found.top}
-
-
-@pytest.mark.parametrize("suffix", [".csv", ".md", ".json"])
-def test_written_tables_hold_every_row_safely(found, tmp_path, suffix):
-    evil = s.Sentence(3, "=1+1 | *b*", "negative", "positive", 2.0, 1, 2)
-    odd = s.Sentences("x", {}, 2, 9, (evil, found.top[0]))
-    path = tmp_path / "deep" / f"table{suffix}"
-    s.write(odd, path)
-    text = path.read_text()
-    if suffix == ".csv":
-        rows = list(csv.DictReader(text.splitlines()))
-        assert rows[0]["text"] == "'=1+1 | *b*"
-        assert (rows[0]["size"], rows[1]["index"]) == ("2.0", str(found.top[0].index))
-    elif suffix == ".md":
-        row = next(line for line in text.splitlines() if "=1" in line)
-        assert row.replace(r"\|", "").count("|") == 7, "a bar in a text is not a border"
-        assert r"\*b\*" in row
-    else:
-        assert s.Sentences.read(path) == odd

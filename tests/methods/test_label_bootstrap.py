@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from compensate import METHODS, InputError
-from compensate.methods import bootstrap_hard, bootstrap_soft, mix_bootstrap, online_label_smoothing, proselflc
+from compensate.methods import bootstrap_hard, bootstrap_soft, mix_bootstrap, proselflc
 
 
 def logits(b=6, c=4, scale=2.0):
@@ -50,30 +50,6 @@ def test_guess_of_the_previous_epoch(make):
             agree(criterion(u, y[i], i), F.cross_entropy(u, target), u, atol=1e-6)
             last |= dict(zip(i.tolist(), u.detach().softmax(-1), strict=True))
         criterion.end_epoch()
-
-
-@pytest.mark.parametrize("detach", [False, True])
-def test_mix_bootstrap_with_beta_zero_is_soft_bootstrapping(detach):
-    criterion, soft = (
-        mix_bootstrap(num_classes=4, alpha=0.3, beta=0.0, detach=detach),
-        bootstrap_soft(beta=0.7, detach=detach),
-    )
-    for _ in range(3):
-        u, y = logits()
-        agree(criterion(u, y), soft(u, y), u)
-        criterion.end_epoch()
-
-
-@pytest.mark.parametrize("conf", ["all", "correct"])
-def test_mix_bootstrap_with_beta_one_is_online_label_smoothing(conf):
-    ours = mix_bootstrap(num_classes=4, alpha=0.5, beta=1.0, conf=conf)
-    theirs = online_label_smoothing(num_classes=4, alpha=0.5, conf=conf)
-    for _ in range(3):
-        for _ in range(3):
-            u, y = logits()
-            agree(ours(u, y), theirs(u, y), u)
-        ours.end_epoch()
-        theirs.end_epoch()
 
 
 @pytest.mark.parametrize("conf", ["all", "correct"])

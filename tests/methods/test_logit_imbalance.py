@@ -134,15 +134,6 @@ def test_ldam_is_its_definition_before_and_after_the_deferral():
     assert abs(plain - weighted) > 1e-3
 
 
-def test_ldam_without_deferral_needs_no_start_and_gradcheck_holds():
-    u, y = torch.randn(4, 3, dtype=torch.double, requires_grad=True), torch.tensor([0, 1, 2, 1])
-    criterion = ldam(class_counts=COUNTS, defer=None).double()
-    assert torch.autograd.gradcheck(lambda v: criterion(v, y), u)
-    assert torch.allclose(ldam(class_counts=COUNTS, max_margin=0.0, defer=None).double()(u, y), F.cross_entropy(u, y))
-    with pytest.raises(InputError, match=r"criterion\.start"):
-        ldam(class_counts=COUNTS)(u.float(), y)
-
-
 # --- laws -----------------------------------------------------------------------------------------------------
 
 

@@ -58,31 +58,6 @@ def test_values_gradients_and_rows_follow_the_paper(joint):
         criterion.end_epoch()
 
 
-def test_a_repeated_sample_takes_one_step_with_the_mean_gradient():
-    torch.manual_seed(3)
-    once = sop(num_samples=3, num_classes=3, spread=0.3).double()
-    torch.manual_seed(3)
-    twice = sop(num_samples=3, num_classes=3, spread=0.3).double()
-    u, y = torch.randn(1, 3).double(), torch.tensor([1])
-    once(u, y, torch.tensor([2]))
-    twice.requires_grad_()(u.repeat(2, 1), y.repeat(2), torch.tensor([2, 2]))
-    assert torch.allclose(term(once).mu, term(twice).mu)
-    assert torch.allclose(term(once).nu, term(twice).nu)
-
-
-def test_gradient_by_finite_differences():
-    criterion = sop(num_samples=5, num_classes=3, spread=0.4).double()
-    u, y, i = torch.randn(5, 3, dtype=torch.float64, requires_grad=True), torch.randint(3, (5,)), torch.arange(5)
-    rows = (term(criterion).mu.clone(), term(criterion).nu.clone())
-
-    def loss(u):
-        term(criterion).mu.copy_(rows[0])
-        term(criterion).nu.copy_(rows[1])
-        return criterion(u, y, i)
-
-    assert torch.autograd.gradcheck(loss, u)
-
-
 @pytest.mark.parametrize("bad", [{"lr_u": 0.0}, {"lr_v": -1.0}, {"spread": 0.0}, {"floor": 1.0}])
 def test_bad_settings_are_refused(bad):
     with pytest.raises(InputError):

@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import copy
-import io
-
 import numpy as np
 import pytest
 import torch
@@ -65,25 +62,6 @@ def test_forward_is_head_of_features_of_embed(case):
     assert z.shape == (len(x), model.head.in_features)
     assert torch.equal(model(x), model.head(z))
     assert torch.equal(F.linear(z, model.head.weight, model.head.bias), model(x))
-
-
-def test_copies_give_the_same(case):
-    model, x = case
-    model.eval()
-    twin = copy.deepcopy(model)
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    stored = torch.load(file, weights_only=False)
-    blank = copy.deepcopy(model)
-    for p in blank.parameters():
-        nn.init.zeros_(p)
-    assert not torch.equal(blank(x), model(x))
-    blank.load_state_dict(model.state_dict())
-    for other in (twin, stored, blank):
-        assert torch.equal(other(x), model(x))
-    wide = copy.deepcopy(model).double()
-    assert wide(x if x.dtype == torch.long else x.double()).dtype == torch.float64
 
 
 def test_second_derivatives_exist(case):

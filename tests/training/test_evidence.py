@@ -85,17 +85,6 @@ def test_means_are_those_of_a_naive_loop():
         assert np.allclose(found.predictions, model(torch.from_numpy(x[:10])).softmax(1), atol=1e-5)
 
 
-def test_the_given_model_stays_as_it_is_and_wrong_labels_stand_out():
-    x, y = blobs()
-    model = network()
-    before = copy.deepcopy(model.state_dict())
-    found = train_and_record(x, y, C, model=model, epochs=15, lr=0.02)
-    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
-    assert set(np.argsort(found.margin)[:6]) == set(range(6))
-    assert len(found.held_out) == 0
-    assert found.predictions.shape == (0, C)
-
-
 def test_a_run_that_was_stopped_goes_on_exactly(tmp_path):
     x, y = blobs()
     whole = train_and_record(x, y, C, model=network, rows=range(80), **OPTIONS)

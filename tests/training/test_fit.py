@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -204,17 +203,6 @@ def test_texts_are_encoded_and_learned(method):
     assert result.last["test_accuracy"] > 0.9
 
 
-def test_metrics_and_result_are_stored(tmp_path):
-    result = fit(small(noise="pair:0.2"), folder=tmp_path)
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert lines == result.history
-    stored = json.loads((tmp_path / "result.json").read_text())
-    assert stored["id"] == small(noise="pair:0.2").id
-    assert stored["result"]["last"] == result.last
-    assert stored["effective"]["lr"] == result.config.lr
-    assert json.loads((tmp_path / "config.json").read_text())["config"]["lr"] is None
-
-
 def test_a_folder_holds_one_run(tmp_path):
     fit(small(epochs=1), folder=tmp_path)
     with pytest.raises(InputError, match="holds this run already"):
@@ -291,14 +279,6 @@ def test_trackers_are_told_of_every_epoch():
     assert kept.ended
     with pytest.raises(InputError, match=r"not all are installed|Unsupported"):
         fit(small(), trackers=["no-such-tracker"])
-
-
-def test_a_file_that_changed_is_read_again(tmp_path):
-    file = tmp_path / "own.csv"
-    for rows in (40, 60):
-        file.write_text("a,label\n" + "".join(f"{i % 7},{'xy'[i % 2]}\n" for i in range(rows)))
-        parts = prepare_run(Config(data=str(file), model="mlp"))
-        assert len(parts.train) + len(parts.validation) + len(parts.test) == rows
 
 
 def test_quantities_are_not_classes():
