@@ -1,17 +1,26 @@
-"""The table of methods, and what every row must do."""
+"""Laws over all methods: names, state, weights, reductions, ignored samples, edges."""
 
 from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import pickle
+import warnings
 
 import pytest
 import torch
 
-from compensate import METHODS, InputError
+from compensate import METHODS, Compensated, InputError, meta_step
+from compensate.core.criterion import PATIENCE
 from compensate.methods import find
+from compensate.methods.label_correction import local_dimensionality
 from compensate.methods.pages import measured_change
+from compensate.terms import Category
+from tiny import TinyNet
+
+# Registry
+
 
 SIZES = {"num_samples": 40, "num_classes": 3, "class_counts": [20, 12, 8], "feature_dim": 6, "feature_shape": (4,)}
 
@@ -273,3 +282,37 @@ def test_an_unknown_reduction_is_refused(name):
         METHODS[name].make(**SIZES, reduction="avg")
     with pytest.raises(InputError, match=r"ignore_index is 0\.5; expected a whole number"):
         METHODS[name].make(**SIZES, ignore_index=0.5)
+
+
+# Edges
+
+
+@pytest.mark.parametrize("name", ["self_paced_logit", "isda", "metasaug", "logcomp", "mixcomp"])
+def test_an_empty_batch_has_losses_of_its_size(name: str) -> None:
+    sizes = {"num_samples": 9, "num_classes": 3, "feature_dim": 6}
+    taken = inspect.signature(METHODS[name].build).parameters
+    criterion = METHODS[name].build(**{key: size for key, size in sizes.items() if key in taken}).start(10)
+    model = TinyNet().eval()  # batch statistics need samples; the criterion trains
+    s = criterion.evaluate(model, torch.zeros(0, 4), torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long))
+    assert s.losses.shape == (0,)
+
+
+def test_dimensionality_of_half_precision_is_that_of_the_same_numbers_in_full() -> None:
+    z = torch.randn(30, 4).bfloat16()
+    torch.testing.assert_close(local_dimensionality(z, 5), local_dimensionality(z.float(), 5))
+
+
+def test_a_criterion_that_waits_for_meta_steps_says_so_once() -> None:
+    u, y = torch.zeros(4, 3), torch.tensor([0, 1, 2, 0])
+    criterion = Compensated(logit=Category(3, 3, update="meta"))
+    for _ in range(PATIENCE - 1):
+        criterion(u, y)
+    with pytest.warns(UserWarning, match="without one"):
+        criterion(u, y)
+    learned = Compensated(logit=Category(3, 3, update="meta"))
+    x = torch.randn(4, 4)
+    meta_step(learned, TinyNet(), (x, y), (x, y), lr=0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(PATIENCE + 1):
+            learned(u, y)
