@@ -82,12 +82,6 @@ def test_finite_differences_at_a_known_price():
     assert torch.autograd.gradcheck(lambda u: criterion(u, y), u)
 
 
-@pytest.mark.parametrize("bad", [{"warmup": -1}, {"final": -0.1}, {"divisor": 0.0}, {"mu": 0.0}])
-def test_bad_settings_are_refused(bad):
-    with pytest.raises(InputError):
-        dac(**bad)
-
-
 # Loss elr
 
 
@@ -126,11 +120,6 @@ def test_certain_predictions_stay_finite():
     (grad,) = torch.autograd.grad(loss, u)
     assert loss.isfinite()
     assert grad.isfinite().all()
-
-
-def test_a_momentum_outside_its_range_is_refused():
-    with pytest.raises(InputError, match="beta is 1"):
-        elr(num_samples=3, num_classes=3, beta=1.0)
 
 
 # Loss floor
@@ -211,20 +200,6 @@ def test_an_audit_sets_the_bound():
     assert floor > 0
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"noise_rate": 1.0}, "noise_rate"),
-        ({"noise": "odd"}, "noise is"),
-        ({"bound": -1}, "bound"),
-        ({"below": "go"}, "below"),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused(settings, said):
-    with pytest.raises(InputError, match=said):
-        loss_bound(num_classes=3, **settings)
-
-
 # Robust losses
 
 
@@ -300,18 +275,6 @@ def test_a_clipped_logit_vector_has_no_gradient_along_itself_and_a_bounded_loss(
     assert low - 1e-12 <= s.losses.min()
     assert s.losses.max() <= math.log(4) + math.sqrt(2)
     torch.testing.assert_close((s.u + s.du).norm(dim=-1)[long], torch.ones(int(long.sum()), dtype=torch.float64))
-
-
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (lambda: sce(alpha=-1), "alpha"), (lambda: sce(log_zero=1), "log_zero"), (lambda: nce_mae(beta=-1), "beta"),
-        (lambda: anl(floor=0), "floor"), (lambda: poly_loss(epsilon=-2), "epsilon"), (lambda: logit_clip(tau=0), "tau"),
-    ],
-)  # fmt: skip
-def test_robust_losses_settings_that_make_no_sense_are_refused(make, said):
-    with pytest.raises(InputError, match=said):
-        make()
 
 
 @pytest.mark.parametrize("make", [nce_mae, anl])
@@ -563,22 +526,6 @@ def test_meta_weight_net_steps_down_the_clean_loss():
             assert grad.flatten()[k].item() == pytest.approx((up - down) / 2e-5, abs=1e-8)
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        lambda: focal(gamma=-1.0),
-        lambda: focal(per="corpus"),
-        lambda: focal(per="category"),
-        lambda: gce(q=0.0),
-        lambda: gce(q=1.5),
-        lambda: gce(k=1.0),
-    ],
-)
-def test_weighting_bad_settings_are_refused(bad):
-    with pytest.raises(InputError):
-        bad()
-
-
 # Decision
 
 
@@ -608,12 +555,6 @@ def test_the_gradient_is_right_and_targets_are_understood():
     ignored[1] = -100
     kept = torch.arange(6) != 1
     torch.testing.assert_close(epsilon_softmax()(u, ignored), epsilon_softmax()(u[kept], y[kept]))
-
-
-@pytest.mark.parametrize(("settings", "said"), [({"m": -1}, "m is"), ({"alpha": -1}, "alpha"), ({"floor": 1}, "floor")])
-def test_decision_settings_that_make_no_sense_are_refused(settings, said):
-    with pytest.raises(InputError, match=said):
-        epsilon_softmax(**settings)
 
 
 # Prediction sop
@@ -665,9 +606,3 @@ def test_values_gradients_and_rows_follow_the_paper(joint):
             assert torch.allclose(term(criterion).mu, loop.mu.detach())
             assert torch.allclose(term(criterion).nu, loop.nu.detach())
         criterion.end_epoch()
-
-
-@pytest.mark.parametrize("bad", [{"lr_u": 0.0}, {"lr_v": -1.0}, {"spread": 0.0}, {"floor": 1.0}])
-def test_prediction_sop_bad_settings_are_refused(bad):
-    with pytest.raises(InputError):
-        sop(num_samples=2, num_classes=2, **bad)

@@ -16,7 +16,7 @@ from compensate.core.criterion import PATIENCE
 from compensate.methods import find
 from compensate.methods.label_correction import local_dimensionality
 from compensate.methods.pages import measured_change
-from compensate.terms import Category
+from compensate.terms import Category, Ramp
 from tiny import TinyNet
 
 # Registry
@@ -316,3 +316,42 @@ def test_a_criterion_that_waits_for_meta_steps_says_so_once() -> None:
         warnings.simplefilter("error")
         for _ in range(PATIENCE + 1):
             learned(u, y)
+
+
+ROWS, TEACHER = {"num_samples": 4, "num_classes": 3}, torch.zeros(3, 2)
+REFUSED = [
+    ("bootstrap_soft", {"guess": "previous_epoch"}, None), ("bootstrap_soft", {"guess": "next"}, "guess"),
+    ("bootstrap_hard", {"beta": 1.2}, None), ("mix_bootstrap", {"num_classes": 3, "beta": 2.0}, "beta"),
+    ("proselflc", {"sharpness": -1.0}, "sharpness"), ("d2l", {"k": 1}, "k"), ("d2l", {"window": 0}, "window"),
+    ("d2l", {"patience": -1}, "patience"), ("d2l", {"guess": "best"}, "guess"), ("meta_label", {**ROWS, "per": "corpus"}, "per"),
+    ("deep_self_learning", {**ROWS, "feature_dim": 2, "start": 0}, "start"),
+    ("deep_self_learning", {**ROWS, "feature_dim": 2, "count": 0}, "count"),
+    ("deep_self_learning", {**ROWS, "feature_dim": 2, "sampled": 0}, "sampled"),
+    ("label_smoothing", {"lam": 1.5}, "lam"), ("adversarial_label_smoothing", {"kind": "worst"}, "kind"),
+    ("adversarial_label_smoothing", {"kind": "boltzmann", "temperature": 0}, "temperature"),
+    ("online_label_smoothing", {"num_classes": 3, "conf": "some"}, "conf"),
+    ("distillation", {"teacher": torch.zeros(3)}, None), ("distillation", {"teacher": TEACHER, "form": "old"}, "form"),
+    ("distillation", {"teacher": TEACHER, "temperature": 0.0}, "temperature"),
+    ("guess_label", {"guess": torch.zeros(3).long()}, None), ("guess_label", {"guess": TEACHER, "lam": 1.1}, "lam"),
+    ("data_ambiguation", {"alpha": 1}, "alpha"), ("data_ambiguation", {"beta": 2, "beta_end": None}, "beta"),
+    ("mixcomp", {"pro": 101}, "pro"), ("mixcomp", {"pro": -1}, "pro"), ("mixcomp", {"over": "epoch"}, None),
+    ("mixcomp", {"over": "run"}, "over"), ("mixcomp", {"eta": -1.0}, "eta"), ("mixcomp", {"warmup": (0.5, 0.2)}, None),
+    ("mixcomp", {"eta": Ramp(0.0, 1.0), "warmup": (0.1, 0.2)}, "warmup"),
+    ("lpl", {"eps": -1}, "eps"), ("lpl", {"step": 0}, "step"), ("lpl", {"by": "size"}, "by"), ("lpl", {"by": "share"}, "class_counts"),
+    ("dac", {"warmup": -1}, "warmup"), ("dac", {"final": -0.1}, "final"), ("dac", {"divisor": 0.0}, "divisor"), ("dac", {"mu": 0.0}, "mu"),
+    ("elr", {**ROWS, "beta": 1.0}, "beta is 1"), ("loss_bound", {"num_classes": 3, "noise_rate": 1.0}, "noise_rate"),
+    ("loss_bound", {"num_classes": 3, "noise": "odd"}, "noise is"), ("loss_bound", {"num_classes": 3, "bound": -1}, "bound"),
+    ("loss_bound", {"num_classes": 3, "below": "go"}, "below"), ("sce", {"alpha": -1}, "alpha"), ("sce", {"log_zero": 1}, "log_zero"),
+    ("nce_mae", {"beta": -1}, "beta"), ("anl", {"floor": 0}, "floor"), ("poly_loss", {"epsilon": -2}, "epsilon"),
+    ("logit_clip", {"tau": 0}, "tau"), ("focal", {"gamma": -1.0}, "gamma"), ("focal", {"per": "corpus"}, "per"),
+    ("focal", {"per": "category"}, None), ("gce", {"q": 0.0}, "q"), ("gce", {"q": 1.5}, "q"), ("gce", {"k": 1.0}, "k"),
+    ("epsilon_softmax", {"m": -1}, "m is"), ("epsilon_softmax", {"alpha": -1}, "alpha"), ("epsilon_softmax", {"floor": 1}, "floor"),
+    ("sop", {**ROWS, "lr_u": 0.0}, "lr_u"), ("sop", {**ROWS, "lr_v": -1.0}, "lr_v"), ("sop", {**ROWS, "spread": 0.0}, "spread"),
+    ("sop", {**ROWS, "floor": 1.0}, "floor"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "settings", "said"), REFUSED)
+def test_settings_that_make_no_sense_are_refused(name, settings, said):
+    with pytest.raises(InputError, match=said):
+        find(name).build(**settings)
