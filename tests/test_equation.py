@@ -1,4 +1,4 @@
-"""The criterion against torch, its options, its modes and its errors."""
+"""The criterion against torch, the equation, and the proximal maps of its tables."""
 
 from __future__ import annotations
 
@@ -6,14 +6,25 @@ import copy
 import io
 import pickle
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import minimize
 from torch import nn
 
-from compensate import Compensated, InputError
+from compensate import Compensated, InputError, methods
+from compensate.core.proximal import (
+    group_soft_threshold,
+    hard_threshold,
+    project_ball,
+    project_simplex,
+    shrink,
+    soft_threshold,
+)
+from compensate.core.taxonomy import effective_weight
 from compensate.terms import (
     L1,
     Ball,
@@ -31,6 +42,9 @@ from compensate.terms import (
     above,
     uniform,
 )
+
+# Equation
+
 
 U, Y = torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1])
 
@@ -287,3 +301,145 @@ def test_two_criteria_add_up():
         Compensated(reduction="sum") + rows
     with pytest.raises(TypeError):
         rows + 1
+
+
+# Proximal
+
+
+MAPS = {
+    "soft": soft_threshold,
+    "group": group_soft_threshold,
+    "hard": hard_threshold,
+    "shrink": shrink,
+    "l2": lambda v, t: project_ball(v, t, "l2"),
+    "linf": lambda v, t: project_ball(v, t, "linf"),
+    "simplex": lambda v, t: project_simplex(v),
+}
+
+
+@pytest.mark.parametrize("name", MAPS)
+@pytest.mark.parametrize("by_row", [False, True])
+def test_numpy_and_torch_agree(name, by_row):
+    v = np.random.default_rng(0).normal(size=(5, 4))
+    t = np.linspace(0.1, 1.0, 5) if by_row else 0.4
+    ours = MAPS[name](torch.tensor(v), torch.tensor(t) if by_row else t)
+    assert np.allclose(MAPS[name](v, t), ours.numpy())
+    if by_row:
+        rows = [MAPS[name](v[i : i + 1], t[i])[0] for i in range(5)]
+        assert np.allclose(MAPS[name](v, t), rows)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.floats(-3, 3), min_size=2, max_size=5))
+def test_simplex_projection_is_the_nearest_point(values):
+    v = np.array([values])
+    ours = project_simplex(v)[0]
+    assert ours.sum() == pytest.approx(1)
+    found = minimize(
+        lambda w: ((w - v[0]) ** 2).sum(),
+        np.full(len(values), 1 / len(values)),
+        bounds=[(0, 1)] * len(values),
+        constraints={"type": "eq", "fun": lambda w: w.sum() - 1},
+        method="SLSQP",
+        options={"ftol": 1e-14, "maxiter": 500},
+    ).x
+    assert ours == pytest.approx(found, abs=1e-4)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.floats(0, 2), st.sampled_from(["l2", "linf"]), st.integers(0, 10**6))
+def test_ball_projection_stays_inside_and_keeps_inner_points(radius, norm, seed):
+    v = torch.randn(6, 3, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    size = v.flatten(1).norm(dim=1) if norm == "l2" else v.flatten(1).abs().amax(1)
+    w = project_ball(v, radius, norm)
+    after = w.flatten(1).norm(dim=1) if norm == "l2" else w.flatten(1).abs().amax(1)
+    assert (after <= radius + 1e-12).all()
+    assert torch.allclose(w[size <= radius], v[size <= radius])
+
+
+def test_zero_rows_stay_finite():
+    zero = torch.zeros(2, 3)
+    assert not group_soft_threshold(zero, 0.5).isnan().any()
+    assert not project_ball(zero, 0.5, "l2").isnan().any()
+
+
+# Effective weight
+
+
+def case(rows=40, classes=4):
+    torch.manual_seed(0)
+    u = (2.5 * torch.randn(rows, classes, dtype=torch.float64)).requires_grad_()
+    y = torch.randint(classes, (rows,))
+    return u, y, u.detach().softmax(-1).gather(1, y[:, None])[:, 0]
+
+
+def measured(criterion, u, y, visits=1):
+    index = torch.arange(len(y))
+    for _ in range(visits):
+        s = criterion.evaluate(torch.nn.Identity(), u, y, index)
+        weight, cosine = effective_weight(s)
+        s.loss.backward()
+        u.grad = None
+    return weight, cosine
+
+
+def ones(rows=40):
+    return torch.ones(rows, dtype=torch.float64)
+
+
+def test_the_definition_is_a_ratio_of_gradients():
+    u, y, _ = case()
+    delta = torch.randn(40, 4, dtype=torch.float64)
+    weight, cosine = measured(Compensated(logit=lambda s: delta), u, y)
+    plain = torch.autograd.grad(F.cross_entropy(u, y, reduction="sum"), u)[0]
+    ours = torch.autograd.grad(F.cross_entropy(u + delta, y, reduction="sum"), u)[0]
+    torch.testing.assert_close(weight, ours.norm(dim=-1) / plain.norm(dim=-1))
+    torch.testing.assert_close(cosine, F.cosine_similarity(ours, plain))
+
+
+# --- 1. a loss of the given probability alone is a weight, -p h'(p) ---------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "weight"),
+    [
+        (lambda: methods.gce(q=0.7), lambda p: p**0.7),
+        (lambda: methods.focal(gamma=2.0), lambda p: (1 - p) ** 2 - 2 * p * (1 - p) * p.log()),
+        (lambda: methods.sce(alpha=0.1, beta=1.0, log_zero=-4.0), lambda p: 0.1 + 4 * p),
+        (lambda: methods.poly_loss(epsilon=1.0), lambda p: 1 + p),
+    ],
+    ids=["gce", "focal", "sce", "poly"],
+)
+def test_a_loss_of_the_given_probability_is_a_weight(make, weight):
+    u, y, p = case()
+    found, cosine = measured(make(), u, y)
+    torch.testing.assert_close(found, weight(p))
+    torch.testing.assert_close(cosine, ones())
+
+
+# --- 2. a shift of the given logit is a weight, and every weight is such a shift --------------------------------
+
+
+@pytest.mark.parametrize("make", [lambda: methods.gce(q=0.7), lambda: methods.focal(gamma=2.0)], ids=["gce", "focal"])
+def test_every_weight_is_a_shift_of_the_given_logit(make):
+    """As long as the gradient would not be longer than any gradient of cross entropy: w (1 - p) < 1."""
+    u, y, p = case()
+    weight, _ = measured(make(), u, y)
+    possible = weight * (1 - p) < 1
+    assert possible.sum() > 15
+    shift = torch.where(possible, torch.logit(1 - (weight * (1 - p)).clamp(max=1 - 1e-12)) - torch.logit(p), 0.0)
+    as_logit, cosine = measured(Compensated(logit=lambda s: shift[:, None] * s.y), u, y)
+    torch.testing.assert_close(as_logit[possible], weight[possible])
+    torch.testing.assert_close(cosine, ones())
+
+
+# --- 3. LogComp at rest is a clipped weight; what differs is its memory ------------------------------------------
+
+
+# --- 4. labels ---------------------------------------------------------------------------------------------------
+
+
+# --- 5. pulls ----------------------------------------------------------------------------------------------------
+
+
+# --- 6. losses and gradients -------------------------------------------------------------------------------------

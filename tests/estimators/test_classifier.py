@@ -1,11 +1,14 @@
-"""The scikit-learn face of the methods: conventions, oracles, noise, weights, streams."""
+"""CompensatedClassifier against oracles and scikit-learn's checks; the examples of all estimators."""
 
 from __future__ import annotations
 
 import copy
 import io
+import runpy
+from pathlib import Path
 
 import joblib
+import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
@@ -13,16 +16,20 @@ import torch
 import torch.nn.functional as F
 from scipy import sparse
 from sklearn.base import clone
-from sklearn.datasets import make_blobs, make_classification
+from sklearn.datasets import make_blobs, make_classification, make_multilabel_classification
 from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import average_precision_score
-from sklearn.utils.estimator_checks import parametrize_with_checks
+from sklearn.model_selection import cross_val_score
+from sklearn.utils.estimator_checks import estimator_checks_generator, parametrize_with_checks
 from torch import nn
 
 from compensate import METHODS
-from compensate.estimators import CompensatedClassifier
+from compensate.estimators import CompensatedClassifier, RobustKMeans, ShiftRegressor, SlackSVC
 from compensate.models import MLP, probe
+
+# Classifier
+
 
 CLASSES = np.array(["ape", "bee", "cat", "dog", "emu", "fly", "gnu", "hen", "ibis", "jay"])
 
@@ -260,3 +267,168 @@ def test_a_teacher_module_is_left_as_it_was():
     model = CompensatedClassifier("distillation", hyper={"teacher": teacher}, epochs=2, module=without_stages)
     model.fit(X, y).partial_fit(X, y)
     assert all(p.requires_grad and p.dtype == torch.float32 for p in teacher.parameters())
+
+
+# Several labels classifier
+
+
+BINARY = [
+    "base",
+    "bootstrap_hard",
+    "bootstrap_soft",
+    "label_smoothing",
+    "logcomp",
+    "logit_adjustment",
+    "lpl",
+    "mixcomp",
+]
+
+
+@pytest.fixture(scope="module")
+def data():
+    X, y = make_multilabel_classification(200, 8, n_classes=4, n_labels=2, random_state=0)
+    return X.astype(np.float32), y
+
+
+@pytest.mark.parametrize("method", BINARY)
+def test_answers_have_the_shape_of_scikit_learns(method, data):
+    X, y = data
+    model = CompensatedClassifier(method, epochs=15, random_state=0).fit(X, y)
+    assert model.multilabel_
+    assert model.predict(X).shape == model.predict_proba(X).shape == y.shape
+    assert model.predict(X).dtype.kind == "i"
+    np.testing.assert_array_equal(model.predict(X), model.predict_proba(X) > 0.5)
+    assert model.classes_.tolist() == [0, 1, 2, 3]
+    assert (model.predict(X) == y).mean() > 0.8
+    assert 0 < model.score(X, y) <= 1
+    found = model.suspects_
+    assert [*found.columns] == ["index", "label", "given", "suggested", "score", "flagged"]
+    assert len(found) == y.size
+    np.testing.assert_array_equal(found["given"], y[found["index"], found["label"]])
+    np.testing.assert_array_equal(found["suggested"], 1 - found["given"])
+
+
+def test_sparse_targets_weights_validation_and_selection(data):
+    X, y = data
+    dense = CompensatedClassifier(epochs=5, random_state=0).fit(X, y)
+    packed = CompensatedClassifier(epochs=5, random_state=0).fit(X, sparse.csr_matrix(y))
+    np.testing.assert_array_equal(dense.predict_proba(X), packed.predict_proba(X))
+    weight = np.ones(len(X))
+    weight[:50] = 0
+    part = CompensatedClassifier("logit_adjustment", epochs=5, validation=0.2, random_state=0).fit(X, y, 7.0 * weight)
+    assert part.suspects_["index"].min() >= 50
+    assert len(cross_val_score(CompensatedClassifier(epochs=3, random_state=0), X, y, cv=3)) == 3
+
+
+def test_a_weight_of_two_is_two_samples():
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(30, 4)), rng.integers(2, size=(30, 3))
+    weight = np.ones(30)
+    weight[:10] = 2
+    options = {
+        "method": "label_smoothing",
+        "epochs": 4,
+        "batch_size": 100,
+        "standardize": False,
+        "random_state": 0,
+        "lr": 0.05,
+    }
+    weighted = CompensatedClassifier(**options).fit(X, y, weight)
+    twice = CompensatedClassifier(**options).fit(np.r_[X, X[:10]], np.r_[y, y[:10]])
+    np.testing.assert_allclose(weighted.predict_proba(X), twice.predict_proba(X), atol=1e-5)
+
+
+def test_a_stream_of_indicator_matrices(data):
+    X, y = data
+    model = CompensatedClassifier(hyper={"lam": 0.5}, random_state=0)
+    for first in range(0, 200, 50):
+        part = slice(first, first + 50)
+        model.partial_fit(X[part], y[part], classes=np.arange(4), index=np.arange(first, first + 50))
+    for _ in range(40):
+        model.partial_fit(X, y, index=np.arange(200))
+    assert (model.predict(X) == y).mean() > 0.75
+    assert len(model.suspects_) == y.size
+    with pytest.raises(ValueError, match="several labels a sample in some calls"):
+        model.partial_fit(X, y[:, 0])
+    with pytest.raises(ValueError, match="expected one column for each of 4 classes"):
+        model.partial_fit(X, y[:, :3])
+
+
+# Sklearn checks
+
+
+DEFAULTS = [RobustKMeans(), SlackSVC(), ShiftRegressor()]
+VARIANTS = [
+    RobustKMeans(n_clusters=3, penalty="l1", n_init=2),
+    RobustKMeans(n_clusters=3, soft=True, n_init=2),
+    RobustKMeans(n_clusters=3, kernel="rbf", n_init=2),
+    RobustKMeans(n_clusters=3, lam=1.0, n_init=2),
+    SlackSVC(compensate="label"),
+    SlackSVC(kernel="rbf"),
+    ShiftRegressor(penalty="l0"),
+    ShiftRegressor(permuted=True),
+    ShiftRegressor(lam=1.0, fit_intercept=False),
+]
+"""Estimators that are fitted in another way. How they look at their arguments is the same."""
+
+DEPEND_ON_THE_FIT = {
+    "check_classifiers_train", "check_clustering", "check_dict_unchanged", "check_estimators_dtypes", "check_estimators_pickle",
+    "check_f_contiguous_array_estimator", "check_fit2d_1feature", "check_fit2d_1sample", "check_fit_idempotent",
+    "check_methods_sample_order_invariance", "check_methods_subset_invariance", "check_n_features_in",
+    "check_readonly_memmap_input", "check_regressors_int", "check_regressors_train",
+    "check_sample_weight_equivalence_on_dense_data", "check_transformer_general",
+}  # fmt: skip
+"""Checks that another way of fitting can fail."""
+
+
+def fitting_checks():
+    for variant in VARIANTS:
+        for estimator, check in estimator_checks_generator(variant, mark=None):
+            if check.func.__name__ in DEPEND_ON_THE_FIT:
+                yield pytest.param(estimator, check, id=f"{estimator!r}-{check.func.__name__}")
+
+
+# Every entry needs its reason; the limit below keeps this list from swallowing the test.
+EXPECTED_FAILURES: dict[str, dict[str, str]] = {}
+
+
+def expected_failures(estimator: object) -> dict[str, str]:
+    return EXPECTED_FAILURES.get(type(estimator).__name__, {})
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
+@parametrize_with_checks(DEFAULTS, expected_failed_checks=expected_failures)
+def test_sklearn_checks_scikit_learn_checks(estimator: object, check: object) -> None:
+    check(estimator)  # type: ignore[operator]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
+@pytest.mark.parametrize(("estimator", "check"), list(fitting_checks()))
+def test_scikit_learn_checks_of_the_fit(estimator: object, check: object) -> None:
+    check(estimator)  # type: ignore[operator]
+
+
+# Estimator examples
+
+
+matplotlib.use("Agg")
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "examples" / "estimators").glob("*.py"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_example_saves_its_picture(path: Path, tmp_path: Path) -> None:
+    import matplotlib.pyplot as plt
+
+    picture = tmp_path / "picture.png"
+    module = runpy.run_path(str(path))
+    module["main"](picture)
+    plt.close("all")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    stored = module["PICTURE"]
+    assert stored.stat().st_size < 80 * 1024
+    page = "training.md" if path.stem == "classifier" else "research.md"
+    assert f"img/{stored.name}" in (ROOT / "docs" / page).read_text(encoding="utf-8")

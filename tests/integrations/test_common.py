@@ -1,18 +1,24 @@
-"""An index that names another sample than before is found; a criterion is hooks with its clock and its state."""
+"""Numbered data sets, the check of the index, repeated samples and stored tables, without a framework."""
 
 from __future__ import annotations
 
 import copy
 import pickle
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, DistributedSampler
 
 from compensate import Compensated, InputError, methods
-from compensate.integrations import CriterionHooks
-from compensate.integrations.common import check_optimizers
+from compensate.integrations.accelerate import prepare
+from compensate.integrations.common import CriterionHooks, check_optimizers, repeated
+from compensate.integrations.transformers import add_index
 from compensate.terms import Sample
+from compensate.training import checkpoint
+
+# Criterion hooks
 
 
 def criterion(n=12):
@@ -167,3 +173,163 @@ class TestOptimizers:
         hooks.begin(total=9)
         with pytest.raises(InputError, match="clean has no batch"):
             hooks.meta(self.model, (torch.randn(6, 4), torch.arange(6) % 3), 0.1)
+
+
+# Padding
+
+
+def several(**more):
+    """What `prepare` reads of an accelerator of two processes."""
+    state = SimpleNamespace(end_of_dataloader=True, remainder=3)
+    given = {"device": "cpu", "num_processes": 2, "even_batches": True, "gradient_state": state} | more
+    return SimpleNamespace(register_for_checkpointing=lambda _: None, **given)
+
+
+def batch(size=4):
+    return torch.randn(size, 3), torch.arange(size) % 3, torch.arange(size)
+
+
+def test_the_last_batch_of_an_epoch_is_cut_and_no_other():
+    criterion = prepare(several(), methods.logcomp(num_samples=8, num_classes=3))
+    criterion(*batch())
+    assert criterion.record.visits.tolist() == [1, 1, 1, 0, 0, 0, 0, 0]
+    u, y, index = batch()
+    criterion(u, target=y, index=index)
+    assert criterion.record.visits.tolist() == [2, 2, 2, 0, 0, 0, 0, 0]
+    criterion.eval()
+    assert criterion(u, y) == torch.nn.functional.cross_entropy(u, y)  # an evaluation is not cut
+
+
+def test_a_loader_says_for_itself_whether_it_is_at_its_end():
+    loader = SimpleNamespace(end_of_dataloader=False, remainder=3)
+    criterion = prepare(several(), methods.logcomp(num_samples=8, num_classes=3), loader)
+    criterion(*batch())
+    assert criterion.record.visits.sum() == 4
+
+
+@pytest.mark.parametrize("how", [copy.deepcopy, lambda c: pickle.loads(pickle.dumps(c))])
+def test_a_copy_of_the_criterion_is_in_no_loop(how):
+    criterion = how(prepare(several(), methods.logcomp(num_samples=8, num_classes=3)))
+    criterion.index_check.whole = False
+    criterion(*batch())
+    assert criterion.record.visits.sum() == 4
+
+
+def test_slices_of_different_sizes_are_refused():
+    with pytest.raises(InputError, match="even_batches=False"):
+        prepare(several(even_batches=False), methods.base())
+
+
+def test_a_state_is_refused_where_its_batch_cannot_be_cut():
+    hooks = CriterionHooks(methods.logcomp(num_samples=8, num_classes=3))
+    hooks.leave_out(lambda size: slice(0, size - 1))
+    u, y, index = batch()
+    with pytest.raises(InputError, match=r"repeats samples.*drop_last=True"):
+        hooks.criterion.evaluate(torch.nn.Identity(), u, y, index)
+    assert not hooks.criterion.record.visits.any()
+
+
+def test_the_loss_of_a_slice_counts_by_its_size():
+    hooks = CriterionHooks(methods.base())
+    hooks.leave_out(lambda size: slice(0, 3), lambda left: left / 2)
+    u, y, _ = batch()
+    torch.testing.assert_close(hooks.criterion(u, y), 1.5 * torch.nn.functional.cross_entropy(u[:3], y[:3]))
+
+
+@pytest.mark.parametrize(
+    ("samples", "size", "drop_sampler", "drop_loader", "expected"),
+    [(19, 4, False, False, 1), (19, 4, True, False, 0), (19, 4, False, True, 0), (19, 5, False, True, 1), (20, 4, False, False, 0)],
+)  # fmt: skip
+def test_repetitions_of_a_sampler_are_counted(samples, size, drop_sampler, drop_loader, expected):
+    sampler = DistributedSampler(range(samples), 2, 1, shuffle=False, drop_last=drop_sampler)
+    loader = DataLoader(range(samples), batch_size=size, sampler=sampler, drop_last=drop_loader)
+    assert repeated(loader) == expected
+    seen = sorted(int(k) for rank in (0, 1) for k in _given_out(samples, size, drop_sampler, drop_loader, rank))
+    assert len(seen) - len(set(seen)) == expected
+    assert repeated(range(3)) == 0
+
+
+def _given_out(samples, size, drop_sampler, drop_loader, rank):
+    sampler = DistributedSampler(range(samples), 2, rank, shuffle=False, drop_last=drop_sampler)
+    loader = DataLoader(range(samples), batch_size=size, sampler=sampler, drop_last=drop_loader)
+    return [k for part in loader for k in part]
+
+
+def test_meta_steps_and_several_loaders_refuse_repetitions():
+    pytest.importorskip("lightning")
+    from compensate.integrations.lightning import CompensationCallback
+
+    sampler = DistributedSampler(range(5), 2, 0)
+    loader = DataLoader(range(5), sampler=sampler)
+    for loaders, clean in (([loader, loader], None), (loader, [batch()])):
+        callback = CompensationCallback(clean=clean)
+        module = torch.nn.Module()
+        module.criterion = methods.base()
+        trainer = SimpleNamespace(world_size=2, global_rank=0, train_dataloader=loaders)
+        callback.setup(trainer, module, "fit")
+        with pytest.raises(InputError, match=r"repeats samples.*DistributedSampler\(dataset, drop_last=True\)"):
+            callback._leave_out_padding(trainer)
+
+
+# Add index
+
+
+datasets = pytest.importorskip("datasets")
+
+
+def rows(n=6):
+    return datasets.Dataset.from_dict({"text": [f"row {k}" for k in range(n)], "label": [k % 2 for k in range(n)]})
+
+
+def test_the_number_goes_with_the_sample():
+    data = add_index(rows()).shuffle(seed=0).filter(lambda row: row["label"] == 1)
+    assert sorted(data["index"][:]) == [1, 3, 5]
+    assert all(row["text"] == f"row {row['index']}" for row in data)
+
+
+def test_each_part_is_numbered_on_its_own():
+    parts = add_index(datasets.DatasetDict(train=rows(), test=rows(3)))
+    assert isinstance(parts, datasets.DatasetDict)
+    assert parts["test"]["index"][:] == [0, 1, 2]
+    assert len(parts["train"]["index"][:]) == 6
+
+
+def test_numbering_twice_is_once_and_another_column_is_left_alone():
+    data = add_index(rows())
+    assert add_index(data)["index"][:] == list(range(6))
+    shuffled = data.select([3, 1, 2])
+    with pytest.raises(InputError, match="which is not the row number"):
+        add_index(shuffled)
+    assert add_index(shuffled, "row")["row"][:] == [0, 1, 2]
+
+
+def test_streams_and_other_things():
+    with pytest.raises(InputError, match="a stream"):
+        add_index(rows().to_iterable_dataset())
+    with pytest.raises(InputError, match=r"given a list; expected a datasets\.Dataset"):
+        add_index([1, 2])
+
+
+# Stored hooks
+
+
+@pytest.mark.parametrize("store", ["dense", "sparse"])
+def test_any_store_comes_back(store, tmp_path):
+    def made():
+        return CriterionHooks(methods.logcomp(num_samples=40, num_classes=3, table=store))
+
+    def steps(criterion, batches):
+        return [float(criterion(u, y, k)) for u, y, k in batches]
+
+    generator = torch.Generator().manual_seed(0)
+    index = [torch.randperm(40, generator=generator)[:8] for _ in range(6)]
+    batches = [(torch.randn(8, 3, generator=generator) * 3, k % 3, k) for k in index]
+    whole, first = made(), made()
+    expected = steps(whole.criterion, batches)
+    steps(first.criterion, batches[:3])
+    checkpoint.save_checkpoint(tmp_path, 3, first.state_dict())  # as the trainer of Hugging Face is given it
+    torch.save(first.state_dict(), tmp_path / "state.pt")  # as Lightning and accelerate write it
+    for state in (checkpoint.latest(tmp_path), torch.load(tmp_path / "state.pt", weights_only=True)):
+        again = made()
+        again.load_state_dict(copy.deepcopy(state))
+        assert steps(again.criterion, batches[3:]) == pytest.approx(expected[3:])

@@ -1,21 +1,28 @@
-"""A library that is not installed is asked for by the extra that brings it, and only where it is needed."""
+"""The wheel, its optional libraries, and the hooks of other tools."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
+import zipfile
 from importlib.abc import MetaPathFinder
 from pathlib import Path
 
 import pytest
+import typer.main
+
+from compensate import InputError
+from compensate.cli import app
+
+# Optional libraries
+
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-from compensate import InputError
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -164,3 +171,71 @@ found.report("report.html")
     assert {"matplotlib", "optuna", "ray", "accelerate", "pyarrow"} <= set(hidden)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+# Wheel contents
+
+
+pytest.importorskip("hatchling")
+
+
+@pytest.fixture(scope="module")
+def names(tmp_path_factory) -> set[str]:
+    """Files of the wheel, built without a network."""
+    out = tmp_path_factory.mktemp("wheel")
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(out)],
+        cwd=ROOT, check=True, capture_output=True,
+    )  # fmt: skip
+    (wheel,) = out.glob("*.whl")
+    return set(zipfile.ZipFile(wheel).namelist())
+
+
+def tracked() -> set[str]:
+    """Files of the package that belong to the project."""
+    done = subprocess.run(["git", "ls-files", "src"], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode or not done.stdout:
+        pytest.skip("not a git checkout")
+    return {line.removeprefix("src/") for line in done.stdout.splitlines() if (ROOT / line).exists()}
+
+
+@pytest.mark.slow
+def test_every_file_of_the_package_is_in_the_wheel(names):
+    assert tracked() - names == set()
+
+
+@pytest.mark.slow
+def test_page_data_types_and_license_are_in_the_wheel(names):
+    assert "compensate/py.typed" in names
+    assert sum(name.startswith("compensate/auditing/page/assets/") for name in names) >= 10
+    assert any(name.endswith("LICENSE") for name in names)
+
+
+# Check hooks
+
+
+yaml = pytest.importorskip("yaml", reason="PyYAML comes with the documentation's tools")
+OPTIONS = {name for p in typer.main.get_command(app).commands["check"].params for name in p.opts}  # type: ignore[attr-defined]
+
+
+def test_the_hook_is_a_command_that_takes_files() -> None:
+    (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
+    assert hook["entry"].split() == ["compensate", "check"]
+    assert {"id", "name", "language", "files"} <= hook.keys()
+    assert re.search(hook["files"], "data/reviews.csv")
+    shown = re.search(r"```yaml\n(repos:.*?)```", (ROOT / "docs" / "audit.md").read_text(), re.DOTALL)
+    assert shown
+    used = yaml.safe_load(shown[1])["repos"][0]["hooks"][0]
+    assert used["id"] == hook["id"]
+    assert {word for word in used["args"] if word.startswith("--")} <= OPTIONS
+
+
+def test_the_action_gives_each_input_to_an_option_and_none_to_a_script() -> None:
+    action = yaml.safe_load((ROOT / "action.yml").read_text())
+    assert action["runs"]["using"] == "composite"
+    last = action["runs"]["steps"][-1]
+    assert set(re.findall(r"--[\w-]+", last["run"])) <= OPTIONS
+    for step in action["runs"]["steps"]:
+        assert "${{" not in step.get("run", ""), "an input in a script would be run"
+    used = set(re.findall(r"inputs\.([\w-]+)", (ROOT / "action.yml").read_text()))
+    assert used == set(action["inputs"])
