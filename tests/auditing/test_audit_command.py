@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -263,7 +264,7 @@ def test_a_place_that_cannot_be_written_to_is_refused_before_any_work(scored, tm
     def no_work(*_, **__):
         raise AssertionError("the data is read")
 
-    monkeypatch.setattr("compensate.cli.audit._source", no_work)
+    monkeypatch.setattr(import_module("compensate.cli.audit"), "_source", no_work)
     (tmp_path / "file").write_text("x")
     with pytest.raises(InputError, match="cannot be written"):
         run("audit", "a/d.csv", "--probs", "a/p.npy", "--out", "file/run")
@@ -272,7 +273,7 @@ def test_a_place_that_cannot_be_written_to_is_refused_before_any_work(scored, tm
 def test_a_folder_with_files_of_the_users_is_refused_before_training(scored, tmp_path, monkeypatch):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("x")
-    monkeypatch.setattr("compensate.cli.audit._of_probabilities", None)
+    monkeypatch.setattr(import_module("compensate.cli.audit"), "_of_probabilities", None)
     with pytest.raises(InputError, match=r"holds notes\.txt"):
         run("audit", "a/d.csv", "--probs", "a/p.npy", "--out", "mine")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -12,7 +14,6 @@ from compensate.auditing.api import audit_probabilities
 from compensate.auditing.chunks import open_pieces
 from compensate.auditing.issues.samples import same_name
 from compensate.auditing.source import read
-from compensate.cli import audit as command
 from compensate.cli import options
 from compensate.cli.audit import opening_line
 from compensate.data import Splits, from_arrays
@@ -325,6 +326,7 @@ def test_a_person_at_a_terminal_is_asked_whether_to_merge(tmp_path, monkeypatch)
     monkeypatch.setattr(options, "at_terminal", lambda: True)
     asked = []
     monkeypatch.setattr(options.Confirm, "ask", lambda text, **_: asked.append(text) or True)
+    command = import_module("compensate.cli.audit")
     source = command._source(command._Asked(str(tmp_path / "t.csv"), *[None] * 4, {}, "auto", *[None] * 6, "no", 0))
     assert source.classes == ("caf\u00e9 au lait", "cat", "dog")
     assert '"Cat"' in asked[0]

@@ -446,8 +446,8 @@ def process_of(number: int) -> tuple[int, int]:
 FATAL_COMMAND = """
 import os, signal, sys
 import compensate.auditing.api as room
-from compensate.auditing import folds, learners, pieces
-pieces.ROWS, learners.TREES, folds.REPEATS, whole = 120, 16, 1, room.audit  # as in the process of the tests
+from compensate.auditing import chunks, learners
+chunks.ROWS, learners.TREES, learners.REPEATS, whole = 120, 16, 1, room.audit  # as in the process of the tests
 from test_pieces import wait_for_workers
 wait_for_workers()
 

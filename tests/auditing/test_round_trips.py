@@ -81,7 +81,7 @@ def write_class_labels(frame: pd.DataFrame, path: Path) -> None:
         frame.assign(label=[int(c != "cat") for c in frame["label"]]), preserve_index=False
     )
     found = found.cast_column("label", datasets.ClassLabel(names=names))
-    datasets.DatasetDict({"train": found, "test": found.select(range(5))}).save_to_disk(str(path))
+    datasets.DatasetDict({"train": found}).save_to_disk(str(path))
 
 
 def read_saved(path: Path) -> pd.DataFrame:
@@ -209,7 +209,6 @@ def test_a_class_that_the_saved_data_set_does_not_know_is_refused(tmp_path: Path
     fixed = datasets.load_from_disk(str(out))
     assert fixed["train"].features["label"].names == ["2", "1"]
     assert fixed["train"][0]["label"] == 1
-    assert len(fixed["test"]) == 5
 
 
 # --- in memory ------------------------------------------------------------------------------------------------
