@@ -38,7 +38,7 @@ fuzz: $(VENV)/.test
 FAULTS ?= 30
 faults: $(VENV)/.test
 	FAULTS=$(FAULTS) OMP_NUM_THREADS=1 SCIPY_ARRAY_API=1 $(BIN)/python -m pytest -q tests/reliability/test_many_kills.py \
-		tests/reliability/test_faults.py tests/reliability/test_killed_workers.py tests/training/test_resume_after_kill.py \
+		tests/reliability/test_faults.py tests/reliability/test_killed_workers.py tests/training/test_checkpoints.py \
 		tests/auditing/test_run_folder.py tests/auditing/test_review_server.py tests/auditing/test_pieces.py \
 		-k "many_kills or reliability or kill or full or cut or idleness or interrupted"
 

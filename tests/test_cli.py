@@ -13,7 +13,6 @@ import time
 import numpy as np
 import pandas as pd
 import pytest
-import typer.main
 from typer.testing import CliRunner
 
 from compensate.cli import app, main
@@ -68,48 +67,6 @@ def test_a_mistake_ends_in_a_message_and_not_in_a_stack_trace():
     assert_told(done.returncode, done.stderr, 'did you mean "logcomp"?')
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"), [(["demo", "--seeds", "0"], "--seeds"), (["nonsense"], "No such command")]
-)
-def test_a_command_line_that_cannot_be_read_ends_in_a_message(arguments, said, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["compensate", *arguments])
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert_told(end.value.code, capsys.readouterr().err, said)
-
-
-COMMANDS = typer.main.get_command(app).commands
-
-
-def test_help_opens_with_an_example_that_is_a_command_line():
-    assert "compensate audit reviews.csv" in output("--help")
-    assert len(COMMANDS) >= 7
-    for name, command in COMMANDS.items():
-        opening = output(name, "--help").split("Options")[0]
-        example = re.search(rf"Example: compensate {name}(.*)", opening)
-        assert example, f"{name} has no example"
-        known = {text for option in command.params for text in option.opts}
-        assert set(re.findall(r"(?<= )--?[a-z][\w-]*", example[1].partition(", or ")[0])) <= known, example[0]
-
-
-def test_options_that_commands_share_have_one_help():
-    shared: dict[str, set[str]] = {}
-    for name in ("train", "compare", "tune"):
-        for option in COMMANDS[name].params:
-            shared.setdefault(option.opts[0], set()).add(option.help)
-    differing = {option for option, texts in shared.items() if len(texts) > 1}
-    assert differing == {"--hyper", "--method", "--out", "--seeds"}
-    assert len(shared) > 30
-
-
-def test_methods_page_is_written(tmp_path):
-    output("methods", "--markdown", str(tmp_path / "methods.md"))
-    text = (tmp_path / "methods.md").read_text()
-    assert "## logcomp" in text
-    assert "$$" in text
-    assert "- `lam`: the weight" in text
-
-
 @pytest.mark.slow
 def test_demo_runs_end_to_end(tmp_path):
     said = output("demo", "--seeds", "1", "--epochs", "2", "--out", str(tmp_path / "out"))
@@ -143,15 +100,6 @@ def test_control_characters_of_names_do_not_reach_the_terminal(tmp_path, monkeyp
         said = "".join(capsys.readouterr()).replace("\n", "")  # long lines are broken, and no letter is lost
         assert "red" in said
         assert not set(said) & {"\x1b", "\x07", "\u202e"}, said
-
-
-def test_the_colors_of_the_command_itself_are_written(capsys):
-    from rich.text import Text
-
-    from compensate.cli.terminal import Terminal
-
-    Terminal(force_terminal=True, color_system="standard").print(Text("a\x1b[2Jb", style="red"))
-    assert capsys.readouterr().out == "\x1b[31ma\ufffd[2Jb\x1b[0m\n"
 
 
 def test_a_plain_error_does_not_import_pytorch(tmp_path):
@@ -204,12 +152,6 @@ def test_ctrl_c_ends_with_one_line_and_130(command, tmp_path):
     assert process.returncode == 130, said + wrong
     assert "Traceback" not in wrong
     assert re.search("stopped", said + wrong)
-
-
-def test_a_warning_is_shown_as_a_note():
-    code = "import warnings; from compensate.cli import run; run(lambda: warnings.warn('3 rows have no label.'))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stderr == "note: 3 rows have no label.\n"
 
 
 def test_too_little_memory_is_said_in_one_line():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -48,13 +47,6 @@ def test_the_pages_of_results_are_made_from_the_stored_runs():
     assert details_page(ROOT / "results") == (ROOT / "docs" / DETAILS).read_text(), "run `make docs`"
 
 
-def test_the_sentence_on_tags_repeats_the_table():
-    page = (ROOT / "docs" / "audit-kinds.md").read_text()
-    row = next(line for line in page.splitlines() if line.startswith("| wnut17-tokens"))
-    stated, true = (cell.strip().replace("%", " %") for cell in row.split("|")[6:8])
-    assert f"{stated} instead of {true}" in page
-
-
 def test_import_brings_no_heavy_library_along():
     heavy = ("pandas", "sklearn", "scipy", "matplotlib", "PIL", "accelerate", "optuna", "typer", "rich", "jinja2")
     heavy += ("lightning", "pytorch_lightning", "transformers", "datasets", "skorch", "ray", "torch._dynamo")
@@ -80,20 +72,3 @@ for module in ("common", "index_check", "lightning", "transformers", "datasets",
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert re.findall(r'pip install "compensate\[(.*)\]"', done.stdout) == ["lightning", "hf", "skorch"]
-
-
-def test_claims_of_the_demonstration_are_stored_figures():
-    """The page shows the table of `compensate demo`, and the claims made about it hold."""
-    stored = json.loads((ROOT / "results" / "demo" / "results.json").read_text())["summary"]
-    page = (ROOT / "docs" / "training.md").read_text()
-    for method, row in stored.items():
-        cells = [f"{100 * mean:.1f} ± {100 * deviation:.1f}" for mean, deviation in row.values()]
-        assert f"| {method} | {' | '.join(cells)} |" in page
-    base = {name: mean for name, (mean, _) in stored["base"].items()}
-    for method in ("logcomp", "mixcomp"):
-        ours = {name: mean for name, (mean, _) in stored[method].items()}
-        assert ours["last"] >= base["best"] - 0.01
-        assert ours["last"] >= base["last"] + 0.05
-        assert ours["average_precision"] >= base["average_precision"] - 0.005
-        assert ours["precision"] >= 0.95
-        assert ours["recall"] >= 0.95

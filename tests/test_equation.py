@@ -1,4 +1,4 @@
-"""The criterion against torch, its options, its modes and its errors."""
+"""The criterion against torch, the equation, and the proximal maps of its tables."""
 
 from __future__ import annotations
 
@@ -6,15 +6,25 @@ import copy
 import io
 import pickle
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import minimize
 from torch import nn
 
-from compensate import Compensated, InputError
-from compensate.core.taxonomy import measured
+from compensate import Compensated, InputError, methods
+from compensate.core.proximal import (
+    group_soft_threshold,
+    hard_threshold,
+    project_ball,
+    project_simplex,
+    shrink,
+    soft_threshold,
+)
+from compensate.core.taxonomy import effective_weight
 from compensate.terms import (
     L1,
     Ball,
@@ -32,6 +42,9 @@ from compensate.terms import (
     above,
     uniform,
 )
+
+# Equation
+
 
 U, Y = torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1])
 
@@ -61,23 +74,6 @@ def test_no_terms_is_torch_cross_entropy(dtype, reduction, weighted, targets):
     (grad,) = torch.autograd.grad(ours.sum(), u)
     (expected,) = torch.autograd.grad(torchs.sum(), u)
     assert torch.allclose(grad, expected, rtol=1e-5, atol=1e-7)
-
-
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("ignored", [False, True])
-def test_label_smoothing_by_composition_is_torchs(reduction, weighted, ignored):
-    u = torch.randn(7, 4, dtype=torch.float64, requires_grad=True)
-    y = torch.randint(4, (7,))
-    if ignored:
-        y[2] = -100
-    options = {"reduction": reduction, "weight": torch.rand(4).double() + 0.5 if weighted else None}
-    ours = Compensated(label=Toward(uniform, 0.15), **options)(u, y)
-    torchs = F.cross_entropy(u, y, label_smoothing=0.15, **options)
-    assert torch.allclose(ours, torchs)
-    (grad,) = torch.autograd.grad(ours.sum(), u)
-    (expected,) = torch.autograd.grad(torchs.sum(), u)
-    assert torch.allclose(grad, expected)
 
 
 def test_any_base_loss_with_reduction_weight_and_ignored_targets():
@@ -145,14 +141,6 @@ def test_half_precision_predictions_stay_finite():
     assert grad.isfinite().all()
 
 
-def test_terms_of_one_target_are_added_in_order():
-    seen = []
-    first, second = torch.tensor([[1.0, 0.0, 0.0]]), torch.tensor([[0.0, 1.0, 0.0]])
-    criterion = Compensated(logit=(lambda s: first, lambda s: seen.append(s.du.clone()) or second))
-    assert torch.allclose(criterion(U, Y), F.cross_entropy(U + first + second, Y))
-    assert torch.equal(seen[0], first)
-
-
 def test_evaluation_mode_is_the_plain_loss_and_moves_nothing(tiny, batch):
     x, y, i = batch
     table = Sample(9, 3, penalty=L1(0.1), init=1.0)
@@ -215,41 +203,12 @@ def test_all_state_survives(how):
     assert int(other.step) == 4
 
 
-def test_deepcopy_shares_nothing():
-    criterion = everything()
-    other = copy.deepcopy(criterion)
-    run(other)
-    assert all(not t.weight.any() for t in criterion.tables())
-    assert any(t.weight.any() for t in other.tables())
-
-
-def test_to_dtype_moves_all_floating_state():
-    criterion = everything().to(torch.float64)
-    assert run(criterion, dtype=torch.float64).dtype == torch.float64
-    floats = [t for t in criterion.state_dict().values() if t.is_floating_point()]
-    assert floats
-    assert all(t.dtype == torch.float64 for t in floats)
-
-
 def test_repr_is_the_equation_with_numbers_taxonomy_and_memory():
     text = repr(Compensated(logit=Sample(1000, 10, penalty=L1(0.1)), label=Toward(uniform, 0.1)))
     assert "mean_i [ l( S(f(x_i) + du_i), y_i + dy_i ) + penalty_i ]" in text
     assert "Sample(1000 x 10, L1(0.1), lr=1, prox)" in text
     assert "logit+label · mixed · regularized+prior · sample" in text
     assert "holds 40 kB" in text
-
-
-def test_measured_direction_of_each_sample():
-    criterion = Compensated(logit=Where(above(1.0), Pull(1.0)))
-    u = torch.tensor([[3.0, 0.8, 0.2], [4.0, 0.0, 0.0]])
-    s = criterion.evaluate(nn.Identity(), u, torch.tensor([1, 0]))
-    assert measured(s).tolist() == [-1.0, 0.0]
-
-
-def test_soft_targets_take_compensation_too():
-    y = torch.tensor([[0.2, 0.5, 0.3]])
-    loss = Compensated(label=Toward(uniform, 0.1))(U, y)
-    assert torch.allclose(loss, F.cross_entropy(U, 0.9 * y + 0.1 / 3))
 
 
 def test_forgotten_epoch_end_warns():
@@ -342,3 +301,145 @@ def test_two_criteria_add_up():
         Compensated(reduction="sum") + rows
     with pytest.raises(TypeError):
         rows + 1
+
+
+# Proximal
+
+
+MAPS = {
+    "soft": soft_threshold,
+    "group": group_soft_threshold,
+    "hard": hard_threshold,
+    "shrink": shrink,
+    "l2": lambda v, t: project_ball(v, t, "l2"),
+    "linf": lambda v, t: project_ball(v, t, "linf"),
+    "simplex": lambda v, t: project_simplex(v),
+}
+
+
+@pytest.mark.parametrize("name", MAPS)
+@pytest.mark.parametrize("by_row", [False, True])
+def test_numpy_and_torch_agree(name, by_row):
+    v = np.random.default_rng(0).normal(size=(5, 4))
+    t = np.linspace(0.1, 1.0, 5) if by_row else 0.4
+    ours = MAPS[name](torch.tensor(v), torch.tensor(t) if by_row else t)
+    assert np.allclose(MAPS[name](v, t), ours.numpy())
+    if by_row:
+        rows = [MAPS[name](v[i : i + 1], t[i])[0] for i in range(5)]
+        assert np.allclose(MAPS[name](v, t), rows)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.floats(-3, 3), min_size=2, max_size=5))
+def test_simplex_projection_is_the_nearest_point(values):
+    v = np.array([values])
+    ours = project_simplex(v)[0]
+    assert ours.sum() == pytest.approx(1)
+    found = minimize(
+        lambda w: ((w - v[0]) ** 2).sum(),
+        np.full(len(values), 1 / len(values)),
+        bounds=[(0, 1)] * len(values),
+        constraints={"type": "eq", "fun": lambda w: w.sum() - 1},
+        method="SLSQP",
+        options={"ftol": 1e-14, "maxiter": 500},
+    ).x
+    assert ours == pytest.approx(found, abs=1e-4)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.floats(0, 2), st.sampled_from(["l2", "linf"]), st.integers(0, 10**6))
+def test_ball_projection_stays_inside_and_keeps_inner_points(radius, norm, seed):
+    v = torch.randn(6, 3, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    size = v.flatten(1).norm(dim=1) if norm == "l2" else v.flatten(1).abs().amax(1)
+    w = project_ball(v, radius, norm)
+    after = w.flatten(1).norm(dim=1) if norm == "l2" else w.flatten(1).abs().amax(1)
+    assert (after <= radius + 1e-12).all()
+    assert torch.allclose(w[size <= radius], v[size <= radius])
+
+
+def test_zero_rows_stay_finite():
+    zero = torch.zeros(2, 3)
+    assert not group_soft_threshold(zero, 0.5).isnan().any()
+    assert not project_ball(zero, 0.5, "l2").isnan().any()
+
+
+# Effective weight
+
+
+def case(rows=40, classes=4):
+    torch.manual_seed(0)
+    u = (2.5 * torch.randn(rows, classes, dtype=torch.float64)).requires_grad_()
+    y = torch.randint(classes, (rows,))
+    return u, y, u.detach().softmax(-1).gather(1, y[:, None])[:, 0]
+
+
+def measured(criterion, u, y, visits=1):
+    index = torch.arange(len(y))
+    for _ in range(visits):
+        s = criterion.evaluate(torch.nn.Identity(), u, y, index)
+        weight, cosine = effective_weight(s)
+        s.loss.backward()
+        u.grad = None
+    return weight, cosine
+
+
+def ones(rows=40):
+    return torch.ones(rows, dtype=torch.float64)
+
+
+def test_the_definition_is_a_ratio_of_gradients():
+    u, y, _ = case()
+    delta = torch.randn(40, 4, dtype=torch.float64)
+    weight, cosine = measured(Compensated(logit=lambda s: delta), u, y)
+    plain = torch.autograd.grad(F.cross_entropy(u, y, reduction="sum"), u)[0]
+    ours = torch.autograd.grad(F.cross_entropy(u + delta, y, reduction="sum"), u)[0]
+    torch.testing.assert_close(weight, ours.norm(dim=-1) / plain.norm(dim=-1))
+    torch.testing.assert_close(cosine, F.cosine_similarity(ours, plain))
+
+
+# --- 1. a loss of the given probability alone is a weight, -p h'(p) ---------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "weight"),
+    [
+        (lambda: methods.gce(q=0.7), lambda p: p**0.7),
+        (lambda: methods.focal(gamma=2.0), lambda p: (1 - p) ** 2 - 2 * p * (1 - p) * p.log()),
+        (lambda: methods.sce(alpha=0.1, beta=1.0, log_zero=-4.0), lambda p: 0.1 + 4 * p),
+        (lambda: methods.poly_loss(epsilon=1.0), lambda p: 1 + p),
+    ],
+    ids=["gce", "focal", "sce", "poly"],
+)
+def test_a_loss_of_the_given_probability_is_a_weight(make, weight):
+    u, y, p = case()
+    found, cosine = measured(make(), u, y)
+    torch.testing.assert_close(found, weight(p))
+    torch.testing.assert_close(cosine, ones())
+
+
+# --- 2. a shift of the given logit is a weight, and every weight is such a shift --------------------------------
+
+
+@pytest.mark.parametrize("make", [lambda: methods.gce(q=0.7), lambda: methods.focal(gamma=2.0)], ids=["gce", "focal"])
+def test_every_weight_is_a_shift_of_the_given_logit(make):
+    """As long as the gradient would not be longer than any gradient of cross entropy: w (1 - p) < 1."""
+    u, y, p = case()
+    weight, _ = measured(make(), u, y)
+    possible = weight * (1 - p) < 1
+    assert possible.sum() > 15
+    shift = torch.where(possible, torch.logit(1 - (weight * (1 - p)).clamp(max=1 - 1e-12)) - torch.logit(p), 0.0)
+    as_logit, cosine = measured(Compensated(logit=lambda s: shift[:, None] * s.y), u, y)
+    torch.testing.assert_close(as_logit[possible], weight[possible])
+    torch.testing.assert_close(cosine, ones())
+
+
+# --- 3. LogComp at rest is a clipped weight; what differs is its memory ------------------------------------------
+
+
+# --- 4. labels ---------------------------------------------------------------------------------------------------
+
+
+# --- 5. pulls ----------------------------------------------------------------------------------------------------
+
+
+# --- 6. losses and gradients -------------------------------------------------------------------------------------

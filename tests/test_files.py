@@ -224,11 +224,6 @@ READS = {
 }
 
 
-def test_every_format_that_packs_its_content_is_in_the_table():
-    assert {kind for kind in tables.SUFFIXES if kind not in PACKED} == {".csv", ".tsv", ".jsonl", ".ndjson"}
-    assert {*files._OPENERS} - {".tgz"} == {*PACKERS}
-
-
 @pytest.mark.parametrize("way", READS)
 @pytest.mark.parametrize("name", PACKED)
 def test_the_cells_of_a_packed_file_are_bounded(tmp_path, monkeypatch, name, way):
@@ -249,14 +244,6 @@ def test_an_address_is_bounded_as_a_file_is(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "GROWTH", 1)
     with pytest.raises(InputError, match="which no data set does"):
         open_pieces(f"file://{tmp_path}/a.parquet", None, {})
-
-
-def test_an_honest_packed_table_is_read(tmp_path):
-    rng = np.random.default_rng(0)
-    frame = pd.DataFrame({"n": rng.normal(size=5000).round(2), "label": rng.choice(["a", "b"], 5000)})
-    for packer in PACKERS:
-        frame.to_csv(tmp_path / f"a.csv{packer}", index=False)
-        assert len(load(tmp_path / f"a.csv{packer}").train) == 5000
 
 
 def test_labels_saved_by_torch_are_bounded_too(tmp_path, monkeypatch):

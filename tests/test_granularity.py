@@ -45,31 +45,6 @@ def test_subgradient_step_is_the_formula():
         assert torch.allclose(table.weight[i], v - 0.7 * (grad + 0.1 * v.sign()), atol=1e-6)
 
 
-def test_soft_targets_move_rows_as_hard_ones_do():
-    tables = [Sample(6, 3, penalty=L1(0.1), lr=0.7) for _ in range(2)]
-    u, y, i = torch.randn(2, 3), torch.tensor([2, 0]), torch.tensor([4, 1])
-    for table, target in zip(tables, (y, F.one_hot(y, 3).float()), strict=True):
-        for _ in range(2):
-            loss = Compensated(logit=table)(u, target, i)
-    assert torch.allclose(tables[0].weight, tables[1].weight, atol=1e-6)
-    assert loss.isfinite()
-
-
-@pytest.mark.parametrize("repeated", [False, True])
-def test_the_short_way_and_the_long_way_agree(repeated):
-    """Rows on logits take the slope of one softmax; any other base loss takes autograd."""
-    u, y = torch.randn(4, 3, requires_grad=True), torch.tensor([2, 0, 1, -100])
-    i = torch.tensor([4, 4, 1, 0]) if repeated else torch.tensor([4, 2, 1, 0])
-    results = []
-    for base in (None, lambda u, y: F.cross_entropy(u, y, reduction="none")):
-        table = Sample(6, 3, penalty=L1(0.1), lr=0.7, init=0.2)
-        loss = Compensated(logit=table, base=base)(u, y, i)
-        (grad,) = torch.autograd.grad(loss, u)
-        results.append((loss.detach(), grad, table.weight.clone()))
-    for short, long in zip(*results, strict=True):
-        assert torch.allclose(short, long, atol=1e-6)
-
-
 def test_a_repeated_index_takes_one_step_with_the_mean_gradient():
     table = Sample(6, 3, penalty=L1(0.0), lr=1.0)
     u, y, i = torch.randn(3, 3), torch.tensor([2, 2, 0]), torch.tensor([4, 4, 1])
@@ -107,19 +82,6 @@ def test_absent_rows_never_move(b, seed, target):
         criterion(torch.randn(b, 4, generator=g), torch.randint(4, (b,), generator=g), i)
     assert torch.equal(table.weight[~present], start[~present])
     assert not torch.equal(table.weight[present], start[present])
-
-
-def test_validation_passes_move_no_row():
-    table = Sample(6, 3, penalty=L1(0.1), init=0.5)
-    criterion = Compensated(logit=table)
-    u, y, i = torch.randn(2, 3), torch.tensor([2, 0]), torch.tensor([4, 1])
-    old = table.weight.clone()
-    with torch.no_grad():
-        criterion(u, y, i)
-    criterion.eval()
-    criterion(u, y, i)
-    assert torch.equal(table.weight, old)
-    assert int(criterion.step) == 0
 
 
 def test_rows_of_ignored_and_gated_samples_rest():
@@ -191,23 +153,6 @@ def test_feature_tables_move_in_the_backward_pass_whatever_the_scale(tiny, batch
     assert torch.allclose(steps[1], expected, atol=1e-9)
 
 
-def test_model_gradient_treats_rows_as_constants():
-    table = Sample(4, 3, penalty=L1(0.1), init=0.3)
-    model = nn.Linear(2, 3)
-    x, y, i = torch.randn(2, 2), torch.tensor([0, 2]), torch.tensor([1, 3])
-    v = table.weight[i].clone()
-    Compensated(logit=table)(model(x), y, i).backward()
-    ours = model.weight.grad.clone()
-    model.zero_grad()
-    F.cross_entropy(model(x) + v, y).backward()
-    assert torch.allclose(ours, model.weight.grad, atol=1e-7)
-
-
-def test_an_optimizer_over_the_criterion_cannot_touch_learned_tables():
-    assert not list(Compensated(logit=Sample(4, 3, penalty=L1(0.1))).parameters())
-    assert len(list(Compensated(logit=Sample(4, 3, update="manual")).parameters())) == 1
-
-
 def test_manual_tables_learn_by_the_users_optimizer():
     table = Sample(4, 3, update="manual")
     Compensated(logit=table)(torch.randn(2, 3), torch.tensor([0, 1]), torch.tensor([2, 3])).backward()
@@ -227,10 +172,6 @@ def test_a_step_touches_memory_in_proportion_to_the_batch(size, monkeypatch):
         criterion(torch.randn(8, 3), torch.zeros(8).long(), torch.arange(8))
     assert set(counted) == {8}
     assert max(event.self_cpu_memory_usage for event in profile.key_averages()) < 50_000
-
-
-def test_memory_held_is_reported():
-    assert Compensated(logit=Sample(100, 3, penalty=L1(0.1))).nbytes == 1200
 
 
 def test_a_table_read_by_two_terms_moves_as_if_read_by_one():

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from compensate import METHODS, Compensated, InputError, methods
-from compensate.core import views
-from compensate.core.layout import Places
 from compensate.terms import (
     L1,
     Adversarial,
     Category,
-    Corpus,
     Evidence,
-    Group,
     Sample,
     Top,
     Toward,
@@ -136,28 +130,6 @@ def test_methods_on_inputs_run_with_a_row_for_each_sample_or_say_why_not(name):
         assert len(s.dx) == B
 
 
-@pytest.mark.parametrize("name", VIEWS)
-def test_views_that_leave_places_where_they_are_run(name):
-    x, y, _ = batch()
-    index = torch.arange(ROWS).reshape(B, *PLACES)
-    with pytest.raises(InputError, match="would not move along"):
-        made(name).evaluate(DenseNet(), x, y, index)
-    criterion = METHODS[name].make(**SIZES, views=(views.blurred, views.darkened)).start(10)
-    s = criterion.evaluate(DenseNet(), x, y, torch.arange(B) if "view" in criterion.terms else index)
-    s.loss.backward()
-    assert s.loss.isfinite()
-
-
-def test_most_methods_on_inputs_run():
-    refused = []
-    for name in BEFORE_LOGITS:
-        try:
-            made(name).evaluate(DenseNet(), batch()[0], batch()[1], torch.arange(B))
-        except InputError:
-            refused.append(name)
-    assert len(refused) < len(BEFORE_LOGITS) / 2, refused
-
-
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("weight", [None, torch.tensor([0.5, 2.0, 1.0])])
 @pytest.mark.parametrize("soft", [False, True])
@@ -169,15 +141,6 @@ def test_without_terms_it_is_torchs_loss(reduction, weight, soft):
     torch.testing.assert_close(found, expected)
     ours, theirs = (torch.autograd.grad(loss.sum(), u)[0] for loss in (found, expected))
     torch.testing.assert_close(ours, theirs)
-
-
-@pytest.mark.parametrize("shape", [(), (5,), (2, 3), (2, 1, 3)])
-def test_rows_come_back_to_their_places(shape):
-    u = torch.randn(4, 3, *shape)
-    places = Places(torch.zeros(4, *shape, dtype=torch.long))
-    assert torch.equal(places.back(places.rows(u)), u)
-    assert places.rows(u).shape == (4 * places.each, 3)
-    assert torch.equal(places.back(places.rows(u)[:, 1]), u[:, 1])
 
 
 def test_a_sample_takes_one_step_by_the_mean_over_its_places():
@@ -198,40 +161,6 @@ def test_a_sample_takes_one_step_by_the_mean_over_its_places():
     table = next(criterion.tables())
     torch.testing.assert_close(table.dense(), expected)
     assert expected.abs().sum() > 0
-
-
-@pytest.mark.parametrize("update", ["prox", "subgradient"])
-def test_the_fast_way_and_the_definition_agree_on_places(update):
-    u, y, i = torch.randn(B, C, *PLACES), batch()[1], torch.arange(B)
-    found = []
-    for fast in (True, False):
-        criterion = methods.logcomp(num_samples=B, num_classes=C, update=update)
-        criterion.fast = fast
-        for _ in range(3):
-            given = u.clone().requires_grad_()
-            loss = criterion(given, y, i)
-            loss.backward()
-        found.append((loss.detach(), given.grad, next(criterion.tables()).dense()))
-    for a, b in zip(*found, strict=True):
-        torch.testing.assert_close(a, b)
-
-
-def test_granularity_is_the_choice_of_a_table():
-    u, y, _ = torch.randn(B, C, *PLACES), *batch()[1:]
-    group = (torch.arange(6) % 2).reshape(PLACES).expand(B, *PLACES)
-    for table, keys, more in (
-        (Category(C, C, penalty=L1(0.01)), y.clamp(min=0), {}),
-        (Group(2, C, penalty=L1(0.01)), group, {"group": group}),
-        (Group(4, C, penalty=L1(0.01)), torch.arange(B)[:, None, None].expand(B, *PLACES), {"group": torch.arange(B)}),
-        (Corpus(C, penalty=L1(0.01)), torch.zeros_like(y), {}),
-    ):
-        flat = copy.deepcopy(table)
-        dense = Compensated(logit=table)
-        dense(u.clone().requires_grad_(), y, **more).backward()
-        given = {"group": keys.flatten()} if more else {}
-        Compensated(logit=flat)(rows(u).requires_grad_(), y.flatten(), **given).backward()
-        torch.testing.assert_close(table.dense(), flat.dense())
-        assert table.dense().abs().sum() > 0
 
 
 def test_a_record_of_samples_is_the_mean_over_their_places():
@@ -266,15 +195,6 @@ def test_an_input_moves_by_the_mean_over_its_places_in_the_backward_pass():
     leaf = x.clone().requires_grad_()
     losses = F.cross_entropy(net(leaf), y, reduction="none").flatten(1).mean(1)
     torch.testing.assert_close(table.dense(), -torch.autograd.grad(losses.sum(), leaf)[0])
-
-
-def test_adversarial_inputs_raise_the_losses_of_their_places():
-    x, y, _ = batch()
-    net = DenseNet().eval()
-    s = Compensated(feature=Adversarial(0.3, random_start=False)).evaluate(net, x, y)
-    assert s.dx.shape == x.shape
-    assert float(s.dx.abs().max()) <= 0.3 + 1e-6
-    assert s.loss > F.cross_entropy(net(x), y)
 
 
 def test_gates_and_classes_of_inputs_are_refused_with_a_reason():
@@ -312,15 +232,6 @@ def test_second_derivatives_are_right_on_places():
     u = torch.randn(2, 3, 2, dtype=torch.double, requires_grad=True)
     assert torch.autograd.gradcheck(lambda u: criterion(u, y), (u,))
     assert torch.autograd.gradgradcheck(lambda u: criterion(u, y), (u,))
-
-
-def test_an_empty_batch_of_places_costs_nothing():
-    u = torch.randn(0, C, *PLACES, requires_grad=True)
-    loss = methods.logcomp(num_samples=4, num_classes=C)(
-        u, torch.zeros(0, *PLACES, dtype=torch.long), torch.zeros(0, dtype=torch.long)
-    )
-    loss.backward()
-    assert loss == 0
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # what torch says of itself

@@ -120,33 +120,6 @@ def test_a_row_that_widens_and_narrows_moves_from_slab_to_slab_and_gives_its_roo
     assert store.nbytes == empty
 
 
-def test_memory_follows_the_rows_that_are_left():
-    store = Sparse(200_000, 50)
-    rows = np.zeros((200_000, 50), np.float32)
-    rows[:, 3] = 1.0
-    store.write(np.arange(200_000), rows)
-    full = store.nbytes
-    rng = np.random.default_rng(0)
-    gone = rng.permutation(200_000)[:190_000]
-    for part in np.array_split(gone, 50):
-        store.write(part, np.zeros((len(part), 50), np.float32))
-    left = np.setdiff1d(np.arange(200_000), gone)
-    np.testing.assert_array_equal(store.read(left), rows[left])
-    assert store.filled == 10_000
-    pointers = 4 * 200_000
-    assert store.nbytes - pointers < 0.15 * (full - pointers)
-
-
-def test_wide_rows_and_many_samples_have_room_in_a_pointer():
-    assert len(ladder(10_000_000, 8, 4)) <= 32
-    assert ladder(1, 5, 4) == [1]
-    store = Sparse(2**26 + 5, 70_000, "float16")  # pointers of 8 bytes, columns of 4
-    keys = np.array([0, 2**26, 2**26 + 4])
-    rows = some_rows(np.random.default_rng(0), 3, 70_000, 0.001)
-    store.write(keys, rows)
-    np.testing.assert_array_equal(store.read(keys), rounded(rows, "float16"))
-
-
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 
@@ -228,13 +201,6 @@ def test_an_inner_loop_keeps_its_rows_in_any_store():
     assert torch.equal(*found)
 
 
-def test_a_row_that_is_not_finite_is_not_written():
-    table = Sample(3, 2, penalty=L1(0.1), store="sparse")
-    table.write(torch.tensor([0, 1]), torch.tensor([[1.0, 2.0], [torch.nan, 1.0]]))
-    table.write(torch.tensor([0]), torch.tensor([[torch.inf, 0.0]]))
-    assert table.dense().tolist() == [[1, 2], [0, 0], [0, 0]]
-
-
 @pytest.mark.parametrize("first", ["dense", "sparse", "mapped"])
 @pytest.mark.parametrize("second", ["dense", "sparse", "mapped"])
 def test_a_checkpoint_of_one_store_is_read_by_any_other(tmp_path, first, second):
@@ -284,17 +250,6 @@ def test_a_pickled_table_is_the_table():
     other = pickle.loads(pickle.dumps(table))
     other.write(torch.tensor([4]), torch.ones(1, 3))
     assert other.dense()[[2, 4]].sum() == 6
-
-
-def test_rows_follow_the_type_of_the_model():
-    criterion = logcomp(num_samples=5, num_classes=3, table="sparse").double()
-    loss = criterion(
-        torch.zeros(2, 3, dtype=torch.float64, requires_grad=True), torch.tensor([0, 1]), torch.tensor([4, 2])
-    )
-    assert loss.dtype == torch.float64
-    assert next(criterion.tables()).gather(torch.tensor([4])).dtype == torch.float64
-    meta = copy.deepcopy(criterion).to("meta")
-    assert next(meta.tables()).kept.store.filled == 2  # rows stay where they are
 
 
 def test_rows_on_their_way_arrive_before_anybody_looks():
@@ -369,11 +324,6 @@ def test_what_cannot_fit_is_refused_with_its_size_and_a_way_out():
         choose(Spec("auto"), 10_000_000, (1000,), movable=False, free=10**9)
     with pytest.raises(InputError, match=r"is free|are free"):
         Sample(10**9, 10**5, penalty=L2(0.1))
-
-
-def test_free_memory_is_what_the_system_says():
-    free = stores.free_memory()
-    assert free is None or 10**6 < free < 10**14
 
 
 @pytest.mark.parametrize(

@@ -54,19 +54,6 @@ def run(*args: Any) -> str:
 # --- Label Studio ---------------------------------------------------------------------------------------------
 
 
-def test_a_task_of_label_studio_has_a_prediction_and_the_given_label(found: Audit) -> None:
-    tasks = found.to_label_studio()
-    assert len(tasks) == found.mask.sum() >= len(WRONG)
-    assert len(found.to_label_studio(everything=True)) == len(found)
-    first = tasks[0]
-    row = first["data"]["row"]
-    assert first["data"]["text"] == read_frame(found.config["source"])["review"][row]
-    assert first["predictions"][0]["score"] == min(t["predictions"][0]["score"] for t in tasks)
-    assert first["predictions"][0]["result"][0]["value"]["choices"] == [found.flagged["suggested"].iloc[0]]
-    assert first["annotations"][0]["result"][0]["value"]["choices"] == [first["data"]["given"]]
-    json.dumps(tasks)
-
-
 def test_tasks_fit_the_schema_of_label_studio(found: Audit) -> None:
     """Keys and types as https://labelstud.io/guide/tasks and /guide/predictions describe them."""
     from xml.etree import ElementTree
@@ -83,16 +70,6 @@ def test_tasks_fit_the_schema_of_label_studio(found: Audit) -> None:
             assert result["to_name"] == shown.get("name")
             assert result["type"] == "choices"
             assert result["value"]["choices"][0] in choices
-
-
-def test_tasks_are_accepted_by_the_client_of_label_studio(found: Audit) -> None:
-    sdk = pytest.importorskip("label_studio_sdk.label_interface", reason="label-studio-sdk is not installed")
-    interface = sdk.LabelInterface(label_studio_config(found))
-    interface.validate()
-    for task in found.to_label_studio():
-        assert interface.validate_task({"data": task["data"]})
-        assert all(interface.validate_annotation(annotation) for annotation in task["annotations"])
-        assert [interface.validate_prediction(p, return_errors=True) for p in task["predictions"]] == [[]]
 
 
 def decided_in_label_studio(
@@ -309,13 +286,6 @@ def test_fiftyone_is_for_files_of_images(found: Audit) -> None:
         found.to_fiftyone()
 
 
-def test_a_frame_has_the_rows_and_what_was_found(found: Audit) -> None:
-    frame = found.to_frame()
-    assert list(frame.columns) == ["review", "label", "suggested", "p_error", "flagged"]
-    assert frame["label"].tolist() == read_frame(found.config["source"])["label"].tolist()
-    assert frame.index[frame["flagged"]].tolist() == sorted(found.flagged["index"])
-
-
 def test_a_data_set_keeps_the_names_of_the_classes(found: Audit) -> None:
     datasets = pytest.importorskip("datasets")
     made = found.to_dataset()
@@ -325,14 +295,6 @@ def test_a_data_set_keeps_the_names_of_the_classes(found: Audit) -> None:
     assert isinstance(made, datasets.Dataset)
     again = audit(made.remove_columns(["suggested", "p_error", "flagged"]), encoder="none")
     np.testing.assert_allclose(again.p_error, found.p_error)
-
-
-def test_the_form_of_cleanlab_is_that_of_its_datalab(found: Audit) -> None:
-    filters = pytest.importorskip("cleanlab.filter")
-    form = found.to_cleanlab()
-    assert list(form["issues"].columns) == ["is_label_issue", "label_score", "given_label", "predicted_label"]
-    theirs = filters.find_label_issues(form["labels"], form["pred_probs"])
-    assert theirs[list(WRONG)].all()
 
 
 # --- the command line -----------------------------------------------------------------------------------------

@@ -18,15 +18,14 @@ from typer.testing import CliRunner
 
 from compensate.auditing.api import audit
 from compensate.auditing.issues import COLUMNS, KINDS, find_issues, neighbors, summary
-from compensate.auditing.issues.duplicates import SIMILAR_IMAGES, _agreeing, _sketches, jaccard, sequences, text_pairs
+from compensate.auditing.issues.duplicates import SIMILAR_IMAGES, jaccard, sequences, text_pairs
 from compensate.auditing.issues.image_copies import image_pairs, shrunk
-from compensate.auditing.issues.neighbors import _smallest, nearest_rows
-from compensate.auditing.issues.samples import language, odd_images, oddity, other_languages, outliers, predicts
+from compensate.auditing.issues.neighbors import nearest_rows
+from compensate.auditing.issues.samples import language, odd_images, oddity, other_languages, predicts
 from compensate.auditing.page.contents import page_of
 from compensate.auditing.result import Audit
 from compensate.cli import app
-from compensate.data import Dataset, from_frame
-from compensate.data.dataset import Source
+from compensate.data import from_frame
 from compensate.errors import InputError
 
 WORDS = [
@@ -58,19 +57,6 @@ def test_neighbors_are_those_of_a_plain_search() -> None:
     np.testing.assert_allclose(np.take_along_axis(apart, who, 1), far, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize(("k", "each"), [(1, 32), (10, 8), (10, 1), (3, 32)])
-def test_the_smallest_of_each_row_are_those_of_a_sort(k: int, each: int) -> None:
-    values = np.random.default_rng(0).integers(0, 40, size=(50, 320)).astype(np.float32)  # many are equal
-    found = np.take_along_axis(values, _smallest(values, k, each), 1)
-    np.testing.assert_array_equal(found, np.sort(values, axis=1)[:, :k])
-
-
-def test_rows_that_are_all_equal_have_neighbors_at_no_distance() -> None:
-    who, far = nearest_rows(np.ones((200, 3), np.float32), 10)
-    assert not far.any()
-    assert all(len({i, *row}) == 11 for i, row in enumerate(who.tolist()))
-
-
 def test_in_cells_nearly_all_copies_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(neighbors, "EXACT", 500)
     rng = np.random.default_rng(0)
@@ -91,14 +77,6 @@ def test_pairs_of_texts_are_those_of_a_plain_loop() -> None:
     plain = {(i, j): jaccard(sets[i], sets[j]) for i in range(len(texts)) for j in range(i + 1, len(texts))}
     assert found == {pair: s for pair, s in plain.items() if s >= 0.55}
     assert len(found) >= 60
-
-
-def test_four_bits_agree_wherever_hashes_do() -> None:
-    rng = np.random.default_rng(0)
-    hashes = rng.integers(0, 40, size=(60, 126)).astype(np.uint32)
-    a, b = rng.integers(0, 60, size=(2, 500))
-    spare = 2  # of 128 places
-    assert (_agreeing(_sketches(hashes), a, b) - spare == (hashes[a] % 16 == hashes[b] % 16).sum(1)).all()
 
 
 def test_texts_of_few_words_do_not_fill_the_memory_with_pairs() -> None:
@@ -237,14 +215,6 @@ def test_dark_bright_and_blank_pictures_are_named() -> None:
 # --- rows and columns -----------------------------------------------------------------------------------------
 
 
-def test_a_row_far_from_all_others_is_an_outlier() -> None:
-    x = np.random.default_rng(0).normal(size=(500, 4)).astype(np.float32)
-    x[7] = 25
-    found = list(outliers(x))
-    assert max(found, key=lambda f: f[1])[0] == 7
-    assert len(found) <= 5
-
-
 def test_oddity_is_the_mean_of_two_deviations_from_the_usual_distance() -> None:
     rng = np.random.default_rng(0)
     x = rng.lognormal(size=(80, 3)).astype(np.float32)
@@ -366,23 +336,6 @@ def test_rare_classes_are_named_and_equal_rows_of_a_narrow_table_are_not() -> No
     assert not len(of(issues, "conflicting_duplicate"))
 
 
-def test_clean_data_has_no_issues() -> None:
-    rng = np.random.default_rng(0)
-    y = np.arange(300) % 2
-    x = rng.normal(size=(300, 8)) + 2 * y[:, None]
-    issues = audit(x, y).issues
-    assert len(issues) <= 2
-    assert summary(issues[:0]) == ""
-
-
-def test_quantities_have_duplicates_too() -> None:
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(200, 5))
-    x[150] = x[3]
-    issues = audit(x, x[:, 0] * 2 + 0.31).issues
-    assert sorted(of(issues, "duplicate")["index"]) == [3, 150]
-
-
 # --- stored, on the command line and on the page --------------------------------------------------------------
 
 
@@ -454,14 +407,6 @@ def test_the_third_view_shows_both_rows_of_a_pair(audited: Audit, open_page: Any
     assert tab.locator("#view-review").is_visible()
 
 
-def test_a_page_without_issues_has_two_views_and_one_with_none_says_so(audited: Audit, open_page: Any) -> None:
-    tab = open_page(page_of(audited), "issues")
-    assert tab.locator("nav a").all_inner_texts() == ["Overview", "Review"]
-    assert tab.locator("#view-overview").is_visible()
-    tab = open_page(page_of(replace(audited, found_issues=audited.issues[:0])), "issues")
-    assert "Nothing else stands out" in tab.locator("#view-issues").inner_text()
-
-
 def test_what_rows_hold_is_shown_and_not_obeyed(tmp_path: Path, open_page: Any) -> None:
     texts = sentences(60)
     texts[5] = texts[6] = '<img src=x onerror="alert(1)"> so many words in one text \u202e here'
@@ -469,15 +414,3 @@ def test_what_rows_hold_is_shown_and_not_obeyed(tmp_path: Path, open_page: Any) 
     tab = open_page(with_issues(audit(pd.DataFrame(rows), encoder="none")), "issues")
     assert '<img src=x onerror="alert(1)">' in tab.locator(".issue-text").first.inner_text()
     assert "<b>a</b>" in tab.locator("#view-issues").inner_text()
-
-
-def test_issues_fit_the_width_of_a_phone(open_page: Any) -> None:
-    images = pictures(40)[:, :, ::2, ::2]
-    images[30:35] = images[:5]
-    labels = np.arange(40) % 2
-    labels[30:33] ^= 1
-    page = with_issues(audit(Dataset(images, labels, ("a" * 80, "b"), source=Source(kind="images")), encoder="none"))
-    for width in (1280, 390):
-        tab = open_page(page, "issues", width=width, height=900)
-        assert tab.locator(".issue-image").count() == 10
-        assert tab.evaluate("document.documentElement.scrollWidth") <= width

@@ -11,7 +11,7 @@ import pytest
 from compensate.auditing.api import audit
 from compensate.auditing.decisions import Correction
 from compensate.auditing.issues import summary
-from compensate.auditing.issues.samples import near_names, near_pairs
+from compensate.auditing.issues.samples import near_names
 from compensate.auditing.page.contents import page_of
 from compensate.auditing.result import Audit
 
@@ -107,11 +107,3 @@ def test_names_that_are_nearly_the_same(a: str, b: str) -> None:
 def test_names_that_tell_classes_apart(a: str, b: str) -> None:
     assert not near_names(a, b)
     assert not near_names(b, a)
-
-
-def test_pairs_of_names_are_those_of_a_plain_loop() -> None:
-    rng = np.random.default_rng(0)
-    names = list({"".join(rng.choice(list("abc "), rng.integers(4, 8))) for _ in range(400)})
-    plain = [(i, j) for i in range(len(names)) for j in range(i + 1, len(names)) if near_names(names[i], names[j])]
-    assert list(near_pairs(names)) == plain
-    assert len(plain) > 50

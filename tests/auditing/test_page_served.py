@@ -117,18 +117,6 @@ def test_decisions_without_a_server_are_kept_and_sent_when_it_is_back(
     assert not tab.is_visible(".notice")
 
 
-def test_bulk_acceptance_is_saved_in_a_few_requests(
-    serve: Callable[..., ReviewServer], open_tab: Callable[..., Any]
-) -> None:
-    server = serve()
-    tab = open_tab(server)
-    tab.keyboard.press("b")
-    tab.fill("dialog input[type=number]", "0.5")
-    tab.click("dialog .primary")
-    until(tab, "· saved")
-    assert len(decisions(server)) == int(progress(tab).split()[0]) > 10
-
-
 def test_finishing_names_the_command_and_audits_again(
     serve: Callable[..., ReviewServer], open_tab: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -162,10 +150,3 @@ def test_finishing_names_the_command_and_audits_again(
     tab.click(".since button")
     assert "new" in tab.inner_text(".place")
     assert tab.inner_text(".position") == "1 of 4"
-
-
-def test_the_same_file_from_disk_asks_nobody(open_page: Callable[..., Any]) -> None:
-    tab = open_page(texts_page(["cat", "dog"] * 3, classes=CLASSES))
-    tab.keyboard.press("a")
-    assert progress(tab) == "1 of 6 decided"
-    assert tab.inner_text("button.export").startswith("Export")

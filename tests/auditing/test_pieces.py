@@ -201,14 +201,6 @@ def test_rows_are_numbered_through_the_footers(table: Path) -> None:
     pd.testing.assert_frame_equal(source.rows(rows).raw, read.iloc[rows].reset_index(drop=True))
 
 
-def test_a_table_in_pieces_is_audited_as_the_whole_table(table: Path, audited: Audit, tmp_path: Path) -> None:
-    found = audit(str(table), memory="4GB")
-    assert_same(found, audited)
-    assert "in pieces" in found.notes[-1]
-    again = Audit.load(found.save(tmp_path / "saved"))
-    assert again.config["rows"] == len(audited)
-
-
 def test_a_piece_of_data_in_memory_that_is_sent_has_its_own_rows_and_its_place() -> None:
     x, y = made()
     source = chunks.open_pieces(x, y, {})
@@ -225,17 +217,6 @@ def test_how_a_file_was_read_is_kept_as_of_the_whole(tmp_path: Path) -> None:
     pd.DataFrame(x).assign(label=np.array(["früh", "spät", "nie"])[y]).to_csv(path, index=False, encoding="latin-1")
     found = audit(path, encoding="latin-1", memory="4GB")
     assert found.reading["encoding"] == audit(path, encoding="latin-1").reading["encoding"] == "latin-1"
-
-
-def test_texts_and_arrays_in_pieces_are_audited_as_the_whole(tmp_path: Path) -> None:
-    x, y = made()
-    np.save(tmp_path / "x.npy", x)
-    assert_same(audit(str(tmp_path / "x.npy"), labels=y, memory="4GB"), audit(str(tmp_path / "x.npy"), labels=y))
-    rng = np.random.default_rng(0)
-    texts = [" ".join(rng.choice([f"w{c}{k}" for k in range(8)] + [f"v{k}" for k in range(9)], size=6)) for c in y]
-    np.testing.assert_array_equal(y, made()[1])
-    whole = audit(texts, y, encoder="none")
-    assert_same(audit(texts, y, encoder="none", memory="4GB"), whole)
 
 
 def test_learners_fitted_on_a_part_rank_the_rows_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -465,8 +446,8 @@ def process_of(number: int) -> tuple[int, int]:
 FATAL_COMMAND = """
 import os, signal, sys
 import compensate.auditing.api as room
-from compensate.auditing import folds, learners, pieces
-pieces.ROWS, learners.TREES, folds.REPEATS, whole = 120, 16, 1, room.audit  # as in the process of the tests
+from compensate.auditing import chunks, learners
+chunks.ROWS, learners.TREES, learners.REPEATS, whole = 120, 16, 1, room.audit  # as in the process of the tests
 from test_pieces import wait_for_workers
 wait_for_workers()
 

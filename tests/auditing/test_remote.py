@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,9 @@ import fsspec
 import numpy as np
 import pytest
 from test_pieces import SAME, assert_same, audited, table  # noqa: F401
-from typer.testing import CliRunner
 
 from compensate import audit
 from compensate.auditing import chunks
-from compensate.cli import app
 from compensate.data import load, parquet
 from compensate.errors import InputError
 
@@ -60,20 +57,6 @@ def test_a_file_that_changes_is_another_source(in_memory: str) -> None:
     assert chunks.open_pieces(in_memory, None, {}).info.digest == before
     storage.pipe_file("/bucket/table/2.parquet", storage.cat_file("/bucket/table/1.parquet"))
     assert chunks.open_pieces(in_memory, None, {}).info.digest != before
-
-
-def test_the_command_takes_an_address(table: Path, audited: Any, tmp_path: Path) -> None:  # noqa: F811
-    out = tmp_path / "run"
-    asked = ["audit", f"file://{table}/*.parquet", "--out", str(out)]
-    said = CliRunner().invoke(app, asked, catch_exceptions=False)
-    assert said.exit_code == 0
-    kept = json.loads((out / "audit" / "audit.json").read_text())["config"]
-    assert kept["rows"] == len(audited)
-    assert kept["source"] == f"file://{table}/*.parquet"
-    refused = CliRunner().invoke(app, ["apply", str(out), "--accept", "0.9"])
-    assert "compensate apply COPY" in str(refused.exception)
-    copied = ["apply", str(table), str(out), "--accept", "0.9", "--rematch", "--out", str(tmp_path / "fixed")]
-    assert CliRunner().invoke(app, copied, catch_exceptions=False).exit_code == 0
 
 
 @pytest.mark.parametrize(

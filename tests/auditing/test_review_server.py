@@ -176,16 +176,6 @@ def test_one_process_reviews_at_a_time_and_nobody_replaces_the_run(tmp_path: Pat
 # --- who gets in ----------------------------------------------------------------------------------------------
 
 
-def test_the_page_is_the_file_of_the_run_byte_for_byte(serve: Callable[..., ReviewServer]) -> None:
-    server = serve()
-    client = Client(server.address)
-    status, content, headers = client.ask("GET", client.base)
-    assert status == 200
-    assert content == (server.reviews[server.newest].folder / "report.html").read_bytes()
-    assert headers["x-frame-options"] == "DENY"
-    assert headers["cache-control"] == "no-store"
-
-
 @pytest.mark.parametrize(
     "path",
     [
@@ -287,16 +277,6 @@ def test_the_server_listens_on_loopback_alone(serve: Callable[..., ReviewServer]
     assert serve().server_address[0] == "127.0.0.1"
 
 
-def test_tokens_are_random_and_long(serve: Callable[..., ReviewServer], tmp_path: Path) -> None:
-    folder = made_run(tmp_path / "twice")
-    servers = [ReviewServer(Review(folder), port=0) for _ in range(3)]
-    tokens = {server.token for server in servers}
-    for server in servers:
-        server.server_close()
-    assert len(tokens) == 3
-    assert min(map(len, tokens)) >= 32
-
-
 # --- what is saved --------------------------------------------------------------------------------------------
 
 
@@ -321,18 +301,6 @@ def test_decisions_are_what_the_page_would_export(serve: Callable[..., ReviewSer
         (0, "bird", "accept", "cat", source), (1, "cat", "reject", "cat", source), (2, "dog", "other", "cat", source),
         (3, "bird", "skip", "", source),
     ]  # fmt: skip
-
-
-def test_tabs_see_what_others_decided(serve: Callable[..., ReviewServer]) -> None:
-    address = serve().address
-    one, two = Client(address, "one"), Client(address, "two")
-    one.decide(5)
-    version = json.loads(two.ask("GET", f"{two.base}decisions?after=0")[1])["version"]
-    assert two.made() == {5: "accept"}
-    two.decide(5, "reject", time=2)
-    two.decide(6, "skip", time=2)
-    assert one.made(version) == {5: "reject", 6: "skip"}
-    assert one.made(version + 2) == {}
 
 
 def review_process(folder: Path, port: int, *more: str) -> tuple[subprocess.Popen[str], str]:
@@ -452,39 +420,6 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
     return True
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--idle", "soon"), "30m"),
-        (("--port", "70000"), "65535"),
-        ((), "report.html"),
-    ],
-)
-def test_wrong_arguments_of_review_are_named(
-    arguments: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sys.argv = ["compensate", "review", str(tmp_path), *arguments]
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert end.value.code == 2
-    assert said in capsys.readouterr().err
-
-
-def test_a_page_that_is_none_is_refused(tmp_path: Path) -> None:
-    folder = made_run(tmp_path / "run")
-    page = (folder / "report.html").read_bytes()
-    for content in (
-        b"",
-        b"<html>",
-        page.replace(b'"key":', b'"kye":'),
-        page.replace(b'"given":[0', b'"given":[99'),
-        page[: page.index(b'"labels"')],
-    ):
-        (folder / "report.html").write_bytes(content)
-        with pytest.raises(InputError, match="no review page"):
-            Review(folder)
 
 
 # --- the whole way --------------------------------------------------------------------------------------------

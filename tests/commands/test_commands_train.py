@@ -130,65 +130,11 @@ def messages(path: Path, **more: list[str]) -> Path:
 BRIEF = ["--epochs", "1", "--set", "model_options.hidden=8", "--set", "test=0.25"]
 
 
-def test_a_training_says_what_it_uses_of_a_table(tmp_path):
-    path = messages(tmp_path / "m.csv")
-    lines = run("train", str(path), *BRIEF, "--quiet", "--out", str(tmp_path / "run")).splitlines()
-    assert lines[0] == (
-        f'{path}: text column "message", label column "topic" (3 classes), 40 samples to train, 4 to validate, 14 to test, '
-        "2 without a label left out, not used: nr"
-    )
-    assert lines[1] == "test labels come from the data, wrong ones included"
-    assert re.match(r"base on bilstm, 1 epoch, \d+ s", lines[2])
-
-
 def test_test_rows_without_a_label_are_left_out(tmp_path):
     path = messages(tmp_path / "m.csv", split=["test"] * 20 + ["train"] * 40)
     lines = run("train", str(path), *BRIEF, "--out", str(tmp_path / "run")).splitlines()
     assert "36 samples to train, 4 to validate, 18 to test, 2 without a label left out" in lines[0]
     assert lines[1] == "test labels come from the test part of the data"
-
-
-def test_samples_that_are_taken_as_clean_are_named_with_who_checked_them(tmp_path):
-    path = messages(tmp_path / "m.csv")
-    options = ["--method", "meta-label", "--clean", "0.1", *BRIEF]
-    plain = run("train", str(path), *options, "--out", str(tmp_path / "plain")).splitlines()
-    assert plain[1] == "4 more are taken as clean (clean=0.1): their labels are unchecked"
-    noisy = run("train", str(path), *options, "--noise", "pair:0.3", "--out", str(tmp_path / "noisy")).splitlines()
-    assert "of their labels made wrong), " in noisy[0]
-    assert noisy[1] == "4 more are taken as clean (clean=0.1): no noise is injected into them"
-    assert noisy[2] == "no noise is injected into test labels"
-
-
-@pytest.mark.parametrize(
-    "command", [["compare", "--methods", "base", "--seeds", "1"], ["tune", "--method", "gce", "--trials", "1"]]
-)
-def test_compare_and_tune_say_what_they_use_of_a_table(tmp_path, command):
-    path = messages(tmp_path / "m.csv")
-    name, *options = command
-    said = run(name, str(path), *options, *BRIEF, "--workers", "1", "--out", str(tmp_path / "out")).splitlines()
-    assert 'label column "topic" (3 classes), 40 samples to train' in said[0]
-    assert said[1] == "test labels come from the data, wrong ones included"
-
-
-def test_a_table_of_ones_own(tmp_path):
-
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(200, 3))
-    frame = pd.DataFrame(x, columns=["a", "b", "c"]).assign(kind=np.where(x[:, 0] > 0, "yes", "no"))
-    frame.to_csv(tmp_path / "own.csv", index=False)
-    run(
-        "train",
-        str(tmp_path / "own.csv"),
-        "--label",
-        "kind",
-        "--epochs",
-        "10",
-        "--out",
-        str(tmp_path / "run"),
-        "--quiet",
-    )
-    result = json.loads((tmp_path / "run" / "result.json").read_text())["result"]
-    assert result["last"]["test_accuracy"] > 0.85
 
 
 def test_a_file_that_was_changed_is_trained_on_anew(tmp_path, monkeypatch):
@@ -264,12 +210,6 @@ def test_a_model_that_knows_nothing_lists_no_suspects(rare, tmp_path):
     assert (tmp_path / "trained" / "suspects.csv").exists()
 
 
-def test_one_epoch_at_chance_lists_no_suspects(tmp_path):
-    command = ["train", "digits", "--method", "logcomp", "--noise", "pair:0.2", "--limit", "450", "--quiet"]
-    assert "no list of suspects" in run(*command, "--epochs", "1", "--out", str(tmp_path / "one"))
-    assert not (tmp_path / "one" / "suspects.csv").exists()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_compare_prints_a_table_and_reads_finished_runs(tmp_path, workers):
@@ -291,15 +231,6 @@ def test_compare_prints_a_table_and_reads_finished_runs(tmp_path, workers):
     lost.unlink()
     assert run(*command) == said
     assert {p for p in written if p.stat().st_mtime_ns != written[p]} == {lost}
-
-
-def test_compare_goes_on_past_a_run_at_fault(tmp_path):
-    said = run(
-        "compare", "digits", "--methods", "base,distillation", "--seeds", "1", *SMALL, "--workers", "1", "--out",
-        str(tmp_path), fails=True,
-    )  # fmt: skip
-    assert "learns from a teacher" in said
-    assert "base" in said.split("learns from a teacher")[1]
 
 
 def test_tune_prints_the_command_to_use(tmp_path):
@@ -328,8 +259,3 @@ def test_tune_prints_the_command_to_use(tmp_path):
     assert len(json.loads((tmp_path / "tuning.json").read_text())["trials"]) == 2
     run(*command, "--trials", "3")
     assert len(json.loads((tmp_path / "tuning.json").read_text())["trials"]) == 3
-
-
-@pytest.mark.parametrize("command", ["train", "compare", "tune"])
-def test_help_opens_with_an_example(command):
-    assert f"compensate {command} digits" in run(command, "--help").split("Options")[0]

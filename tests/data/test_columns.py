@@ -1,3 +1,5 @@
+"""The role of each column, the choice of the label, and features of tables."""
+
 from __future__ import annotations
 
 import json
@@ -8,9 +10,28 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.impute import SimpleImputer
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from compensate.data import load
-from compensate.data.columns import Column, analyze, numbers
+from compensate.data import (
+    Column,
+    TableEncoder,
+    UnclearLabel,
+    choose_label,
+    class_sizes,
+    digits,
+    from_frame,
+    load,
+    long_tailed,
+    table_views,
+)
+from compensate.data.columns import analyze, numbers
+from compensate.data.dataset import Dataset
+from compensate.data.label_column import joined_labels, targets
+from compensate.errors import InputError
+
+# Columns
+
 
 N = 300
 RNG = np.random.default_rng(0)
@@ -70,19 +91,6 @@ def test_a_copy_of_the_label_is_no_feature():
     found = {c.name: c for c in analyze(frame, label="label")}
     assert {name: c.role for name, c in found.items()} == {"code": "label", "like": "number", "label": "label"}
     assert found["code"].reason.startswith("repeats the label")
-
-
-def test_what_is_said_of_the_columns():
-    frame = pd.DataFrame(
-        {"id": range(N), "age": RNG.integers(0, 90, N), "url": ["x"] * N, "mail": ["y"] * N, "y": [0] * N}
-    )
-    found = {c.name: c for c in analyze(frame, label="y", ignore=["mail"])}
-    assert [name for name, c in found.items() if c.used] == ["age"]
-    assert {name: found[name].reason for name in ("id", "url", "mail")} == {
-        "id": "named like an identifier, with 300 values in 300 rows",
-        "url": "has one value only",
-        "mail": "left out by choice",
-    }
 
 
 @settings(max_examples=150, deadline=None)
@@ -156,3 +164,338 @@ def test_a_table_with_huge_integers_is_read(tmp_path, where):
     data = load(path).train
     assert len(data) == 60
     assert np.isfinite(data.x).all()
+
+
+# Label column
+
+
+LABEL_COLUMN_N = 200
+
+
+def table(**columns) -> pd.DataFrame:
+    return pd.DataFrame({"size": RNG.normal(size=LABEL_COLUMN_N), "weight": RNG.normal(size=LABEL_COLUMN_N), **columns})
+
+
+def classes(*values):
+    return RNG.choice(values, LABEL_COLUMN_N)
+
+
+@pytest.mark.parametrize(
+    ("columns", "label"),
+    [
+        ({"label": classes(0, 1), "kind": classes(0, 1)}, "label"),
+        ({"Class ": classes(0, 1), "kind": classes(0, 1)}, "Class "),
+        ({"label_text": classes("a", "b"), "kind": classes(0, 1)}, "label_text"),
+        ({"targetClass": classes("a", "b"), "kind": classes(0, 1)}, "targetClass"),
+        ({"label": classes(0, 1), "label_text": classes("a", "b")}, "label"),
+        ({"sentiment": classes("pos", "neg"), "kind": classes(0, 1)}, "sentiment"),
+        ({"Survived": classes(0, 1), "kind": classes(0, 1), "deck": classes("a", "b")}, "Survived"),
+        ({"label_id": range(LABEL_COLUMN_N), "category": classes(0, 1), "kind": classes(0, 1)}, "category"),
+        ({"sentiment": ["same"] * LABEL_COLUMN_N, "kind": classes(0, 1)}, "kind"),
+        ({"kind": classes("x", "y", "z")}, "kind"),
+    ],
+)
+def test_a_name_that_says_it_wins_else_the_only_column_of_few_values(columns, label):
+    assert choose_label(table(**columns), None, "t") == label
+
+
+def test_of_several_columns_of_few_values_the_predictable_one_is_the_label():
+    frame = table(fold=RNG.integers(0, 5, LABEL_COLUMN_N), batch=classes("a", "b"))
+    frame["kind"] = np.where(frame["size"] > 0, "large", "small")
+    assert choose_label(frame, None, "t") == "kind"
+    texts = ["a good and fine film", "a bad and dull film"]
+    frame = pd.DataFrame({"fold": RNG.integers(0, 5, LABEL_COLUMN_N), "mood": RNG.integers(0, 2, LABEL_COLUMN_N)})
+    frame["words"] = [f"{texts[m]} of {i % 50}" for i, m in enumerate(frame["mood"])]
+    assert choose_label(frame, None, "t", "words") == "mood"
+
+
+def test_a_label_with_one_value_is_named():
+    with pytest.raises(UnclearLabel, match='label column "sentiment" of t has fewer than 2 values'):
+        choose_label(table(sentiment=classes("pos")), None, "t")
+
+
+@pytest.mark.parametrize(
+    ("values", "quantity"),
+    [
+        (RNG.normal(size=LABEL_COLUMN_N).round(2), True),
+        (RNG.integers(17, 90, LABEL_COLUMN_N), True),
+        (RNG.integers(0, 100_000, LABEL_COLUMN_N), True),
+        (RNG.integers(0, 20, LABEL_COLUMN_N), False),
+        (RNG.choice([0, 0.5, 1], LABEL_COLUMN_N), False),
+        (RNG.integers(1, 6, LABEL_COLUMN_N), False),
+        (RNG.choice(["low", "high"], LABEL_COLUMN_N), False),
+    ],
+)
+def test_a_quantity_is_told_from_classes(values, quantity):
+    cells = np.array([str(v) for v in values], dtype=object)
+    target, names, reason = targets(cells, None, "t", "y")
+    assert (target.dtype.kind == "f") == quantity == (not names)
+    assert reason.startswith("a quantity") == quantity
+    forced, names, _ = targets(cells, "classification", "t", "y")
+    assert forced.dtype.kind == "i"
+    assert len(names) == len(set(cells))
+
+
+def test_a_hundred_classes_by_number_are_classes():
+    target, names, _ = targets(np.arange(3000) % 100, None, "t", "y")
+    assert len(names) == 100
+    assert target.dtype.kind == "i"
+
+
+@pytest.mark.parametrize(
+    ("cells", "sign"),
+    [
+        (["a;b", "b;c", "a", "c"] * 5, ";"),
+        (["action|comedy", "comedy|drama", "drama|action"] * 5, "|"),
+        (["cat, dog", "dog, bird", "bird", "cat"] * 5, ","),
+        ([["a", "b"], ["b"], ["a"]] * 5, "list"),
+        (['["a", "b"]', '["b"]'] * 5, "list"),
+        (["Paris, France", "Lima, Peru", "Rome, Italy"] * 5, None),
+        (["sports/football", "sports/tennis", "news/local"] * 5, None),
+        (["C++", "C", "C#"] * 5, None),
+        (["black|white", "green"] * 5, None),
+        (["<=50K", ">50K"] * 5, None),
+    ],
+)
+def test_several_labels_in_a_cell_are_told_from_names_with_signs(cells, sign):
+    assert joined_labels(cells) == sign
+
+
+def test_a_person_at_a_terminal_is_asked_for_the_label(monkeypatch, capsys):
+    import builtins
+    import sys
+
+    from compensate.cli.options import ask_label
+
+    error = UnclearLabel("which of them?", ("two", "one"))
+    with pytest.raises(UnclearLabel):
+        ask_label(error)
+    answers = iter(["three", "one", ""])
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(builtins, "input", lambda *_: next(answers))
+    assert ask_label(error) == "one", "three is not among the columns and is asked again"
+    assert ask_label(error) == "two", "the likeliest one by default"
+    assert "which of them?" in capsys.readouterr().out
+
+
+def rows_of(**columns) -> pd.DataFrame:
+    return pd.DataFrame({name: list(values) for name, values in columns.items()})
+
+
+def sentences(n: int = LABEL_COLUMN_N) -> list[str]:
+    return [f"a sentence of some words with the number {i}" for i in range(n)]
+
+
+GUESSES = {
+    "a preferred answer": (rows_of(prompt=sentences(), response_a=sentences(), response_b=sentences(), preferred=classes("a", "b")), "preferred"),
+    "a relevance": (rows_of(query=classes("red shoes", "blue shoes", "hats"), title=sentences(), relevance=classes(0, 1, 2)), "relevance"),
+    "who left": (table(plan=classes("free", "paid"), region=classes("a", "b"), churned=classes(0, 1)), "churned"),
+    "a price": (rows_of(rooms=RNG.integers(1, 9, LABEL_COLUMN_N), area=RNG.normal(90, 20, LABEL_COLUMN_N), price=RNG.normal(300, 50, LABEL_COLUMN_N)), "price"),
+    "a score": (rows_of(review=sentences(), score=RNG.integers(1, 6, LABEL_COLUMN_N)), "score"),
+    "a category before a price": (rows_of(title=sentences(), price=RNG.normal(9, 2, LABEL_COLUMN_N), category=classes("a", "b")), "category"),
+    "a target with a prefix before a price": (table(price=RNG.normal(9, 2, LABEL_COLUMN_N), target_class=classes("a", "b")), "target_class"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GUESSES)
+def test_names_that_labels_have_are_known(name):
+    frame, label = GUESSES[name]
+    assert from_frame(frame, "t").train.source.label == label
+
+
+@pytest.mark.parametrize(
+    ("columns", "candidates"),
+    [
+        (
+            {"energy_class": classes("a", "b", "c"), "price": RNG.normal(300, 50, LABEL_COLUMN_N)},
+            {"energy_class", "price"},
+        ),
+        ({"score": RNG.integers(1, 6, LABEL_COLUMN_N), "response_kind": classes("a", "b")}, {"score", "response_kind"}),
+        ({"price": RNG.normal(300, 50, LABEL_COLUMN_N), "score": RNG.normal(size=LABEL_COLUMN_N)}, {"price", "score"}),
+    ],
+)
+def test_a_weak_guess_with_another_next_to_it_is_no_guess(columns, candidates):
+    with pytest.raises(UnclearLabel) as caught:
+        choose_label(table(**columns), None, "t")
+    assert set(caught.value.candidates) == candidates
+
+
+def test_the_other_candidates_are_kept_for_telling():
+    frame = table(plan=classes("free", "paid"), energy_class=classes("a", "b"), churned=classes(0, 1))
+    assert from_frame(frame, "t").train.source.runners_up == ("energy_class",)
+    frame = table(fold=RNG.integers(0, 5, LABEL_COLUMN_N), batch=classes("a", "b"))
+    frame["kind"] = np.where(frame["size"] > 0, "large", "small")
+    assert from_frame(frame, "t").train.source.runners_up == ("fold", "batch")
+    assert from_frame(frame, "t", label="kind").train.source.runners_up == ()
+    assert from_frame(table(label=classes("a", "b"), kind=classes("a", "b")), "t").train.source.runners_up == ()
+
+
+def test_lists_written_as_text_are_no_text():
+    written = [str(RNG.normal(size=8).round(3).tolist()) for _ in range(LABEL_COLUMN_N)]
+    frame = rows_of(
+        embedding=written, title=[f"the title {i} of a film" for i in range(LABEL_COLUMN_N)], label=classes("a", "b")
+    )
+    data = from_frame(frame, "t").train
+    assert data.source.text == "title"
+    assert {c.name: c.reason for c in data.source.columns}["embedding"] == "holds lists written as text"
+    with pytest.raises(InputError, match=r"lists.*embedding.*--features"):
+        from_frame(frame.drop(columns="title"), "t")
+
+
+# Features
+
+
+def frame(n: int = 200) -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    return pd.DataFrame(
+        {
+            "age": [str(v) if i % 7 else "" for i, v in enumerate(rng.integers(20, 70, n))],
+            "pay": rng.normal(3e4, 5e3, n),
+            "town": [("rome", "oslo", "lima", "")[i % 4] for i in range(n)],
+            "name": [f"person {i}" for i in range(n)],
+            "same": ["x"] * n,
+            "flag": rng.random(n) < 0.5,
+        }
+    )
+
+
+def test_features_equal_sklearns():
+    table = frame()
+    encoder = TableEncoder.fit(table)
+    assert {c.name for c in encoder.columns if not c.used} == {"name", "same"}
+    x = pd.DataFrame(encoder(table), columns=encoder.names)
+    numbers = table[["age", "pay"]].replace("", np.nan).astype(float)
+    expected = StandardScaler().fit_transform(SimpleImputer(strategy="median").fit_transform(numbers))
+    assert np.allclose(x[["age", "pay"]], expected, atol=1e-5)
+    assert (x["age is missing"] == (table["age"] == "")).all()
+    hot = OneHotEncoder(sparse_output=False).fit_transform(table[["town"]])
+    towns = x[["town=(missing)", "town=lima", "town=oslo", "town=rome"]].to_numpy()
+    assert np.allclose(towns, hot / np.sqrt(hot.var(0).sum()), atol=1e-6)
+    assert towns.var(0).sum() == pytest.approx(1, abs=1e-4), "as much as a number"
+
+
+def test_new_rows_use_what_was_fitted():
+    encoder = TableEncoder.fit(frame())
+    new = frame(3).assign(town=["paris", "oslo", None], age=["1e9", "nan", "30"])
+    x = pd.DataFrame(encoder(new), columns=encoder.names)
+    towns = x.filter(like="town=")
+    assert (towns.sum(axis=1) > 0).tolist() == [False, True, True], "a new town is none of the known ones"
+    assert x["town=(missing)"][2] > 0
+    assert x["age"].tolist()[0] == 10, "a slip of the keyboard is cut"
+    assert x["age is missing"].tolist() == [0, 1, 0]
+    assert np.isfinite(x.to_numpy()).all()
+    assert encoder.trees(new)[0, list(encoder.tree_names).index("town")] == 4, "a new town comes last"
+    with pytest.raises(InputError, match="lacks the columns town"):
+        encoder(new.drop(columns="town"))
+
+
+def test_a_column_of_many_values_is_no_wall_of_one_hot():
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"c": [f"{(v % 2 and 'upper') or 'lower'} street {v}" for v in rng.integers(0, 200, 800)]})
+    encoder = TableEncoder.fit(table, [Column("c", "category", "")])
+    assert len(encoder.names) == 10
+    assert len(encoder.tree_names) == 11
+    z = encoder(table)
+    assert z.var(0).sum() == pytest.approx(1, abs=1e-3)
+    upper = table["c"].str.startswith("upper")
+    centers = z[upper].mean(0), z[~upper].mean(0)
+    nearer = np.linalg.norm(z - centers[0], axis=1) < np.linalg.norm(z - centers[1], axis=1)
+    assert (nearer == upper).mean() > 0.95, "values written alike lie near each other"
+    assert np.isfinite(encoder(pd.DataFrame({"c": ["never seen", None, ""]}))).all()
+
+
+@pytest.mark.parametrize("form", ["%Y-%m-%d", "%d.%m.%Y", "%m/%d/%Y", "%Y%m%d", "%d %B %Y", "typed", "zoned"])
+def test_dates_become_numbers(form):
+    days = pd.date_range("2023-11-30", periods=60, freq="37h")
+    column = {"typed": days, "zoned": days.tz_localize("UTC")}.get(form, days.strftime(form))
+    table = pd.DataFrame({"day": pd.Series(column, dtype=object if "%" in form else None), "x": np.arange(60) ** 2})
+    table.loc[5, "day"] = None
+    encoder = TableEncoder.fit(table)
+    x = pd.DataFrame(encoder.trees(table), columns=encoder.tree_names)
+    there = np.arange(60) != 5
+    whole = days if form in ("typed", "zoned") else days.normalize()
+    assert (x["day month"][there] == whole.month[there]).all()
+    assert (x["day year"][there] == whole.year[there]).all()
+    assert (x["day weekday"][there] == whole.day_of_week[there]).all()
+    assert np.allclose(x["day seconds"][there], (whole - pd.Timestamp(0)).total_seconds()[there], atol=128)
+    assert x["day is missing"].sum() == 1
+    assert ("day hour" in x) == (form in ("typed", "zoned"))
+    z = encoder(table)
+    assert np.isfinite(z).all()
+    assert z[:, : len(encoder.names) - 2].var(0).sum() == pytest.approx(1, abs=0.01), (
+        "a date weighs as much as a number"
+    )
+
+
+def test_features_do_not_see_the_label():
+    table = frame().assign(label=["yes", "no"] * 100)
+    one = table_views(from_frame(table, "t", label="label").train)
+    two = table_views(
+        from_frame(table.assign(label=table["label"].sample(frac=1, random_state=0).to_list()), "t").train
+    )
+    assert np.array_equal(one.linear, two.linear)
+    assert np.array_equal(one.trees, two.trees)
+    assert not any("label" in name for name in (*one.linear_names, *one.tree_names))
+
+
+def test_columns_are_chosen_by_name(tmp_path):
+    table = frame().assign(label=["yes", "no"] * 100)
+    table.to_csv(tmp_path / "t.csv", index=False)
+    some = load(tmp_path / "t.csv", ignore="town, flag").train
+    assert {c.name for c in some.source.columns if c.used} == {"age", "pay"}
+    only = load(tmp_path / "t.csv", columns=["name", "age"]).train
+    assert {c.name: c.role for c in only.source.columns if c.used} == {"age": "number", "name": "category"}
+    with pytest.raises(InputError, match=r'ignore names the column "tawn".*did you mean "town"'):
+        load(tmp_path / "t.csv", ignore=["tawn"])
+    with pytest.raises(InputError, match='columns names the column "agee"'):
+        load(tmp_path / "t.csv", columns=["agee"])
+
+
+def test_names_of_people_do_not_make_a_table_a_text():
+    table = frame().assign(who=[f"Smith, Mr. John {i}" for i in range(200)], label=["yes", "no"] * 100)
+    data = from_frame(table, "t").train
+    assert data.source.kind == "table"
+    assert {c.name: c.role for c in data.source.columns}["who"] == "text"
+    assert from_frame(table, "t", text="who").train.source.kind == "text"
+    assert from_frame(table[["who", "pay", "label"]], "t").train.source.kind == "text"
+
+
+def test_a_lonely_identifier_is_better_than_nothing():
+    table = pd.DataFrame({"n": range(100), "label": ["a"] * 50 + ["b"] * 50})
+    data = from_frame(table, "t").train
+    assert data.x.shape == (100, 1)
+    with pytest.raises(InputError, match="nothing but the label"):
+        from_frame(table[["label"]], "t")
+    with pytest.raises(InputError, match=r"no column of same says"):
+        from_frame(table[["label"]].assign(same=1), "t")
+    with pytest.raises(InputError, match="more than one column"):
+        from_frame(pd.DataFrame([[1, 2, 3]] * 3, columns=["a", "a", "label"]), "t")
+
+
+@pytest.mark.parametrize(
+    ("kind", "ratio"), [("exponential", 10), ("exponential", 100), ("step", 20), ("exponential", 1)]
+)
+def test_long_tails(kind, ratio):
+    data = digits()
+    tail = long_tailed(data, ratio, kind, seed=1)
+    n = data.class_counts.min()
+    for c, count in enumerate(tail.class_counts):
+        share = ratio ** (-c / 9) if kind == "exponential" else (1 if c < 5 else 1 / ratio)
+        assert count == max(1, int(n * share + 1e-9))
+    assert np.array_equal(tail.x, data.x[tail.index])
+    assert (np.diff(tail.index) > 0).all()
+    assert np.array_equal(tail.index, long_tailed(data, ratio, kind, seed=1).index)
+    assert ratio == 1 or not np.array_equal(tail.index, long_tailed(data, ratio, kind, seed=2).index)
+
+
+def test_long_tail_errors():
+    assert class_sizes(10, 5000, 100).tolist() == [5000, 2997, 1796, 1077, 645, 387, 232, 139, 83, 50]
+    with pytest.raises(InputError, match="at least 1"):
+        class_sizes(10, 100, 0.1)
+    with pytest.raises(InputError, match="exponential or step"):
+        class_sizes(10, 100, 10, "linear")
+    with pytest.raises(InputError, match="classes b have no samples"):
+        long_tailed(Dataset(np.zeros((2, 1)), np.array([0, 0]), ("a", "b")), 10)
+    with pytest.raises(InputError, match="quantity"):
+        long_tailed(Dataset(np.zeros((2, 1)), np.array([0.5, 1.0]), ()), 10)

@@ -23,7 +23,6 @@ from compensate import files
 from compensate.auditing.source import read as audited
 from compensate.data import (
     UNLABELED,
-    from_arrays,
     from_hub,
     load,
     override_labels,
@@ -185,38 +184,6 @@ def test_a_pickle_that_multiplies_stays_small():
     assert got[0][0] is got[0][1]
 
 
-@pytest.mark.parametrize("keep", [0.3, 0.9, 0.999])
-@pytest.mark.parametrize(("mode", "suffix"), [("w:gz", "gz"), ("w:xz", "xz"), ("w", "tar")])
-def test_a_truncated_archive_is_an_error(tmp_path, keep, mode, suffix):
-    whole = tar(tmp_path / f"a.tar.{suffix}", cifar10("binary"), mode).read_bytes()
-    if suffix == "tar":
-        keep = min(keep, 0.8)  # the end of a plain archive is only zeros
-    cut = tmp_path / f"cifar-10-cut.tar.{suffix}"
-    cut.write_bytes(whole[: int(len(whole) * keep)])
-    with pytest.raises(InputError, match=r"damaged|lacks"):
-        read_cifar(cut)
-    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([f"a.tar.{suffix}", cut.name]), "nothing was unpacked"
-
-
-def test_cifar_damage(tmp_path):
-    files = cifar10("binary")
-    short = dict(files)
-    short["cifar-10-batches-bin/data_batch_3.bin"] = short["cifar-10-batches-bin/data_batch_3.bin"][:-5]
-    with pytest.raises(InputError, match=r"data_batch_3.bin.*multiple"):
-        read_cifar(put(tmp_path / "short", short))
-    wrong = dict(files)
-    wrong["cifar-10-batches-bin/test_batch.bin"] = b"\xff" * 3073
-    with pytest.raises(InputError, match=r"outside 0\.\.9"):
-        read_cifar(put(tmp_path / "wrong", wrong))
-    del files["cifar-10-batches-bin/data_batch_4.bin"]
-    with pytest.raises(InputError, match=r"lacks data_batch_4.bin"):
-        read_cifar(put(tmp_path / "lost", files))
-    other = cifar10("python")
-    other["cifar-10-batches-py/data_batch_1"] = pickle.dumps({b"data": np.zeros((2, 5), np.uint8), b"labels": [1, 2]})
-    with pytest.raises(InputError, match="no array of images"):
-        read_cifar(put(tmp_path / "shape", other))
-
-
 # idx ------------------------------------------------------------------------------------------------------------------
 
 
@@ -249,26 +216,6 @@ def test_idx_types(tmp_path, code, kind):
     assert np.array_equal(read_idx(tmp_path / "x"), x)
 
 
-def test_mnist_damage(tmp_path):
-    folder = mnist(tmp_path)
-    (folder / "t10k-labels-idx1-ubyte").write_bytes(idx(np.arange(5))[:-1])
-    with pytest.raises(InputError, match="It is damaged"):
-        read_mnist(folder)
-    (folder / "t10k-labels-idx1-ubyte").write_bytes(b"<html>")
-    with pytest.raises(InputError, match="not an idx file"):
-        read_mnist(folder)
-    (folder / "t10k-labels-idx1-ubyte").write_bytes(idx(np.arange(4)))
-    with pytest.raises(InputError, match="do not fit"):
-        read_mnist(folder)
-    (folder / "t10k-labels-idx1-ubyte").unlink()
-    with pytest.raises(InputError, match="t10k-labels-idx1-ubyte"):
-        read_mnist(folder)
-    images = folder / "train-images-idx3-ubyte.gz"
-    images.write_bytes(images.read_bytes()[:-100])
-    with pytest.raises(InputError, match="damaged"):
-        read_mnist(folder)
-
-
 # Corpora --------------------------------------------------------------------------------------------------------------
 
 SST = {"train.tsv": b"a fine film\t1\nit 's \"awful\t0\n", "dev.tsv": b"good\t1", "test.tsv": b"bad\t0\nfun\t1"}
@@ -299,21 +246,6 @@ def test_sst2_glue_zip(tmp_path):
     (tmp_path / "SST-2.zip").write_bytes(whole[:-30])
     with pytest.raises(InputError, match="damaged"):
         load("sst2", tmp_path, download=False)
-
-
-@pytest.mark.parametrize(
-    ("files", "hint"),
-    [
-        ({**SST, "dev.tsv": b"good\t2"}, "row 1"),
-        ({**SST, "train.tsv": b"good\t1\nno label\n"}, "row 2"),
-        ({**SST, "train.tsv": b"fine\t1\ncaf\xe9\t1\n"}, "line 2.*0xe9"),
-        ({**SST, "train.tsv": b""}, "no sentences"),
-        ({"train.tsv": b"a\t1"}, "lacks dev.tsv"),
-    ],
-)
-def test_sst2_damage(tmp_path, files, hint):
-    with pytest.raises(InputError, match=hint):
-        read_sst2(put(tmp_path, files))
 
 
 def imdb_files(n: int = 30) -> dict[str, bytes]:
@@ -357,23 +289,6 @@ def test_imdb_tables(tmp_path, suffix):
     assert splits.test.ids[0] == f"r{splits.test.index[0]}"
 
 
-def test_imdb_without_a_split(tmp_path):
-    rows = "\n".join(f'"it was, say, a film of kind {i}",{("positive", "negative")[i % 2]}' for i in range(20))
-    (tmp_path / "IMDB Dataset.csv").write_text("review,sentiment\n" + rows)
-    splits = load("imdb", tmp_path, download=False)
-    assert splits.test is None
-    assert all(y == 1 - i % 2 for y, i in zip(splits.train.target, splits.train.index, strict=True))
-
-
-def test_imdb_damage(tmp_path):
-    with pytest.raises(InputError, match="train/pos"):
-        read_imdb(put(tmp_path / "a", {"x.txt": b""}))
-    with pytest.raises(InputError, match="is empty"):
-        read_imdb(put(tmp_path / "b", {"train/pos/0_9.txt": b"good"}))
-    with pytest.raises(InputError, match="0xff"):
-        read_imdb(put(tmp_path / "c", {"train/pos/0_9.txt": b"good", "train/neg/0_1.txt": b"bad \xff"}))
-
-
 # Folders of images ----------------------------------------------------------------------------------------------------
 
 
@@ -394,16 +309,6 @@ def test_image_folder(tmp_path):
     assert load(tmp_path, size=5).train.x.shape == (4, 3, 5, 5)
 
 
-def test_image_folder_in_parts_and_sizes(tmp_path):
-    for part in ("train", "test"):
-        for i in range(4):
-            picture(tmp_path / part / "ab"[i % 2] / f"{i}.jpg", i, (70 + i, 80), "L")
-    splits = load(tmp_path)
-    assert splits.train.x.shape == (4, 1, 64, 64)
-    assert splits.test.x.shape == (4, 1, 64, 64)
-    assert splits.validation is None
-
-
 def test_images_with_a_label_file(tmp_path):
     for i in range(3):
         picture(tmp_path / f"{i}.png", i)
@@ -415,18 +320,6 @@ def test_images_with_a_label_file(tmp_path):
     (tmp_path / "other.csv").write_text("file,label\n9.png,cat\n")
     with pytest.raises(InputError, match=r"9\.png"):
         load(tmp_path, labels=tmp_path / "other.csv")
-
-
-def test_unreadable_images_are_named_and_left_out(tmp_path):
-    for i in range(4):
-        picture(tmp_path / "ab"[i % 2] / f"{i}.png", i)
-    whole = (tmp_path / "a/0.png").read_bytes()
-    (tmp_path / "a/0.png").write_bytes(whole[: len(whole) // 2])
-    (tmp_path / "b/1.png").write_bytes(b"not an image")
-    with pytest.warns(UserWarning, match=r"2 images.*0\.png, 1\.png"):
-        data = load(tmp_path).train
-    assert data.index.tolist() == [1, 3], "the index still counts all files"
-    assert data.rows == 4
 
 
 def test_image_folder_damage(tmp_path):
@@ -537,14 +430,6 @@ def test_label_files_override(tmp_path):
     assert np.array_equal(load("digits", labels=tmp_path / "full.npy").train.target, full[data.index])
 
 
-def test_class_numbers_and_names_are_not_mixed():
-    data = from_arrays(np.zeros((4, 2)), [1, 3, 3, 1])
-    assert override_labels(data, [0, 1, 1, 1]).target.tolist() == [0, 1, 1, 1], "class numbers"
-    assert override_labels(data, [1, 1, 3, 3]).target.tolist() == [0, 0, 1, 1], "class names"
-    with pytest.raises(InputError, match="not a known class"):
-        override_labels(data, [0, 3, 1, 1])
-
-
 def test_a_table_of_labels_overrides_its_rows_only(tmp_path):
     data = base()
     rows = data.index[[3, 10]]
@@ -622,29 +507,6 @@ def test_semicolons_quotes_and_marks(tmp_path):
     data = read_table(path, text="text").train
     assert data.x.tolist() == ['a; b "c"\nd', "x"]
     assert set(data.classes) == {"007", "7"}, "cells are kept as written"
-
-
-def test_quotes_in_a_tsv_are_letters(tmp_path):
-    (tmp_path / "a.tsv").write_text('text\tlabel\n"so called\t1\nthe end"\t0\n')
-    assert read_table(tmp_path / "a.tsv", text="text").train.x.tolist() == ['"so called', 'the end"']
-
-
-def test_rows_without_a_label_stay(tmp_path):
-    (tmp_path / "a.csv").write_text("f,label\n1,a\n2,\n3,b\n4,NaN\n5,a\n")
-    data = load(tmp_path / "a.csv").train
-    assert data.target.tolist() == [0, -1, 1, -1, 0]
-
-
-def test_regression_is_seen(tmp_path):
-    pd.DataFrame({"a": range(50), "y": np.linspace(0, 1, 50)}).to_csv(tmp_path / "a.csv", index=False)
-    data = load(tmp_path / "a.csv").train
-    assert data.regression
-    assert np.allclose(data.target, np.linspace(0, 1, 50))
-    assert data.classes == ()
-    assert not load(tmp_path / "a.csv", task="classification").train.regression
-    pd.DataFrame({"a": range(50), "target": np.arange(50) % 4}).to_csv(tmp_path / "b.csv", index=False)
-    assert load(tmp_path / "b.csv").train.num_classes == 4
-    assert load(tmp_path / "b.csv", task="regression").train.regression
 
 
 @pytest.mark.parametrize(
@@ -740,17 +602,6 @@ def test_hub_texts():
         load({"all": part})
 
 
-def test_hub_parts_share_classes_and_features():
-    plain = {"a": Value(), "b": Value(), "label": Value()}
-    train = Hub({"a": [1.0, 2.0, 3.0, 6.0], "b": ["u", "v", "u", "v"], "label": ["x", "y", "z", "x"]}, plain)
-    test = Hub({"a": [9.0, None], "b": ["v", "w"], "label": ["z", "y"]}, plain)
-    splits = load({"train": train, "test": test})
-    assert splits.test.classes == splits.train.classes == ("x", "y", "z")
-    assert splits.test.target.tolist() == [2, 1]
-    assert splits.test.x[0].tolist() == pytest.approx([(9 - 3) / np.std([1, 2, 3, 6]), 0, np.sqrt(2)])
-    assert splits.test.x[1].tolist() == pytest.approx([(2.5 - 3) / np.std([1, 2, 3, 6]), 0, 0])
-
-
 def test_hub_images():
     image = type("Image", (), {})()
     pictures = [Image.new("RGB", (4, 5), (i, 0, 0)) for i in range(3)]
@@ -771,14 +622,6 @@ def test_unknown_names_and_kinds(tmp_path):
     (tmp_path / "a.xyz").write_text("?")
     with pytest.raises(InputError, match="no kind of data"):
         load(tmp_path / "a.xyz")
-
-
-def test_splits_and_data_pass_through():
-    splits = load("digits")
-    assert load(splits) is splits
-    assert load(splits.train).train is splits.train
-    frame = pd.DataFrame({"a": [1.0, 2.0, 3.0], "label": ["x", "y", "x"]})
-    assert load(frame).train.target.tolist() == [0, 1, 0]
 
 
 def test_a_class_keeps_the_tab_that_all_its_cells_have():

@@ -12,11 +12,8 @@ from hypothesis import strategies as st
 from compensate.data import (
     Dataset,
     Ragged,
-    Splits,
     Tfidf,
     Vocabulary,
-    embedding_matrix,
-    encode_texts,
     find_vectors,
     read_vectors,
     tokenize,
@@ -57,11 +54,6 @@ def test_tokenize_keeps_every_letter_and_no_blank(text):
         assert kept == "".join(c for c in text.lower().replace("’", "'") if not c.isspace())
 
 
-def test_words_already_split_stay_split():
-    line = "you 'll laugh at either the obviousness of it all or its stupidity , but do n't go"
-    assert tokenize(line) == line.split()
-
-
 def test_vocabulary(tmp_path):
     words = Vocabulary.build([["b", "a", "b"], ["c", "a", "d"]], min_count=1, max_size=3, keep=["z", "a"])
     assert words.words == ("a", "b", "c", "z")
@@ -73,22 +65,6 @@ def test_vocabulary(tmp_path):
     (tmp_path / "v.json").write_text("{}")
     with pytest.raises(InputError, match="list of words"):
         Vocabulary.load(tmp_path / "v.json")
-
-
-def splits() -> Splits:
-    train = Dataset(np.array(["the film", "the the play"], dtype=object), np.array([0, 1]), ("a", "b"))
-    test = Dataset(np.array(["film n't new"], dtype=object), np.array([0]), ("a", "b"))
-    return Splits(train, test)
-
-
-def test_encode_knows_words_of_other_parts_only_by_their_vectors():
-    done, words = encode_texts(splits(), vectors={"n't": 0, "unseen": 0})
-    assert set(words.words) == {"the", "film", "play", "n't"}
-    assert [words.words[i - 2] if i > 1 else "?" for i in done.test.x[0]] == ["film", "n't", "?"]
-    assert done.train.raw.tolist() == splits().train.x.tolist()
-    assert done.validation is None
-    short, _ = encode_texts(splits(), max_length=2)
-    assert short.train.x.lengths.tolist() == [2, 2]
 
 
 @pytest.mark.parametrize(("suffix", "pack"), [("", bytes), (".gz", gzip.compress), (".xz", lzma.compress)])
@@ -134,20 +110,6 @@ def test_find_vectors(tmp_path):
     assert find_vectors(str(tmp_path / "glove.6B.50d.subset.txt.xz")).exists()
     with pytest.raises(InputError, match=r"put glove\.6B\.300d\.txt there"):
         find_vectors("glove.6B.300d", tmp_path)
-
-
-def test_embedding_matrix():
-    words = Vocabulary(("the", "odd", "film"))
-    vectors = {"the": np.ones(4, np.float32), "film": -np.ones(4, np.float32)}
-    matrix = embedding_matrix(words, vectors, seed=1)
-    assert matrix.shape == (5, 4)
-    assert not matrix[0].any()
-    assert (matrix[2] == 1).all()
-    assert (matrix[4] == -1).all()
-    assert matrix[1].any()
-    assert np.array_equal(matrix, embedding_matrix(words, vectors, seed=1))
-    with pytest.raises(InputError, match="no word vectors"):
-        embedding_matrix(words, {})
 
 
 @settings(max_examples=50, deadline=None)

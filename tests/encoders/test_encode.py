@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from saved_models import save_bert, save_vit
 
 from compensate.encoders import cache as cache_module
-from compensate.encoders import catalog, clear_cache, encode, encode_data, hint
-from compensate.encoders import text as text_module
+from compensate.encoders import clear_cache, encode, encode_data
 from compensate.encoders.cache import Cache
 from compensate.encoders.text import TextEncoder, chunks
 from compensate.errors import InputError
@@ -83,20 +82,6 @@ def test_chunks_fit_and_cover_the_text_from_start_to_end(length, room, most):
         assert flat[-1] == length - 1
 
 
-def test_a_long_text_is_thinned_before_its_words_are_counted(bert, counted, monkeypatch):
-    plain, read = text_module._thin, []
-
-    def thin(given: str) -> str:
-        read.append(plain(given))
-        return read[-1]
-
-    monkeypatch.setattr(text_module, "_thin", thin)
-    encode(["w1 w2 " * 500_000], bert, cache=False)
-    assert len(counted) == 1
-    (one,) = read
-    assert len(one) <= text_module.MOST_CHARACTERS + text_module.MOST_CHUNKS, "and a blank after each piece"
-
-
 def test_a_second_run_encodes_the_changed_row_alone(bert, tmp_path, counted):
     first = encode(TEXTS, bert, cache=tmp_path)
     assert (len(counted), first.reused) == (12, 0)
@@ -107,27 +92,6 @@ def test_a_second_run_encodes_the_changed_row_alone(bert, tmp_path, counted):
     same = np.arange(12) != 5
     assert np.array_equal(again.values[same], first.values[same])
     assert not np.allclose(again.values[5], first.values[5])
-
-
-def test_equal_items_are_encoded_once_and_progress_counts_them_all(bert, counted):
-    steps = []
-    found = encode(["w1", "w2", "w1", "w1"], bert, cache=False, progress=lambda done, all_: steps.append((done, all_)))
-    assert sorted(counted) == ["w1", "w2"]
-    assert np.array_equal(found.values[0], found.values[3])
-    assert steps[0] == (0, 4)
-    assert steps[-1] == (4, 4)
-
-
-def test_an_interrupted_run_continues_where_it_stopped(bert, tmp_path, counted):
-    def stop(done, _):
-        if done >= 6:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        encode(TEXTS, bert, cache=tmp_path, batch_size=2, progress=stop)
-    assert len(counted) == 6
-    assert encode(TEXTS, bert, cache=tmp_path, batch_size=2).reused == 6
-    assert sorted(counted) == sorted(TEXTS)
 
 
 def test_a_killed_process_leaves_what_it_encoded(bert, tmp_path, counted):
@@ -229,17 +193,6 @@ def test_images_of_any_form_give_the_features_of_the_network(tmp_path):
 def test_what_is_no_image_is_named(tmp_path, items, hint):
     with pytest.raises(InputError, match=hint):
         encode(items, save_vit(tmp_path / "vit"), "image", cache=False)
-
-
-def test_without_the_extra_auto_is_none_and_a_hint_says_what_it_would_bring(monkeypatch):
-    monkeypatch.setattr(catalog.Package, "find", lambda self: None)
-    for kind in ("text", "image"):
-        assert encode(["a"], "auto", kind) is None
-        assert encode(["a"], "none", kind) is None
-        assert "compensate[encoders]" in hint(kind)
-        assert "\n" not in hint(kind)
-    with pytest.raises(InputError, match=r"pip install .compensate\[encoders\]"):
-        encode(["a"], "all-MiniLM-L6-v2")
 
 
 @pytest.mark.parametrize(

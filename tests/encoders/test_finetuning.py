@@ -7,7 +7,6 @@ import signal
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -22,7 +21,6 @@ from compensate.cli import app
 from compensate.data import load, noise
 from compensate.data.dataset import Dataset
 from compensate.encoders import catalog, encode, encode_data
-from compensate.encoders.text import TextEncoder
 from compensate.errors import InputError
 from compensate.training import trainer
 from processes import run_pair
@@ -133,29 +131,6 @@ def test_files_of_unlike_sizes_go_through_the_network_as_through_the_encoder(vit
     np.testing.assert_allclose(embedded, encode_data(data, vit, cache=False).values, atol=1e-5)
 
 
-def test_texts_are_cut_into_word_pieces_once_and_padded_by_batch(bert, monkeypatch):
-    said, given, _ = texts(60)
-    said[0] = " ".join(["w1"] * 14)
-    encode(said, bert)  # the frozen embeddings are in the cache
-    calls = []
-    plain = TextEncoder.pieces
-    monkeypatch.setattr(TextEncoder, "pieces", lambda self, *args: (calls.append(len(args[0])), plain(self, *args))[1])
-    audit(said, given, encoder=bert, finetune=True, crossfit=True, epochs=2, batch_size=8)
-    assert calls == [60], "one look at each text serves all epochs of all folds"
-    data = Dataset(np.array(said, dtype=object), given, ("a", "b"))
-    samples = prepare_finetuning(data, find_tunable(data, bert), 2).samples
-    assert samples.batch(np.array([1, 2]), 0).shape == (2, 1, 7)
-    assert samples.batch(np.array([0, 1]), 0).shape == (2, 1, 16)
-
-
-def test_weights_that_nothing_depends_on_are_not_trained(bert):
-    data = Dataset(np.array(["w1", "w2"], dtype=object), np.array([0, 1]), ("a", "b"))
-    made = prepare_finetuning(data, find_tunable(data, bert), 2)
-    frozen = {name for name, p in made.model.named_parameters() if not p.requires_grad}
-    assert frozen == {"network.model.model.pooler.dense.weight", "network.model.model.pooler.dense.bias"}
-    assert all(p.grad is None for p in made.model.parameters())
-
-
 # --- interruptions -----------------------------------------------------------------------------------------------
 
 
@@ -211,21 +186,6 @@ def test_two_processes_are_one(tmp_path):
 
 
 # --- the command ---------------------------------------------------------------------------------------------------
-
-
-def test_the_command_names_the_encoder_and_clears_checkpoints_away(bert, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    said, given, _ = texts()
-    pd.DataFrame({"text": said, "label": np.array(["bad", "good"])[given]}).to_csv("r.csv", index=False)
-    done = CliRunner().invoke(
-        app, ["audit", "r.csv", "--encoder", str(bert), "--finetune", "--epochs", "2", "--batch-size", "16",
-              "--lr", "1e-3", "--precision", "bf16", "--out", "runs/mine"],
-    )  # fmt: skip
-    assert done.exit_code == 0, done.output
-    assert f"tuned {bert.name} · 2 epochs, once" in " ".join(done.output.split())
-    assert [p.name for p in (tmp_path / "runs").iterdir()] == ["mine"]
-    assert (tmp_path / "runs/mine/model.safetensors").exists()
-    assert "fine-tuned on these labels" in (tmp_path / "runs/mine/report.html").read_text()
 
 
 # --- bad input -----------------------------------------------------------------------------------------------------

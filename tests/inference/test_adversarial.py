@@ -1,6 +1,8 @@
-"""The one inner loop against naive loops, in its ball and bounds, at every granularity."""
+"""Adversarial compensation and prior knowledge."""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 import torch
@@ -13,7 +15,9 @@ from compensate import Compensated, InputError
 from compensate.core.stages import traceless
 from compensate.core.taxonomy import measured
 from compensate.methods import mixcomp
-from compensate.terms import Adversarial, Category, Corpus, Pull, Sample, Where
+from compensate.terms import Adversarial, Category, Corpus, Ramp, Sample, Slack, StepSchedule, Where
+
+# Adversarial
 
 
 def naive_pgd(model, x, y, *, eps, norm, steps, alpha, sign, bounds):
@@ -93,40 +97,6 @@ def test_shared_rows_equal_a_loop_that_sums_over_their_samples(level, norm):
     assert int((table.weight.abs().sum(1) > 0).sum()) == len(keys.unique())
 
 
-def test_mixed_level_attacks_from_where_the_first_arrived():
-    """Eq. 24: the sample-level search starts at x plus the corpus-level result."""
-    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).double()
-    x, y = torch.randn(5, 4).double(), torch.tensor([0, 1, 2, 1, 0])
-    both = Compensated(
-        feature=(
-            Adversarial(0.3, steps=1, step_size=0.3, per=Corpus(4).double()),
-            Adversarial(0.2, steps=3, step_size=0.1, random_start=False),
-        )
-    )
-    s = both.evaluate(model, x, y)
-    first = Compensated(feature=Adversarial(0.3, steps=1, step_size=0.3, per=Corpus(4).double())).evaluate(model, x, y)
-    second = naive_pgd(model, x + first.dx, y, eps=0.2, norm="linf", steps=3, alpha=0.1, sign=1, bounds=None)
-    assert torch.allclose(s.dx, first.dx + second, atol=1e-10)
-
-
-@pytest.mark.parametrize("target", ["logit", "label", "prediction"])
-@pytest.mark.parametrize("sign", [1, -1])
-def test_any_target_moves_the_loss_its_way(target, sign):
-    u, y = torch.randn(6, 4).double(), torch.randint(4, (6,))
-    criterion = Compensated(**{target: Adversarial(0.2, sign=sign, norm="l2", random_start=False)})
-    s = criterion.evaluate(nn.Identity(), u, y)
-    moved = measured(s)
-    assert (moved * sign >= 0).all()
-    assert (moved != 0).any() or (target == "label" and sign < 0)
-
-
-def test_logit_attack_reaches_the_exact_optimum_of_the_ball():
-    """Over an l-inf ball the loss is highest with the given class down and all others up."""
-    u, y = torch.randn(4, 3).double(), torch.tensor([0, 1, 2, 1])
-    s = Compensated(logit=Adversarial(0.5, steps=10)).evaluate(nn.Identity(), u, y)
-    assert torch.allclose(s.du, 0.5 * (1 - 2 * F.one_hot(y, 3).double()))
-
-
 def test_gated_out_samples_stay_clean_while_the_others_are_attacked(tiny, batch):
     """With batch normalization the attack of one sample sees the others: they must be as they are in the end."""
     x, y, _ = batch
@@ -140,16 +110,6 @@ def test_gated_out_samples_stay_clean_while_the_others_are_attacked(tiny, batch)
         (g,) = torch.autograd.grad(loss[gate].sum(), d)
         delta = (delta + 0.3 * g.sign()).clamp(-0.5, 0.5)
     assert torch.allclose(s.dx, delta * gate[:, None], atol=1e-10)
-
-
-def test_extra_forwards_leave_batch_statistics_alone(tiny, batch):
-    x, y, _ = batch
-    tiny(x)
-    reference = tiny.body[1].running_mean.clone(), tiny.body[1].num_batches_tracked.clone()
-    tiny.body[1].reset_running_stats()
-    Compensated(feature=Adversarial(0.0, steps=5)).evaluate(tiny, x, y)
-    assert torch.allclose(tiny.body[1].running_mean, reference[0])
-    assert torch.equal(tiny.body[1].num_batches_tracked, reference[1])
 
 
 @pytest.mark.parametrize("mode", [True, False])
@@ -216,24 +176,6 @@ def test_text_attacks_leave_padding_alone():
     assert torch.equal(shared.dx[0, 0], shared.dx[1, 0])
 
 
-def test_pull_is_one_gradient_step_of_bounded_size():
-    u = torch.randn(6, 4, dtype=torch.float64, requires_grad=True)
-    y = torch.randint(4, (6,))
-    s = Compensated(logit=Pull(2.0)).evaluate(nn.Identity(), u, y)
-    (g,) = torch.autograd.grad(F.cross_entropy(u, y, reduction="sum"), u)
-    assert torch.allclose(s.du, -2.0 * g)
-    p = u.detach().softmax(-1).gather(1, y[:, None])[:, 0]
-    assert torch.allclose(s.du.abs().amax(1), 2.0 * (1 - p))
-    assert not s.du.requires_grad
-
-
-def test_random_starts_differ_from_step_to_step():
-    x, y = torch.zeros(2, 3), torch.tensor([0, 1])
-    criterion = Compensated(feature=Adversarial(1.0, steps=1, step_size=0.0))
-    model = nn.Linear(3, 2)
-    assert not torch.equal(criterion.evaluate(model, x, y).dx, criterion.evaluate(model, x, y).dx)
-
-
 def test_attack_on_the_loss_itself_is_refused():
     with pytest.raises(InputError, match="constant has no gradient"):
         Compensated(loss=Adversarial(0.1))(torch.randn(2, 3), torch.tensor([0, 1]))
@@ -245,3 +187,68 @@ def test_attack_on_the_loss_itself_is_refused():
 def test_bad_settings_are_refused(bad):
     with pytest.raises(InputError, match=next(iter(bad))):
         Adversarial(**{"eps": 0.1, **bad})
+
+
+# Prior
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.floats(0, 5), st.floats(0, 3), st.integers(0, 10**6))
+def test_slack_lowers_the_loss_and_never_below_zero(xi, temperature, seed):
+    g = torch.Generator().manual_seed(seed)
+    u, y = 3 * torch.randn(6, 3, generator=g, dtype=torch.float64), torch.randint(3, (6,), generator=g)
+    s = Compensated(loss=Slack(xi, temperature)).evaluate(nn.Identity(), u, y)
+    assert (measured(s) <= 0).all()
+    assert (s.compensated >= -1e-9).all()
+    if temperature == 0:
+        assert torch.allclose(s.compensated, (F.cross_entropy(u, y, reduction="none") - xi).clamp(min=0))
+
+
+def seen_values(schedule, steps=5, total=4):
+    seen = []
+    criterion = Compensated(logit=lambda s: seen.append(float(schedule(s))) or torch.zeros(1, 3)).start(total)
+    for _ in range(steps):
+        criterion(torch.zeros(1, 3), torch.tensor([0]))
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("ramp", "expected"),
+    [
+        (Ramp(0, 1), [0, 0.25, 0.5, 0.75, 1]),
+        (Ramp(2, 1, begin=0.25, finish=0.75), [2, 2, 1.5, 1, 1]),
+        (Ramp(1, 16, shape="exponential"), [1, 2, 4, 8, 16]),
+        (Ramp(0, 1, shape="cosine"), [(1 - math.cos(math.pi * t / 4)) / 2 for t in range(5)]),
+    ],
+)
+def test_ramps_follow_the_progress(ramp, expected):
+    assert seen_values(ramp) == pytest.approx(expected, abs=1e-6)
+
+
+def test_steps_follow_the_epochs():
+    seen, schedule = [], StepSchedule({0: 0.0, 2: 0.5, 3: 1.0})
+    criterion = Compensated(logit=lambda s: seen.append(float(schedule(s))) or torch.zeros(1, 3))
+    for _ in range(5):
+        criterion(torch.zeros(1, 3), torch.tensor([0]))
+        criterion.end_epoch()
+    assert seen == [0.0, 0.0, 0.5, 1.0, 1.0]
+
+
+def test_a_schedule_without_a_known_end_says_what_to_call():
+    with pytest.raises(InputError, match=r"criterion\.start\(total_steps"):
+        Compensated(logit=lambda s: Ramp(0, 1)(s))(torch.zeros(1, 3), torch.tensor([0]))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: Ramp(0, 1, begin=0.5, finish=0.5),
+        lambda: Ramp(0, 1, shape="exponential"),
+        lambda: StepSchedule({1: 0.5}),
+        lambda: Slack(-1.0),
+        lambda: Compensated().start(0),
+    ],
+)
+def test_prior_bad_settings_are_refused(call):
+    with pytest.raises(InputError):
+        call()

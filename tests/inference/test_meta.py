@@ -1,16 +1,22 @@
-"""The meta step against finite differences; it looks at the model and leaves no trace."""
+"""Meta steps against finite differences, by either way of looking ahead."""
 
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
 
-from compensate import Compensated, InputError, meta_step
-from compensate.terms import L1, AtLeast, Category, Corpus, Group, Sample, Slack, Toward, uniform
-from compensate.terms.meta import meta_gradient
+from compensate import METHODS, Compensated, InputError, meta_step, methods
+from compensate.core.stages import traceless
+from compensate.terms import L1, Category, Corpus, Group, Sample, Slack, Toward, uniform
+from compensate.terms.meta import along_direction, meta_gradient, through_graph
+from tiny import TinyNet
+
+# Meta
 
 
 def look_ahead(criterion, model, batch, clean, lr):
@@ -120,17 +126,6 @@ def test_an_optimizer_may_move_the_tables(kind, tiny, batch):
     assert torch.allclose(table.weight, expected)
 
 
-def test_bounds_hold_after_a_meta_step(tiny, batch):
-    clean = torch.randn(6, 4).double(), torch.randint(3, (6,))
-    for optimizer in (False, True):
-        table = Category(3, 3, update="meta", bound=AtLeast(0.0), lr=50.0)
-        criterion = Compensated(logit=table).double()
-        chosen = torch.optim.SGD(criterion.parameters(), lr=50.0) if optimizer else None
-        meta_step(criterion, tiny, batch, clean, lr=0.5, optimizer=chosen)
-        assert (table.weight >= 0).all()
-        assert (table.weight > 0).any()
-
-
 def test_groups_learn_and_ignored_clean_samples_do_not_count(tiny, batch):
     x, y, i = batch
     clean = torch.randn(6, 4).double(), torch.tensor([0, 1, 2, 0, 1, -100])
@@ -145,14 +140,124 @@ def test_groups_learn_and_ignored_clean_samples_do_not_count(tiny, batch):
     assert torch.allclose(meta_gradient(criterion, tiny, (x, y, i, y % 2), clean, lr=0.1)[0], dropped)
 
 
-def test_training_steps_do_not_move_meta_tables(tiny, batch):
-    criterion = CRITERIA["category logit"]().double()
-    table = next(criterion.tables())
-    criterion.evaluate(tiny, *batch).loss.backward()
-    assert torch.allclose(table.weight, torch.full((3, 3), 0.1).double(), atol=1e-6)
-    assert table.weight.grad is None
-
-
 def test_nothing_to_learn_is_an_error(tiny, batch):
     with pytest.raises(InputError, match="nothing to learn"):
         meta_step(Compensated(logit=Sample(9, 3, penalty=L1(0.1))), tiny, batch, batch[:2], lr=0.1)
+
+
+# Lookahead
+
+
+def both(criterion: Compensated, model: nn.Module, batch: Any, clean: Any) -> list[Any]:
+    """What each way finds, and where it leaves the random numbers."""
+    theta = {name: p.detach().requires_grad_() for name, p in model.named_parameters()}
+    found = []
+    for way in (along_direction, through_graph):
+        torch.manual_seed(3)
+        with traceless(model):
+            result = way(criterion, model, theta, [], batch, clean, 0.5)
+        found.append(None if result is None else (result[0].detach(), *result[2], torch.rand(3)))
+    return found
+
+
+LOOKAHEAD_CRITERIA = {
+    "logits of samples": lambda: Compensated(logit=Sample(9, 3, update="meta")),
+    "logits of classes": lambda: Compensated(logit=Category(3, 3, update="meta", init=0.3)),
+    "labels": lambda: Compensated(label=Sample(9, 3, update="meta")),
+    "smooth slack": lambda: Compensated(loss=Slack(Sample(9, update="meta", init=0.2), temperature=0.5)),
+}
+
+
+@pytest.mark.parametrize("name", [*LOOKAHEAD_CRITERIA])
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_both_ways_find_one_gradient(name: str, dropout: float, batch: tuple[Tensor, Tensor, Tensor]) -> None:
+    model, criterion = TinyNet(dropout=dropout).double(), LOOKAHEAD_CRITERIA[name]().double()
+    clean = torch.randn(4, 4).double(), torch.tensor([0, 1, 2, 1])
+    short, long = both(criterion, model, batch, clean)
+    assert short is not None
+    for a, b in zip(short, long, strict=True):
+        torch.testing.assert_close(a, b)
+    assert short[1].abs().max() > 0
+
+
+class NoDirections(torch.autograd.Function):
+    """A layer without a forward derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * 2
+
+
+class Odd(TinyNet):
+    def forward(self, x: Tensor) -> Tensor:
+        return NoDirections.apply(super().forward(x))
+
+
+def test_a_layer_without_directions_and_a_term_on_features_take_the_long_way(
+    batch: tuple[Tensor, Tensor, Tensor],
+) -> None:
+    clean = torch.randn(4, 4).double(), torch.tensor([0, 1, 2, 1])
+    odd = both(LOOKAHEAD_CRITERIA["logits of samples"]().double(), Odd().double(), batch, clean)
+    assert odd[0] is None
+    assert odd[1] is not None
+    reads_features = METHODS["metasaug"].build(num_classes=3, feature_dim=6).start(10).double()
+    assert both(reads_features, TinyNet().double(), batch, clean)[0] is None
+
+
+# Meta registered
+
+
+@pytest.mark.parametrize("method", ["meta_logit", "meta_weight"])
+def test_a_model_may_hold_its_criterion(method, batch):
+    x, y, index = batch
+    sizes = {"num_samples": 9, "num_classes": 3} if method == "meta_logit" else {}
+    apart, model = getattr(methods, method)(**sizes).double(), TinyNet().double()
+    registered, holder = copy.deepcopy(apart), copy.deepcopy(model)
+    holder.criterion = registered
+    clean = (torch.randn(6, 4).double(), torch.arange(6) % 3)
+    for criterion, net in ((apart, model), (registered, holder)):
+        optimizer = torch.optim.SGD(criterion.parameters(), lr=1.0)
+        meta_step(criterion, net, (x, y, index), clean, lr=0.5, optimizer=optimizer)
+    moved = [not torch.equal(p, torch.zeros_like(p)) for p in apart.parameters()]
+    assert any(moved)
+    for one, other in zip(apart.parameters(), registered.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_a_layer_under_two_names_and_a_parameter_in_two_layers(batch):
+    """The model is left as it was, and both uses of a parameter count."""
+    from compensate.core.stages import under
+
+    x = batch[0]
+    first, second = torch.nn.Linear(4, 4, bias=False).double(), torch.nn.Linear(4, 4, bias=False).double()
+    second.weight = first.weight
+    net = torch.nn.Sequential(first, second)
+    net.again = first
+    kept = first.weight
+    w = torch.randn(4, 4).double().requires_grad_()
+    out = under(net, {"0.weight": w}, lambda m: m[1](m.again(x)))
+    torch.testing.assert_close(out, x @ w.T @ w.T)
+    assert first.weight is kept
+    assert second.weight is kept
+    net.again(x).sum().backward()
+    net.again(x).sum().backward()  # no graph of the look-ahead has stayed in the model
+
+
+CLEAN = [name for name, row in METHODS.items() if "clean" in row.needs]
+
+
+@pytest.mark.parametrize("name", CLEAN)
+def test_the_outer_loss_is_the_plain_loss_whatever_the_class_weights(name):
+    """A step of length 0 leaves the model as it is, so that its loss on clean data is what torch says."""
+    sizes = {"num_samples": 9, "num_classes": 3, "class_counts": [20, 12, 2], "feature_dim": 6, "feature_shape": (4,)}
+    criterion, model = METHODS[name].make(**sizes).start(10), TinyNet()
+    clean = torch.randn(6, 4), torch.arange(6) % 3
+    batch = torch.randn(5, 4), torch.arange(5) % 3, torch.arange(5)
+    expected = torch.nn.functional.cross_entropy(model(clean[0]), clean[1]).detach()
+    for weight in (criterion.weight, torch.tensor([0.1, 1.0, 5.0])):
+        criterion.weight = weight
+        torch.testing.assert_close(meta_gradient(criterion, model, batch, clean, lr=0.0)[0], expected)

@@ -90,23 +90,6 @@ def test_suspects_before_any_training_say_that_there_are_none():
     assert "no sample was seen" in repr(found)
 
 
-def test_first_epochs_can_be_left_out():
-    criterion = Compensated(record=Evidence(2, skip=1))
-    criterion(torch.zeros(2, 3), torch.tensor([0, 1]), torch.tensor([0, 1]))
-    assert criterion.record.visits.tolist() == [0, 0]
-    criterion.end_epoch()
-    criterion(torch.zeros(2, 3), torch.tensor([0, 1]), torch.tensor([0, 1]))
-    assert criterion.record.visits.tolist() == [1, 1]
-
-
-def test_validation_is_not_observed():
-    criterion = Compensated(label=Toward(ClassMean(3), 0.5), record=Evidence(2))
-    with torch.no_grad():
-        criterion(torch.zeros(2, 3), torch.tensor([0, 1]), torch.tensor([0, 1]))
-    assert not criterion.record.visits.any()
-    assert all(not s.count.any() for s in criterion.statistics() if isinstance(s, ClassMean))
-
-
 def test_every_buffer_says_how_copies_merge():
     for statistic in (ClassMean(3), Evidence(4)):
         assert set(statistic.merges) == {name for name, _ in statistic.named_buffers()}

@@ -7,7 +7,7 @@ import torch
 from accelerate import Accelerator
 from torch.utils.data import DataLoader
 
-from compensate import InputError, methods
+from compensate import methods
 from compensate.data import Indexed
 from compensate.integrations.accelerate import prepare
 
@@ -72,50 +72,9 @@ def test_a_checkpoint_without_the_state_of_the_criterion(tmp_path):
         Run(BUILD["logcomp"]()).accelerator.load_state(str(tmp_path))
 
 
-def test_resumed_with_another_numbering(tmp_path):
-    Run(BUILD["logcomp"]()).train(1).accelerator.save_state(str(tmp_path))
-    again = Run(BUILD["logcomp"]())
-    again.accelerator.load_state(str(tmp_path))
-    with pytest.raises(InputError, match="no longer names the same sample"):
-        again.train(1, index=lambda k: N - 1 - k)
-
-
-def test_the_index():
-    with pytest.raises(InputError, match="index is missing"):
-        Run(BUILD["logcomp"]()).train(1, index=lambda k: None)
-    with pytest.raises(InputError, match=r"outside 0\.\.19"):
-        Run(BUILD["logcomp"]()).train(1, index=lambda k: k + 1)
-
-
 def test_a_place_in_the_batch_that_agrees_with_the_labels_by_chance():
     made = Run(BUILD["logcomp"]())
     for x, y in zip(X.split(3), Y.split(3), strict=True):  # labels 0 1 2 in each batch
         made.criterion(made.model(x), y, torch.arange(len(y)))
     with pytest.warns(UserWarning, match="20 samples came under only 3 different indices"):
         made.criterion.end_epoch()
-
-
-def test_what_else_can_be_wrong():
-    with pytest.raises(InputError, match=r"Call compensate\.meta_step.*own_meta=True"):
-        Run(methods.meta_weight())
-    Run(methods.meta_weight(), own_meta=True)
-    with pytest.raises(InputError, match="expected an accelerate"):
-        prepare(torch.nn.Linear(2, 2), BUILD["logcomp"]())
-    with pytest.raises(InputError, match="wrapped for several processes"):
-        prepare(Accelerator(cpu=True), torch.nn.DataParallel(BUILD["logcomp"]()))
-    moved = Run(BUILD["logcomp"]())
-    moved.criterion.to("meta")
-    with pytest.raises(InputError, match="the criterion is on meta"):
-        moved.train(1)
-    unknown = Run(methods.proselflc(), epochs=None)
-    with pytest.raises(InputError, match="whose length is not known"):
-        unknown.train(1)
-
-
-def test_evaluation_moves_nothing():
-    made = Run(BUILD["logcomp"]()).train(1)
-    before = {name: value.clone() for name, value in made.criterion.state_dict().items()}
-    made.criterion.eval()
-    loss = made.criterion(made.model(X), Y, torch.arange(N))
-    torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(made.model(X), Y))
-    assert all(torch.equal(value, before[name]) for name, value in made.criterion.state_dict().items())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
@@ -13,12 +12,11 @@ pytest.importorskip("skorch")
 
 import lightning as L
 from integrations_runs import Module, trainer
-from loops import BATCH, METHODS, RATE, SCHEDULED, C, N, Pairs, assert_same, loader, plain
+from loops import BATCH, METHODS, RATE, SCHEDULED, C, N, assert_same, loader, plain
 
-from compensate import Compensated, InputError, methods
+from compensate import InputError, methods
 from compensate.data import Indexed
 from compensate.integrations.lightning import CompensationCallback
-from compensate.terms import Sample
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.warnings.PossibleUserWarning"),
@@ -89,14 +87,6 @@ def test_a_resumed_training_is_the_uninterrupted_one(method, registered, tmp_pat
         assert (int(criterion.epoch), int(criterion.step), int(criterion.total)) == (3, 12, 12)
 
 
-def test_a_checkpoint_is_read_by_a_module_without_the_callback(tmp_path):
-    made = trainer(tmp_path, epochs=1)
-    made.fit(Small(logcomp()), small())
-    made.save_checkpoint(tmp_path / "one.ckpt")
-    stored = torch.load(tmp_path / "one.ckpt", weights_only=False)
-    assert Small(logcomp()).load_state_dict(stored["state_dict"]).missing_keys == []
-
-
 def test_a_checkpoint_without_the_state_of_the_criterion(tmp_path):
     criterion = logcomp()
     module = Small(criterion)
@@ -110,24 +100,6 @@ def test_a_checkpoint_without_the_state_of_the_criterion(tmp_path):
         resumed.fit(module, small(), ckpt_path=tmp_path / "plain.ckpt", weights_only=False)
 
 
-def test_resumed_with_samples_in_another_order(tmp_path):
-    made = trainer(tmp_path, epochs=1)
-    made.fit(Small(logcomp()), small())
-    made.save_checkpoint(tmp_path / "one.ckpt")
-    with pytest.raises(InputError, match="no longer names the same sample"):
-        trainer(tmp_path, epochs=2).fit(
-            Small(logcomp()), small(torch.arange(N).flip(0)), ckpt_path=tmp_path / "one.ckpt", weights_only=False
-        )
-
-
-def test_a_criterion_that_was_used_before(tmp_path):
-    module = Small(logcomp())
-    trainer(tmp_path, epochs=1).fit(module, small())
-    with pytest.warns(UserWarning, match="has been trained for 4 steps already"):
-        trainer(tmp_path, epochs=2).fit(module, small())
-    assert (int(module.criterion.epoch), int(module.criterion.total)) == (3, 12)
-
-
 # --- the index ------------------------------------------------------------------------------------------------
 
 
@@ -135,37 +107,6 @@ def test_the_index_is_forgotten(tmp_path):
     module = Small(logcomp(), lambda m, b, k: m.criterion(m(b[0]), b[1]))
     with pytest.raises(InputError, match="index is missing"):
         trainer(tmp_path).fit(module, small())
-
-
-def test_the_index_is_the_place_in_the_batch(tmp_path):
-    module = Small(logcomp(), lambda m, b, k: m.criterion(m(b[0]), b[1], torch.arange(len(b[1]))))
-    order = torch.randperm(N, generator=torch.Generator().manual_seed(0))
-    with pytest.raises(InputError, match=r"index \d+ came with label"):
-        trainer(tmp_path).fit(module, small(order))
-
-
-def test_a_data_set_that_is_numbered_anew_each_epoch(tmp_path):
-    class Data(L.LightningDataModule):
-        def train_dataloader(self):
-            return small(torch.roll(torch.arange(N), self.trainer.current_epoch))
-
-    with pytest.raises(InputError, match="no longer names the same sample"):
-        trainer(tmp_path, reload_dataloaders_every_n_epochs=1).fit(Small(logcomp()), datamodule=Data())
-
-
-def test_a_subset_and_a_sampler_with_repetition_keep_their_index(tmp_path):
-    subset = torch.utils.data.Subset(Indexed([(X[k], Y[k]) for k in range(N)]), [3, 5, 8, 11, 13])
-    sampler = torch.utils.data.RandomSampler(subset, replacement=True, num_samples=20)
-    module = Small(logcomp())
-    trainer(tmp_path, epochs=2).fit(module, DataLoader(subset, batch_size=BATCH, sampler=sampler))
-    seen = module.criterion.record.visits.nonzero().flatten().tolist()
-    assert set(seen) <= {3, 5, 8, 11, 13}
-    assert len(seen) >= 3
-
-
-def test_more_samples_than_rows(tmp_path):
-    with pytest.raises(InputError, match=r"outside 0\.\.9"):
-        trainer(tmp_path).fit(Small(logcomp(10)), small())
 
 
 # --- the criterion --------------------------------------------------------------------------------------------
@@ -192,11 +133,6 @@ def test_the_optimizer_holds_what_meta_steps_move(tmp_path):
         trainer(tmp_path).fit(Small(methods.meta_logit(num_samples=N, num_classes=C)), small())
 
 
-def test_a_table_that_nobody_moves(tmp_path):
-    with pytest.raises(InputError, match="none holds its weight"):
-        trainer(tmp_path).fit(Small(Compensated(logit=Sample(N, C, update="manual"))), small())
-
-
 @pytest.mark.parametrize("build", [lambda: methods.meta_logit(num_samples=N, num_classes=C), methods.meta_weight])
 def test_meta_steps_are_taken_before_each_step(build, tmp_path):
     from compensate import meta_step
@@ -220,14 +156,6 @@ def test_meta_steps_are_taken_before_each_step(build, tmp_path):
     trainer(tmp_path, epochs=2, callbacks=[CompensationCallback(clean=[(X, Y)])]).fit(module, small())
     assert_same(module.criterion, expected.criterion)
     torch.testing.assert_close(module.layer.weight, expected.layer.weight)
-
-
-def test_a_loose_criterion_is_moved_and_its_mode_is_set(tmp_path):
-    criterion = logcomp().eval()
-    module = Module(criterion, registered=False)
-    trainer(tmp_path, epochs=1, callbacks=[CompensationCallback(criterion)]).fit(module, loader(), loader())
-    assert int(criterion.step) == 4
-    assert criterion.training
 
 
 # --- time -----------------------------------------------------------------------------------------------------
@@ -264,31 +192,3 @@ def test_the_clock_counts_batches(options, total, tmp_path):
 
 
 # --- evaluation -----------------------------------------------------------------------------------------------
-
-
-def test_validation_gives_the_plain_loss_and_moves_nothing(tmp_path):
-    expected, criterion = METHODS["logcomp"](), METHODS["logcomp"]()
-    module = Module(criterion)
-    trainer(tmp_path).fit(module, loader(), loader())  # the same indices as in training
-    losses, net = plain(expected)
-    assert module.losses == pytest.approx(losses, rel=1e-4)
-    assert_same(criterion, expected)
-    x, y = Pairs().x, Pairs().y
-    last = np.average(module.validated[-4:], weights=[6, 6, 6, 2])
-    assert last == pytest.approx(float(torch.nn.functional.cross_entropy(net(x), y).detach()), rel=1e-4)
-
-
-def test_validation_in_training_mode(tmp_path):
-    class Careless(Small):
-        def validation_step(self, batch, k):
-            x, y, index = batch
-            self.criterion.train()
-            self.log("loss", self.criterion(self(x), y, index))
-
-    with pytest.raises(InputError, match="an evaluation batch reached the criterion in training mode"):
-        trainer(tmp_path).fit(Careless(logcomp()), small(), small())
-
-
-def test_a_callback_that_was_not_used():
-    with pytest.raises(InputError, match="has not met its module"):
-        CompensationCallback().hooks

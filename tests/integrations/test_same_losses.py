@@ -1,25 +1,33 @@
-"""Five training loops, the same batches: the same losses, tables and clocks."""
+"""Every integration gives the losses of a plain loop, in one process and in two; the examples run."""
 
 from __future__ import annotations
 
+import re
+import runpy
+from pathlib import Path
+
 import numpy as np
+import pair
 import pytest
 import torch
+from integrations_runs import RUNS
+from loops import FEATURES, METHODS, SCHEDULED, assert_same, plain
+
+from processes import run_pair
+
+# Same losses
+
 
 pytest.importorskip("transformers")
 pytest.importorskip("lightning")
 pytest.importorskip("skorch")
 
-from integrations_runs import RUNS
-from loops import FEATURES, METHODS, SCHEDULED, assert_same, plain
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.warnings.PossibleUserWarning"),
-    pytest.mark.filterwarnings("ignore:.*treespec.*"),
-]
 ALL = {**METHODS, **FEATURES, **SCHEDULED}
 
 
+@pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.warnings.PossibleUserWarning")
+@pytest.mark.filterwarnings("ignore:.*treespec.*")
 @pytest.mark.parametrize("method", ALL)
 @pytest.mark.parametrize("framework", RUNS)
 def test_the_losses_of_a_plain_loop(framework, method, tmp_path):
@@ -39,6 +47,8 @@ def test_the_losses_of_a_plain_loop(framework, method, tmp_path):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.warnings.PossibleUserWarning")
+@pytest.mark.filterwarnings("ignore:.*treespec.*")
 @pytest.mark.parametrize("framework", [name for name in RUNS if name != "skorch"])
 @pytest.mark.parametrize("method", ["logcomp", "scheduled"])
 def test_gradient_accumulation_leaves_tables_and_clock_alone(framework, method, tmp_path):
@@ -50,8 +60,55 @@ def test_gradient_accumulation_leaves_tables_and_clock_alone(framework, method, 
     assert int(criterion.step) == int(criterion.total) == 12
 
 
-def test_accumulation_changes_the_losses():
-    """Else the test above would show nothing."""
-    one, _ = plain(METHODS["logcomp"]())
-    two, _ = plain(METHODS["logcomp"](), accumulate=2)
-    assert np.abs(np.array(one) - two).max() > 1e-3
+# Two processes
+
+
+pytest.importorskip("lightning")
+pytest.importorskip("transformers")
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What two processes hold in the end."""
+    out = tmp_path_factory.mktemp("pair")
+    run_pair(
+        out, pair.train_all, out,
+        LOCAL_WORLD_SIZE="2", GROUP_RANK="0", TORCHELASTIC_RUN_ID="pair", ACCELERATE_USE_CPU="true",
+    )  # fmt: skip
+    return out
+
+
+@pytest.mark.slow
+def test_two_processes_are_one(found):
+    """One test, so that workers side by side do not each start two processes. Samples that fill up a last batch count once."""
+    for library, method, case in pair.runs():
+        expected = pair.tensors(*pair.plain(method, pair.as_one(library, case)))
+        visits = expected["record.visits"]
+        assert visits.max() == pair.EPOCHS
+        assert case.drop_last or visits.min() == pair.EPOCHS
+        for rank in range(2):
+            held = torch.load(found / pair.stored(library, method, case, rank))
+            assert held.keys() == expected.keys()
+            for name, value in expected.items():
+                where = f"{library} {method} {case} {rank} {name}"
+                torch.testing.assert_close(held[name], value, rtol=1e-4, atol=1e-5, msg=lambda m, w=where: f"{w}: {m}")
+
+
+# Example scripts
+
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "integrations"
+NEEDS = {"lightning_module": "lightning", "transformers_trainer": "transformers", "skorch_classifier": "skorch"}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings(
+    "ignore:.*treespec.*", "ignore:.*does not have many workers", "ignore:.*number of training batches"
+)
+@pytest.mark.parametrize("script", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_an_example_finds_wrong_labels(script, capsys):
+    pytest.importorskip(NEEDS.get(script.stem, "torch"))
+    runpy.run_path(str(script), run_name="__main__")
+    share = re.search(r"most suspect labels (\d+)% are wrong", capsys.readouterr().out)
+    assert share is not None
+    assert int(share[1]) >= 85  # 20 to 30 would be chance

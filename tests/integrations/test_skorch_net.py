@@ -11,11 +11,10 @@ pytest.importorskip("skorch")
 from sklearn.base import clone
 from skorch.dataset import Dataset, ValidSplit
 from skorch.helper import predefined_split
-from torch.utils.data import DataLoader, IterableDataset, Subset
+from torch.utils.data import IterableDataset, Subset
 
-from compensate import Compensated, InputError, methods
+from compensate import InputError, methods
 from compensate.integrations.skorch import CompensatedNet, source_rows
-from compensate.terms import Sample
 
 N, C = 30, 3
 RNG = np.random.default_rng(0)
@@ -63,15 +62,6 @@ def test_going_on_is_one_longer_training():
     torch.testing.assert_close(whole.module_.weight, parts.module_.weight)
 
 
-def test_going_on_with_other_samples():
-    made = net(train_split=None).fit(X, Y)
-    with pytest.raises(InputError, match="no longer names the same sample"):
-        made.partial_fit(X[::-1].copy(), Y[::-1].copy())
-    made = net(train_split=None).fit(X[:10], Y[:10])
-    with pytest.raises(InputError, match=r"outside 0\.\.9"):
-        made.partial_fit(X, Y)
-
-
 def test_saved_and_loaded(tmp_path):
     files = {"f_params": tmp_path / "p.pt", "f_optimizer": tmp_path / "o.pt", "f_history": tmp_path / "h.json"}
     whole = net(max_epochs=4, train_split=None).fit(X, Y)
@@ -90,42 +80,6 @@ def test_saved_and_loaded(tmp_path):
         torch.testing.assert_close(value, made.criterion_.state_dict()[name])
     with pytest.raises(InputError, match="the criterion has seen none: its state is not in the checkpoint"):
         fresh().partial_fit(X, Y)
-
-
-def test_an_object_as_criterion_is_used_before():
-    made = net(methods.logcomp(num_samples=N, num_classes=C)).fit(X, Y)
-    with pytest.warns(UserWarning, match="has been trained for 6 steps already"):
-        made.fit(X, Y)
-
-
-def test_validation_gives_the_plain_loss_and_moves_nothing():
-    same = Dataset(X, Y)
-    alone = net(train_split=None).fit(X, Y)
-    watched = net(train_split=predefined_split(same)).fit(X, Y)
-    for name, value in alone.criterion_.state_dict().items():
-        torch.testing.assert_close(value, watched.criterion_.state_dict()[name])
-    logits = torch.from_numpy(X) @ watched.module_.weight.detach().T + watched.module_.bias.detach()
-    plain = torch.nn.functional.cross_entropy(logits, torch.from_numpy(Y))
-    assert watched.history[-1]["valid_loss"] == pytest.approx(float(plain), rel=1e-4)
-    np.testing.assert_allclose(watched.predict_proba(X), logits.softmax(-1).numpy(), rtol=1e-5)
-    assert watched.score(X, Y) == watched.history[-1]["valid_acc"]
-
-
-def test_a_batch_of_ones_own_making():
-    def stack(items):
-        x, y = zip(*items, strict=True)
-        return torch.from_numpy(np.stack(x)) * 2, torch.tensor(np.array(y))
-
-    made = net(iterator_train__collate_fn=stack, train_split=None).fit(X, Y)
-    twice = net(train_split=None).fit(2 * X, Y)
-    torch.testing.assert_close(made.module_.weight, twice.module_.weight)
-
-    class Careless(DataLoader):
-        def __init__(self, dataset, collate_fn=None, **options):
-            super().__init__(dataset, collate_fn=lambda items: items[0], **options)
-
-    with pytest.raises(InputError, match="without the rows of their samples"):
-        net(iterator_train=Careless, train_split=None, batch_size=1).fit(X, Y)
 
 
 def test_inputs_by_name():
@@ -152,14 +106,6 @@ def test_a_stream_has_no_rows():
         net(methods.label_smoothing, train_split=None).fit(Stream(), y=None)
 
 
-def test_parameters_without_a_mover():
-    with pytest.raises(InputError, match="Pass clean="):
-        net(methods.meta_logit).fit(X, Y)
-    # skorch gives the optimizer all parameters of the criterion, so a manual table has its mover.
-    made = net(Compensated(logit=Sample(N, C, update="manual")), train_split=None).fit(X, Y)
-    assert float(next(made.criterion_.tables()).weight.detach().abs().max()) > 0
-
-
 @pytest.mark.parametrize("method", [methods.meta_logit, methods.meta_weight])
 def test_meta_steps_are_taken(method):
     made = net(method, clean=(X[:6], Y[:6]), train_split=None).fit(X, Y)
@@ -171,8 +117,3 @@ def test_meta_steps_are_taken(method):
     moved = [not torch.equal(a, b) for a, b in zip(made.criterion_.parameters(), start.parameters(), strict=True)]
     assert all(moved)
     assert len(moved) == len(list(fresh.parameters()))
-
-
-def test_an_optimizer_that_looks_several_times():
-    with pytest.warns(UserWarning, match="LBFGS"):
-        net(optimizer=torch.optim.LBFGS, train_split=None, max_epochs=1, optimizer__max_iter=1).fit(X, Y)

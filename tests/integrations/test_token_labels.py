@@ -121,21 +121,6 @@ def test_a_resumed_training_of_tags_is_the_uninterrupted_one(tmp_path):
     same(again.model, whole.model)
 
 
-def test_methods_on_word_vectors_and_features_run_on_tags(tmp_path):
-    data = add_index(sentences())
-    for criterion in (methods.pgd_at(eps=0.1, steps=2), methods.isda(num_classes=TAGS, feature_dim=8)):
-        trainer(criterion, data, tmp_path, epochs=1).train()
-        assert int(criterion.step) == 3
-
-
-def test_evaluation_of_tags_is_the_plain_loss(tmp_path):
-    data, model = add_index(sentences()), tagger()
-    running = trainer(methods.logcomp(num_samples=N, num_classes=TAGS), data, tmp_path, model)
-    found = running.evaluate(data.select(range(4)))["eval_loss"]
-    batch = pad([data[k] for k in range(4)])
-    assert found == pytest.approx(model(**batch).loss.item(), rel=1e-4)
-
-
 def test_several_labels_a_text(tmp_path):
     rows = {"input_ids": [[5, 6, 7], [8, 9, 6]] * 4, "labels": [[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]] * 4}
     config = transformers.BertConfig(

@@ -16,9 +16,8 @@ import transformers
 from integrations_runs import hf_trainer, rows
 from loops import BATCH, FEATURES, METHODS, RATE, SCHEDULED, C, N, assert_same, bert, plain, words
 
-from compensate import Compensated, InputError, methods
-from compensate.integrations.transformers import CompensatedTrainer, IndexCollator
-from compensate.terms import Sample
+from compensate import InputError, methods
+from compensate.integrations.transformers import IndexCollator
 
 
 def logcomp(n=N):
@@ -44,17 +43,6 @@ def test_a_resumed_training_is_the_uninterrupted_one(method, tmp_path):
         assert (int(again.criterion.epoch), int(again.criterion.step), int(again.criterion.total)) == (3, 12, 12)
 
 
-def test_resumed_from_the_last_checkpoint_of_an_epoch(tmp_path):
-    arguments = {"save_strategy": "epoch", "gradient_accumulation_steps": 3}  # 3 + 1 batches an epoch
-    whole = hf_trainer(METHODS["logcomp"](), tmp_path, arguments=arguments)
-    whole.train()
-    shutil.rmtree(tmp_path / "checkpoint-6")
-    again = hf_trainer(METHODS["logcomp"](), tmp_path, arguments=arguments)
-    again.train(resume_from_checkpoint=True)  # the one of step 4, after two epochs
-    assert again.losses == pytest.approx(whole.losses[8:], rel=1e-6)
-    assert_same(again.criterion, whole.criterion, rtol=1e-6, atol=1e-7)
-
-
 def test_a_checkpoint_of_another_trainer_or_criterion(tmp_path):
     hf_trainer(logcomp(), tmp_path, epochs=1, arguments={"save_strategy": "epoch"}).train()
     with pytest.raises(InputError, match="that of this criterion has"):
@@ -62,22 +50,6 @@ def test_a_checkpoint_of_another_trainer_or_criterion(tmp_path):
     shutil.rmtree(tmp_path / "checkpoint-4" / "compensate")
     with pytest.raises(InputError, match="has no folder compensate"):
         hf_trainer(logcomp(), tmp_path).train(resume_from_checkpoint=True)
-
-
-def test_resumed_with_samples_in_another_order(tmp_path):
-    hf_trainer(logcomp(), tmp_path, epochs=1, arguments={"save_strategy": "epoch"}).train()
-    anew = rows().remove_columns("index").select(range(N - 1, -1, -1))
-    from compensate.integrations.transformers import add_index
-
-    with pytest.raises(InputError, match="no longer names the same sample"):
-        hf_trainer(logcomp(), tmp_path, data=add_index(anew)).train(resume_from_checkpoint=True)
-
-
-def test_a_criterion_that_was_used_before(tmp_path):
-    criterion = logcomp()
-    hf_trainer(criterion, tmp_path, epochs=1).train()
-    with pytest.warns(UserWarning, match="has been trained for 4 steps already"):
-        hf_trainer(criterion, tmp_path, epochs=1).train()
 
 
 # --- the index ------------------------------------------------------------------------------------------------
@@ -90,12 +62,6 @@ def test_the_trainer_drops_no_index_and_shuffling_carries_it(tmp_path):
     hf_trainer(criterion, tmp_path, data=rows().shuffle(seed=1), arguments=arguments).train()
     assert criterion.record.visits.tolist() == [3.0] * N
     assert criterion.index_check.given.tolist() == words()[1].tolist()
-
-
-def test_a_list_of_samples_is_a_data_set_too(tmp_path):
-    criterion = logcomp()
-    hf_trainer(criterion, tmp_path, data=list(rows()), epochs=1).train()
-    assert criterion.record.visits.tolist() == [1.0] * N
 
 
 @pytest.mark.parametrize("keep", ["removed", "formatted"])
@@ -111,25 +77,6 @@ def test_the_index_is_dropped_before(keep, tmp_path):
     made = hf_trainer(methods.label_smoothing(lam=0.1), tmp_path, data=data, epochs=1)
     made.train()  # keeps nothing per sample, so needs no index
     assert len(made.losses) == 4
-
-
-def test_the_index_has_another_name(tmp_path):
-    criterion = logcomp()
-    hf_trainer(criterion, tmp_path, data=rows().rename_column("index", "row"), index_column="row", epochs=1).train()
-    assert criterion.record.visits.tolist() == [1.0] * N
-
-
-def test_an_index_that_is_given_out_anew(tmp_path):
-    def place_in_batch(samples):
-        batch = transformers.default_data_collator([{k: v for k, v in s.items() if k != "index"} for s in samples])
-        batch["index"] = torch.arange(len(samples))
-        return batch
-
-    order = torch.randperm(N, generator=torch.Generator().manual_seed(0)).tolist()
-    made = hf_trainer(logcomp(), tmp_path, data=rows().select(order))
-    made.data_collator = place_in_batch
-    with pytest.raises(InputError, match=r"index \d+ came with label"):
-        made.train()
 
 
 def test_more_samples_than_rows_and_missing_labels(tmp_path):
@@ -167,13 +114,6 @@ def test_two_losses_at_once(tmp_path):
         hf_trainer(torch.nn.CrossEntropyLoss(), tmp_path)
 
 
-def test_parameters_without_a_mover(tmp_path):
-    with pytest.raises(InputError, match="Pass clean=DataLoader"):
-        hf_trainer(methods.meta_logit(num_samples=N, num_classes=C), tmp_path).train()
-    with pytest.raises(InputError, match="none holds its weight"):
-        hf_trainer(Compensated(logit=Sample(N, C, update="manual")), tmp_path).train()
-
-
 def test_meta_steps_are_taken(tmp_path):
     """Against the same meta steps of a model that was cut by hand."""
     from loops import Net, loader
@@ -198,16 +138,6 @@ def test_meta_steps_are_taken(tmp_path):
     hf_trainer(criterion, tmp_path, model=model, clean=clean, epochs=1).train()
     assert float(next(criterion.tables()).weight.detach().abs().max()) > 0
     assert_same(criterion, expected, rtol=1e-3)
-
-
-def test_the_criterion_is_moved_to_the_device(tmp_path):
-    criterion = logcomp()
-    made = hf_trainer(criterion, tmp_path, epochs=1)
-    made.train()
-    criterion.to("meta")
-    batch = next(iter(made.get_train_dataloader()))
-    with pytest.raises(InputError, match="the criterion is on meta"):
-        made.compute_loss(made.model.train(), batch)
 
 
 def test_a_model_that_is_no_classifier(tmp_path):
@@ -255,13 +185,3 @@ def test_evaluation_gives_the_plain_loss_and_moves_nothing(method, numbered, tmp
     last = [entry["eval_loss"] for entry in made.state.log_history if "eval_loss" in entry][-1]
     assert last == pytest.approx(float(torch.nn.functional.cross_entropy(net(ids), target).detach()), rel=1e-3)
     assert made.predict(data).predictions.shape == (N, C)
-
-
-def test_suspects_and_a_stored_model(tmp_path):
-    made, expected = hf_trainer(logcomp(), tmp_path), logcomp()
-    made.train()
-    plain(expected)
-    assert isinstance(made, CompensatedTrainer)
-    assert made.criterion.suspects(top=5).index.tolist() == expected.suspects(top=5).index.tolist()
-    made.save_model(str(tmp_path / "final"))
-    assert {p.name for p in (tmp_path / "final" / "compensate").iterdir()} == {"step-12.json", "step-12.safetensors"}

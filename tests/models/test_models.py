@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import copy
-import io
-
 import numpy as np
 import pytest
 import torch
@@ -67,36 +64,6 @@ def test_forward_is_head_of_features_of_embed(case):
     assert torch.equal(F.linear(z, model.head.weight, model.head.bias), model(x))
 
 
-def test_copies_give_the_same(case):
-    model, x = case
-    model.eval()
-    twin = copy.deepcopy(model)
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    stored = torch.load(file, weights_only=False)
-    blank = copy.deepcopy(model)
-    for p in blank.parameters():
-        nn.init.zeros_(p)
-    assert not torch.equal(blank(x), model(x))
-    blank.load_state_dict(model.state_dict())
-    for other in (twin, stored, blank):
-        assert torch.equal(other(x), model(x))
-    wide = copy.deepcopy(model).double()
-    assert wide(x if x.dtype == torch.long else x.double()).dtype == torch.float64
-
-
-def test_functional_call_uses_the_parameters_given(case):
-    model, x = case
-    model.eval()
-    params = {k: v.detach() * 1.1 for k, v in model.named_parameters()}
-    other = copy.deepcopy(model)
-    other.load_state_dict({**other.state_dict(), **params})
-    before = model(x)
-    assert torch.allclose(functional_call(model, params, (x,)), other(x), atol=1e-6)
-    assert torch.equal(model(x), before)
-
-
 def test_second_derivatives_exist(case):
     """Meta learning differentiates through a step of the model."""
     model, x = case
@@ -131,24 +98,6 @@ def test_resnet_sizes_are_the_reference_s(depth):
     assert convolutions + 1 == depth
 
 
-def test_resnet_block_by_hand():
-    model = ResNet(8, 10).eval()
-    block = model.blocks[1]
-    x = torch.rand(2, 16, 8, 8)
-    f = block.norm2(block.conv2(block.norm1(block.conv1(x)).clamp(min=0)))
-    short = torch.zeros(2, 32, 4, 4)
-    short[:, 8:24] = x[:, :, 0::2, 0::2]
-    assert torch.allclose(block(x), (f + short).clamp(min=0))
-
-
-def test_normalize_is_inside_the_model():
-    model = ResNet(8, 10, mean=[0.1, 0.2, 0.3], std=[0.5, 0.6, 0.7]).eval()
-    x = images()
-    by_hand = torch.stack([(x[:, c] - m) / s for c, (m, s) in enumerate([(0.1, 0.5), (0.2, 0.6), (0.3, 0.7)])], 1)
-    assert torch.allclose(model.normalize(x), by_hand)
-    assert torch.equal(model.embed(x), x), "perturbations are in pixels"
-
-
 def test_bilstm_equals_a_packed_two_way_lstm():
     torch.manual_seed(1)
     model = BiLSTM(20, 2, size=6, hidden=4).eval()
@@ -167,27 +116,6 @@ def test_bilstm_equals_a_packed_two_way_lstm():
         score = torch.tanh(row[:n]) @ model.attention.weight[0]
         expected.append(torch.tanh(score.softmax(0) @ row[:n]))
     assert torch.allclose(model.features(e), torch.stack(expected), atol=1e-6)
-
-
-def test_bilstm_ignores_how_much_padding_there_is():
-    torch.manual_seed(1)
-    model = BiLSTM(20, 2, size=6, hidden=4).eval()
-    x = tokens()
-    longer = F.pad(x, (0, 5))
-    assert torch.allclose(model(x), model(longer), atol=1e-6)
-    assert torch.allclose(model(x)[1:2], model(x[1:2, :2]), atol=1e-6)
-    assert torch.equal(model.padding(x), x == 0)
-    assert model(torch.zeros(1, 3, dtype=torch.long)).isfinite().all(), "a text without a word"
-
-
-def test_bilstm_padding_never_learns():
-    model = BiLSTM(20, 2, size=6, hidden=4)
-    opt = torch.optim.SGD(model.parameters(), lr=1.0)
-    for _ in range(3):
-        opt.zero_grad()
-        F.cross_entropy(model(tokens()), torch.tensor([0, 1, 0])).backward()
-        opt.step()
-    assert model.embedding.weight[0].eq(0).all()
 
 
 def test_bilstm_takes_vectors():

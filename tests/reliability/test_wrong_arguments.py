@@ -79,13 +79,6 @@ def run(arguments, monkeypatch, tmp_path, capsys):
     return " ".join(re.sub("[│╭╮╰╯─]", " ", said.err).split())
 
 
-def test_every_option_is_tried_or_has_a_reason_not_to_be():
-    assert len(CASES) > 50
-    every = {option for command in OURS.values() for option in options(command)}
-    tried = {case.values[0][-2] for case in CASES}
-    assert every - tried == ANY_VALUE | FOR_OTHER_DATA
-
-
 @pytest.mark.usefixtures("small_learners")
 @pytest.mark.parametrize("arguments", CASES)
 def test_a_wrong_value_is_named_with_what_to_do(arguments, monkeypatch, tmp_path, capsys):

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from compensate import METHODS, methods
-from compensate.training import Exchange, Processes, together
+from compensate.training import Exchange, together
 from processes import run_pair
 
 pytestmark = pytest.mark.xdist_group("distribution")  # one pair of processes serves all
@@ -96,20 +96,3 @@ def test_copies_of_a_criterion_that_diverge_are_told_once(way, tmp_path):
         assert len(said) == (way == "plain")
         for word in ("2 processes", "suspects", "together", "Exchange") if said else ():
             assert word in said[0]
-
-
-def test_slices_cover_the_batch_once():
-    for size in range(1, 6):
-        for n in range(size, 30):
-            bounds = Processes(size).bounds(n)
-            assert [k for begin, end in bounds for k in range(begin, end)] == list(range(n))
-            lengths = [end - begin for begin, end in bounds]
-            assert max(lengths) - min(lengths) <= 1
-
-
-def test_alone_nothing_is_exchanged():
-    alone, x = Processes(), torch.rand(4, 2)
-    assert alone.main
-    assert alone.gather(x, 4) is x
-    assert alone.scatter(x) is x
-    assert alone.sum(x) is x

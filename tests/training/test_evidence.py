@@ -85,17 +85,6 @@ def test_means_are_those_of_a_naive_loop():
         assert np.allclose(found.predictions, model(torch.from_numpy(x[:10])).softmax(1), atol=1e-5)
 
 
-def test_the_given_model_stays_as_it_is_and_wrong_labels_stand_out():
-    x, y = blobs()
-    model = network()
-    before = copy.deepcopy(model.state_dict())
-    found = train_and_record(x, y, C, model=model, epochs=15, lr=0.02)
-    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
-    assert set(np.argsort(found.margin)[:6]) == set(range(6))
-    assert len(found.held_out) == 0
-    assert found.predictions.shape == (0, C)
-
-
 def test_a_run_that_was_stopped_goes_on_exactly(tmp_path):
     x, y = blobs()
     whole = train_and_record(x, y, C, model=network, rows=range(80), **OPTIONS)
@@ -141,16 +130,6 @@ def test_a_part_of_the_model_can_have_a_learning_rate_of_its_own():
     assert [row["lr"] for row in slow] == pytest.approx([5e-4, 1e-3, 1e-3, 1e-3])
 
 
-def test_sequences_of_like_length_share_a_batch():
-    lengths = np.random.default_rng(0).permutation(np.repeat([3, 50], 40))
-    batches = even_batches(80, 8, seed=0, epoch=0, lengths=lengths)
-    assert sorted(np.concatenate(batches)) == list(range(80))
-    assert sum(len(set(lengths[rows])) > 1 for rows in batches) == 0
-    assert [lengths[rows][0] for rows in batches] != sorted(lengths[rows][0] for rows in batches)
-    again = even_batches(80, 8, seed=0, epoch=1, lengths=lengths)
-    assert any((a != b).any() for a, b in zip(batches, again, strict=True))
-
-
 class Pair(nn.Linear):
     """Takes its input in a tuple, as models of sparse texts do."""
 
@@ -176,37 +155,6 @@ def test_functions_tensors_arrays_and_data_sets_are_one():
         data, data.target, 10, model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), epochs=1
     )
     assert images.probabilities.shape == (120, 10)
-
-
-def test_epochs_reach_the_function_and_evaluation_has_none():
-    x, y = blobs()
-    seen = set()
-
-    def batch(rows, epoch):
-        seen.add(epoch)
-        return torch.from_numpy(x[rows])
-
-    train_and_record(batch, y, C, model=network, epochs=2, rows=range(60))
-    assert seen == {None, 0, 1}
-
-
-@pytest.mark.parametrize("method", ["base", "mixcomp", "elr", "dac", "pgd_at"])
-def test_any_method_records(method):
-    x, y = blobs()
-    extra = 1 if method == "dac" else 0
-    found = train_and_record(x, y, C, model=lambda: nn.Linear(5, C + extra), method=method, **OPTIONS)
-    assert np.isfinite(found.margin).all()
-    assert np.allclose(found.probabilities.sum(1), 1, atol=1e-5)
-
-
-def test_half_precision():
-    x, y = blobs()
-    kinds = []
-    model = nn.Linear(5, C)
-    model.register_forward_hook(lambda *a: kinds.append(a[-1].dtype))
-    found = train_and_record(x, y, C, model=model, precision="bf16", rows=range(80), **OPTIONS)
-    assert torch.bfloat16 in kinds
-    assert np.isfinite(found.margin[:80]).all()
 
 
 @pytest.mark.parametrize(

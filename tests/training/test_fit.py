@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
-import re
 import sys
 from pathlib import Path
 
@@ -13,10 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from accelerate.tracking import GeneralTracker
-from rich.console import Console
 
 from compensate import METHODS, InputError
-from compensate.data import Dataset, Splits, batches, digits, noise
+from compensate.data import Dataset, Splits, batches, digits
 from compensate.methods import logcomp
 from compensate.training import Config, evaluate, fit, load_config, load_model, make_model, predict, prepare_run
 from compensate.training.step import rate
@@ -71,13 +67,6 @@ def test_one_seed_gives_one_result_and_leaves_other_random_numbers_alone():
     assert fit(config.but(seed=1)).history != first.history
 
 
-def test_methods_share_split_noise_and_first_weights():
-    a, b = (prepare_run(small(method=m, noise="random:0.5", clean=0.1)) for m in ("base", "meta_weight"))
-    assert np.array_equal(a.train.target, b.train.target)
-    assert np.array_equal(a.train.index, b.train.index)
-    assert all(map(torch.equal, make_model(a).parameters(), make_model(b).parameters()))
-
-
 def test_parts_are_disjoint_and_noise_hits_training_and_validation_alone():
     data = digits()
     parts = prepare_run(small(limit=None, noise="symmetric:0.4", clean=0.1), Splits(data))
@@ -89,14 +78,6 @@ def test_parts_are_disjoint_and_noise_hits_training_and_validation_alone():
     assert wrong["train"] == pytest.approx(0.4, abs=0.05)
     assert wrong["validation"] == pytest.approx(0.4, abs=0.12)
     assert np.array_equal(parts.wrong, parts.train.target != data.target[parts.train.index])
-
-
-def test_a_part_of_its_own_for_validation_gets_noise_of_its_own():
-    train, validation, test = digits().split((0.5, 0.3, 0.2))
-    parts = prepare_run(small(limit=None, noise="pair:1.0"), Splits(train, test, validation))
-    assert len(parts.train) == len(train)
-    assert np.array_equal(parts.validation.target, noise.pair(validation.target, 10, 1.0).labels)
-    assert np.array_equal(parts.test.target, test.target)
 
 
 def test_rows_without_a_label_and_imbalance():
@@ -222,17 +203,6 @@ def test_texts_are_encoded_and_learned(method):
     assert result.last["test_accuracy"] > 0.9
 
 
-def test_metrics_and_result_are_stored(tmp_path):
-    result = fit(small(noise="pair:0.2"), folder=tmp_path)
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert lines == result.history
-    stored = json.loads((tmp_path / "result.json").read_text())
-    assert stored["id"] == small(noise="pair:0.2").id
-    assert stored["result"]["last"] == result.last
-    assert stored["effective"]["lr"] == result.config.lr
-    assert json.loads((tmp_path / "config.json").read_text())["config"]["lr"] is None
-
-
 def test_a_folder_holds_one_run(tmp_path):
     fit(small(epochs=1), folder=tmp_path)
     with pytest.raises(InputError, match="holds this run already"):
@@ -309,23 +279,6 @@ def test_trackers_are_told_of_every_epoch():
     assert kept.ended
     with pytest.raises(InputError, match=r"not all are installed|Unsupported"):
         fit(small(), trackers=["no-such-tracker"])
-
-
-def test_the_bar_shows_loss_accuracy_and_share():
-    drawn = io.StringIO()
-    fit(
-        small(method="mixcomp", hyper={"warmup": 0.0}, epochs=3),
-        console=Console(file=drawn, force_terminal=True, width=150),
-    )
-    assert re.search(r"epoch [123]/3 · loss \d\.\d+ · accuracy 0\.\d+ · compensated 3\d\.\d%", drawn.getvalue())
-
-
-def test_a_file_that_changed_is_read_again(tmp_path):
-    file = tmp_path / "own.csv"
-    for rows in (40, 60):
-        file.write_text("a,label\n" + "".join(f"{i % 7},{'xy'[i % 2]}\n" for i in range(rows)))
-        parts = prepare_run(Config(data=str(file), model="mlp"))
-        assert len(parts.train) + len(parts.validation) + len(parts.test) == rows
 
 
 def test_quantities_are_not_classes():

@@ -1,0 +1,438 @@
+"""The studies at a small size: tables, search, figures, sentences, the grid and the graph."""
+
+from __future__ import annotations
+
+import csv
+import inspect
+import json
+import math
+import re
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+from compensate import InputError, compose
+from compensate.core.taxonomy import TARGETS, Taxonomy
+from compensate.data import Dataset, Splits
+from compensate.methods import METHODS, find, logcomp, mixcomp
+from compensate.methods.composition import cells, why_not
+from compensate.training import Config, fit
+from experiments import claims, defaults, graph
+from experiments import sentences as s
+from experiments.__main__ import app
+from experiments.archive import Archive
+from experiments.comparing import Comparison, Value
+from experiments.exploration import Budget, Part, explore
+from experiments.figures import FIGURES, curves, tree
+from experiments.figures.pages import figures_page
+from experiments.grid import adversarial_accuracy
+from experiments.protocols import cells as table_cells
+from experiments.tables import every, find_table
+from experiments.taxonomy import TRIAL_SIZES, write_grid_page
+
+# Reproduce
+
+
+pytest.importorskip("optuna")
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Small files in the public formats of all four data sets."""
+    folder = tmp_path_factory.mktemp("data")
+    rng = np.random.default_rng(0)
+
+    def images(path, ahead, classes, n):
+        path.parent.mkdir(exist_ok=True)
+        labels = rng.permutation(np.arange(n) % classes)
+        pixels = rng.integers(256, size=(n, 3072), dtype=np.uint8)
+        path.write_bytes(b"".join(bytes([*ahead, int(y)]) + x.tobytes() for x, y in zip(pixels, labels, strict=True)))
+
+    for name in [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]:
+        images(folder / "cifar-10-batches-bin" / f"{name}.bin", (), 10, 50)
+    for name in ("train", "test"):
+        images(folder / "cifar-100-binary" / f"{name}.bin", (3,), 100, 200)
+
+    def sentence(y):
+        return " ".join(rng.choice(["film", "plot", "the", "a"], 5)) + (" fine" if y else " dull")
+
+    (folder / "sst2").mkdir()
+    for name, n in (("train", 60), ("dev", 20), ("test", 30)):
+        rows = [f"{sentence(i % 2)}\t{i % 2}" for i in range(n)]
+        (folder / "sst2" / f"{name}.tsv").write_text("\n".join(rows))
+    rows = [f"{('train', 'test')[i % 2]}\t{i % 4 // 2}\t{i}\t{sentence(i % 4 // 2)}" for i in range(120)]
+    (folder / "imdb.tsv").write_text("split\tlabel\tid\ttext\n" + "\n".join(rows))
+    return folder
+
+
+def reproduce(data, tmp_path, table, *more):
+    arguments = ["reproduce", table, "--scale", "tiny", "--seeds", "1", "--workers", "1", "--data-dir", str(data)]
+    arguments += ["--results", str(tmp_path / "results"), "--runs", str(tmp_path / "runs"), *more]
+    return CliRunner().invoke(app, arguments, env={"COLUMNS": "250"})
+
+
+def test_without_data_nothing_is_started(tmp_path, monkeypatch):
+    def started(*_, **__):
+        raise AssertionError("a run was started")
+
+    def not_found(url, *_, **__):
+        raise InputError(f"{url} could not be fetched")
+
+    monkeypatch.setattr("experiments.grid.side_by_side", started)
+    monkeypatch.setattr("compensate.data.named.catalog.fetch", not_found)
+    done = reproduce(tmp_path / "empty", tmp_path, "table-9-sst2")
+    assert isinstance(done.exception, InputError)
+    assert "sst2 is not in" in str(done.exception)
+
+
+@pytest.mark.parametrize("table", {t.dataset: name for name, t in reversed(every().items())}.values())
+def test_a_table_of_every_data_set_runs_end_to_end_at_the_tiny_scale(data, tmp_path, table):
+    out = tmp_path / "table.csv"
+    result = reproduce(data, tmp_path, table, "--out", str(out))
+    assert result.exit_code == 0, result.output
+    rows = list(csv.DictReader(out.read_text().splitlines()))
+    wanted = table_cells(find_table(table), "tiny", {}, 1)
+    heads = Comparison.of(find_table(table), wanted, Archive(tmp_path / "results" / "none.jsonl"))
+    assert {(r["row"].partition(" at ")[0].replace("adversarial", "clean"), r["column"]) for r in rows} == {
+        (c.row, heads.head(c.column)) for c in wanted
+    }
+    assert all(0 <= float(r["mean"]) <= 100 for r in rows)
+    for r in rows:
+        if r["paper_mean"]:
+            assert float(r["difference"]) == pytest.approx(float(r["mean"]) - float(r["paper_mean"]), abs=0.011)
+
+
+def test_finished_runs_are_not_trained_again_and_tables_share_them(data, tmp_path, monkeypatch):
+    assert reproduce(data, tmp_path, "1").exit_code == 0
+    before = (tmp_path / "results" / "cifar10-tiny.jsonl").read_bytes()
+    monkeypatch.setattr("compensate.training.comparison.fit", lambda *a, **k: pytest.fail("trained again"))
+    result = reproduce(data, tmp_path, "1")
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "results" / "cifar10-tiny.jsonl").read_bytes() == before
+    monkeypatch.undo()
+    assert reproduce(data, tmp_path, "3").exit_code == 0
+    ids = [json.loads(line)["id"] for line in (tmp_path / "results" / "cifar10-tiny.jsonl").read_text().splitlines()]
+    assert len(ids) == len(set(ids)), "base and positive compensation are the same runs in both tables"
+
+
+def test_an_archive_survives_a_line_cut_short(tmp_path):
+    archive = Archive(tmp_path / "a.jsonl")
+    archive.add({"id": "one"})
+    with archive.path.open("a") as file:
+        file.write('{"id": "tw')
+    again = Archive(archive.path)
+    assert [r["id"] for r in again] == ["one"]
+    again.add({"id": "two"})
+    assert [r["id"] for r in Archive(archive.path)] == ["one", "two"]
+
+
+def test_adversarial_accuracy_of_a_linear_model_in_closed_form():
+    # One pixel decides: x > 0.5 is class 1. An attack of radius r flips exactly the images within r of the border.
+    class Threshold(nn.Module):
+        def forward(self, x):
+            z = 40 * (x.flatten(1)[:, 0] - 0.5)
+            return torch.stack([-z, z], 1)
+
+    x = np.linspace(0.3, 0.7, 41, dtype=np.float32).reshape(-1, 1, 1, 1)
+    data = Dataset(x, (x[:, 0, 0, 0] > 0.5).astype(np.int64), ("low", "high"))
+    for radius in (0.05, 0.1):
+        right = adversarial_accuracy(Threshold(), data, radius)
+        assert right == pytest.approx((np.abs(x - 0.5) > radius + 1e-6).mean(), abs=2 / 41)
+
+
+def made(table: str, values: dict[str, list[float]], spread: float = 0.1) -> Comparison:
+    found = find_table(table)
+    ours = {
+        (row, c): Value.of([(v + d) / 100 for d in (-spread, 0, spread)])
+        for row, column in values.items()
+        for c, v in enumerate(column)
+    }
+    return Comparison(found, tuple(range(len(next(iter(values.values()))))), ours, ours, {}, ours, ours, {})
+
+
+def verdict(says: str, **tables: Comparison) -> claims.Verdict:
+    claim = next(c for c in claims.CLAIMS if says in c.says)
+    return claim.judge({t.table.id: t for t in tables.values()})
+
+
+def test_verdicts_of_made_up_tables():
+    best = "LogComp or MixComp has the highest accuracy in every column, CIFAR"
+    good = made("1", dict.fromkeys(find_table("1").rows, [50] * 7) | {"mixcomp": [52] * 7})
+    assert verdict(best, a=good).answer == "holds"
+    part = made("1", {"base": [50, 40], "logcomp": [51, 45], "mixcomp": [52, 47]})
+    assert verdict(best, a=part).answer == "not judged", "the rows that were not run could be above"
+    bad = made("1", {"base": [50, 48], "logcomp": [51, 45], "mixcomp": [52, 47]})
+    found = verdict("LogComp is above the base under noise", a=bad)
+    assert found.answer == "does not hold"
+    assert "-3.0 (-3.0 to -3.0)" in found.figures
+    assert verdict("LogComp is above the base under noise").answer == "not run here"
+
+
+# Exploration
+
+
+SMALL = {"noise": "pair:0.3", "limit": 150, "epochs": 2, "model": "mlp", "model_options": {"hidden": [8]}}
+CONFIG = Config(**SMALL)
+PART = Part(targets=("logit", "label", "gradient"), directions=("positive",), granularities=("sample", "category"))
+BUDGET = Budget(trials=4, finalists=2, seeds=2, peer_trials=1)
+
+
+def test_a_cell_is_a_method_that_can_be_trained():
+    row = find("label.positive.prior.sample")
+    assert row.taxonomy == ("label", "positive", "prior", "sample")
+    assert row.make(num_samples=9, num_classes=3, strength=0.3).taxonomy == row.taxonomy
+    result = fit(CONFIG.but(method="logit.positive.regularized.sample", hyper={"lam": 0.1}))
+    assert result.criterion.taxonomy.inference == "regularized"
+    assert "clean" in find("logit.mixed.meta.category").needs
+    assert "model" in find("view.negative.adversarial.sample").needs
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("search")
+    return folder, explore(CONFIG, folder, part=PART, budget=BUDGET, workers=1)
+
+
+def test_the_report_is_made_of_what_was_trained(found):
+    folder, report = found
+    assert report == json.loads((folder / "search.json").read_text())
+    assert len(report["trials"]) == 4
+    ended = [row["validation"] for row in report["trials"] if row["validation"] is not None]
+    assert ended == sorted(ended, reverse=True)
+    assert all(PART.holds(find(row["cell"]).taxonomy) for row in report["trials"])
+    assert [row["cell"] for row in report["best"]] == list(dict.fromkeys(row["cell"] for row in report["best"]))
+    methods = {run["method"] for run in report["runs"]}
+    assert methods == {"base", "gce", "elr", "sop", *(row["cell"] for row in report["best"])}
+    assert {run["seed"] for run in report["runs"]} == set(report["seeds"]["comparison"])
+    assert CONFIG.seed not in report["seeds"]["comparison"]
+    for peer, rows in report["tables"].items():
+        mine = {run["seed"]: run["last"]["test_accuracy"] for run in report["runs"] if run["method"] == peer}
+        for row in rows:
+            theirs = {
+                run["seed"]: run["last"]["test_accuracy"] for run in report["runs"] if run["method"] == row["method"]
+            }
+            gaps = [theirs[seed] - mine[seed] for seed in mine]
+            if row["method"] != peer:
+                assert row["difference"][0] == pytest.approx(sum(gaps) / len(gaps))
+                assert row["difference"][1] <= row["difference"][0] <= row["difference"][2]
+
+
+def test_the_same_search_goes_on_and_does_nothing_twice(found):
+    folder, report = found
+    before = {path: path.stat().st_mtime_ns for path in (folder / "runs").glob("*/result.json")}
+    again = explore(CONFIG, folder, part=PART, budget=BUDGET, workers=1)
+    assert again["trials"] == report["trials"]
+    assert {path: path.stat().st_mtime_ns for path in (folder / "runs").glob("*/result.json")} == before
+    longer = explore(CONFIG, folder, part=PART, budget=Budget(5, 1, 1, 1), workers=1)
+    assert len(longer["trials"]) == 5
+    assert all(row in longer["trials"] for row in report["trials"])
+
+
+def test_two_parts_in_one_folder_are_two_searches(tmp_path, monkeypatch):
+    from experiments import exploration
+
+    monkeypatch.setattr(exploration, "trial_score", lambda *_: 0.5)
+    monkeypatch.setattr(exploration, "_tuned_peers", lambda *_: {})
+    monkeypatch.setattr(exploration, "_compared", lambda *_: ([], []))
+    for target in ("logit", "label", "logit"):
+        part = Part(targets=(target,), directions=("positive",))
+        found = explore(CONFIG, tmp_path, part=part, budget=Budget(2, 1, 1, 1), workers=1)
+        assert [row["cell"].split(".")[0] for row in found["trials"]] == [target] * 2
+
+
+def test_parts_and_searches_that_make_no_sense_are_refused(tmp_path):
+    with pytest.raises(InputError, match="targets"):
+        Part(targets=("logits",))
+    with pytest.raises(InputError, match="graph"):
+        Part(targets=("structure",))
+    with pytest.raises(InputError, match="validation"):
+        explore(CONFIG.but(validation=0.0), tmp_path)
+
+
+# Figures
+
+
+def run(*arguments: str, fails: bool = False) -> str:
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, list(arguments))
+    if isinstance(done.exception, InputError):
+        assert fails, done.exception
+        return str(done.exception)
+    assert (done.exit_code != 0) == fails, (done.output, done.exception)
+    return done.output
+
+
+def leaves(branch, path=()):
+    if branch.method is not None:
+        yield branch.method, path
+    for child in branch.children:
+        yield from leaves(child, (*path, child.name))
+
+
+def test_tree_has_all_targets_and_each_method_once_at_its_place():
+    root = tree.grown()
+    assert [branch.name for branch in root.children][: len(TARGETS)] == list(TARGETS)
+    found = list(leaves(root))
+    assert Counter(row.name for row, _ in found) == dict.fromkeys(METHODS, 1)
+    for row, path in found:
+        if row.kind != "compensation":
+            assert path[:2] == (tree.OTHER, row.kind)
+        else:
+            target, _, inference, granularity = row.taxonomy
+            assert path[:3] == (tree.MIXED if "+" in target else target, inference, granularity)
+
+
+def test_ratio_is_one_below_the_threshold_and_that_of_a_loop_above():
+    torch.manual_seed(1)
+    u, y = 3 * torch.randn(40, 4).double(), torch.randint(4, (40,))
+    losses, left = curves._ratio(u, y, 1.2, 2.0)
+    for i in range(40):
+        p = torch.exp(u[i]) / torch.exp(u[i]).sum()
+        loss = -math.log(p[y[i]])
+        assert losses[i].item() == pytest.approx(loss)
+        v = [2.0 * (float(c == y[i]) - p[c].item()) if loss >= 1.2 else 0.0 for c in range(4)]
+        moved = [math.exp(u[i, c].item() + v[c]) for c in range(4)]
+        assert left[i].item() == pytest.approx(-math.log(moved[y[i]] / sum(moved)) / loss, rel=1e-5)
+    assert (left[losses >= 1.2] < 1).all()
+
+
+def test_command_lists_and_draws(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    listed = run("figure")
+    assert all(f"{name} " in listed and row.summary in listed for name, row in FIGURES.items())
+    assert "drawn:  figure-self-paced-weights.png" in run("figure", "self_paced_weights")
+    asked = ["distribution", "--set", "limit=120", "--set", "epochs=2", "--seed", "3", "--noise", "none", "-o", "v.svg"]
+    assert "v.svg" in run("figure", *asked)
+    (folder,) = (tmp_path / "runs" / "figures").iterdir()
+    config = json.loads((folder / "config.json").read_text())["config"]
+    assert (config["seed"], config["limit"], config["noise"], config["method"]) == (3, 120, "none", "logcomp")
+
+
+def test_stored_page_and_pictures_are_up_to_date():
+    page = (ROOT / "docs" / "figures.md").read_text()
+    assert figures_page(ROOT / "results", ROOT / "docs" / "img") == page, "run `make docs`"
+    for picture in (ROOT / "docs" / "img").glob("figure-*.png"):
+        assert f"(img/{picture.name})" in page
+        assert picture.stat().st_size < 250_000
+
+
+# Sentences
+
+
+PLANTED = (5, 40, 77, 101)
+GOOD, BAD = ["good", "fine", "lovely", "bright", "warm"], ["bad", "poor", "awful", "dull", "cold"]
+
+
+def corpus(n=120):
+    """Texts whose words tell their class, but for a few labels that are wrong."""
+    draw = np.random.default_rng(0)
+    target = np.arange(n) % 2
+    texts = [" ".join(draw.choice(GOOD if y else BAD, 4)) + f" film {i}" for i, y in enumerate(target)]
+    target = target.copy()
+    target[[i for i in PLANTED if i < n]] ^= 1
+    return Dataset(np.array(texts, dtype=object), target, ("negative", "positive"))
+
+
+TINY = Config(
+    data="planted", method="logcomp", model="bilstm", model_options={"hidden": 8}, epochs=6, batch_size=16, lr=0.01,
+    validation=0.0, test=0.0,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def sentences_found():
+    return s.find_sentences(TINY, seeds=2, top=6, data=Splits(corpus()))
+
+
+def test_planted_errors_come_first_with_the_right_suggestion(sentences_found):
+    assert {row.index for row in sentences_found.top[: len(PLANTED)]} == set(PLANTED)
+    truth = np.arange(120) % 2
+    for rank, row in enumerate(sentences_found.top, start=1):
+        assert row.rank == rank
+        if row.index in PLANTED:
+            assert row.suggested == ("negative", "positive")[truth[row.index]] != row.given
+            assert row.contradicted == 2
+    sizes = [row.size for row in sentences_found.top]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sentences_found.texts == 120
+
+
+# Defaults
+
+
+def test_the_defaults_of_the_study_are_those_of_the_library():
+    rows = next(logcomp(num_samples=4, num_classes=3).tables())
+    assert {"lam": rows.penalty.lam, "lr": rows.lr} == defaults.DEFAULTS["logcomp"]
+    given = inspect.signature(mixcomp).parameters
+    assert {name: given[name].default for name in defaults.DEFAULTS["mixcomp"]} == defaults.DEFAULTS["mixcomp"]
+    for method, setting in defaults.DEFAULTS.items():
+        assert setting in defaults.CANDIDATES[method]
+
+
+# Taxonomy
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    path = tmp_path_factory.mktemp("grid") / "grid.html"
+    assert write_grid_page(path) == sum(why_not(cell) is None for cell in cells())
+    return path.read_text("utf-8")
+
+
+@pytest.fixture(scope="module")
+def content(page):
+    return json.loads(re.search(r"const content = (\{.*\});\n", page).group(1).replace("<\\/", "</"))
+
+
+def test_the_page_holds_every_cell_once_in_every_direction(content):
+    places = {(c["target"], way, c["inference"], c["level"]) for c in content["cells"] for way in c["ways"]}
+    assert places == {tuple(cell) for cell in cells()}
+    assert len(content["cells"]) * 3 == len(places)
+    for cell in content["cells"]:
+        for way, what in cell["ways"].items():
+            assert what["reason"] == why_not(Taxonomy(cell["target"], way, cell["inference"], cell["level"]))
+            assert ("line" in what) == (what["reason"] is None)
+
+
+def test_lines_build_the_criterion_that_is_shown(content):
+    known = {"compose": compose, "counts": TRIAL_SIZES["class_counts"]}
+    for cell in content["cells"][::5]:
+        for way, what in cell["ways"].items():
+            if what["reason"] is None:
+                made = eval(what["line"], dict(known))
+                assert made.taxonomy.target == cell["target"]
+                assert made.taxonomy.direction == way
+                assert str(made).split("\n")[0] == what["is"].split("\n")[0]
+
+
+def test_the_page_of_the_documentation_is_made_from_the_table(page):
+    assert (ROOT / "docs" / "taxonomy-grid.html").read_text("utf-8") == page, "run `make docs`"
+
+
+# Graph
+
+
+def test_a_trial_measures_edges_and_nodes_and_the_page_shows_their_means(tmp_path, monkeypatch):
+    short = graph.Setting(epochs=15)
+    monkeypatch.setattr(graph, "SETTINGS", {"short": short})
+    path = tmp_path / "graph" / "digits.json"
+    stored = graph.run(path, 2)
+    assert json.loads(path.read_text()) == stored
+    runs = stored["settings"]["short"]["runs"]
+    assert [run["seed"] for run in runs] == [0, 1]
+    for run in runs:
+        assert run["wrong"] == pytest.approx(0.1, abs=0.001)
+        assert run["ap_compensation"] > 3 * run["wrong"]
+        assert 0 <= run["accuracy_plain"] <= 1
+    title, text, table = graph.section(path)
+    assert "2 seeds" in text
+    assert f"{sum(run['ap_compensation'] for run in runs) / 2:.3f}" in table
+    assert title.startswith("## ")
+    assert graph.section(tmp_path / "nothing.json") == []
