@@ -120,9 +120,7 @@ def test_a_row_that_widens_and_narrows_moves_from_slab_to_slab_and_gives_its_roo
     assert store.nbytes == empty
 
 
-# --- tables ----------------------------------------------------------------------------------------------------------
-
-
+# tables
 def tables(tmp_path, n: int, *shape: int, dtype: str = "float32", **settings) -> dict[str, Sample]:
     stores = {"dense": "dense", "sparse": "sparse", "mapped": tmp_path / "table"}
     return {name: Sample(n, *shape, store=f"{store}:{dtype}", **settings) for name, store in stores.items()}
@@ -297,9 +295,7 @@ def test_runs_are_alike_and_resumed_exactly_whatever_keeps_the_rows(tmp_path):
             assert all(torch.equal(value, expected[0][name]) for name, value in found[0].items())
 
 
-# --- the choice ------------------------------------------------------------------------------------------------------
-
-
+# the choice
 def test_auto_is_dense_while_it_is_small_and_says_when_it_is_not(caplog):
     stores._said.clear()
     with caplog.at_level(logging.WARNING, "compensate"):

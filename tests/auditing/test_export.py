@@ -51,9 +51,7 @@ def run(*args: Any) -> str:
     return " ".join(done.output.split())
 
 
-# --- Label Studio ---------------------------------------------------------------------------------------------
-
-
+# Label Studio
 def test_tasks_fit_the_schema_of_label_studio(found: Audit) -> None:
     """Keys and types as https://labelstud.io/guide/tasks and /guide/predictions describe them."""
     from xml.etree import ElementTree
@@ -155,9 +153,7 @@ def test_what_nobody_saved_again_is_no_decision_in_json_min(found: Audit, tmp_pa
     assert decided == {data[1]["row"]: "reject", data[2]["row"]: "reject", data[3]["row"]: "accept"}
 
 
-# --- Argilla --------------------------------------------------------------------------------------------------
-
-
+# Argilla
 def decided_in_argilla(
     records: list[dict[str, Any]], labels: dict[int, str | None], flat: bool
 ) -> list[dict[str, Any]]:
@@ -252,9 +248,7 @@ def test_records_are_accepted_by_the_client_of_argilla(found: Audit, monkeypatch
         assert export["metadata"]["digest"] == record["digest"]
 
 
-# --- FiftyOne, cleanlab, tables -------------------------------------------------------------------------------
-
-
+# FiftyOne, cleanlab, tables
 def test_samples_of_fiftyone_name_their_files(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for k in range(40):
@@ -297,9 +291,7 @@ def test_a_data_set_keeps_the_names_of_the_classes(found: Audit) -> None:
     np.testing.assert_allclose(again.p_error, found.p_error)
 
 
-# --- the command line -----------------------------------------------------------------------------------------
-
-
+# the command line
 def test_a_run_is_exported_and_its_decisions_applied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     reviews(tmp_path)

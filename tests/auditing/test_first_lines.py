@@ -30,9 +30,7 @@ def frame(**columns) -> pd.DataFrame:
     return pd.DataFrame({"size": size, **columns, "label": np.array(["cat", "dog"])[KIND]})
 
 
-# Rows that are left out -------------------------------------------------------------------------------------------
-
-
+# Rows that are left out
 def parted_csv(at):
     frame(split=PARTS).to_csv(at / "t.csv", index=False)
     return at / "t.csv"
@@ -153,9 +151,7 @@ def test_other_words_for_all_rows_are_refused():
         read(frame(split=PARTS), None, None, {"split": "every"})
 
 
-# Missing labels ---------------------------------------------------------------------------------------------------
-
-
+# Missing labels
 CODES = ["DE", "FR", "NA", "US", "IT"]
 MISSING_CASES = {
     "short codes": (CODES, "NA", True),
@@ -233,8 +229,7 @@ def test_a_class_named_na_is_judged_corrected_and_checked(tmp_path):
     assert scored["flagged"].tolist() == [False, True]
 
 
-# Spellings of one name --------------------------------------------------------------------------------------------
-
+# Spellings of one name
 SPELLINGS = ["cat", "Cat", "CAT", "cat  ", "caf\u00e9 au lait", "cafe\u0301 au lait", "Caf\u00e9-au-lait", "dog"]
 
 
@@ -332,9 +327,7 @@ def test_a_person_at_a_terminal_is_asked_whether_to_merge(tmp_path, monkeypatch)
     assert '"Cat"' in asked[0]
 
 
-# Other columns that could be the label ----------------------------------------------------------------------------
-
-
+# Other columns that could be the label
 def test_the_first_line_names_the_runners_up():
     table = frame(energy_class=RNG.choice(["a", "b"], N)).rename(columns={"label": "churned"})
     assert (

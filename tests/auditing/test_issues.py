@@ -45,9 +45,7 @@ def of(found: pd.DataFrame, issue: str) -> pd.DataFrame:
     return found[found["issue"] == issue]
 
 
-# --- neighbors ------------------------------------------------------------------------------------------------
-
-
+# neighbors
 def test_neighbors_are_those_of_a_plain_search() -> None:
     x = np.random.default_rng(0).normal(size=(300, 5)).astype(np.float32)
     who, far = nearest_rows(x, 4)
@@ -66,9 +64,7 @@ def test_in_cells_nearly_all_copies_are_found(monkeypatch: pytest.MonkeyPatch) -
     assert (who[2000:, 0] == np.arange(1000)).mean() > 0.95
 
 
-# --- texts ----------------------------------------------------------------------------------------------------
-
-
+# texts
 def test_pairs_of_texts_are_those_of_a_plain_loop() -> None:
     texts = sentences(80)
     texts += [t.replace("a", "o", 2) for t in texts[:40]] + [t.upper() + "!!" for t in texts[40:60]]
@@ -114,9 +110,7 @@ def test_a_corpus_of_several_languages_has_no_foreign_ones() -> None:
     assert list(other_languages([english] * 10 + [german] * 9)) == []
 
 
-# --- images ---------------------------------------------------------------------------------------------------
-
-
+# images
 def pictures(n: int, seed: int = 0) -> np.ndarray:
     """Smooth random pictures."""
     rng = np.random.default_rng(seed)
@@ -212,9 +206,7 @@ def test_dark_bright_and_blank_pictures_are_named() -> None:
     assert found == [("dark_image", 5), ("bright_image", 6), ("blank_image", 7), ("dark_image", 8), ("blank_image", 9)]
 
 
-# --- rows and columns -----------------------------------------------------------------------------------------
-
-
+# rows and columns
 def test_oddity_is_the_mean_of_two_deviations_from_the_usual_distance() -> None:
     rng = np.random.default_rng(0)
     x = rng.lognormal(size=(80, 3)).astype(np.float32)
@@ -336,9 +328,7 @@ def test_rare_classes_are_named_and_equal_rows_of_a_narrow_table_are_not() -> No
     assert not len(of(issues, "conflicting_duplicate"))
 
 
-# --- stored, on the command line and on the page --------------------------------------------------------------
-
-
+# stored, on the command line and on the page
 def run(*args: Any) -> str:
     done = CliRunner().invoke(app, [str(a) for a in args])
     if done.exception is not None and not isinstance(done.exception, SystemExit):

@@ -24,8 +24,6 @@ from compensate.auditing.page import (
 )
 
 # Page review
-
-
 CLASSES = ("bird", "cat", "dog", "fox")
 
 
@@ -253,8 +251,6 @@ def test_storage_that_fails_is_said(open_page: Callable[..., Any]) -> None:
 
 
 # Page looks
-
-
 PAGE_LOOKS_CLASSES = ("bird", "cat", "dog")
 
 
@@ -426,8 +422,6 @@ def test_five_thousand_images_stay_smooth(open_page: Callable[..., Any]) -> None
 
 
 # The states at the edges
-
-
 @pytest.mark.slow
 def test_images_that_are_missing_or_broken(open_page: Callable[..., Any]) -> None:
     contents = (
@@ -451,8 +445,6 @@ def test_images_that_are_missing_or_broken(open_page: Callable[..., Any]) -> Non
 
 
 # Page overview
-
-
 PAGE_OVERVIEW_CLASSES = ("bird", "cat", "dog")
 SHARP, OPEN = Estimate(0.05, 0.04, 0.06), Estimate(0.05, 0.01, 0.25)
 
@@ -485,8 +477,6 @@ def test_a_class_is_called_unreliable_only_if_it_is(open_page, per_class, noise,
 
 
 # States at the edges
-
-
 def test_labels_that_cannot_be_predicted_are_not_judged(open_page: Callable[..., Any]) -> None:
     tab = open_page(small(predictable=False, all_flagged=10), "overview")
     assert "cannot be predicted from the samples better than by chance" in tab.inner_text("h1.finding")
@@ -505,8 +495,6 @@ def test_the_bar_counts_all_flags_also_those_that_are_not_on_the_page(open_page:
 
 
 # Page parts
-
-
 def tokens_page() -> Page:
     words = (("Ann", "B-person"), ("visits", "O"), ("New", "O"), ("York", "O"))
     item = Item(2, "O", "city", 3.0, 0.9, True, Content(tokens=words, marked=(2, 4)), id="New York", part="tokens 2 2")
@@ -544,8 +532,6 @@ def test_the_judged_words_are_marked_and_a_tag_is_chosen(
 
 
 # Page hostile
-
-
 HOSTILE = (
     "<script>window.ran = 1</script>",
     "</script><script>window.ran = 2</script>",

@@ -38,8 +38,6 @@ from compensate.data.dataset import Source
 from compensate.errors import InputError
 
 # Page claims
-
-
 SHARP, OPEN = Estimate(0.05, 0.04, 0.06), Estimate(0.05, 0.01, 0.25)
 
 
@@ -83,8 +81,6 @@ def test_one_direction_is_more_frequent_only_beyond_chance() -> None:
 
 
 # Page examples
-
-
 def shown_rows(audit: Audit) -> np.ndarray:
     sides = beside(audit, np.flatnonzero(audit.mask))
     return np.array([j for pair in sides.values() for side in pair for j in side])
@@ -115,8 +111,6 @@ def test_copies_of_the_suspect_are_not_shown_as_examples_of_another_class() -> N
 
 
 # Page fill
-
-
 def test_labels_that_have_nothing_to_do_with_the_samples_cannot_be_predicted() -> None:
     for seed in range(10):
         audit, _ = planted_audit(4, rows=400, spread=0.0, rate=0.3, seed=seed)
@@ -202,8 +196,6 @@ def test_images_are_shown_as_images_beside_embeddings_of_the_users() -> None:
 
 
 # Page file
-
-
 HOSTILE = "</script><!-- {{ 7*7 }} {% x %} --><img src=x onerror=alert(1)>&lt;\u2028\u2029\ud800\x00\u202e"
 
 

@@ -106,9 +106,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., ReviewServer]]:
         server.server_close()
 
 
-# --- the journal ----------------------------------------------------------------------------------------------
-
-
+# the journal
 def event(row: int, decision: str = "accept", time: int = 1, tab: str = "a", label: str = "dog") -> Event:
     return Event(Correction(row, "cat", decision, label if decision else "", "", ""), time, tab)
 
@@ -173,9 +171,7 @@ def test_one_process_reviews_at_a_time_and_nobody_replaces_the_run(tmp_path: Pat
     check_run_folder(folder)
 
 
-# --- who gets in ----------------------------------------------------------------------------------------------
-
-
+# who gets in
 @pytest.mark.parametrize(
     "path",
     [
@@ -277,9 +273,7 @@ def test_the_server_listens_on_loopback_alone(serve: Callable[..., ReviewServer]
     assert serve().server_address[0] == "127.0.0.1"
 
 
-# --- what is saved --------------------------------------------------------------------------------------------
-
-
+# what is saved
 def test_decisions_are_what_the_page_would_export(serve: Callable[..., ReviewServer]) -> None:
     server = serve()
     client = Client(server.address)
@@ -422,9 +416,7 @@ def _is_free(port: int) -> bool:
     return True
 
 
-# --- the whole way --------------------------------------------------------------------------------------------
-
-
+# the whole way
 def flipped(n: int = 300) -> tuple[pd.DataFrame, np.ndarray]:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(n, 4)).round(3)

@@ -31,8 +31,6 @@ from compensate.data.label_column import joined_labels, targets
 from compensate.errors import InputError
 
 # Columns
-
-
 N = 300
 RNG = np.random.default_rng(0)
 
@@ -167,8 +165,6 @@ def test_a_table_with_huge_integers_is_read(tmp_path, where):
 
 
 # Label column
-
-
 LABEL_COLUMN_N = 200
 
 
@@ -344,8 +340,6 @@ def test_lists_written_as_text_are_no_text():
 
 
 # Features
-
-
 def frame(n: int = 200) -> pd.DataFrame:
     rng = np.random.default_rng(0)
     return pd.DataFrame(

@@ -28,9 +28,8 @@ from compensate.data import (
 from compensate.data.images import as_images
 from compensate.errors import InputError
 
+
 # Dataset
-
-
 def toy(n: int = 100, c: int = 3) -> Dataset:
     rng = np.random.default_rng(0)
     names = np.array([f"row{i}" for i in range(n)], dtype=object)
@@ -88,8 +87,6 @@ def test_bad_input(call, hint):
 
 
 # Batches
-
-
 def texts(n: int = 500) -> Dataset:
     rng = np.random.default_rng(0)
     rows = [rng.integers(2, 50, size=rng.integers(1, 60)) for _ in range(n)]
@@ -186,8 +183,6 @@ def test_regression_targets_are_floats():
 
 
 # Indexed
-
-
 def test_index_names_the_sample_whatever_the_order():
     x, y = torch.randn(10, 3), torch.arange(10) % 4
     seen = 0
@@ -226,8 +221,6 @@ def test_errors_say_what_to_do():
 
 
 # Noise
-
-
 DRAWN = [noise.random, noise.symmetric, noise.pair]
 
 

@@ -104,9 +104,7 @@ def find_installed(name: str):
     return catalog.PACKAGES[name].find()
 
 
-# --- what the encoder sees ---------------------------------------------------------------------------------------
-
-
+# what the encoder sees
 def test_the_network_starts_as_the_encoder_is(bert):
     said = ["w1", "w2 w3 w4 w5", "", " ".join(f"w{i % 40}" for i in range(30))]
     data = Dataset(np.array(said, dtype=object), np.array([0, 1, 0, 1]), ("a", "b"))
@@ -131,9 +129,7 @@ def test_files_of_unlike_sizes_go_through_the_network_as_through_the_encoder(vit
     np.testing.assert_allclose(embedded, encode_data(data, vit, cache=False).values, atol=1e-5)
 
 
-# --- interruptions -----------------------------------------------------------------------------------------------
-
-
+# interruptions
 @pytest.mark.parametrize("crossfit", [False, True])
 @pytest.mark.parametrize("end", ["asked", "killed"])
 def test_a_training_that_was_ended_goes_on_where_it_was(bert, tmp_path, monkeypatch, end, crossfit):
@@ -185,12 +181,7 @@ def test_two_processes_are_one(tmp_path):
         np.testing.assert_allclose(np.load(tmp_path / f"rank{rank}.npy"), alone.probabilities, atol=1e-3)
 
 
-# --- the command ---------------------------------------------------------------------------------------------------
-
-
-# --- bad input -----------------------------------------------------------------------------------------------------
-
-
+# bad input
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -24,8 +24,6 @@ from compensate.estimators.regression import unshuffle
 from compensate.estimators.svm import flips
 
 # Kmeans
-
-
 matplotlib.use("Agg")
 
 
@@ -198,8 +196,6 @@ def test_plot_shows_every_outlier(d: int) -> None:
 
 
 # Multiview
-
-
 matplotlib.use("Agg")
 
 
@@ -301,8 +297,6 @@ def test_bad_data() -> None:
 
 
 # Registration
-
-
 matplotlib.use("Agg")
 
 
@@ -422,8 +416,6 @@ def test_registration_bad_parameters(params: dict[str, object], message: str) ->
 
 
 # Shift regression
-
-
 matplotlib.use("Agg")
 
 
@@ -553,8 +545,6 @@ def test_shift_regression_bad_parameters(params: dict[str, object], message: str
 
 
 # Svm
-
-
 matplotlib.use("Agg")
 
 SETS = [(80, 3, 0.5), (150, 5, 3.0), (40, 60, 1.0), (200, 8, 0.8)]  # overlapping, separable, more features than rows

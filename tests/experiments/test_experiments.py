@@ -36,8 +36,6 @@ from experiments.tables import every, find_table
 from experiments.taxonomy import TRIAL_SIZES, write_grid_page
 
 # Reproduce
-
-
 pytest.importorskip("optuna")
 pytestmark = pytest.mark.slow
 
@@ -177,8 +175,6 @@ def test_verdicts_of_made_up_tables():
 
 
 # Exploration
-
-
 SMALL = {"noise": "pair:0.3", "limit": 150, "epochs": 2, "model": "mlp", "model_options": {"hidden": [8]}}
 CONFIG = Config(**SMALL)
 PART = Part(targets=("logit", "label", "gradient"), directions=("positive",), granularities=("sample", "category"))
@@ -258,8 +254,6 @@ def test_parts_and_searches_that_make_no_sense_are_refused(tmp_path):
 
 
 # Figures
-
-
 def run(*arguments: str, fails: bool = False) -> str:
     done = CliRunner(env={"COLUMNS": "200"}).invoke(app, list(arguments))
     if isinstance(done.exception, InputError):
@@ -324,8 +318,6 @@ def test_stored_page_and_pictures_are_up_to_date():
 
 
 # Sentences
-
-
 PLANTED = (5, 40, 77, 101)
 GOOD, BAD = ["good", "fine", "lovely", "bright", "warm"], ["bad", "poor", "awful", "dull", "cold"]
 
@@ -365,8 +357,6 @@ def test_planted_errors_come_first_with_the_right_suggestion(sentences_found):
 
 
 # Defaults
-
-
 def test_the_defaults_of_the_study_are_those_of_the_library():
     rows = next(logcomp(num_samples=4, num_classes=3).tables())
     assert {"lam": rows.penalty.lam, "lr": rows.lr} == defaults.DEFAULTS["logcomp"]
@@ -377,8 +367,6 @@ def test_the_defaults_of_the_study_are_those_of_the_library():
 
 
 # Taxonomy
-
-
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     path = tmp_path_factory.mktemp("grid") / "grid.html"
@@ -417,8 +405,6 @@ def test_the_page_of_the_documentation_is_made_from_the_table(page):
 
 
 # Graph
-
-
 def test_a_trial_measures_edges_and_nodes_and_the_page_shows_their_means(tmp_path, monkeypatch):
     short = graph.Setting(epochs=15)
     monkeypatch.setattr(graph, "SETTINGS", {"short": short})

@@ -58,9 +58,7 @@ def logcomp(n=N):
     return methods.logcomp(num_samples=n, num_classes=C)
 
 
-# --- coming back ----------------------------------------------------------------------------------------------
-
-
+# coming back
 @pytest.mark.parametrize("registered", [True, False], ids=["registered", "loose"])
 @pytest.mark.parametrize("method", ["base", "logcomp", "mixcomp_over_epoch"])
 def test_a_resumed_training_is_the_uninterrupted_one(method, registered, tmp_path):
@@ -100,18 +98,14 @@ def test_a_checkpoint_without_the_state_of_the_criterion(tmp_path):
         resumed.fit(module, small(), ckpt_path=tmp_path / "plain.ckpt", weights_only=False)
 
 
-# --- the index ------------------------------------------------------------------------------------------------
-
-
+# the index
 def test_the_index_is_forgotten(tmp_path):
     module = Small(logcomp(), lambda m, b, k: m.criterion(m(b[0]), b[1]))
     with pytest.raises(InputError, match="index is missing"):
         trainer(tmp_path).fit(module, small())
 
 
-# --- the criterion --------------------------------------------------------------------------------------------
-
-
+# the criterion
 def test_no_criterion_and_two(tmp_path):
     module = Small(None)
     with pytest.raises(InputError, match="Small has no criterion of compensate"):
@@ -158,9 +152,7 @@ def test_meta_steps_are_taken_before_each_step(build, tmp_path):
     torch.testing.assert_close(module.layer.weight, expected.layer.weight)
 
 
-# --- time -----------------------------------------------------------------------------------------------------
-
-
+# time
 class Stream(IterableDataset):
     def __iter__(self):
         return iter([(X[k], Y[k], k) for k in range(N)])
@@ -189,6 +181,3 @@ def test_the_clock_counts_batches(options, total, tmp_path):
     module = Small(logcomp())
     trainer(tmp_path, **options).fit(module, small())
     assert int(module.criterion.step) == int(module.criterion.total) == total
-
-
-# --- evaluation -----------------------------------------------------------------------------------------------

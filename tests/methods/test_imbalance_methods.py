@@ -32,8 +32,6 @@ from compensate.terms.margins import CosineHead
 from compensate.terms.meta import meta_gradient
 
 # Logit imbalance
-
-
 COUNTS = [70, 20, 10]
 IDENTITY = torch.nn.Identity()
 
@@ -71,9 +69,7 @@ def test_posthoc_form_is_bayes_for_balanced_classes():
     assert np.allclose(balanced.numpy(), expected / expected.sum())
 
 
-# --- meta logit adjustment ------------------------------------------------------------------------------------
-
-
+# meta logit adjustment
 def test_meta_logit_adjustment_is_equation_a1():
     u, y = torch.randn(6, 3).double(), torch.tensor([0, 1, 2, 2, 1, 0])
     criterion = meta_logit_adjustment(class_counts=COUNTS).double()
@@ -123,9 +119,7 @@ def test_tau_may_be_kept_at_least_zero(nonnegative, tiny, batch):
     assert (next(criterion.tables()).weight >= 0).all() == nonnegative
 
 
-# --- LDAM -----------------------------------------------------------------------------------------------------
-
-
+# LDAM
 def reference_ldam(cosines, y, counts, *, max_m=0.5, s=30.0, weight=None):
     """The definition of Cao et al.: margins by the fourth root, cosines times s, weighted mean."""
     margins = np.array([n**-0.25 for n in counts])
@@ -152,9 +146,7 @@ def test_ldam_is_its_definition_before_and_after_the_deferral():
     assert abs(plain - weighted) > 1e-3
 
 
-# --- laws -----------------------------------------------------------------------------------------------------
-
-
+# laws
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(1, 10_000), min_size=2, max_size=6), st.integers(0, 10**6), st.permutations(range(6)))
 def test_permuting_the_classes_permutes_the_answer(counts, seed, order):
@@ -174,8 +166,6 @@ def test_permuting_the_classes_permutes_the_answer(counts, seed, order):
 
 
 # Logit augmentation
-
-
 def naive_isda(u, z_seen, y_seen, w, y, lam, diagonal=False):
     """Eq. 36 with its logarithm, one sample and one class at a time, covariances by numpy."""
     sigma = {}
@@ -226,9 +216,7 @@ def test_quadratic_forms_against_a_loop():
             assert diagonal[row, c].item() == pytest.approx(expected.item(), abs=1e-12)
 
 
-# --- MetaSAug -------------------------------------------------------------------------------------------------
-
-
+# MetaSAug
 def outer(model, sigma, x, y, clean, lam, lr):
     """One SGD step under the given covariances (C, D, D), then the clean loss: Eq. 39."""
     model = copy.deepcopy(model)
@@ -284,9 +272,7 @@ def test_an_offset_serves_one_step_unless_kept(keep, tiny):
     assert bool(offset.abs().max() > 0) == keep
 
 
-# --- what both hold -------------------------------------------------------------------------------------------
-
-
+# what both hold
 @pytest.mark.parametrize("kind", ["full", "diagonal"])
 def test_statistics_of_two_processes_add_up_to_those_of_one(kind, tiny):
     tiny.eval()
@@ -302,8 +288,6 @@ def test_statistics_of_two_processes_add_up_to_those_of_one(kind, tiny):
 
 
 # Logit margins
-
-
 class CosineNet(nn.Module):
     """Two layers and a cosine head."""
 
@@ -360,9 +344,7 @@ def test_logits_that_are_no_cosines_are_refused():
         arcface(margin=45.0)
 
 
-# --- group margins --------------------------------------------------------------------------------------------
-
-
+# group margins
 def test_balanced_arcface_is_equation_41_by_class_or_by_sample():
     rng = np.random.default_rng(1)
     angles, y = rng.uniform(0.01, math.pi - 0.01, (30, 4)), rng.integers(4, size=30)
@@ -415,8 +397,6 @@ def test_group_margins_follow_equation_42():
 
 
 # Logit trained
-
-
 EPOCHS, BATCH, SEEDS = 30, 64, (0, 1)
 
 

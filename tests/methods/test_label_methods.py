@@ -34,9 +34,8 @@ from compensate.methods import (
 from compensate.methods.label_correction import Dimensionality, Prototypes, choose_prototypes, local_dimensionality
 from compensate.terms.meta import meta_gradient
 
+
 # Label bootstrap
-
-
 def logits(b=6, c=4, scale=2.0):
     return (scale * torch.randn(b, c, dtype=torch.float64)).requires_grad_(), torch.randint(c, (b,))
 
@@ -114,8 +113,6 @@ def test_proselflc_knows_when_it_is_not_told_the_length():
 
 
 # Label dimensionality
-
-
 def naive_lid(z, k):
     found = []
     for a in range(len(z)):
@@ -209,8 +206,6 @@ def test_batches_too_small_to_measure_are_left_out(tiny):
 
 
 # Label levels
-
-
 COUNTS = [60, 20, 4]
 
 
@@ -279,8 +274,6 @@ def test_meta_gradient_of_labels_by_finite_differences(per):
 
 
 # Label prototypes
-
-
 def cosine(a, b):
     return float(a @ b / (a.norm() * b.norm()))
 
@@ -345,8 +338,6 @@ def test_a_class_without_samples_is_never_guessed(tiny, batch):
 
 
 # Label smoothing
-
-
 def value_and_grad(loss, u):
     return loss.detach(), torch.autograd.grad(loss, u)[0]
 
@@ -427,8 +418,6 @@ def test_online_smoothing_learns_from_the_previous_epoch(conf):
 
 
 # Label teacher
-
-
 @pytest.fixture
 def case():
     u = torch.randn(6, 4, dtype=torch.float64, requires_grad=True)
@@ -485,8 +474,6 @@ def test_a_teacher_that_is_a_model_needs_the_input(tiny):
 
 
 # Plausible labels
-
-
 def smallest(p, label, alpha, beta):
     """The smallest KL(q || p) over all q that give at most alpha to implausible classes, by a general solver."""
     outside = [k for k, v in enumerate(p) if v < beta and k != label]

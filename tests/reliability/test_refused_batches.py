@@ -175,9 +175,7 @@ def test_the_watch_remembers_no_label_of_a_refused_batch():
     criterion(u, torch.tensor([1, 1]), torch.tensor([3, 4]))
 
 
-# --- batches in which nobody counts ---------------------------------------------------------------------------
-
-
+# batches in which nobody counts
 @pytest.mark.parametrize("name", METHODS)
 def test_a_batch_without_a_label_leaves_the_model_finite(name):
     criterion, model = settled(name)
@@ -225,9 +223,7 @@ def test_a_learned_table_behind_a_closed_gate_rests():
     assert not next(criterion.tables()).weight.any()
 
 
-# --- models that do not fit -----------------------------------------------------------------------------------
-
-
+# models that do not fit
 @pytest.mark.parametrize("name", METHODS)
 def test_outputs_that_do_not_fit_the_classes_are_refused_or_taken(name):
     """A criterion that knows no number of classes takes any; the others say what does not fit, and move nothing."""
@@ -266,9 +262,7 @@ def test_logits_of_inference_mode_are_refused_in_training():
     assert criterion.eval()(u, torch.tensor([0, 1])).isfinite()
 
 
-# --- soft targets ---------------------------------------------------------------------------------------------
-
-
+# soft targets
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_distributions_of_any_precision_and_many_classes_are_taken(dtype):
     y = torch.rand(3, 1000).softmax(-1).to(dtype)

@@ -149,9 +149,7 @@ def test_another_number_of_processes_goes_on_with_the_rows_cut_anew(tmp_path: Pa
         assert_same(tmp_path / name, tmp_path / f"{name}-whole")
 
 
-# --- on a Ray cluster -------------------------------------------------------------------------------------------
-
-
+# on a Ray cluster
 @pytest.mark.slow
 @pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning"
