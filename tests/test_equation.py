@@ -390,24 +390,6 @@ def test_the_definition_is_a_ratio_of_gradients():
     torch.testing.assert_close(cosine, F.cosine_similarity(ours, plain))
 
 
-# 1. a loss of the given probability alone is a weight, -p h'(p)
-@pytest.mark.parametrize(
-    ("make", "weight"),
-    [
-        (lambda: methods.gce(q=0.7), lambda p: p**0.7),
-        (lambda: methods.focal(gamma=2.0), lambda p: (1 - p) ** 2 - 2 * p * (1 - p) * p.log()),
-        (lambda: methods.sce(alpha=0.1, beta=1.0, log_zero=-4.0), lambda p: 0.1 + 4 * p),
-        (lambda: methods.poly_loss(epsilon=1.0), lambda p: 1 + p),
-    ],
-    ids=["gce", "focal", "sce", "poly"],
-)
-def test_a_loss_of_the_given_probability_is_a_weight(make, weight):
-    u, y, p = case()
-    found, cosine = measured(make(), u, y)
-    torch.testing.assert_close(found, weight(p))
-    torch.testing.assert_close(cosine, ones())
-
-
 # 2. a shift of the given logit is a weight, and every weight is such a shift
 @pytest.mark.parametrize("make", [lambda: methods.gce(q=0.7), lambda: methods.focal(gamma=2.0)], ids=["gce", "focal"])
 def test_every_weight_is_a_shift_of_the_given_logit(make):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
 import pandas as pd
@@ -210,42 +209,6 @@ def test_records_of_argilla_without_an_answer_are_no_decisions(found: Audit, tmp
     export.write_text(json.dumps(records))
     assert read_corrections(export) == ()
     assert "holds no decision, so the labels are as they were" in run("apply", source, export, "-o", tmp_path / "a.csv")
-
-
-# The client warns of every key that a mapping renames, and takes it all the same.
-@pytest.mark.filterwarnings("ignore:Keys .* are not present in the mapping:UserWarning")
-def test_records_are_accepted_by_the_client_of_argilla(found: Audit, monkeypatch: pytest.MonkeyPatch) -> None:
-    rg = pytest.importorskip("argilla", reason="argilla is not installed")
-    from argilla.records._mapping import IngestedRecordMapper
-
-    class Offline:
-        def __getattr__(self, name: str) -> Any:
-            return Offline()
-
-        def __call__(self, *args: Any, **named: Any) -> Any:
-            return Offline()
-
-    monkeypatch.setattr(rg.Argilla, "_get_default", classmethod(lambda cls: Offline()))
-    settings = rg.Settings(
-        fields=[rg.TextField("text")],
-        questions=[rg.LabelQuestion("label", labels=list(found.classes))],
-        metadata=[
-            rg.IntegerMetadataProperty("row"), rg.TermsMetadataProperty("given"), rg.FloatMetadataProperty("p_error"),
-            rg.TermsMetadataProperty("digest"), rg.TermsMetadataProperty("source"),
-        ],
-    )  # fmt: skip
-    dataset = rg.Dataset("reviews", settings=settings, client=Offline())
-    records = found.to_argilla()
-    mapping = {key: key for key in records[0] if key.startswith("label.")}
-    mapper = IngestedRecordMapper(dataset=dataset, user_id=uuid4(), mapping=mapping)
-    for record in records:
-        made = mapper(data=record)
-        assert made.fields["text"] == record["text"]
-        assert made.suggestions["label"].value == record["label.suggestion"]
-        assert made.suggestions["label"].agent == "compensate"
-        assert made.metadata["row"] == record["row"]
-        export = made.to_dict()
-        assert export["metadata"]["digest"] == record["digest"]
 
 
 # FiftyOne, cleanlab, tables

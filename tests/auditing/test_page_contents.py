@@ -29,7 +29,7 @@ from compensate.auditing.page import (
     render_page,
     thumbnail,
 )
-from compensate.auditing.page.contents import BESIDE, CERTAIN, beside, content, page_of, predictable
+from compensate.auditing.page.contents import beside, content, page_of, predictable
 from compensate.auditing.page.payload import Unreliable, exceeds, image_type, lopsided, payload, to_json, unreliable
 from compensate.auditing.page.write import SCRIPTS, STYLES
 from compensate.auditing.result import Audit, Provenance
@@ -53,15 +53,6 @@ def test_shares_are_compared_as_fishers_exact_test_does(counts: tuple[int, int, 
     arrays = [np.array([number]) for number in counts]
     assert exceeds(*arrays, level=p * 1.001).tolist() == [True]
     assert exceeds(*arrays, level=p * 0.999).tolist() == [False]
-
-
-@pytest.mark.parametrize(("classes", "rows"), [(2, 500), (10, 200), (100, 60), (300, 30)])
-def test_classes_that_are_equally_reliable_are_rarely_called_unreliable(classes: int, rows: int) -> None:
-    rng = np.random.default_rng(classes)
-    claims = [
-        bool(unreliable(drawn(rng, classes, rows, np.full(classes, 0.05)), SHARP).classes) for _ in range(300)
-    ]  # fmt: skip
-    assert np.mean(claims) <= 0.05
 
 
 def test_a_class_that_is_unreliable_is_named() -> None:
@@ -95,19 +86,6 @@ def test_at_most_one_in_a_hundred_shown_examples_is_a_planted_error(classes: int
         wrong, shown = wrong + int(changed[rows].sum()), shown + len(rows)
     assert shown > 300
     assert wrong <= 0.01 * shown
-
-
-def test_copies_of_the_suspect_are_not_shown_as_examples_of_another_class() -> None:
-    audit, _ = planted_audit(2)
-    suspect = int(np.argmax(audit.log_odds))
-    certain = np.flatnonzero((audit.given == audit.suggested[suspect]) & (audit.p_error < CERTAIN))[::2]
-    vectors = audit.vectors.copy()
-    noise = np.random.default_rng(0).normal(size=(len(certain), vectors.shape[1]))
-    vectors[certain] = vectors[suspect] + 1e-3 * noise
-    audit = replace(audit, vectors=vectors)
-    _, suggested = beside(audit, np.array([suspect]))[suspect]
-    assert len(suggested) == BESIDE
-    assert not set(suggested) & set(certain.tolist())
 
 
 # Page fill
@@ -156,17 +134,6 @@ def test_the_likeliest_other_classes_of_an_item_are_those_of_its_probabilities()
         assert list(item.likely) == others[:9]
     assert all(item.likely == () for item in page_of(replace(audit, probabilities=None)).items)
     assert all(item.likely == () for item in page_of(planted_audit(2)[0]).items)
-
-
-def test_the_usual_error_of_a_value_is_that_of_its_place_or_of_all() -> None:
-    audit, _ = planted_regression()
-    expected = 1.4826 * np.median(np.abs(audit.given - audit.suggested))
-    assert all(item.usual_error == expected for item in page_of(audit).items)
-    scale = np.linspace(1, 2, len(audit))
-    assert all(
-        item.usual_error == scale[item.index]
-        for item in page_of(replace(audit, evidence={"usual residual": scale})).items
-    )
 
 
 def test_a_suggested_value_has_no_more_digits_than_its_usual_error_allows() -> None:

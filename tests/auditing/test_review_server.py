@@ -273,30 +273,6 @@ def test_the_server_listens_on_loopback_alone(serve: Callable[..., ReviewServer]
     assert serve().server_address[0] == "127.0.0.1"
 
 
-# what is saved
-def test_decisions_are_what_the_page_would_export(serve: Callable[..., ReviewServer]) -> None:
-    server = serve()
-    client = Client(server.address)
-    folder = server.reviews[server.newest].folder
-    assert [
-        client.decide(0),
-        client.decide(1, "reject"),
-        client.decide(2, "other", "cat"),
-        client.decide(3, "skip"),
-    ] == [200] * 4
-    assert client.decide(4) == client.decide(4, "", time=2) == 200, "and undone"
-    deadline = time.monotonic() + 60
-    while not (folder / CORRECTIONS).exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    server.merge()
-    found = [(c.index, c.given, c.decision, c.label, c.source) for c in read_corrections(folder / CORRECTIONS)]
-    source = "sha256:" + "1" * 16
-    assert found == [
-        (0, "bird", "accept", "cat", source), (1, "cat", "reject", "cat", source), (2, "dog", "other", "cat", source),
-        (3, "bird", "skip", "", source),
-    ]  # fmt: skip
-
-
 def review_process(folder: Path, port: int, *more: str) -> tuple[subprocess.Popen[str], str]:
     """The real command, and the address that it printed."""
     command = [sys.executable, "-m", "compensate", "review", str(folder), "--no-open", "--port", str(port), *more]

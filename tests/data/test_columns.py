@@ -455,18 +455,6 @@ def test_names_of_people_do_not_make_a_table_a_text():
     assert from_frame(table[["who", "pay", "label"]], "t").train.source.kind == "text"
 
 
-def test_a_lonely_identifier_is_better_than_nothing():
-    table = pd.DataFrame({"n": range(100), "label": ["a"] * 50 + ["b"] * 50})
-    data = from_frame(table, "t").train
-    assert data.x.shape == (100, 1)
-    with pytest.raises(InputError, match="nothing but the label"):
-        from_frame(table[["label"]], "t")
-    with pytest.raises(InputError, match=r"no column of same says"):
-        from_frame(table[["label"]].assign(same=1), "t")
-    with pytest.raises(InputError, match="more than one column"):
-        from_frame(pd.DataFrame([[1, 2, 3]] * 3, columns=["a", "a", "label"]), "t")
-
-
 @pytest.mark.parametrize(
     ("kind", "ratio"), [("exponential", 10), ("exponential", 100), ("step", 20), ("exponential", 1)]
 )

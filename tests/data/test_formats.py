@@ -588,15 +588,6 @@ def test_hub_texts():
         load({"all": part})
 
 
-def test_hub_images():
-    image = type("Image", (), {})()
-    pictures = [Image.new("RGB", (4, 5), (i, 0, 0)) for i in range(3)]
-    data = load(Hub({"img": pictures, "label": [0, 1, 0]}, {"img": image, "label": ClassLabel(["a", "b"])})).train
-    assert data.x.shape == (3, 3, 5, 4)
-    assert data.x[:, 0, 0, 0].tolist() == [0, 1, 2]
-    assert data.target.tolist() == [0, 1, 0]
-
-
 # Names and paths
 def test_unknown_names_and_kinds(tmp_path):
     with pytest.raises(InputError, match='did you mean "cifar10"'):

@@ -52,19 +52,6 @@ def test_scikit_learn_checks(estimator, check):
     check(estimator)
 
 
-@pytest.mark.parametrize(
-    "labels", [["no", "yes"], [-1, 1], [False, True], [2.0, 7.0], np.array(["a", "bcd"], dtype=object)]
-)
-def test_labels_of_any_type_come_back_as_they_were(labels):
-    X, y = blobs(centers=2)
-    y = np.asarray(labels)[y]
-    model = CompensatedClassifier(epochs=20, random_state=0).fit(X, y)
-    assert model.predict(X).dtype == y.dtype
-    assert model.score(X, y) == 1
-    assert set(model.suspects_["given"]) == set(labels)
-    np.testing.assert_array_equal(y[model.suspects_["index"]], model.suspects_["given"])
-
-
 @pytest.mark.parametrize("how", ["deepcopy", "joblib"])
 @pytest.mark.parametrize(("method", "optimizer"), [("logcomp", "adam"), ("meta_weight", "sgd"), ("dac", "adam")])
 def test_a_copy_predicts_and_goes_on_training_alike(how, method, optimizer):

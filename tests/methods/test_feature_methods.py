@@ -28,7 +28,6 @@ from compensate.methods import (
     worst_of_k,
 )
 from compensate.models import GatedHead
-from compensate.models.networks import BiLSTM
 from compensate.terms import L1, Adversarial, Sample
 from compensate.terms.views import ExtremeView, RandomMix
 
@@ -136,19 +135,6 @@ def test_universal_perturbation_is_the_best_vertex():
     assert F.cross_entropy(model(x + found), y).item() == pytest.approx(max(losses), abs=1e-9)
     helpful = universal_perturbation(model, loader, eps=0.3, epochs=10, sign=-1)
     assert F.cross_entropy(model(x + helpful), y) < F.cross_entropy(model(x), y)
-
-
-def test_texts_share_a_word_vector_and_keep_their_padding():
-    model = BiLSTM(50, 3, size=8, hidden=6, dropout=0.0)
-    x, y = torch.randint(1, 50, (6, 7)), torch.arange(6) % 3
-    x[:, 5:] = 0
-    criterion = mixed_universal_at(num_classes=3, feature_shape=(8,), eps_corpus=0.1, eps_category=0.1, eps_sample=0)
-    s = criterion.evaluate(model, x, y)
-    corpus, category = (t.weight for t in criterion.tables())
-    assert torch.allclose(s.dx[:, :5], (corpus + category[y])[:, None].expand(6, 5, 8))
-    assert (s.dx[:, 5:] == 0).all()
-    assert corpus.abs().max() > 0
-    assert universal_perturbation(model, [(x, y)], eps=0.1, epochs=1).shape == (8,)
 
 
 # Feature center

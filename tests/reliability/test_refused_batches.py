@@ -27,72 +27,32 @@ def soft(criterion_outputs: int) -> Tensor:
     return torch.nn.functional.one_hot(torch.arange(6) % 3, criterion_outputs).float()
 
 
-def bad_index(x: Tensor, y: Tensor, i: Tensor, outputs: int) -> Batch:
-    return x, y, i + N
+def changed(row: list[float], at: int = 1) -> Callable[[int], Tensor]:
+    """A soft target with other values in one row."""
 
+    def make(outputs: int) -> Tensor:
+        y = soft(outputs)
+        y[at, : len(row)] = torch.tensor(row)
+        return y
 
-def missing_index(x: Tensor, y: Tensor, i: Tensor, outputs: int) -> Batch:
-    return x, y, None
-
-
-def index_of_another_size(x: Tensor, y: Tensor, i: Tensor, outputs: int) -> Batch:
-    return x, y, i[:3]
-
-
-def target_outside(x: Tensor, y: Tensor, i: Tensor, outputs: int) -> Batch:
-    return x, y + outputs, i
-
-
-def target_with_nan(x: Tensor, y: Tensor, i: Tensor, outputs: int) -> Batch:
-    y = soft(outputs)
-    y[2, 0] = math.nan
-    return x, y, i
-
-
-def target_multi_hot(x: Tensor, y: Tensor, i: Tensor, outputs: int) -> Batch:
-    y = soft(outputs)
-    y[1, :2] = 1.0
-    return x, y, i
-
-
-def target_negative(x: Tensor, y: Tensor, i: Tensor, outputs: int) -> Batch:
-    y = soft(outputs)
-    y[1, :2] = torch.tensor([1.5, -0.5])
-    return x, y, i
-
-
-def target_a_list(x: Tensor, y: Tensor, i: Tensor, outputs: int) -> Batch:
-    return x, y.tolist(), i
-
-
-def target_an_array(x: Tensor, y: Tensor, i: Tensor, outputs: int) -> Batch:
-    return x, np.asarray(y), i
-
-
-def target_of_bytes(x: Tensor, y: Tensor, i: Tensor, outputs: int) -> Batch:
-    return x, y.to(torch.uint8), i
-
-
-def target_of_short_numbers(x: Tensor, y: Tensor, i: Tensor, outputs: int) -> Batch:
-    return x, y.to(torch.int32), i
-
-
-def target_of_truth_values(x: Tensor, y: Tensor, i: Tensor, outputs: int) -> Batch:
-    return x, y > 0, i
-
-
-def target_of_fractions(x: Tensor, y: Tensor, i: Tensor, outputs: int) -> Batch:
-    return x, y.float(), i
+    return make
 
 
 FAULTS: dict[str, Callable[[Tensor, Tensor, Tensor, int], Batch]] = {
-    fault.__name__: fault
-    for fault in (
-        bad_index, missing_index, index_of_another_size, target_outside, target_with_nan, target_multi_hot,
-        target_negative, target_a_list, target_an_array, target_of_bytes, target_of_short_numbers, target_of_truth_values,
-        target_of_fractions,
-    )
-}  # fmt: skip
+    "bad_index": lambda x, y, i, outputs: (x, y, i + N),
+    "missing_index": lambda x, y, i, outputs: (x, y, None),
+    "index_of_another_size": lambda x, y, i, outputs: (x, y, i[:3]),
+    "target_outside": lambda x, y, i, outputs: (x, y + outputs, i),
+    "target_with_nan": lambda x, y, i, outputs: (x, changed([math.nan], 2)(outputs), i),
+    "target_multi_hot": lambda x, y, i, outputs: (x, changed([1.0, 1.0])(outputs), i),
+    "target_negative": lambda x, y, i, outputs: (x, changed([1.5, -0.5])(outputs), i),
+    "target_a_list": lambda x, y, i, outputs: (x, y.tolist(), i),
+    "target_an_array": lambda x, y, i, outputs: (x, np.asarray(y), i),
+    "target_of_bytes": lambda x, y, i, outputs: (x, y.to(torch.uint8), i),
+    "target_of_short_numbers": lambda x, y, i, outputs: (x, y.to(torch.int32), i),
+    "target_of_truth_values": lambda x, y, i, outputs: (x, y > 0, i),
+    "target_of_fractions": lambda x, y, i, outputs: (x, y.float(), i),
+}
 
 INDEX = {"bad_index", "missing_index", "index_of_another_size"}
 

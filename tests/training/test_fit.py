@@ -67,19 +67,6 @@ def test_one_seed_gives_one_result_and_leaves_other_random_numbers_alone():
     assert fit(config.but(seed=1)).history != first.history
 
 
-def test_parts_are_disjoint_and_noise_hits_training_and_validation_alone():
-    data = digits()
-    parts = prepare_run(small(limit=None, noise="symmetric:0.4", clean=0.1), Splits(data))
-    names = ("train", "clean", "validation", "test")
-    rows = np.concatenate([getattr(parts, name).index for name in names])
-    assert len(set(rows.tolist())) == len(rows) == len(data)
-    wrong = {name: (getattr(parts, name).target != data.target[getattr(parts, name).index]).mean() for name in names}
-    assert wrong["clean"] == wrong["test"] == 0
-    assert wrong["train"] == pytest.approx(0.4, abs=0.05)
-    assert wrong["validation"] == pytest.approx(0.4, abs=0.12)
-    assert np.array_equal(parts.wrong, parts.train.target != data.target[parts.train.index])
-
-
 def test_rows_without_a_label_and_imbalance():
     data = digits()
     target = data.target.copy()
