@@ -40,15 +40,6 @@ def classified(size: int = 200, classes: int = 3, seed: int = 0, apart: float = 
     return x.astype(np.float32), y
 
 
-# folds
-def test_folds_spread_each_class_and_unlabeled_rows_evenly():
-    labels = np.random.default_rng(0).choice([-1, 0, 1, 2], p=[0.1, 0.5, 0.3, 0.1], size=503)
-    folds = assign_folds(labels, seed=3)
-    for label in (-1, 0, 1, 2):
-        counts = np.bincount(folds[labels == label], minlength=5)
-        assert counts.max() - counts.min() <= 1
-
-
 def test_copies_of_a_sample_share_a_fold():
     texts = [f"text number {i}" for i in range(60)]
     texts += ["Text  Number 7", " text number 8"]
@@ -483,16 +474,6 @@ def test_a_table_with_an_id_a_date_and_a_column_of_many_values_is_audited_as_wel
         assert flipped.changed[found.mask].mean() > 0.8
         assert found.mask[flipped.changed].mean() > 0.6
     assert np.mean(plain.mask == added.mask) > 0.97
-
-
-def test_large_images_are_averaged_over_squares():
-    rng = np.random.default_rng(0)
-    images = rng.integers(0, 256, size=(24, 3, 70, 65)).astype(np.uint8)
-    (view,) = views_of(images, np.arange(24) % 2).views
-    side = 3  # 70 x 65 pixels are more than four and less than nine times as many as wanted
-    assert view.x.shape == (24, 3 * 23 * 21)
-    np.testing.assert_allclose(view.x[5, 0], images[5, 0, :side, :side].mean() / 255, rtol=1e-5)
-    np.testing.assert_allclose(view.x[5, 22], images[5, 0, side : 2 * side, side : 2 * side].mean() / 255, rtol=1e-5)
 
 
 # numbers of any size

@@ -470,25 +470,6 @@ def reviews(n: int = 40) -> pd.DataFrame:
     )
 
 
-@pytest.mark.parametrize("suffix", ["csv", "tsv", "csv.gz", "parquet"])
-def test_text_tables(tmp_path, suffix):
-    path = tmp_path / f"r.{suffix}"
-    if suffix == "parquet":
-        reviews().to_parquet(path)
-    else:
-        reviews().to_csv(path, index=False, sep="\t" if suffix == "tsv" else ",")
-    data = load(path).train
-    assert (data.source.text, data.source.label) == ("review", "sentiment")
-    assert data.x.tolist() == reviews()["review"].tolist()
-    assert data.target.tolist() == [1, 0] * 20
-    assert data.classes == ("neg", "pos")
-    assert data.raw.shape == (40, 3)
-    other = load(path, label="stars", text="").train
-    assert other.source.text is None
-    assert other.num_classes == 17
-    assert other.classes[:3] == ("0", "1", "2")
-
-
 def test_semicolons_quotes_and_marks(tmp_path):
     path = tmp_path / "a.csv"
     path.write_bytes('\ufefftext;label\n"a; b ""c""\nd";007\nx;7\n\n'.encode())

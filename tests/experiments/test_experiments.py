@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import csv
-import inspect
 import json
 import math
-import re
 from collections import Counter
 from pathlib import Path
 
@@ -16,13 +14,13 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from compensate import InputError, compose
-from compensate.core.taxonomy import TARGETS, Taxonomy
+from compensate import InputError
+from compensate.core.taxonomy import TARGETS
 from compensate.data import Dataset, Splits
-from compensate.methods import METHODS, find, logcomp, mixcomp
+from compensate.methods import METHODS, find
 from compensate.methods.composition import cells, why_not
 from compensate.training import Config, fit
-from experiments import claims, defaults, graph
+from experiments import claims, graph
 from experiments import sentences as s
 from experiments.__main__ import app
 from experiments.archive import Archive
@@ -33,7 +31,7 @@ from experiments.figures.pages import figures_page
 from experiments.grid import adversarial_accuracy
 from experiments.protocols import cells as table_cells
 from experiments.tables import every, find_table
-from experiments.taxonomy import TRIAL_SIZES, write_grid_page
+from experiments.taxonomy import write_grid_page
 
 # Reproduce
 pytest.importorskip("optuna")
@@ -356,48 +354,12 @@ def test_planted_errors_come_first_with_the_right_suggestion(sentences_found):
     assert sentences_found.texts == 120
 
 
-# Defaults
-def test_the_defaults_of_the_study_are_those_of_the_library():
-    rows = next(logcomp(num_samples=4, num_classes=3).tables())
-    assert {"lam": rows.penalty.lam, "lr": rows.lr} == defaults.DEFAULTS["logcomp"]
-    given = inspect.signature(mixcomp).parameters
-    assert {name: given[name].default for name in defaults.DEFAULTS["mixcomp"]} == defaults.DEFAULTS["mixcomp"]
-    for method, setting in defaults.DEFAULTS.items():
-        assert setting in defaults.CANDIDATES[method]
-
-
 # Taxonomy
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     path = tmp_path_factory.mktemp("grid") / "grid.html"
     assert write_grid_page(path) == sum(why_not(cell) is None for cell in cells())
     return path.read_text("utf-8")
-
-
-@pytest.fixture(scope="module")
-def content(page):
-    return json.loads(re.search(r"const content = (\{.*\});\n", page).group(1).replace("<\\/", "</"))
-
-
-def test_the_page_holds_every_cell_once_in_every_direction(content):
-    places = {(c["target"], way, c["inference"], c["level"]) for c in content["cells"] for way in c["ways"]}
-    assert places == {tuple(cell) for cell in cells()}
-    assert len(content["cells"]) * 3 == len(places)
-    for cell in content["cells"]:
-        for way, what in cell["ways"].items():
-            assert what["reason"] == why_not(Taxonomy(cell["target"], way, cell["inference"], cell["level"]))
-            assert ("line" in what) == (what["reason"] is None)
-
-
-def test_lines_build_the_criterion_that_is_shown(content):
-    known = {"compose": compose, "counts": TRIAL_SIZES["class_counts"]}
-    for cell in content["cells"][::5]:
-        for way, what in cell["ways"].items():
-            if what["reason"] is None:
-                made = eval(what["line"], dict(known))
-                assert made.taxonomy.target == cell["target"]
-                assert made.taxonomy.direction == way
-                assert str(made).split("\n")[0] == what["is"].split("\n")[0]
 
 
 def test_the_page_of_the_documentation_is_made_from_the_table(page):

@@ -327,20 +327,6 @@ def test_slack_reaches_the_profiled_optimum(lam):
     assert (xi >= 0).all()
 
 
-def test_slack_steps_by_hand():
-    u, y, i = torch.tensor([[0.0, 2.0], [3.0, 0.0]]).double(), torch.tensor([0, 0]), torch.tensor([4, 2])
-    criterion = slack_hinge(num_samples=6, lam=0.25, lr=0.4).double()
-    xi = 0.0
-    for step in range(4):
-        loss = criterion(u, y, i).item()
-        assert loss == pytest.approx((max(0.0, 3 - xi) + 0.25 * xi) / 2)
-        xi += 0.4 * (1 - 0.25)
-        weight = next(criterion.tables()).weight
-        assert weight.tolist() == pytest.approx([0, 0, 0, 0, xi, 0]), "the sample without loss takes no slack"
-        if step == 1:
-            criterion.end_epoch()
-
-
 # slack by meta learning
 def soft_slack(losses, kappa, t):
     return t * (np.log1p(np.exp((losses - kappa) / t)) - np.log1p(np.exp(-kappa / t)))
