@@ -390,7 +390,23 @@ def test_the_definition_is_a_ratio_of_gradients():
     torch.testing.assert_close(cosine, F.cosine_similarity(ours, plain))
 
 
-# 2. a shift of the given logit is a weight, and every weight is such a shift
+@pytest.mark.parametrize(
+    ("make", "weight"),
+    [
+        (lambda: methods.gce(q=0.7), lambda p: p**0.7),
+        (lambda: methods.focal(gamma=2.0), lambda p: (1 - p) ** 2 - 2 * p * (1 - p) * p.log()),
+        (lambda: methods.sce(alpha=0.1, beta=1.0, log_zero=-4.0), lambda p: 0.1 + 4 * p),
+        (lambda: methods.poly_loss(epsilon=1.0), lambda p: 1 + p),
+    ],
+    ids=["gce", "focal", "sce", "poly"],
+)
+def test_a_loss_of_the_given_probability_is_a_weight(make, weight):
+    u, y, p = case()
+    found, cosine = measured(make(), u, y)
+    torch.testing.assert_close(found, weight(p))
+    torch.testing.assert_close(cosine, ones())
+
+
 @pytest.mark.parametrize("make", [lambda: methods.gce(q=0.7), lambda: methods.focal(gamma=2.0)], ids=["gce", "focal"])
 def test_every_weight_is_a_shift_of_the_given_logit(make):
     """As long as the gradient would not be longer than any gradient of cross entropy: w (1 - p) < 1."""
@@ -401,4 +417,12 @@ def test_every_weight_is_a_shift_of_the_given_logit(make):
     shift = torch.where(possible, torch.logit(1 - (weight * (1 - p)).clamp(max=1 - 1e-12)) - torch.logit(p), 0.0)
     as_logit, cosine = measured(Compensated(logit=lambda s: shift[:, None] * s.y), u, y)
     torch.testing.assert_close(as_logit[possible], weight[possible])
+    torch.testing.assert_close(cosine, ones())
+
+
+def test_clipped_gradients_are_a_weight():
+    u, y, _ = case()
+    length = (u.detach().softmax(-1) - F.one_hot(y, 4)).norm(dim=-1)
+    weight, cosine = measured(methods.gradient_clip(c=0.5), u, y)
+    torch.testing.assert_close(weight, (0.5 / length).clamp(max=1))
     torch.testing.assert_close(cosine, ones())

@@ -7,6 +7,7 @@ from importlib import import_module
 import numpy as np
 import pandas as pd
 import pytest
+import test_review_round_trip as round_trip
 from PIL import Image
 
 import compensate
@@ -31,27 +32,6 @@ def frame(**columns) -> pd.DataFrame:
 
 
 # Rows that are left out
-def parted_csv(at):
-    frame(split=PARTS).to_csv(at / "t.csv", index=False)
-    return at / "t.csv"
-
-
-def parted_jsonl(at):
-    frame(split=PARTS).to_json(at / "t.jsonl", orient="records", lines=True)
-    return at / "t.jsonl"
-
-
-def parted_parquet(at):
-    frame(split=PARTS).to_parquet(at / "t.parquet")
-    return at / "t.parquet"
-
-
-def parted_excel(at):
-    pytest.importorskip("openpyxl")
-    frame(split=PARTS).to_excel(at / "t.xlsx", index=False)
-    return at / "t.xlsx"
-
-
 def parted_frame(at):
     return frame(split=PARTS)
 
@@ -95,10 +75,10 @@ def splits(at):
 
 
 PARTED = {
-    "csv": (parted_csv, {"test": 12, "validation": 12}),
-    "jsonl": (parted_jsonl, {"test": 12, "validation": 12}),
-    "parquet": (parted_parquet, {"test": 12, "validation": 12}),
-    "excel": (parted_excel, {"test": 12, "validation": 12}),
+    "csv": (round_trip.table(lambda: frame(split=PARTS), "t.csv"), {"test": 12, "validation": 12}),
+    "jsonl": (round_trip.table(lambda: frame(split=PARTS), "t.jsonl"), {"test": 12, "validation": 12}),
+    "parquet": (round_trip.table(lambda: frame(split=PARTS), "t.parquet"), {"test": 12, "validation": 12}),
+    "excel": (round_trip.table(lambda: frame(split=PARTS), "t.xlsx"), {"test": 12, "validation": 12}),
     "frame": (parted_frame, {"test": 12, "validation": 12}),
     "label sets": (parted_sets, {"test": 12, "validation": 12}),
     "folder": (parted_folder, {"test": 12, "val": 12}),
@@ -133,7 +113,7 @@ def test_all_rows_are_audited_on_demand(tmp_path, name):
 
 
 def test_rows_in_pieces_are_all_of_them_on_demand(tmp_path):
-    path = parted_parquet(tmp_path)
+    path = PARTED["parquet"][0](tmp_path)
     with pytest.raises(InputError, match="--split all"):
         open_pieces(path, None, {})
     assert len(open_pieces(path, None, {"split": "all"})) == N

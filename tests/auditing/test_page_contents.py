@@ -17,7 +17,6 @@ from PIL import Image
 from review_pages import planted_audit, planted_regression
 from scipy.stats import fisher_exact
 
-from compensate.auditing.api import audit as run_audit
 from compensate.auditing.page import (
     ClassCount,
     Content,
@@ -29,12 +28,10 @@ from compensate.auditing.page import (
     render_page,
     thumbnail,
 )
-from compensate.auditing.page.contents import beside, content, page_of, predictable
+from compensate.auditing.page.contents import beside, page_of, predictable
 from compensate.auditing.page.payload import Unreliable, exceeds, image_type, lopsided, payload, to_json, unreliable
 from compensate.auditing.page.write import SCRIPTS, STYLES
 from compensate.auditing.result import Audit, Provenance
-from compensate.data import Dataset
-from compensate.data.dataset import Source
 from compensate.errors import InputError
 
 # Page claims
@@ -115,16 +112,6 @@ def test_probabilities_that_are_too_sure_do_not_make_labels_unpredictable() -> N
     assert predictable(replace(audit, probabilities=sure))
 
 
-def test_values_are_predictable_if_predictions_beat_the_median() -> None:
-    audit, _ = planted_regression()
-    assert predictable(audit)
-    shuffled = np.random.default_rng(0).permutation(audit.given)
-    assert not predictable(replace(audit, given=shuffled))
-    wild = audit.given.copy()
-    wild[:5] = 1e9
-    assert predictable(replace(audit, given=wild))
-
-
 def test_the_likeliest_other_classes_of_an_item_are_those_of_its_probabilities() -> None:
     audit, _ = planted_audit(20)
     found = page_of(audit)
@@ -150,16 +137,6 @@ def test_all_flags_are_counted_though_few_are_shown(monkeypatch) -> None:
     found = page_of(audit)
     assert (found.flagged, found.all_flagged) == (10, audit.mask.sum())
     assert "the 10 most suspect are here" in found.notes[-1]
-
-
-def test_images_are_shown_as_images_beside_embeddings_of_the_users() -> None:
-    images = np.random.default_rng(0).integers(0, 256, (40, 3, 8, 8)).astype(np.uint8)
-    labels = np.arange(40) % 2
-    vectors = np.random.default_rng(1).normal(size=(40, 4)) + 3 * labels[:, None]
-    found = run_audit(Dataset(images, labels, ("a", "b"), source=Source(kind="images")), features=vectors)
-    shown = content(found.data, 0)
-    assert shown.image is not None
-    assert shown.text is None
 
 
 # Page file

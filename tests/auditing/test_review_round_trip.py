@@ -269,19 +269,10 @@ def table(frame: Callable[[], pd.DataFrame], name: str) -> Callable[[Path], Path
 # the table of cases
 @dataclass(frozen=True)
 class Case:
-    """A kind of label in a format.
+    """A kind of label in a format: how it is written, and which labels a suspect is about.
 
-    Attributes:
-        name: of both.
-        write: makes the data in a folder.
-        labels: of a file or folder.
-        about: whether a suspect is about the label at a place.
-        size: how many labels a suspect is about.
-        command: what audits the data.
-        options: of the command; ``{folder}`` stands for the folder of the data.
-        source: what is corrected, where it is a file of the run.
-        suffix: of what is written, if it is another than that of the data.
-        refused: what `audit` says where it cannot read such data, or `apply` where it cannot write them.
+    ``{folder}`` in the options stands for the folder of the data; `source` is corrected where it is a file of the run;
+    `refused` is the error of `audit`, or of `apply` where it cannot write such data.
     """
 
     name: str

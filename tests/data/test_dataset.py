@@ -18,8 +18,6 @@ from compensate.data import (
     Indexed,
     Ragged,
     batches,
-    digits,
-    digits_splits,
     draws,
     gather,
     noise,
@@ -55,18 +53,6 @@ def test_index_is_the_source_row_through_any_chain():
     deep = data.split((0.5, 0.5), seed=1)[1].subset([4, 2, 9]).subset([True, False, True])
     assert np.array_equal(deep.x, data.x[deep.index])
     assert [deep[r][2] for r in range(2)] == list(deep.index)
-
-
-def test_digits():
-    data = digits()
-    assert data.x.shape == (1797, 1, 8, 8)
-    assert data.x.dtype == np.float32
-    assert (data.x.min(), data.x.max()) == (0, 1)
-    one, two = digits_splits(seed=3), digits_splits(seed=3)
-    assert np.array_equal(one.test.index, two.test.index)
-    assert not np.array_equal(one.test.index, digits_splits(seed=4).test.index)
-    assert set(one.train.index).isdisjoint(one.test.index)
-    assert one.test.class_counts.min() >= 50
 
 
 @pytest.mark.parametrize(

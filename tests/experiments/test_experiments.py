@@ -20,11 +20,11 @@ from compensate.data import Dataset, Splits
 from compensate.methods import METHODS, find
 from compensate.methods.composition import cells, why_not
 from compensate.training import Config, fit
-from experiments import claims, graph
+from experiments import graph
 from experiments import sentences as s
 from experiments.__main__ import app
 from experiments.archive import Archive
-from experiments.comparing import Comparison, Value
+from experiments.comparing import Comparison
 from experiments.exploration import Budget, Part, explore
 from experiments.figures import FIGURES, curves, tree
 from experiments.figures.pages import figures_page
@@ -142,34 +142,6 @@ def test_adversarial_accuracy_of_a_linear_model_in_closed_form():
     for radius in (0.05, 0.1):
         right = adversarial_accuracy(Threshold(), data, radius)
         assert right == pytest.approx((np.abs(x - 0.5) > radius + 1e-6).mean(), abs=2 / 41)
-
-
-def made(table: str, values: dict[str, list[float]], spread: float = 0.1) -> Comparison:
-    found = find_table(table)
-    ours = {
-        (row, c): Value.of([(v + d) / 100 for d in (-spread, 0, spread)])
-        for row, column in values.items()
-        for c, v in enumerate(column)
-    }
-    return Comparison(found, tuple(range(len(next(iter(values.values()))))), ours, ours, {}, ours, ours, {})
-
-
-def verdict(says: str, **tables: Comparison) -> claims.Verdict:
-    claim = next(c for c in claims.CLAIMS if says in c.says)
-    return claim.judge({t.table.id: t for t in tables.values()})
-
-
-def test_verdicts_of_made_up_tables():
-    best = "LogComp or MixComp has the highest accuracy in every column, CIFAR"
-    good = made("1", dict.fromkeys(find_table("1").rows, [50] * 7) | {"mixcomp": [52] * 7})
-    assert verdict(best, a=good).answer == "holds"
-    part = made("1", {"base": [50, 40], "logcomp": [51, 45], "mixcomp": [52, 47]})
-    assert verdict(best, a=part).answer == "not judged", "the rows that were not run could be above"
-    bad = made("1", {"base": [50, 48], "logcomp": [51, 45], "mixcomp": [52, 47]})
-    found = verdict("LogComp is above the base under noise", a=bad)
-    assert found.answer == "does not hold"
-    assert "-3.0 (-3.0 to -3.0)" in found.figures
-    assert verdict("LogComp is above the base under noise").answer == "not run here"
 
 
 # Exploration
