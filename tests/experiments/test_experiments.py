@@ -16,12 +16,11 @@ from typer.testing import CliRunner
 
 from compensate import InputError
 from compensate.core.taxonomy import TARGETS
-from compensate.data import Dataset, Splits
+from compensate.data import Dataset
 from compensate.methods import METHODS, find
 from compensate.methods.composition import cells, why_not
 from compensate.training import Config, fit
 from experiments import graph
-from experiments import sentences as s
 from experiments.__main__ import app
 from experiments.archive import Archive
 from experiments.comparing import Comparison
@@ -287,43 +286,7 @@ def test_stored_page_and_pictures_are_up_to_date():
         assert picture.stat().st_size < 250_000
 
 
-# Sentences
-PLANTED = (5, 40, 77, 101)
 GOOD, BAD = ["good", "fine", "lovely", "bright", "warm"], ["bad", "poor", "awful", "dull", "cold"]
-
-
-def corpus(n=120):
-    """Texts whose words tell their class, but for a few labels that are wrong."""
-    draw = np.random.default_rng(0)
-    target = np.arange(n) % 2
-    texts = [" ".join(draw.choice(GOOD if y else BAD, 4)) + f" film {i}" for i, y in enumerate(target)]
-    target = target.copy()
-    target[[i for i in PLANTED if i < n]] ^= 1
-    return Dataset(np.array(texts, dtype=object), target, ("negative", "positive"))
-
-
-TINY = Config(
-    data="planted", method="logcomp", model="bilstm", model_options={"hidden": 8}, epochs=6, batch_size=16, lr=0.01,
-    validation=0.0, test=0.0,
-)  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def sentences_found():
-    return s.find_sentences(TINY, seeds=2, top=6, data=Splits(corpus()))
-
-
-def test_planted_errors_come_first_with_the_right_suggestion(sentences_found):
-    assert {row.index for row in sentences_found.top[: len(PLANTED)]} == set(PLANTED)
-    truth = np.arange(120) % 2
-    for rank, row in enumerate(sentences_found.top, start=1):
-        assert row.rank == rank
-        if row.index in PLANTED:
-            assert row.suggested == ("negative", "positive")[truth[row.index]] != row.given
-            assert row.contradicted == 2
-    sizes = [row.size for row in sentences_found.top]
-    assert sizes == sorted(sizes, reverse=True)
-    assert sentences_found.texts == 120
 
 
 # Taxonomy

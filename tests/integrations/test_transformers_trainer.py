@@ -14,7 +14,7 @@ pytest.importorskip("skorch")
 
 import transformers
 from integrations_runs import hf_trainer, rows
-from loops import BATCH, FEATURES, METHODS, RATE, SCHEDULED, C, N, assert_same, bert, plain, words
+from loops import BATCH, FEATURES, METHODS, RATE, C, N, assert_same, bert, plain, words
 
 from compensate import InputError, methods
 from compensate.integrations.transformers import IndexCollator
@@ -138,16 +138,6 @@ def test_a_model_that_is_no_classifier(tmp_path):
     model = transformers.BertModel(bert().config)
     with pytest.raises(InputError, match="without logits"):
         hf_trainer(logcomp(), tmp_path, model=model).train()
-
-
-# time
-@pytest.mark.parametrize(("arguments", "total"), [
-    ({"max_steps": 3}, 3), ({"max_steps": 3, "gradient_accumulation_steps": 3}, 7), ({"num_train_epochs": 1.5}, 6),
-])  # fmt: skip
-def test_the_clock_counts_batches(arguments, total, tmp_path):
-    criterion = SCHEDULED["scheduled"]()
-    hf_trainer(criterion, tmp_path, arguments=arguments).train()
-    assert int(criterion.step) == int(criterion.total) == total
 
 
 def test_a_stream_has_passes_though_it_has_no_length(tmp_path):
