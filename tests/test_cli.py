@@ -1,14 +1,16 @@
-"""The command line as a user meets it."""
+"""The command line: messages, and the commands that train."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -16,6 +18,11 @@ import pytest
 from typer.testing import CliRunner
 
 from compensate.cli import app, main
+from compensate.errors import InputError
+from compensate.training import Run
+from processes import start
+
+# Cli
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -40,7 +47,7 @@ def test_output_in_another_encoding_has_marks_in_place_of_what_it_lacks():
     code = "from compensate.cli.options import console; from compensate.cli import run; run(lambda: console.print('neg \\u2192 pos'))"
     for encoding, expected in (("cp1252", "neg ? pos"), ("utf-8", "neg \u2192 pos")):
         done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, check=False, env={"PATH": "", "PYTHONIOENCODING": encoding}
+            [sys.executable, "-c", code], capture_output=True, check=False, env={**os.environ, "PYTHONIOENCODING": encoding}
         )  # fmt: skip
         assert (done.returncode, done.stdout.decode(encoding).strip()) == (0, expected), done.stderr.decode()
 
@@ -158,3 +165,253 @@ def test_too_little_memory_is_said_in_one_line():
     code = "import numpy as np; from compensate.cli import run; run(lambda: np.empty(1 << 48))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert_told(done.returncode, done.stderr, "error: there is not enough memory")
+
+
+# Commands train
+
+
+SMALL = ["--limit", "150", "--epochs", "2", "--model", "mlp", "--set", "model_options.hidden=[8]"]
+
+
+def commands_train_run(*arguments: str, fails: bool = False) -> str:
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, list(arguments))
+    if isinstance(done.exception, InputError):
+        assert fails, done.exception
+        return str(done.exception)
+    assert (done.exit_code != 0) == fails, (done.output, done.exception)
+    return done.output
+
+
+def test_train_stores_a_run_and_resumes_it(tmp_path):
+    out = tmp_path / "run"
+    command = ["train", "digits", "--method", "label-smoothing", "--noise", "pair:0.2", *SMALL, "--out", str(out)]
+    said = commands_train_run(*command)
+    assert "label-smoothing on mlp, 2 epochs" in said
+    assert "chosen on validation" in said
+    assert len((out / "metrics.jsonl").read_text().splitlines()) == 2
+    assert json.loads((out / "config.json").read_text())["config"]["noise"] == "pair:0.2"
+    assert "holds this commands_train_run already" in commands_train_run(*command, fails=True)
+    assert "2 epochs" in commands_train_run(*command, "--resume")
+
+
+def interrupted(arguments: list[str], output: Path) -> None:
+    """The command in a process of its own, which gets the signal of Ctrl-C when two epochs are logged."""
+    log = Run.log
+
+    def logged(self, history):
+        log(self, history)
+        if len(history) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    Run.log = logged
+    sys.argv = ["compensate/__main__.py", *arguments]
+    with open(output, "w") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+        sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
+        main()
+
+
+def test_ctrl_c_stores_a_checkpoint_and_prints_the_command_that_resumes_exactly(tmp_path):
+    options = ["--limit", "150", "--epochs", "6", "--batch-size", "16", "--model", "mlp", "--quiet"]
+    whole, broken = tmp_path / "whole", tmp_path / "my broken"
+    commands_train_run("train", "digits", *options, "--out", str(whole))
+    output = tmp_path / "output.txt"
+    process = start(interrupted, ["train", "digits", *options, "--out", str(broken)], output)
+    process.join()
+    said = output.read_text()
+    assert process.exitcode == 130, said
+    *_, first, resume = said.strip().splitlines()
+    assert re.match(r"stopped after step \d+; the checkpoint is in .*my broken. Resume with:", first)
+    assert "Traceback" not in said
+    begun = len((broken / "metrics.jsonl").read_text().splitlines())
+    assert begun == 2
+    python, module, name, *rest = shlex.split(resume)
+    assert (python, module, name) == ("python", "-m", "compensate")
+    commands_train_run(*rest)
+    assert (broken / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
+
+
+def test_options_of_a_file_give_way_to_the_command_line(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text(
+        'data = "digits"\nmethod = "logcomp"\nepochs = 1\nlimit = 150\nmodel = "mlp"\nbatch-size = 50\n'
+        "[hyper]\nlam = 0.2\nlr = 0.5\n[model_options]\nhidden = [8]\n"
+    )
+    commands_train_run(
+        "train", "--config", str(file), "--hyper", "lam=0.3", "--seed", "4", "--out", str(tmp_path / "run")
+    )
+    stored = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert stored["config"]["hyper"] == {"lam": 0.3, "lr": 0.5}
+    assert (stored["config"]["seed"], stored["config"]["batch_size"], stored["config"]["epochs"]) == (4, 50, 1)
+    assert stored["effective"]["optimizer"] == "adam"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["train"], "no data set is given"),
+        (["train", "digits", "--method", "logcmp"], 'did you mean "logcomp"'),
+        (["train", "digits", "--hyper", "lam"], "equals sign"),
+        (["train", "digits", "--set", "lam"], "such as --set weight_decay=1e-4"),
+        (["train", "digits", "--method", "logcomp", "--set", "lam=0.1"], "lam belongs to the method: --hyper lam=0.1."),
+        (["train", "digits", "--set", "epoch=3"], 'did you mean "epochs"'),
+        (["train", "digits", "--config", "nowhere.toml"], "no file nowhere.toml"),
+        (["train", "digitz"], "no data set has the name"),
+        (["compare", "digits", "--methods", "base,gce", "--hyper", "lam=3"], "does not say of which method"),
+        (["compare", "digits", "--methods", "base,gce", "--baseline", "elr"], "not among the methods"),
+        (["tune", "digits"], "nothing to tune"),
+        (["tune", "digits", "--method", "gce", "--preset", "papr"], "choose default, paper"),
+    ],
+)
+def test_mistakes_end_in_one_sentence(arguments, said):
+    assert said in commands_train_run(*arguments, fails=True)
+
+
+def messages(path: Path, **more: list[str]) -> Path:
+    """A table of 60 texts on three topics, of which two have no label."""
+
+    words = ["the bill is wrong again", "the parcel came late again", "the screen stays black again"]
+    rows = range(60)
+    table = pd.DataFrame({"nr": rows, "message": [f"{words[k % 3]} {k}" for k in rows], "topic": list("abc") * 20})
+    table.loc[[4, 9], "topic"] = ""
+    table.assign(**more).to_csv(path, index=False)
+    return path
+
+
+BRIEF = ["--epochs", "1", "--set", "model_options.hidden=8", "--set", "test=0.25"]
+
+
+def test_test_rows_without_a_label_are_left_out(tmp_path):
+    path = messages(tmp_path / "m.csv", split=["test"] * 20 + ["train"] * 40)
+    lines = commands_train_run("train", str(path), *BRIEF, "--out", str(tmp_path / "run")).splitlines()
+    assert "36 samples to train, 4 to validate, 18 to test, 2 without a label left out" in lines[0]
+    assert lines[1] == "test labels come from the test part of the data"
+
+
+def test_a_file_that_was_changed_is_trained_on_anew(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    table = Path("table.csv")
+
+    def write(flip):
+        table.write_text("a,b,y\n" + "".join(f"{k % 7},{k % 5},{'nm'[(k % 7 > 3) ^ flip]}\n" for k in range(120)))
+
+    command = shlex.split("compare table.csv --methods base --seeds 1 --epochs 1 --model mlp --workers 1")
+
+    def folders():
+        commands_train_run(*command)
+        return {path.name for path in Path("runs").glob("compare-*/runs/*")}
+
+    write(False)
+    first = folders()
+    assert folders() == first, "a finished commands_train_run is read"
+    write(True)
+    assert len(folders()) == len(first) + 1, "the runs of the former content are not taken for those of the present one"
+    train = ["train", "table.csv", "--epochs", "1", "--model", "mlp", "--out", "run"]
+    commands_train_run(*train)
+    write(False)
+    assert "holds another commands_train_run: it differs in content" in commands_train_run(
+        *train, "--resume", fails=True
+    )
+
+
+def test_a_training_lists_the_labels_that_look_wrong_by_their_row_of_the_file(tmp_path):
+
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 3))
+    right = np.where(x[:, 0] > 0, "yes", "no")
+    wrong = rng.random(300) < 0.1
+    given = np.where(wrong, np.where(right == "yes", "no", "yes"), right).astype(object)
+    given[:20] = ""  # rows without a label: positions among the others are no rows of the file
+    pd.DataFrame(x, columns=["a", "b", "c"]).assign(kind=given).to_csv(tmp_path / "own.csv", index=False)
+    out = tmp_path / "run"
+    command = [
+        "train",
+        str(tmp_path / "own.csv"),
+        "--label",
+        "kind",
+        "--method",
+        "logcomp",
+        "--epochs",
+        "15",
+        "--quiet",
+    ]
+    *_, said = commands_train_run(*command, "--out", str(out)).splitlines()
+    found = pd.read_csv(out / "suspects.csv")
+    assert list(found.columns) == ["index", "given", "suggested", "score", "flagged"]
+    assert found["index"].is_unique
+    assert (found["given"] == given[found["index"]]).all()
+    assert (found["suggested"] != found["given"]).all()
+    assert found["score"].is_monotonic_decreasing
+    assert wrong[found["index"][:15]].mean() > 0.8
+    assert said == (
+        f"suspects: {out / 'suspects.csv'}, {found['flagged'].sum()} flagged; compensate audit judges by models that did not see the label"
+    )
+
+
+@pytest.mark.parametrize("rare", [0.5, 0.1])
+def test_a_model_that_knows_nothing_lists_no_suspects(rare, tmp_path):
+    """It contradicts half of the labels, or all of the rare class, and says so; the same data trained for longer have a list."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 3))
+    kind = np.where(x[:, 0] > np.quantile(x[:, 0], 1 - rare), "yes", "no")
+    pd.DataFrame(x, columns=["a", "b", "c"]).assign(kind=kind).to_csv(tmp_path / "own.csv", index=False)
+    command = ["train", str(tmp_path / "own.csv"), "--label", "kind", "--method", "logcomp", "--quiet"]
+    *_, said = commands_train_run(
+        *command, "--epochs", "1", "--lr", "1e-9", "--out", str(tmp_path / "begun")
+    ).splitlines()
+    assert re.search(r"no list of suspects: .*contradicts \d+ of \d+ labels.*more epochs", said)
+    assert not (tmp_path / "begun" / "suspects.csv").exists()
+    commands_train_run(*command, "--epochs", "20", "--out", str(tmp_path / "trained"))
+    assert (tmp_path / "trained" / "suspects.csv").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_compare_prints_a_table_and_reads_finished_runs(tmp_path, workers):
+    out = tmp_path / "c"
+    command = [
+        "compare", "digits", "--methods", "base,gce,logcomp", "--hyper", "gce.q=0.5", "--seeds", "2", "--noise", "pair:0.3",
+        *SMALL, "--workers", workers, "--out", str(out),
+    ]  # fmt: skip
+    said = commands_train_run(*command)
+    assert "minus base (95 %)" in said
+    assert "gce" in said
+    stored = json.loads((out / "comparison.json").read_text())
+    assert len(stored["runs"]) == 6
+    assert {r["hyper"].get("q") for r in stored["runs"] if r["method"] == "gce"} == {0.5}
+    assert (out / "comparison.png").read_bytes().startswith(b"\x89PNG")
+    written = {p: p.stat().st_mtime_ns for p in out.glob("runs/*/result.json")}
+    # One commands_train_run is lost before its end; asked again, only that one is trained, and the table is the same.
+    lost = sorted(written)[0]
+    lost.unlink()
+    assert commands_train_run(*command) == said
+    assert {p for p in written if p.stat().st_mtime_ns != written[p]} == {lost}
+
+
+def test_tune_prints_the_command_to_use(tmp_path):
+    command = [
+        "tune",
+        "digits",
+        "--method",
+        "gce",
+        "--noise",
+        "pair:0.3",
+        *SMALL,
+        "--workers",
+        "1",
+        "--out",
+        str(tmp_path),
+    ]
+    said = commands_train_run(*command, "--trials", "2")
+    (line,) = [line.partition("compensate ")[2] for line in said.splitlines() if line.startswith("use it:")]
+    assert "--method gce --noise pair:0.3 --model mlp --epochs 2 --limit 150" in line
+    assert "--hyper q=" in line
+    again = commands_train_run(*shlex.split(line), "--out", str(tmp_path / "again"))
+    assert "gce on mlp, 2 epochs" in again
+    asked = json.loads((tmp_path / "again" / "config.json").read_text())["config"]
+    assert asked["noise"] == "pair:0.3"
+    assert asked["model_options"] == {"hidden": [8]}
+    assert len(json.loads((tmp_path / "tuning.json").read_text())["trials"]) == 2
+    commands_train_run(*command, "--trials", "3")
+    assert len(json.loads((tmp_path / "tuning.json").read_text())["trials"]) == 3

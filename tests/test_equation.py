@@ -44,8 +44,6 @@ from compensate.terms import (
 )
 
 # Equation
-
-
 U, Y = torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1])
 
 
@@ -221,8 +219,7 @@ def test_forgotten_epoch_end_warns():
     criterion(u, y, i)
 
 
-# --- bad input: one paragraph, what was given, what to do -------------------------------------------------------
-
+# bad input: one paragraph, what was given, what to do
 LOGCOMP = Compensated(logit=Sample(5, 3, penalty=L1(0.1)))
 BAD = {
     "missing index": (lambda: LOGCOMP(U, Y), "index is missing.*compensate.data.Indexed.*criterion.eval"),
@@ -304,8 +301,6 @@ def test_two_criteria_add_up():
 
 
 # Proximal
-
-
 MAPS = {
     "soft": soft_threshold,
     "group": group_soft_threshold,
@@ -364,8 +359,6 @@ def test_zero_rows_stay_finite():
 
 
 # Effective weight
-
-
 def case(rows=40, classes=4):
     torch.manual_seed(0)
     u = (2.5 * torch.randn(rows, classes, dtype=torch.float64)).requires_grad_()
@@ -397,9 +390,6 @@ def test_the_definition_is_a_ratio_of_gradients():
     torch.testing.assert_close(cosine, F.cosine_similarity(ours, plain))
 
 
-# --- 1. a loss of the given probability alone is a weight, -p h'(p) ---------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("make", "weight"),
     [
@@ -417,9 +407,6 @@ def test_a_loss_of_the_given_probability_is_a_weight(make, weight):
     torch.testing.assert_close(cosine, ones())
 
 
-# --- 2. a shift of the given logit is a weight, and every weight is such a shift --------------------------------
-
-
 @pytest.mark.parametrize("make", [lambda: methods.gce(q=0.7), lambda: methods.focal(gamma=2.0)], ids=["gce", "focal"])
 def test_every_weight_is_a_shift_of_the_given_logit(make):
     """As long as the gradient would not be longer than any gradient of cross entropy: w (1 - p) < 1."""
@@ -433,13 +420,9 @@ def test_every_weight_is_a_shift_of_the_given_logit(make):
     torch.testing.assert_close(cosine, ones())
 
 
-# --- 3. LogComp at rest is a clipped weight; what differs is its memory ------------------------------------------
-
-
-# --- 4. labels ---------------------------------------------------------------------------------------------------
-
-
-# --- 5. pulls ----------------------------------------------------------------------------------------------------
-
-
-# --- 6. losses and gradients -------------------------------------------------------------------------------------
+def test_clipped_gradients_are_a_weight():
+    u, y, _ = case()
+    length = (u.detach().softmax(-1) - F.one_hot(y, 4)).norm(dim=-1)
+    weight, cosine = measured(methods.gradient_clip(c=0.5), u, y)
+    torch.testing.assert_close(weight, (0.5 / length).clamp(max=1))
+    torch.testing.assert_close(cosine, ones())

@@ -23,8 +23,6 @@ from compensate.terms.gates import above
 from tiny import TinyNet
 
 # Fast way
-
-
 N, DTYPES = 40, [torch.float64, torch.float32]
 
 
@@ -233,8 +231,6 @@ def test_a_criterion_that_was_told_to_compile_still_notices_what_changes() -> No
 
 
 # Device
-
-
 SIZES = {"num_samples": 40, "num_classes": 3, "class_counts": [20, 12, 8], "feature_dim": 6, "feature_shape": (4,)}
 
 

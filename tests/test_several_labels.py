@@ -48,9 +48,7 @@ def test_methods_without_a_binary_form_say_why(name):
         METHODS[name].build(base="bce")
 
 
-# --- each form against a loop -----------------------------------------------------------------------------------
-
-
+# each form against a loop
 def by_loop(u, y, loss):
     return sum(loss(float(u[i, c]), int(y[i, c]), i, c) for i in range(B) for c in range(C)) / (B * C)
 
@@ -142,8 +140,7 @@ def test_lpl_shifts_badly_learned_labels_up_their_loss_and_others_down(by, given
             assert float(s.du.reshape(B, C)[a, c]) == pytest.approx(worse * 0.4 * (1 - 2 * k))
 
 
-# --- each form against the softmax of two classes ----------------------------------------------------------------
-
+# each form against the softmax of two classes
 COINCIDE = {
     "base": ({}, {}),
     "label_smoothing": ({"lam": 0.3}, {"lam": 0.3}),
@@ -168,9 +165,7 @@ def test_one_label_is_the_softmax_over_zero_and_its_logit(name):
     torch.testing.assert_close(*(torch.autograd.grad(loss, x)[0] for loss, x in ((here, left), (there, right))))
 
 
-# --- as in torch ---------------------------------------------------------------------------------------------------
-
-
+# as in torch
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("weight", [None, torch.tensor([0.5, 2.0, 1.0, 3.0])])
 @pytest.mark.parametrize("kind", [torch.bool, torch.long, torch.float32])
@@ -228,9 +223,7 @@ def test_places_may_have_several_labels_too(given):
     assert criterion.suspects().label.tolist() != [0] * 6
 
 
-# --- what is kept ---------------------------------------------------------------------------------------------------
-
-
+# what is kept
 @pytest.mark.parametrize("name", BINARY)
 def test_suspects_are_pairs_of_sample_and_label(name):
     torch.manual_seed(0)
@@ -272,9 +265,7 @@ def test_a_category_is_a_label_and_inputs_belong_to_samples(given):
     assert rows.dense()[i].abs().sum() > 0
 
 
-# --- what is refused -------------------------------------------------------------------------------------------------
-
-
+# what is refused
 @pytest.mark.parametrize(
     ("target", "why"),
     [

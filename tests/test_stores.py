@@ -21,7 +21,7 @@ from compensate.core import stores
 from compensate.core.stores import Kept, Mapped, Packed, Sparse, Spec, choose, ladder, pack_numbers, unpack_numbers
 from compensate.errors import InputError
 from compensate.methods import logcomp
-from compensate.terms import L1, L2, Adversarial, Sample
+from compensate.terms import L1, L2, Sample
 from compensate.training import Config, checkpoint, fit
 
 KINDS = ["float32", "float16", "bfloat16"]
@@ -120,9 +120,7 @@ def test_a_row_that_widens_and_narrows_moves_from_slab_to_slab_and_gives_its_roo
     assert store.nbytes == empty
 
 
-# --- tables ----------------------------------------------------------------------------------------------------------
-
-
+# tables
 def tables(tmp_path, n: int, *shape: int, dtype: str = "float32", **settings) -> dict[str, Sample]:
     stores = {"dense": "dense", "sparse": "sparse", "mapped": tmp_path / "table"}
     return {name: Sample(n, *shape, store=f"{store}:{dtype}", **settings) for name, store in stores.items()}
@@ -172,33 +170,6 @@ def test_a_table_of_16_bits_takes_half_and_ends_near_that_of_32():
     assert not torch.equal(rows["float16"], rows["float32"])
     dense = [Sample(1000, 7, penalty=L1(0.05), store=f"dense:{dtype}").nbytes for dtype in KINDS]
     assert dense == [28_000, 14_000, 14_000]
-
-
-def test_rows_of_other_shapes_and_targets(tmp_path):
-    torch.manual_seed(0)
-    x, y, i = torch.rand(6, 2, 3), torch.randint(4, (6,)), torch.tensor([3, 1, 4, 1, 5, 9])
-    model = nn.Sequential(nn.Flatten(), nn.Linear(6, 4))
-    found = []
-    for table in tables(tmp_path, 10, 2, 3, penalty=L1(0.001), lr=0.1).values():
-        criterion = Compensated(feature=table)
-        for _ in range(3):
-            criterion.evaluate(model, x, y, i).loss.backward()
-        found.append(table.dense())
-    assert found[0].any()
-    assert all(torch.equal(other, found[0]) for other in found[1:])
-
-
-def test_an_inner_loop_keeps_its_rows_in_any_store():
-    torch.manual_seed(0)
-    u, y, i = torch.randn(6, 4), torch.randint(4, (6,)), torch.tensor([3, 1, 4, 2, 5, 9])
-    found = []
-    for store in ("dense", "sparse"):
-        table = Sample(10, 4, store=store)
-        criterion = Compensated(logit=Adversarial(0.5, per=table, steps=2, random_start=False))
-        criterion(u.requires_grad_(), y, i)
-        found.append(table.dense())
-    assert found[0].any()
-    assert torch.equal(*found)
 
 
 @pytest.mark.parametrize("first", ["dense", "sparse", "mapped"])
@@ -297,9 +268,7 @@ def test_runs_are_alike_and_resumed_exactly_whatever_keeps_the_rows(tmp_path):
             assert all(torch.equal(value, expected[0][name]) for name, value in found[0].items())
 
 
-# --- the choice ------------------------------------------------------------------------------------------------------
-
-
+# the choice
 def test_auto_is_dense_while_it_is_small_and_says_when_it_is_not(caplog):
     stores._said.clear()
     with caplog.at_level(logging.WARNING, "compensate"):

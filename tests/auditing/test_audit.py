@@ -29,9 +29,8 @@ from compensate.data.tables import from_frame
 from compensate.errors import InputError
 from compensate.models import MLP
 
+
 # Audit api
-
-
 def blobs(size: int = 600, classes: int = 3, seed: int = 0):
     """Well separated features, a tenth of whose labels are wrong."""
     rng = np.random.default_rng(seed)
@@ -116,9 +115,7 @@ def test_rows_without_a_label_are_predicted():
     assert (found.predicted["suggested"].astype(int) == true[:50]).mean() > 0.9
 
 
-# --- bad input ------------------------------------------------------------------------------------------------
-
-
+# bad input
 def test_one_class_is_an_error():
     with pytest.raises(InputError, match="one class"):
         audit(np.zeros((50, 2), np.float32), np.zeros(50, int))
@@ -173,8 +170,6 @@ def test_columns_of_a_data_frame_may_be_numbers():
 
 
 # Audit model
-
-
 def audit_model_blobs(size: int = 300, seed: int = 0):
     rng = np.random.default_rng(seed)
     true = rng.integers(3, size=size)
@@ -251,9 +246,7 @@ def test_a_training_that_was_ended_goes_on_where_it_was(tmp_path, crossfit):
     assert found.curves == whole.curves
 
 
-# --- bad input ------------------------------------------------------------------------------------------------
-
-
+# bad input
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "argument",
@@ -289,8 +282,6 @@ def test_a_model_that_is_none_is_named(model, said):
 
 
 # Audit memory
-
-
 def test_linear_models_of_embeddings_take_a_fraction_of_their_memory(monkeypatch):
     monkeypatch.setattr(linear, "BLOCK", 1 << 17)  # small as the data are, they are looked at in parts
     rng = np.random.default_rng(0)
@@ -336,8 +327,6 @@ def test_numbers_that_are_not_finite_are_found_in_any_block():
 
 
 # List of suspects
-
-
 def list_of_suspects_found(frame: pd.DataFrame, p_error: np.ndarray, **options) -> Audit:
     data = from_frame(frame, "the table", label="label", **options).train
     score = np.log(p_error) - np.log1p(-p_error)

@@ -216,9 +216,7 @@ def test_encoding_and_delimiter_of_the_audit_hold_for_what_follows(table, tmp_pa
     assert run("check", "people.csv", "--against", "run").endswith("0 look wrong")
 
 
-# --- files and folders, by audits that need no training -------------------------------------------------------
-
-
+# files and folders, by audits that need no training
 @pytest.fixture
 def scored(tmp_path, monkeypatch):
     """A table in two places, with the probabilities that some model gave its rows."""

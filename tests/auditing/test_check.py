@@ -64,9 +64,7 @@ def run(*arguments: str) -> int:
     return int(end.value.code or 0)
 
 
-# --- the fitted model -----------------------------------------------------------------------------------------
-
-
+# the fitted model
 def test_a_stored_model_says_what_the_fitted_one_said(reviewed: Path) -> None:
     frame, wrong = texts(200, seed=1)
     found = audit(reviewed / "reviews.csv", encoder="none")
@@ -183,9 +181,7 @@ def test_a_class_called_array_is_no_array(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found["nested"][0]["y"], tree["nested"][0]["y"])
 
 
-# --- which rows are judged ------------------------------------------------------------------------------------
-
-
+# which rows are judged
 def test_only_new_and_relabeled_rows_are_judged(
     reviewed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,9 +259,7 @@ def test_a_missing_column_is_named_with_the_nearest(reviewed: Path, tmp_path: Pa
         check(loaded(reviewed), tmp_path / "a.csv")
 
 
-# --- lines and formats ----------------------------------------------------------------------------------------
-
-
+# lines and formats
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 def test_line_numbers_are_those_of_the_label_whatever_is_quoted(end: str) -> None:
     rows = [f'"a{end}b{end}c",x', "", "d,y", f'"say ""hi"",{end}",z', "short"]

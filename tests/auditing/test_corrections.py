@@ -247,29 +247,6 @@ def test_an_audit_and_apply_give_a_row_the_same_digest(tmp_path: Path, name: str
     assert data.source.digest == digest_source(tmp_path / name)
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
-def test_the_page_exports_the_digests_of_row_and_source(tmp_path: Path) -> None:
-    from compensate.auditing.page import Estimate, Item, Page
-    from compensate.auditing.page.payload import payload
-
-    decided = decided_on(pets(tmp_path), [0, 2])
-    items = tuple(Item(c.index, c.given, "=1;=2", 1.0, 0.9, True, digest=c.row) for c in decided)
-    page = Page("pets.csv", "text", ("cat", "dog"), 9, items, Estimate(0.1, 0.0, 0.2), source_digest=decided[0].source)
-    script = (resources.files("compensate.auditing.page") / "assets" / "csv.js").read_text("utf-8")
-    asked = f"""
-        const data = {json.dumps(payload(page))}, items = data.items, size = items.index.length;
-        const givenOf = (i) => data.labels[items.given[i]];
-        const store = {{ made: items.index.map(() => ({{ decision: "accept", label: "=1;=2" }})) }};
-        {script}
-        process.stdout.write(corrections());
-    """
-    found = subprocess.run(["node", "-e", asked], capture_output=True, text=True, check=True).stdout
-    (tmp_path / "c.csv").write_text(found)
-    assert read_corrections(tmp_path / "c.csv") == tuple(
-        Correction(c.index, c.given, "accept", "=1;=2", c.row, c.source) for c in decided
-    )
-
-
 def test_digests_survive_the_file_of_corrections(tmp_path: Path) -> None:
     decided = tuple(decided_on(pets(tmp_path), [0, 2]))
     write_corrections(tmp_path / "c.csv", decided)

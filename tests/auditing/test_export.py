@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
 import pandas as pd
@@ -51,9 +50,7 @@ def run(*args: Any) -> str:
     return " ".join(done.output.split())
 
 
-# --- Label Studio ---------------------------------------------------------------------------------------------
-
-
+# Label Studio
 def test_tasks_fit_the_schema_of_label_studio(found: Audit) -> None:
     """Keys and types as https://labelstud.io/guide/tasks and /guide/predictions describe them."""
     from xml.etree import ElementTree
@@ -155,9 +152,7 @@ def test_what_nobody_saved_again_is_no_decision_in_json_min(found: Audit, tmp_pa
     assert decided == {data[1]["row"]: "reject", data[2]["row"]: "reject", data[3]["row"]: "accept"}
 
 
-# --- Argilla --------------------------------------------------------------------------------------------------
-
-
+# Argilla
 def decided_in_argilla(
     records: list[dict[str, Any]], labels: dict[int, str | None], flat: bool
 ) -> list[dict[str, Any]]:
@@ -216,45 +211,7 @@ def test_records_of_argilla_without_an_answer_are_no_decisions(found: Audit, tmp
     assert "holds no decision, so the labels are as they were" in run("apply", source, export, "-o", tmp_path / "a.csv")
 
 
-# The client warns of every key that a mapping renames, and takes it all the same.
-@pytest.mark.filterwarnings("ignore:Keys .* are not present in the mapping:UserWarning")
-def test_records_are_accepted_by_the_client_of_argilla(found: Audit, monkeypatch: pytest.MonkeyPatch) -> None:
-    rg = pytest.importorskip("argilla", reason="argilla is not installed")
-    from argilla.records._mapping import IngestedRecordMapper
-
-    class Offline:
-        def __getattr__(self, name: str) -> Any:
-            return Offline()
-
-        def __call__(self, *args: Any, **named: Any) -> Any:
-            return Offline()
-
-    monkeypatch.setattr(rg.Argilla, "_get_default", classmethod(lambda cls: Offline()))
-    settings = rg.Settings(
-        fields=[rg.TextField("text")],
-        questions=[rg.LabelQuestion("label", labels=list(found.classes))],
-        metadata=[
-            rg.IntegerMetadataProperty("row"), rg.TermsMetadataProperty("given"), rg.FloatMetadataProperty("p_error"),
-            rg.TermsMetadataProperty("digest"), rg.TermsMetadataProperty("source"),
-        ],
-    )  # fmt: skip
-    dataset = rg.Dataset("reviews", settings=settings, client=Offline())
-    records = found.to_argilla()
-    mapping = {key: key for key in records[0] if key.startswith("label.")}
-    mapper = IngestedRecordMapper(dataset=dataset, user_id=uuid4(), mapping=mapping)
-    for record in records:
-        made = mapper(data=record)
-        assert made.fields["text"] == record["text"]
-        assert made.suggestions["label"].value == record["label.suggestion"]
-        assert made.suggestions["label"].agent == "compensate"
-        assert made.metadata["row"] == record["row"]
-        export = made.to_dict()
-        assert export["metadata"]["digest"] == record["digest"]
-
-
-# --- FiftyOne, cleanlab, tables -------------------------------------------------------------------------------
-
-
+# FiftyOne, cleanlab, tables
 def test_samples_of_fiftyone_name_their_files(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for k in range(40):
@@ -297,9 +254,7 @@ def test_a_data_set_keeps_the_names_of_the_classes(found: Audit) -> None:
     np.testing.assert_allclose(again.p_error, found.p_error)
 
 
-# --- the command line -----------------------------------------------------------------------------------------
-
-
+# the command line
 def test_a_run_is_exported_and_its_decisions_applied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     reviews(tmp_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
+import test_review_round_trip as round_trip
 from PIL import Image
 
 import compensate
@@ -29,30 +30,7 @@ def frame(**columns) -> pd.DataFrame:
     return pd.DataFrame({"size": size, **columns, "label": np.array(["cat", "dog"])[KIND]})
 
 
-# Rows that are left out -------------------------------------------------------------------------------------------
-
-
-def parted_csv(at):
-    frame(split=PARTS).to_csv(at / "t.csv", index=False)
-    return at / "t.csv"
-
-
-def parted_jsonl(at):
-    frame(split=PARTS).to_json(at / "t.jsonl", orient="records", lines=True)
-    return at / "t.jsonl"
-
-
-def parted_parquet(at):
-    frame(split=PARTS).to_parquet(at / "t.parquet")
-    return at / "t.parquet"
-
-
-def parted_excel(at):
-    pytest.importorskip("openpyxl")
-    frame(split=PARTS).to_excel(at / "t.xlsx", index=False)
-    return at / "t.xlsx"
-
-
+# Rows that are left out
 def parted_frame(at):
     return frame(split=PARTS)
 
@@ -96,10 +74,10 @@ def splits(at):
 
 
 PARTED = {
-    "csv": (parted_csv, {"test": 12, "validation": 12}),
-    "jsonl": (parted_jsonl, {"test": 12, "validation": 12}),
-    "parquet": (parted_parquet, {"test": 12, "validation": 12}),
-    "excel": (parted_excel, {"test": 12, "validation": 12}),
+    "csv": (round_trip.table(lambda: frame(split=PARTS), "t.csv"), {"test": 12, "validation": 12}),
+    "jsonl": (round_trip.table(lambda: frame(split=PARTS), "t.jsonl"), {"test": 12, "validation": 12}),
+    "parquet": (round_trip.table(lambda: frame(split=PARTS), "t.parquet"), {"test": 12, "validation": 12}),
+    "excel": (round_trip.table(lambda: frame(split=PARTS), "t.xlsx"), {"test": 12, "validation": 12}),
     "frame": (parted_frame, {"test": 12, "validation": 12}),
     "label sets": (parted_sets, {"test": 12, "validation": 12}),
     "folder": (parted_folder, {"test": 12, "val": 12}),
@@ -134,7 +112,7 @@ def test_all_rows_are_audited_on_demand(tmp_path, name):
 
 
 def test_rows_in_pieces_are_all_of_them_on_demand(tmp_path):
-    path = parted_parquet(tmp_path)
+    path = PARTED["parquet"][0](tmp_path)
     with pytest.raises(InputError, match="--split all"):
         open_pieces(path, None, {})
     assert len(open_pieces(path, None, {"split": "all"})) == N
@@ -152,9 +130,7 @@ def test_other_words_for_all_rows_are_refused():
         read(frame(split=PARTS), None, None, {"split": "every"})
 
 
-# Missing labels ---------------------------------------------------------------------------------------------------
-
-
+# Missing labels
 CODES = ["DE", "FR", "NA", "US", "IT"]
 MISSING_CASES = {
     "short codes": (CODES, "NA", True),
@@ -232,8 +208,7 @@ def test_a_class_named_na_is_judged_corrected_and_checked(tmp_path):
     assert scored["flagged"].tolist() == [False, True]
 
 
-# Spellings of one name --------------------------------------------------------------------------------------------
-
+# Spellings of one name
 SPELLINGS = ["cat", "Cat", "CAT", "cat  ", "caf\u00e9 au lait", "cafe\u0301 au lait", "Caf\u00e9-au-lait", "dog"]
 
 
@@ -335,9 +310,7 @@ def test_a_person_at_a_terminal_is_asked_whether_to_merge(tmp_path, monkeypatch)
     assert '"Cat"' in asked[0]
 
 
-# Other columns that could be the label ----------------------------------------------------------------------------
-
-
+# Other columns that could be the label
 def test_the_first_line_names_the_runners_up():
     table = frame(energy_class=RNG.choice(["a", "b"], N)).rename(columns={"label": "churned"})
     assert (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
@@ -14,17 +13,15 @@ import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
 
 from compensate.auditing.api import audit
 from compensate.auditing.issues import COLUMNS, KINDS, find_issues, neighbors, summary
 from compensate.auditing.issues.duplicates import SIMILAR_IMAGES, jaccard, sequences, text_pairs
 from compensate.auditing.issues.image_copies import image_pairs, shrunk
 from compensate.auditing.issues.neighbors import nearest_rows
-from compensate.auditing.issues.samples import language, odd_images, oddity, other_languages, predicts
+from compensate.auditing.issues.samples import language, odd_images, other_languages, predicts
 from compensate.auditing.page.contents import page_of
 from compensate.auditing.result import Audit
-from compensate.cli import app
 from compensate.data import from_frame
 from compensate.errors import InputError
 
@@ -45,9 +42,7 @@ def of(found: pd.DataFrame, issue: str) -> pd.DataFrame:
     return found[found["issue"] == issue]
 
 
-# --- neighbors ------------------------------------------------------------------------------------------------
-
-
+# neighbors
 def test_neighbors_are_those_of_a_plain_search() -> None:
     x = np.random.default_rng(0).normal(size=(300, 5)).astype(np.float32)
     who, far = nearest_rows(x, 4)
@@ -66,9 +61,7 @@ def test_in_cells_nearly_all_copies_are_found(monkeypatch: pytest.MonkeyPatch) -
     assert (who[2000:, 0] == np.arange(1000)).mean() > 0.95
 
 
-# --- texts ----------------------------------------------------------------------------------------------------
-
-
+# texts
 def test_pairs_of_texts_are_those_of_a_plain_loop() -> None:
     texts = sentences(80)
     texts += [t.replace("a", "o", 2) for t in texts[:40]] + [t.upper() + "!!" for t in texts[40:60]]
@@ -114,9 +107,7 @@ def test_a_corpus_of_several_languages_has_no_foreign_ones() -> None:
     assert list(other_languages([english] * 10 + [german] * 9)) == []
 
 
-# --- images ---------------------------------------------------------------------------------------------------
-
-
+# images
 def pictures(n: int, seed: int = 0) -> np.ndarray:
     """Smooth random pictures."""
     rng = np.random.default_rng(seed)
@@ -210,20 +201,6 @@ def test_dark_bright_and_blank_pictures_are_named() -> None:
     odd = [images[0] // 10, bright, np.full((3, 32, 32), 90), images[0] // 30, np.zeros((3, 32, 32))]
     found = [(kind, i) for kind, i, _, _ in odd_images(np.concatenate([images, np.stack(odd).astype(np.uint8)]))]
     assert found == [("dark_image", 5), ("bright_image", 6), ("blank_image", 7), ("dark_image", 8), ("blank_image", 9)]
-
-
-# --- rows and columns -----------------------------------------------------------------------------------------
-
-
-def test_oddity_is_the_mean_of_two_deviations_from_the_usual_distance() -> None:
-    rng = np.random.default_rng(0)
-    x = rng.lognormal(size=(80, 3)).astype(np.float32)
-    z = []
-    for rows in (x, x / np.linalg.norm(x, axis=1, keepdims=True)):
-        apart = np.sort(np.linalg.norm(rows[:, None].astype(float) - rows[None], axis=2), axis=1)[:, 1:11]
-        logs = np.log(apart.mean(1)) if rows is x else np.log((apart**2).mean(1))
-        z.append((logs - np.median(logs)) / (np.quantile(logs, 0.8413) - np.median(logs)))
-    np.testing.assert_allclose(oddity(x)[0], (z[0] + z[1]) / 2, atol=2e-2)
 
 
 def test_a_row_without_a_value_is_named() -> None:
@@ -334,41 +311,6 @@ def test_rare_classes_are_named_and_equal_rows_of_a_narrow_table_are_not() -> No
     assert of(issues, "rare_class")["column"].tolist() == ["rare"]
     assert not len(of(issues, "duplicate"))
     assert not len(of(issues, "conflicting_duplicate"))
-
-
-# --- stored, on the command line and on the page --------------------------------------------------------------
-
-
-def run(*args: Any) -> str:
-    done = CliRunner().invoke(app, [str(a) for a in args])
-    if done.exception is not None and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    return " ".join(done.output.split())
-
-
-def test_a_run_stores_its_issues_and_says_so(reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    shutil.copy(reviews, tmp_path)
-    said = run("audit", "reviews.csv", "--text", "text", "--encoder", "none", "--out", "run")
-    assert "also found: 2 equal and 2 similar rows, 2 of them with different labels" in said
-    listed = pd.read_csv("run/issues.csv", keep_default_na=False)
-    assert [name for name in listed.columns if name not in ("id", "other_id")] == list(COLUMNS)
-    again = Audit.load("run/audit")
-    assert again.found_issues is not None
-    assert again.issues["issue"].tolist() == listed["issue"].tolist()
-    assert again.issues["index"].isna().sum() == (listed["index"] == "").sum() > 0
-    said = run("audit", "reviews.csv", "--text", "text", "--encoder", "none", "--out", "run", "--only", "labels")
-    assert "also found" not in said
-    assert not Path("run/issues.csv").exists()
-    assert Audit.load("run/audit").found_issues is None
-    with pytest.raises(InputError, match="expected labels"):
-        run("audit", "reviews.csv", "--only", "rows")
-    pd.DataFrame(
-        {"text": sentences(120)[40:44], "label": list("abab"), "key": list("wxyz"), "copy": list("abab"), "note": ""}
-    ).to_csv("held.csv", index=False)
-    assert "4 rows that are in the test set too" in run(
-        "audit", "reviews.csv", "--text", "text", "--encoder", "none", "--out", "run", "--test", "held.csv"
-    )
 
 
 @pytest.mark.parametrize(

@@ -31,25 +31,13 @@ from compensate.auditing.source import read
 from compensate.data import noise
 from compensate.errors import InputError
 
+
 # Learners
-
-
 def classified(size: int = 200, classes: int = 3, seed: int = 0, apart: float = 1.0):
     rng = np.random.default_rng(seed)
     y = rng.integers(classes, size=size)
     x = apart * rng.normal(size=(classes, 5))[y] + rng.normal(size=(size, 5))
     return x.astype(np.float32), y
-
-
-# --- folds ----------------------------------------------------------------------------------------------------
-
-
-def test_folds_spread_each_class_and_unlabeled_rows_evenly():
-    labels = np.random.default_rng(0).choice([-1, 0, 1, 2], p=[0.1, 0.5, 0.3, 0.1], size=503)
-    folds = assign_folds(labels, seed=3)
-    for label in (-1, 0, 1, 2):
-        counts = np.bincount(folds[labels == label], minlength=5)
-        assert counts.max() - counts.min() <= 1
 
 
 def test_copies_of_a_sample_share_a_fold():
@@ -65,9 +53,7 @@ def test_copies_of_a_sample_share_a_fold():
     assert content_keys([1, 2, 3]) is None
 
 
-# --- learners -------------------------------------------------------------------------------------------------
-
-
+# learners
 @pytest.mark.parametrize("sparse", [False, True])
 def test_no_row_is_judged_by_its_own_label(sparse):
     """A changed label leaves what neighbors, naive Bayes and trees say of its row as it was, bit for bit.
@@ -154,8 +140,6 @@ def test_the_first_copy_of_a_row_is_that_of_a_loop():
 
 
 # Linear
-
-
 def linear_classified(size: int = 240, classes: int = 3, columns: int = 6, seed: int = 0):
     """Features of unequal scale and location, and labels that they predict in part."""
     rng = np.random.default_rng(seed)
@@ -259,8 +243,6 @@ def test_portions_of_rows_change_nothing(monkeypatch):
 
 
 # Noise model
-
-
 SIZE = 4000
 
 
@@ -361,9 +343,7 @@ def test_renaming_the_classes_renames_the_answer():
     np.testing.assert_array_equal(order[renamed.suggested], plain.suggested)
 
 
-# --- pooling --------------------------------------------------------------------------------------------------
-
-
+# pooling
 def test_the_weight_of_a_learner_follows_what_it_knows():
     log_q, true = posterior()
     rng = np.random.default_rng(1)
@@ -430,8 +410,6 @@ def test_few_decisions_hardly_move_the_flags_and_many_do(kept):
 
 
 # Views
-
-
 def views_of(data, labels=None, features=None, **options):
     return make_views(read(data, labels, features, options), "none")
 
@@ -498,19 +476,7 @@ def test_a_table_with_an_id_a_date_and_a_column_of_many_values_is_audited_as_wel
     assert np.mean(plain.mask == added.mask) > 0.97
 
 
-def test_large_images_are_averaged_over_squares():
-    rng = np.random.default_rng(0)
-    images = rng.integers(0, 256, size=(24, 3, 70, 65)).astype(np.uint8)
-    (view,) = views_of(images, np.arange(24) % 2).views
-    side = 3  # 70 x 65 pixels are more than four and less than nine times as many as wanted
-    assert view.x.shape == (24, 3 * 23 * 21)
-    np.testing.assert_allclose(view.x[5, 0], images[5, 0, :side, :side].mean() / 255, rtol=1e-5)
-    np.testing.assert_allclose(view.x[5, 22], images[5, 0, side : 2 * side, side : 2 * side].mean() / 255, rtol=1e-5)
-
-
-# --- numbers of any size --------------------------------------------------------------------------------------
-
-
+# numbers of any size
 @pytest.mark.parametrize("columns", [4, 240])
 @pytest.mark.parametrize("odd", ["one", "rare", "all", "tiny"])
 def test_numbers_of_any_size_leave_the_others_their_weight(columns, odd):

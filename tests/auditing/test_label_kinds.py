@@ -25,8 +25,6 @@ from compensate.auditing.source import read
 from compensate.errors import InputError
 
 # Multilabel
-
-
 WORDS = {
     "food": ["bread", "soup", "cook", "salt", "dish"],
     "law": ["court", "judge", "trial", "crime", "jury"],
@@ -195,8 +193,6 @@ def test_an_export_of_whole_rows_is_refused() -> None:
 
 
 # Tokens
-
-
 CITIES, PEOPLE = ("Paris", "Lima", "Oslo", "Rome"), ("Ann Lee", "Bob Ray", "Eva Sun")
 WRONG = (7, 30, 61)
 """Sentences whose city has no tag."""
@@ -325,8 +321,6 @@ def test_options_of_tables_are_refused(tmp_path: Path) -> None:
 
 
 # Masks
-
-
 SIDE, COUNT, WRONG = 24, 12, 5
 
 

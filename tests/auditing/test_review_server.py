@@ -106,9 +106,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., ReviewServer]]:
         server.server_close()
 
 
-# --- the journal ----------------------------------------------------------------------------------------------
-
-
+# the journal
 def event(row: int, decision: str = "accept", time: int = 1, tab: str = "a", label: str = "dog") -> Event:
     return Event(Correction(row, "cat", decision, label if decision else "", "", ""), time, tab)
 
@@ -173,9 +171,7 @@ def test_one_process_reviews_at_a_time_and_nobody_replaces_the_run(tmp_path: Pat
     check_run_folder(folder)
 
 
-# --- who gets in ----------------------------------------------------------------------------------------------
-
-
+# who gets in
 @pytest.mark.parametrize(
     "path",
     [
@@ -275,32 +271,6 @@ def test_what_is_no_decision_is_refused_as_a_whole(serve: Callable[..., ReviewSe
 
 def test_the_server_listens_on_loopback_alone(serve: Callable[..., ReviewServer]) -> None:
     assert serve().server_address[0] == "127.0.0.1"
-
-
-# --- what is saved --------------------------------------------------------------------------------------------
-
-
-def test_decisions_are_what_the_page_would_export(serve: Callable[..., ReviewServer]) -> None:
-    server = serve()
-    client = Client(server.address)
-    folder = server.reviews[server.newest].folder
-    assert [
-        client.decide(0),
-        client.decide(1, "reject"),
-        client.decide(2, "other", "cat"),
-        client.decide(3, "skip"),
-    ] == [200] * 4
-    assert client.decide(4) == client.decide(4, "", time=2) == 200, "and undone"
-    deadline = time.monotonic() + 60
-    while not (folder / CORRECTIONS).exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    server.merge()
-    found = [(c.index, c.given, c.decision, c.label, c.source) for c in read_corrections(folder / CORRECTIONS)]
-    source = "sha256:" + "1" * 16
-    assert found == [
-        (0, "bird", "accept", "cat", source), (1, "cat", "reject", "cat", source), (2, "dog", "other", "cat", source),
-        (3, "bird", "skip", "", source),
-    ]  # fmt: skip
 
 
 def review_process(folder: Path, port: int, *more: str) -> tuple[subprocess.Popen[str], str]:
@@ -422,9 +392,7 @@ def _is_free(port: int) -> bool:
     return True
 
 
-# --- the whole way --------------------------------------------------------------------------------------------
-
-
+# the whole way
 def flipped(n: int = 300) -> tuple[pd.DataFrame, np.ndarray]:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(n, 4)).round(3)

@@ -211,9 +211,7 @@ def test_a_class_that_the_saved_data_set_does_not_know_is_refused(tmp_path: Path
     assert fixed["train"][0]["label"] == 1
 
 
-# --- in memory ------------------------------------------------------------------------------------------------
-
-
+# in memory
 def of_polars(frame: pd.DataFrame) -> Any:
     return pytest.importorskip("polars").DataFrame(frame.to_dict("list"))
 
@@ -241,9 +239,7 @@ def test_tables_of_other_libraries_give_the_audit_of_the_data_frame(make: Callab
     assert (labels != frame["label"].to_numpy()).sum() == (found.p_error >= 0.9).sum()
 
 
-# --- image folders --------------------------------------------------------------------------------------------
-
-
+# image folders
 def write_images(folder: Path, table_name: str) -> list[str]:
     rng = np.random.default_rng(0)
     rows = []
@@ -313,9 +309,7 @@ def test_pictures_of_a_saved_data_set_may_differ_in_size(tmp_path: Path) -> None
     assert np.array_equal(np.asarray(fixed[3]["image"]), np.asarray(pictures[3]))
 
 
-# --- what cannot be read --------------------------------------------------------------------------------------
-
-
+# what cannot be read
 @pytest.mark.parametrize(
     ("content", "said"),
     [

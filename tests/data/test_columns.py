@@ -31,8 +31,6 @@ from compensate.data.label_column import joined_labels, targets
 from compensate.errors import InputError
 
 # Columns
-
-
 N = 300
 RNG = np.random.default_rng(0)
 
@@ -167,8 +165,6 @@ def test_a_table_with_huge_integers_is_read(tmp_path, where):
 
 
 # Label column
-
-
 LABEL_COLUMN_N = 200
 
 
@@ -344,8 +340,6 @@ def test_lists_written_as_text_are_no_text():
 
 
 # Features
-
-
 def frame(n: int = 200) -> pd.DataFrame:
     rng = np.random.default_rng(0)
     return pd.DataFrame(
@@ -459,18 +453,6 @@ def test_names_of_people_do_not_make_a_table_a_text():
     assert {c.name: c.role for c in data.source.columns}["who"] == "text"
     assert from_frame(table, "t", text="who").train.source.kind == "text"
     assert from_frame(table[["who", "pay", "label"]], "t").train.source.kind == "text"
-
-
-def test_a_lonely_identifier_is_better_than_nothing():
-    table = pd.DataFrame({"n": range(100), "label": ["a"] * 50 + ["b"] * 50})
-    data = from_frame(table, "t").train
-    assert data.x.shape == (100, 1)
-    with pytest.raises(InputError, match="nothing but the label"):
-        from_frame(table[["label"]], "t")
-    with pytest.raises(InputError, match=r"no column of same says"):
-        from_frame(table[["label"]].assign(same=1), "t")
-    with pytest.raises(InputError, match="more than one column"):
-        from_frame(pd.DataFrame([[1, 2, 3]] * 3, columns=["a", "a", "label"]), "t")
 
 
 @pytest.mark.parametrize(

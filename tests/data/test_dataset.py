@@ -18,8 +18,6 @@ from compensate.data import (
     Indexed,
     Ragged,
     batches,
-    digits,
-    digits_splits,
     draws,
     gather,
     noise,
@@ -28,9 +26,8 @@ from compensate.data import (
 from compensate.data.images import as_images
 from compensate.errors import InputError
 
+
 # Dataset
-
-
 def toy(n: int = 100, c: int = 3) -> Dataset:
     rng = np.random.default_rng(0)
     names = np.array([f"row{i}" for i in range(n)], dtype=object)
@@ -58,18 +55,6 @@ def test_index_is_the_source_row_through_any_chain():
     assert [deep[r][2] for r in range(2)] == list(deep.index)
 
 
-def test_digits():
-    data = digits()
-    assert data.x.shape == (1797, 1, 8, 8)
-    assert data.x.dtype == np.float32
-    assert (data.x.min(), data.x.max()) == (0, 1)
-    one, two = digits_splits(seed=3), digits_splits(seed=3)
-    assert np.array_equal(one.test.index, two.test.index)
-    assert not np.array_equal(one.test.index, digits_splits(seed=4).test.index)
-    assert set(one.train.index).isdisjoint(one.test.index)
-    assert one.test.class_counts.min() >= 50
-
-
 @pytest.mark.parametrize(
     ("call", "hint"),
     [
@@ -88,8 +73,6 @@ def test_bad_input(call, hint):
 
 
 # Batches
-
-
 def texts(n: int = 500) -> Dataset:
     rng = np.random.default_rng(0)
     rows = [rng.integers(2, 50, size=rng.integers(1, 60)) for _ in range(n)]
@@ -186,8 +169,6 @@ def test_regression_targets_are_floats():
 
 
 # Indexed
-
-
 def test_index_names_the_sample_whatever_the_order():
     x, y = torch.randn(10, 3), torch.arange(10) % 4
     seen = 0
@@ -226,8 +207,6 @@ def test_errors_say_what_to_do():
 
 
 # Noise
-
-
 DRAWN = [noise.random, noise.symmetric, noise.pair]
 
 

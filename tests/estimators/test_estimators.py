@@ -24,8 +24,6 @@ from compensate.estimators.regression import unshuffle
 from compensate.estimators.svm import flips
 
 # Kmeans
-
-
 matplotlib.use("Agg")
 
 
@@ -163,43 +161,7 @@ def test_rbf_kernel_equals_distances_by_the_kernel_trick() -> None:
     np.testing.assert_allclose(model.transform(fresh)[:, 0], expected, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        ({"n_clusters": 0}, r"n_clusters == 0, must be >= 1"),
-        ({"n_clusters": 300}, r"n_samples=222 should be >= n_clusters=300"),
-        ({"lam": -1.0}, r"lam == -1.0, must be > 0"),
-        ({"contamination": 0.6}, r"contamination == 0.6, must be < 0.5"),
-        ({"penalty": "l3"}, r"The 'penalty' parameter must be one of \{'l2', 'l1'\}. Got 'l3' instead"),
-        ({"kernel": "tanh"}, r"The 'kernel' parameter must be one of"),
-        ({"kernel": "rbf", "penalty": "l1"}, r"use penalty='l2'"),
-        ({"random_features": 10}, r"random_features needs kernel='rbf'"),
-        ({"kernel": "rbf", "gamma": -1.0}, r"gamma == -1.0, must be > 0"),
-    ],
-)
-def test_bad_parameters(params: dict[str, object], message: str) -> None:
-    X, _ = blobs(0)
-    with pytest.raises(ValueError, match=message):
-        RobustKMeans(**params).fit(X)
-
-
-@pytest.mark.parametrize("d", [1, 2, 4])
-def test_plot_shows_every_outlier(d: int) -> None:
-    import matplotlib.pyplot as plt
-
-    X, _ = blobs(9)
-    X = np.hstack([X, X])[:, :d]
-    model = RobustKMeans(4, random_state=0).fit(X)
-    ax = model.plot(X)
-    drawn = {artist.get_label(): len(artist.get_offsets()) for artist in ax.collections}
-    assert drawn["outlier and its compensation"] == model.outliers_.sum()
-    assert drawn["center"] == 4
-    plt.close("all")
-
-
 # Multiview
-
-
 matplotlib.use("Agg")
 
 
@@ -215,24 +177,6 @@ def views(seed: int, n: int = 200, k: int = 4, widths: tuple[int, ...] = (20, 12
         data.append(10.0**v * clean)
         wrong.append(bad)
     return data, truth, np.stack(wrong, axis=1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("share", [0.1, 0.2])
-def test_beats_kmeans_on_corrupted_views(share: float) -> None:
-    ours, theirs, precision, recall = [], [], [], []
-    for seed in range(10):
-        data, truth, wrong = views(seed, corrupted=share)
-        model = MultiViewRobustClustering(4, random_state=seed).fit(data)
-        ours.append(adjusted_rand_score(truth, model.labels_))
-        joined = np.hstack([x / x.std() for x in data])
-        theirs.append(adjusted_rand_score(truth, KMeans(4, n_init=10, random_state=seed).fit_predict(joined)))
-        precision.append((model.outliers_ & wrong).sum() / model.outliers_.sum())
-        recall.append((model.outliers_ & wrong).sum() / wrong.sum())
-    assert np.mean(ours) > 0.9
-    assert np.mean(ours) > np.mean(theirs) + 0.3
-    assert np.mean(precision) > 0.8
-    assert np.mean(recall) > 0.85
 
 
 def test_without_compensation_it_is_pca() -> None:
@@ -269,22 +213,6 @@ def test_representation_is_the_minimum_for_its_bases(level: str) -> None:
     assert model.inertia_ == pytest.approx(total, rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        ({"n_clusters": 0}, "n_clusters == 0, must be >= 1"),
-        ({"n_clusters": 90}, "n_samples=60 should be >= n_clusters=90"),
-        ({"level": "corpus"}, r"The 'level' parameter must be one of \{'view', 'sample'\}. Got 'corpus' instead"),
-        ({"contamination": 0.5}, "contamination == 0.5, must be < 0.5"),
-        ({"lam": 0}, "lam == 0, must be > 0"),
-    ],
-)
-def test_multiview_bad_parameters(params: dict[str, object], message: str) -> None:
-    data, _, _ = views(0, n=60)
-    with pytest.raises(ValueError, match=message):
-        MultiViewRobustClustering(**params).fit(data)
-
-
 def test_bad_data() -> None:
     data, _, _ = views(0, n=60)
     model = MultiViewRobustClustering(2)
@@ -301,8 +229,6 @@ def test_bad_data() -> None:
 
 
 # Registration
-
-
 matplotlib.use("Agg")
 
 
@@ -404,26 +330,7 @@ def test_further_starts_find_a_large_turn() -> None:
     assert degrees(RobustICP(init=start).fit(source, target).rotation_, R) < 1
 
 
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        ({"motion": "projective"}, r"The 'motion' parameter must be one of \{'rigid', 'affine', 'nonrigid'\}"),
-        ({"lam": -1}, "lam == -1, must be > 0"),
-        ({"penalty": "l1"}, "The 'penalty' parameter must be one of"),
-        ({"width": 0}, "width == 0, must be > 0"),
-        ({"init": np.eye(2)}, r"init has shape \(2, 2\), but \(3, 3\) was expected"),
-        ({"n_init": 0}, "n_init == 0, must be >= 1"),
-    ],
-)
-def test_registration_bad_parameters(params: dict[str, object], message: str) -> None:
-    source, target, _, _ = scene(0, 2, n=50)
-    with pytest.raises(ValueError, match=message):
-        RobustICP(**params).fit(source, target)
-
-
 # Shift regression
-
-
 matplotlib.use("Agg")
 
 
@@ -486,20 +393,6 @@ def test_l0_is_brute_force_over_outlier_sets(seed: int) -> None:
     assert 0.5 * (left**2).sum() + 0.5 * t**2 * model.outliers_.sum() == pytest.approx(min(values), abs=1e-9)
 
 
-@pytest.mark.parametrize("penalty", ["l1", "l0"])
-def test_penalty_follows_a_robust_scale(penalty: str) -> None:
-    errors, plain, scales = [], [], []
-    for seed in range(20):
-        X, y, truth, wrong = data(seed, n=300)
-        model = ShiftRegressor(penalty=penalty).fit(X, y)
-        scales.append(model.scale_)
-        assert model.outliers_[wrong].all()
-        errors.append(np.abs(model.coef_ - truth[:-1]).max())
-        plain.append(np.abs(ShiftRegressor(lam=np.inf).fit(X, y).coef_ - truth[:-1]).max())
-    assert np.mean(scales) == pytest.approx(0.5, rel=0.3), "the noise is 0.5, whatever the outliers"
-    assert np.mean(errors) < 0.25 * np.mean(plain)
-
-
 def permuted(seed: int, n: int = 1000, d: int = 10, share: float = 0.05, noise: float = 0.02):
     """Slawski's model: responses of a few rows exchanged at random; noise relative to the response's deviation."""
     rng = np.random.default_rng(seed)
@@ -537,24 +430,7 @@ def test_unshuffle_is_the_best_assignment() -> None:
     assert np.array_equal(order[8:], np.arange(8, 12))
 
 
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        ({"lam": 0.0}, "lam == 0.0, must be > 0"),
-        ({"penalty": "l2"}, r"The 'penalty' parameter must be one of \{'l1', 'l0'\}. Got 'l2' instead"),
-        ({"sigmas": -1.0}, "sigmas == -1.0, must be > 0"),
-        ({"max_iter": 0}, "max_iter == 0, must be >= 1"),
-    ],
-)
-def test_shift_regression_bad_parameters(params: dict[str, object], message: str) -> None:
-    X, y, _, _ = data(0)
-    with pytest.raises(ValueError, match=message):
-        ShiftRegressor(**params).fit(X, y)
-
-
 # Svm
-
-
 matplotlib.use("Agg")
 
 SETS = [(80, 3, 0.5), (150, 5, 3.0), (40, 60, 1.0), (200, 8, 0.8)]  # overlapping, separable, more features than rows
@@ -679,23 +555,6 @@ def test_label_compensation_finds_flipped_labels() -> None:
     assert min(gains) >= 0
 
 
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        ({"C": 0.0}, "C == 0.0, must be > 0"),
-        ({"form": "eq31"}, r"The 'form' parameter must be one of \{'eq33', 'eq32'\}. Got 'eq31' instead"),
-        ({"compensate": "x"}, "The 'compensate' parameter must be one of"),
-        ({"kernel": "x"}, "The 'kernel' parameter must be one of"),
-        ({"random_features": 5}, "random_features needs kernel='rbf'"),
-        ({"label_penalty": -2}, "label_penalty == -2, must be > 0"),
-    ],
-)
-def test_svm_bad_parameters(params: dict[str, object], message: str) -> None:
-    X, y = problem(80, 3, 0.5)
-    with pytest.raises(ValueError, match=message):
-        SlackSVC(**params).fit(X, y)
-
-
 @pytest.mark.parametrize("compensate", ["loss", "label"])
 def test_plot(compensate: str) -> None:
     import matplotlib.pyplot as plt
@@ -711,3 +570,40 @@ def test_plot(compensate: str) -> None:
     iris = load_iris(return_X_y=True)
     assert SlackSVC().fit(*iris).plot(*iris).get_ylabel() == "margin"
     plt.close("all")
+
+
+BAD = [
+    (RobustKMeans, {"n_clusters": 0}, r"n_clusters == 0, must be >= 1"),
+    (RobustKMeans, {"n_clusters": 300}, r"n_samples=222 should be >= n_clusters=300"),
+    (RobustKMeans, {"lam": -1.0}, r"lam == -1.0, must be > 0"),
+    (RobustKMeans, {"contamination": 0.6}, r"contamination == 0.6, must be < 0.5"),
+    (RobustKMeans, {"penalty": "l3"}, r"The 'penalty' parameter must be one of \{'l2', 'l1'\}. Got 'l3' instead"),
+    (RobustKMeans, {"kernel": "tanh"}, r"The 'kernel' parameter must be one of"),
+    (RobustKMeans, {"kernel": "rbf", "penalty": "l1"}, r"use penalty='l2'"),
+    (RobustKMeans, {"random_features": 10}, r"random_features needs kernel='rbf'"),
+    (RobustKMeans, {"kernel": "rbf", "gamma": -1.0}, r"gamma == -1.0, must be > 0"),
+    (MultiViewRobustClustering, {"n_clusters": 90}, "n_samples=60 should be >= n_clusters=90"),
+    (MultiViewRobustClustering, {"level": "corpus"}, r"The 'level' parameter must be one of"),
+    (MultiViewRobustClustering, {"contamination": 0.5}, "contamination == 0.5, must be < 0.5"),
+    (RobustICP, {"motion": "projective"}, r"The 'motion' parameter must be one of"),
+    (RobustICP, {"width": 0}, "width == 0, must be > 0"),
+    (RobustICP, {"init": np.eye(2)}, r"init has shape \(2, 2\), but \(3, 3\) was expected"),
+    (RobustICP, {"n_init": 0}, "n_init == 0, must be >= 1"),
+    (ShiftRegressor, {"sigmas": -1.0}, "sigmas == -1.0, must be > 0"),
+    (ShiftRegressor, {"max_iter": 0}, "max_iter == 0, must be >= 1"),
+    (SlackSVC, {"C": 0.0}, "C == 0.0, must be > 0"),
+    (SlackSVC, {"form": "eq31"}, r"The 'form' parameter must be one of"),
+    (SlackSVC, {"compensate": "x"}, "The 'compensate' parameter must be one of"),
+    (SlackSVC, {"random_features": 5}, "random_features needs kernel='rbf'"),
+    (SlackSVC, {"label_penalty": -2}, "label_penalty == -2, must be > 0"),
+]
+SAMPLES = {
+    RobustKMeans: lambda: blobs(0)[:1], MultiViewRobustClustering: lambda: views(0, n=60)[:1],
+    RobustICP: lambda: scene(0, 2, n=50)[:2], ShiftRegressor: lambda: data(0)[:2], SlackSVC: lambda: problem(80, 3, 0.5),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("estimator", "params", "message"), BAD)
+def test_parameters_that_make_no_sense_are_refused(estimator: type, params: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        estimator(**params).fit(*SAMPLES[estimator]())

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import csv
-import inspect
 import json
 import math
-import re
 from collections import Counter
 from pathlib import Path
 
@@ -16,28 +14,25 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from compensate import InputError, compose
-from compensate.core.taxonomy import TARGETS, Taxonomy
-from compensate.data import Dataset, Splits
-from compensate.methods import METHODS, find, logcomp, mixcomp
+from compensate import InputError
+from compensate.core.taxonomy import TARGETS
+from compensate.data import Dataset
+from compensate.methods import METHODS, find
 from compensate.methods.composition import cells, why_not
 from compensate.training import Config, fit
-from experiments import claims, defaults, graph
-from experiments import sentences as s
+from experiments import graph
 from experiments.__main__ import app
 from experiments.archive import Archive
-from experiments.comparing import Comparison, Value
+from experiments.comparing import Comparison
 from experiments.exploration import Budget, Part, explore
 from experiments.figures import FIGURES, curves, tree
 from experiments.figures.pages import figures_page
 from experiments.grid import adversarial_accuracy
 from experiments.protocols import cells as table_cells
 from experiments.tables import every, find_table
-from experiments.taxonomy import TRIAL_SIZES, write_grid_page
+from experiments.taxonomy import write_grid_page
 
 # Reproduce
-
-
 pytest.importorskip("optuna")
 pytestmark = pytest.mark.slow
 
@@ -148,37 +143,7 @@ def test_adversarial_accuracy_of_a_linear_model_in_closed_form():
         assert right == pytest.approx((np.abs(x - 0.5) > radius + 1e-6).mean(), abs=2 / 41)
 
 
-def made(table: str, values: dict[str, list[float]], spread: float = 0.1) -> Comparison:
-    found = find_table(table)
-    ours = {
-        (row, c): Value.of([(v + d) / 100 for d in (-spread, 0, spread)])
-        for row, column in values.items()
-        for c, v in enumerate(column)
-    }
-    return Comparison(found, tuple(range(len(next(iter(values.values()))))), ours, ours, {}, ours, ours, {})
-
-
-def verdict(says: str, **tables: Comparison) -> claims.Verdict:
-    claim = next(c for c in claims.CLAIMS if says in c.says)
-    return claim.judge({t.table.id: t for t in tables.values()})
-
-
-def test_verdicts_of_made_up_tables():
-    best = "LogComp or MixComp has the highest accuracy in every column, CIFAR"
-    good = made("1", dict.fromkeys(find_table("1").rows, [50] * 7) | {"mixcomp": [52] * 7})
-    assert verdict(best, a=good).answer == "holds"
-    part = made("1", {"base": [50, 40], "logcomp": [51, 45], "mixcomp": [52, 47]})
-    assert verdict(best, a=part).answer == "not judged", "the rows that were not run could be above"
-    bad = made("1", {"base": [50, 48], "logcomp": [51, 45], "mixcomp": [52, 47]})
-    found = verdict("LogComp is above the base under noise", a=bad)
-    assert found.answer == "does not hold"
-    assert "-3.0 (-3.0 to -3.0)" in found.figures
-    assert verdict("LogComp is above the base under noise").answer == "not run here"
-
-
 # Exploration
-
-
 SMALL = {"noise": "pair:0.3", "limit": 150, "epochs": 2, "model": "mlp", "model_options": {"hidden": [8]}}
 CONFIG = Config(**SMALL)
 PART = Part(targets=("logit", "label", "gradient"), directions=("positive",), granularities=("sample", "category"))
@@ -258,8 +223,6 @@ def test_parts_and_searches_that_make_no_sense_are_refused(tmp_path):
 
 
 # Figures
-
-
 def run(*arguments: str, fails: bool = False) -> str:
     done = CliRunner(env={"COLUMNS": "200"}).invoke(app, list(arguments))
     if isinstance(done.exception, InputError):
@@ -323,62 +286,10 @@ def test_stored_page_and_pictures_are_up_to_date():
         assert picture.stat().st_size < 250_000
 
 
-# Sentences
-
-
-PLANTED = (5, 40, 77, 101)
 GOOD, BAD = ["good", "fine", "lovely", "bright", "warm"], ["bad", "poor", "awful", "dull", "cold"]
 
 
-def corpus(n=120):
-    """Texts whose words tell their class, but for a few labels that are wrong."""
-    draw = np.random.default_rng(0)
-    target = np.arange(n) % 2
-    texts = [" ".join(draw.choice(GOOD if y else BAD, 4)) + f" film {i}" for i, y in enumerate(target)]
-    target = target.copy()
-    target[[i for i in PLANTED if i < n]] ^= 1
-    return Dataset(np.array(texts, dtype=object), target, ("negative", "positive"))
-
-
-TINY = Config(
-    data="planted", method="logcomp", model="bilstm", model_options={"hidden": 8}, epochs=6, batch_size=16, lr=0.01,
-    validation=0.0, test=0.0,
-)  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def sentences_found():
-    return s.find_sentences(TINY, seeds=2, top=6, data=Splits(corpus()))
-
-
-def test_planted_errors_come_first_with_the_right_suggestion(sentences_found):
-    assert {row.index for row in sentences_found.top[: len(PLANTED)]} == set(PLANTED)
-    truth = np.arange(120) % 2
-    for rank, row in enumerate(sentences_found.top, start=1):
-        assert row.rank == rank
-        if row.index in PLANTED:
-            assert row.suggested == ("negative", "positive")[truth[row.index]] != row.given
-            assert row.contradicted == 2
-    sizes = [row.size for row in sentences_found.top]
-    assert sizes == sorted(sizes, reverse=True)
-    assert sentences_found.texts == 120
-
-
-# Defaults
-
-
-def test_the_defaults_of_the_study_are_those_of_the_library():
-    rows = next(logcomp(num_samples=4, num_classes=3).tables())
-    assert {"lam": rows.penalty.lam, "lr": rows.lr} == defaults.DEFAULTS["logcomp"]
-    given = inspect.signature(mixcomp).parameters
-    assert {name: given[name].default for name in defaults.DEFAULTS["mixcomp"]} == defaults.DEFAULTS["mixcomp"]
-    for method, setting in defaults.DEFAULTS.items():
-        assert setting in defaults.CANDIDATES[method]
-
-
 # Taxonomy
-
-
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     path = tmp_path_factory.mktemp("grid") / "grid.html"
@@ -386,39 +297,11 @@ def page(tmp_path_factory):
     return path.read_text("utf-8")
 
 
-@pytest.fixture(scope="module")
-def content(page):
-    return json.loads(re.search(r"const content = (\{.*\});\n", page).group(1).replace("<\\/", "</"))
-
-
-def test_the_page_holds_every_cell_once_in_every_direction(content):
-    places = {(c["target"], way, c["inference"], c["level"]) for c in content["cells"] for way in c["ways"]}
-    assert places == {tuple(cell) for cell in cells()}
-    assert len(content["cells"]) * 3 == len(places)
-    for cell in content["cells"]:
-        for way, what in cell["ways"].items():
-            assert what["reason"] == why_not(Taxonomy(cell["target"], way, cell["inference"], cell["level"]))
-            assert ("line" in what) == (what["reason"] is None)
-
-
-def test_lines_build_the_criterion_that_is_shown(content):
-    known = {"compose": compose, "counts": TRIAL_SIZES["class_counts"]}
-    for cell in content["cells"][::5]:
-        for way, what in cell["ways"].items():
-            if what["reason"] is None:
-                made = eval(what["line"], dict(known))
-                assert made.taxonomy.target == cell["target"]
-                assert made.taxonomy.direction == way
-                assert str(made).split("\n")[0] == what["is"].split("\n")[0]
-
-
 def test_the_page_of_the_documentation_is_made_from_the_table(page):
     assert (ROOT / "docs" / "taxonomy-grid.html").read_text("utf-8") == page, "run `make docs`"
 
 
 # Graph
-
-
 def test_a_trial_measures_edges_and_nodes_and_the_page_shows_their_means(tmp_path, monkeypatch):
     short = graph.Setting(epochs=15)
     monkeypatch.setattr(graph, "SETTINGS", {"short": short})

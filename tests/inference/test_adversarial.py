@@ -17,9 +17,8 @@ from compensate.core.taxonomy import measured
 from compensate.methods import mixcomp
 from compensate.terms import Adversarial, Category, Corpus, Ramp, Sample, Slack, StepSchedule, Where
 
+
 # Adversarial
-
-
 def naive_pgd(model, x, y, *, eps, norm, steps, alpha, sign, bounds):
     """One sample at a time, written out."""
     out = []
@@ -190,8 +189,6 @@ def test_bad_settings_are_refused(bad):
 
 
 # Prior
-
-
 @settings(max_examples=40, deadline=None)
 @given(st.floats(0, 5), st.floats(0, 3), st.integers(0, 10**6))
 def test_slack_lowers_the_loss_and_never_below_zero(xi, temperature, seed):

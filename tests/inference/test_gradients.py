@@ -38,9 +38,7 @@ def test_a_term_is_added_to_the_gradient_and_the_loss_keeps_its_value():
     torch.testing.assert_close(found, ((u.softmax(-1) - F.one_hot(y, 4)) + delta).detach() / 9)
 
 
-# --- clipping ---------------------------------------------------------------------------------------------------
-
-
+# clipping
 @pytest.mark.parametrize("c", [0.1, 0.7, 5.0])
 def test_clipping_at_the_logits_is_a_hook_that_clips_each_sample(c):
     u, y = logits()
@@ -73,9 +71,7 @@ def test_clipping_the_parameters_is_that_of_torch(c):
     assert_same(found, [p.grad for p in model.parameters()])
 
 
-# --- noise ------------------------------------------------------------------------------------------------------
-
-
+# noise
 def test_noise_on_parameters_is_added_to_their_gradient():
     model, x, y = torch.nn.Linear(4, 3).double(), torch.randn(8, 4).double(), torch.randint(3, (8,))
     torch.manual_seed(7)
@@ -85,9 +81,7 @@ def test_noise_on_parameters_is_added_to_their_gradient():
     assert_same(found, [g + 0.3 * torch.randn_like(g) for g in plain])
 
 
-# --- sharpness --------------------------------------------------------------------------------------------------
-
-
+# sharpness
 def two_passes(model, x, y, rho):
     """Sharpness-aware minimization as its paper has it: climb, take the gradient there, come back."""
     there = copy.deepcopy(model)
@@ -124,8 +118,7 @@ def test_sharpness_needs_the_model_and_says_so():
         Compensated(gradient=SharpnessAware())(u, y)
 
 
-# --- class weights and all kinds of labels --------------------------------------------------------------------------
-
+# class weights and all kinds of labels
 WEIGHTS = torch.tensor([0.3, 4.0, 1.0]).double()
 
 
@@ -170,9 +163,7 @@ def test_gradients_of_parameters_under_class_weights_are_those_of_torchs_loss(ki
     assert_same(found(SharpnessAware(0.5)), of_model(loss(there(x), y, reduction), there))
 
 
-# --- classes ----------------------------------------------------------------------------------------------------
-
-
+# classes
 def by_hand(u, y, eps, growth):
     """What is added for each sample, class by class."""
     e = np.exp(u - u.max(1, keepdims=True))
@@ -198,9 +189,7 @@ def test_gradients_of_a_class_are_perturbed_as_a_loop_says(eps, growth):
     torch.testing.assert_close(s.dg, torch.from_numpy(by_hand(u.detach().numpy(), y.tolist(), eps, growth)))
 
 
-# --- inference --------------------------------------------------------------------------------------------------
-
-
+# inference
 def test_a_table_of_classes_has_the_meta_gradient_of_finite_differences():
     from compensate.terms.meta import meta_gradient
 

@@ -16,9 +16,8 @@ from compensate.terms import L1, Category, Corpus, Group, Sample, Slack, Toward,
 from compensate.terms.meta import along_direction, meta_gradient, through_graph
 from tiny import TinyNet
 
+
 # Meta
-
-
 def look_ahead(criterion, model, batch, clean, lr):
     """The outer loss, computed the plain way on copies: one real SGD step, then the clean loss."""
     model, criterion = copy.deepcopy(model), copy.deepcopy(criterion)
@@ -146,8 +145,6 @@ def test_nothing_to_learn_is_an_error(tiny, batch):
 
 
 # Lookahead
-
-
 def both(criterion: Compensated, model: nn.Module, batch: Any, clean: Any) -> list[Any]:
     """What each way finds, and where it leaves the random numbers."""
     theta = {name: p.detach().requires_grad_() for name, p in model.named_parameters()}
@@ -209,8 +206,6 @@ def test_a_layer_without_directions_and_a_term_on_features_take_the_long_way(
 
 
 # Meta registered
-
-
 @pytest.mark.parametrize("method", ["meta_logit", "meta_weight"])
 def test_a_model_may_hold_its_criterion(method, batch):
     x, y, index = batch

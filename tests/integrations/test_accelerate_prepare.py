@@ -62,19 +62,3 @@ def test_a_resumed_training_is_the_uninterrupted_one(method, tmp_path):
     for name, value in whole.criterion.state_dict().items():
         torch.testing.assert_close(value, again.criterion.state_dict()[name])
     assert int(again.criterion.total) == 16
-
-
-def test_a_checkpoint_without_the_state_of_the_criterion(tmp_path):
-    made = Run(BUILD["logcomp"]())
-    made.accelerator._custom_objects.clear()  # as if it had not been prepared
-    made.accelerator.save_state(str(tmp_path))
-    with pytest.raises(RuntimeError, match="Number of custom checkpoints"):  # accelerate says so itself
-        Run(BUILD["logcomp"]()).accelerator.load_state(str(tmp_path))
-
-
-def test_a_place_in_the_batch_that_agrees_with_the_labels_by_chance():
-    made = Run(BUILD["logcomp"]())
-    for x, y in zip(X.split(3), Y.split(3), strict=True):  # labels 0 1 2 in each batch
-        made.criterion(made.model(x), y, torch.arange(len(y)))
-    with pytest.warns(UserWarning, match="20 samples came under only 3 different indices"):
-        made.criterion.end_epoch()

@@ -18,9 +18,8 @@ from compensate.integrations.transformers import add_index
 from compensate.terms import Sample
 from compensate.training import checkpoint
 
+
 # Criterion hooks
-
-
 def criterion(n=12):
     return methods.logcomp(num_samples=n, num_classes=3)
 
@@ -176,8 +175,6 @@ class TestOptimizers:
 
 
 # Padding
-
-
 def several(**more):
     """What `prepare` reads of an accelerator of two processes."""
     state = SimpleNamespace(end_of_dataloader=True, remainder=3)
@@ -272,8 +269,6 @@ def test_meta_steps_and_several_loaders_refuse_repetitions():
 
 
 # Add index
-
-
 datasets = pytest.importorskip("datasets")
 
 
@@ -311,8 +306,6 @@ def test_streams_and_other_things():
 
 
 # Stored hooks
-
-
 @pytest.mark.parametrize("store", ["dense", "sparse"])
 def test_any_store_comes_back(store, tmp_path):
     def made():

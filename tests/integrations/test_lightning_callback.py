@@ -58,9 +58,7 @@ def logcomp(n=N):
     return methods.logcomp(num_samples=n, num_classes=C)
 
 
-# --- coming back ----------------------------------------------------------------------------------------------
-
-
+# coming back
 @pytest.mark.parametrize("registered", [True, False], ids=["registered", "loose"])
 @pytest.mark.parametrize("method", ["base", "logcomp", "mixcomp_over_epoch"])
 def test_a_resumed_training_is_the_uninterrupted_one(method, registered, tmp_path):
@@ -87,31 +85,7 @@ def test_a_resumed_training_is_the_uninterrupted_one(method, registered, tmp_pat
         assert (int(criterion.epoch), int(criterion.step), int(criterion.total)) == (3, 12, 12)
 
 
-def test_a_checkpoint_without_the_state_of_the_criterion(tmp_path):
-    criterion = logcomp()
-    module = Small(criterion)
-    module.criterion = None
-    module.step = lambda m, b, k: torch.nn.functional.cross_entropy(m(b[0]), b[1])
-    made = trainer(tmp_path, epochs=1, callbacks=[])
-    made.fit(module, small())
-    made.save_checkpoint(tmp_path / "plain.ckpt")
-    resumed = trainer(tmp_path, epochs=2, callbacks=[CompensationCallback(logcomp())])
-    with pytest.raises(InputError, match="the criterion has seen none: its state is not in the checkpoint"):
-        resumed.fit(module, small(), ckpt_path=tmp_path / "plain.ckpt", weights_only=False)
-
-
-# --- the index ------------------------------------------------------------------------------------------------
-
-
-def test_the_index_is_forgotten(tmp_path):
-    module = Small(logcomp(), lambda m, b, k: m.criterion(m(b[0]), b[1]))
-    with pytest.raises(InputError, match="index is missing"):
-        trainer(tmp_path).fit(module, small())
-
-
-# --- the criterion --------------------------------------------------------------------------------------------
-
-
+# the criterion
 def test_no_criterion_and_two(tmp_path):
     module = Small(None)
     with pytest.raises(InputError, match="Small has no criterion of compensate"):
@@ -119,18 +93,6 @@ def test_no_criterion_and_two(tmp_path):
     module.criterion, module.other = logcomp(), logcomp()
     with pytest.raises(InputError, match="Small has 2 criteria"):
         trainer(tmp_path).fit(module, small())
-
-
-def test_the_optimizer_holds_what_meta_steps_move(tmp_path):
-    class Greedy(Small):
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), lr=RATE)  # the criterion is one of the module's parts
-
-    criterion = methods.meta_logit(num_samples=N, num_classes=C)
-    with pytest.raises(InputError, match=r"the model alone, not self\.parameters"):
-        trainer(tmp_path, callbacks=[CompensationCallback(clean=[(X, Y)])]).fit(Greedy(criterion), small())
-    with pytest.raises(InputError, match=r"Pass clean=DataLoader"):
-        trainer(tmp_path).fit(Small(methods.meta_logit(num_samples=N, num_classes=C)), small())
 
 
 @pytest.mark.parametrize("build", [lambda: methods.meta_logit(num_samples=N, num_classes=C), methods.meta_weight])
@@ -158,9 +120,7 @@ def test_meta_steps_are_taken_before_each_step(build, tmp_path):
     torch.testing.assert_close(module.layer.weight, expected.layer.weight)
 
 
-# --- time -----------------------------------------------------------------------------------------------------
-
-
+# time
 class Stream(IterableDataset):
     def __iter__(self):
         return iter([(X[k], Y[k], k) for k in range(N)])
@@ -189,6 +149,3 @@ def test_the_clock_counts_batches(options, total, tmp_path):
     module = Small(logcomp())
     trainer(tmp_path, **options).fit(module, small())
     assert int(module.criterion.step) == int(module.criterion.total) == total
-
-
-# --- evaluation -----------------------------------------------------------------------------------------------

@@ -16,8 +16,6 @@ from loops import FEATURES, METHODS, SCHEDULED, assert_same, plain
 from processes import run_pair
 
 # Same losses
-
-
 pytest.importorskip("transformers")
 pytest.importorskip("lightning")
 pytest.importorskip("skorch")
@@ -61,8 +59,6 @@ def test_gradient_accumulation_leaves_tables_and_clock_alone(framework, method, 
 
 
 # Two processes
-
-
 pytest.importorskip("lightning")
 pytest.importorskip("transformers")
 
@@ -95,8 +91,6 @@ def test_two_processes_are_one(found):
 
 
 # Example scripts
-
-
 EXAMPLES = Path(__file__).parents[2] / "examples" / "integrations"
 NEEDS = {"lightning_module": "lightning", "transformers_trainer": "transformers", "skorch_classifier": "skorch"}
 

@@ -110,30 +110,6 @@ def test_a_tagger_trains_with_a_row_for_each_sentence_or_token(name, places, tmp
         assert torch.equal(visits > 0, tagged)
 
 
-def test_a_resumed_training_of_tags_is_the_uninterrupted_one(tmp_path):
-    data = add_index(sentences(), places="labels")
-    make = lambda: methods.logcomp(num_samples=sum(LENGTHS), num_classes=TAGS)  # noqa: E731
-    whole = trainer(make(), data, tmp_path, save_strategy="steps", save_steps=2)
-    whole.train()
-    again = trainer(make(), data, tmp_path / "again")
-    again.train(str(tmp_path / "checkpoint-2"))
-    same(again.criterion, whole.criterion)
-    same(again.model, whole.model)
-
-
-def test_several_labels_a_text(tmp_path):
-    rows = {"input_ids": [[5, 6, 7], [8, 9, 6]] * 4, "labels": [[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]] * 4}
-    config = transformers.BertConfig(
-        vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, num_labels=3
-    )
-    model = transformers.BertForSequenceClassification(config)
-    criterion = methods.logcomp(num_samples=8, num_classes=3, base="bce")
-    running = trainer(criterion, add_index(datasets.Dataset.from_dict(rows)), tmp_path, model, epochs=1)
-    running.data_collator = IndexCollator(transformers.default_data_collator)
-    running.train()
-    assert criterion.record.visits.tolist() == [1.0] * 24
-
-
 def test_numbers_that_do_not_fit_the_tokens_are_refused():
     with pytest.raises(InputError, match="after the tokenizer has cut them"):
         IndexCollator(pad)([{"input_ids": [5, 6], "labels": [0, 1], "index": [0, 1, 2]}])

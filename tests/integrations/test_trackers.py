@@ -74,22 +74,6 @@ def test_a_run_of_weights_and_biases_is_told_the_figures_and_the_files(
     assert figures["flagged"] == found.mask.sum() >= 1
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_weights_and_biases_itself_takes_an_audit_offline(
-    found: Audit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wandb = pytest.importorskip("wandb", reason="wandb is not installed")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    monkeypatch.setitem(
-        sys.modules, "wandb.sdk.launch.inputs.internal", None
-    )  # for jobs of its servers; seconds to import
-    with wandb.init(project="labels", dir=str(tmp_path)) as run:
-        log_audit(found, "wandb", run)
-        assert run.summary["flagged"] == found.mask.sum()
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_tensorboard_is_told_of_every_epoch(tmp_path: Path) -> None:
     """The trackers of a training are accelerate's; here the file that TensorBoard reads."""

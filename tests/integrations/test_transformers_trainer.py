@@ -14,7 +14,7 @@ pytest.importorskip("skorch")
 
 import transformers
 from integrations_runs import hf_trainer, rows
-from loops import BATCH, FEATURES, METHODS, RATE, SCHEDULED, C, N, assert_same, bert, plain, words
+from loops import BATCH, FEATURES, METHODS, RATE, C, N, assert_same, bert, plain, words
 
 from compensate import InputError, methods
 from compensate.integrations.transformers import IndexCollator
@@ -24,9 +24,7 @@ def logcomp(n=N):
     return methods.logcomp(num_samples=n, num_classes=C)
 
 
-# --- coming back ----------------------------------------------------------------------------------------------
-
-
+# coming back
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["base", "logcomp", "mixcomp_over_epoch"])
 def test_a_resumed_training_is_the_uninterrupted_one(method, tmp_path):
@@ -52,9 +50,7 @@ def test_a_checkpoint_of_another_trainer_or_criterion(tmp_path):
         hf_trainer(logcomp(), tmp_path).train(resume_from_checkpoint=True)
 
 
-# --- the index ------------------------------------------------------------------------------------------------
-
-
+# the index
 def test_the_trainer_drops_no_index_and_shuffling_carries_it(tmp_path):
     """By default the trainer removes what the model does not take, and shuffles."""
     criterion = logcomp()
@@ -102,9 +98,7 @@ def test_the_collator_around_one_that_pads():
         collate([{"input_ids": [3], "label": 0}, {"input_ids": [3], "label": 0, "index": 1}])
 
 
-# --- the criterion --------------------------------------------------------------------------------------------
-
-
+# the criterion
 def test_two_losses_at_once(tmp_path):
     with pytest.raises(InputError, match=r"label_smoothing_factor is 0\.1"):
         hf_trainer(logcomp(), tmp_path, arguments={"label_smoothing_factor": 0.1})
@@ -146,18 +140,6 @@ def test_a_model_that_is_no_classifier(tmp_path):
         hf_trainer(logcomp(), tmp_path, model=model).train()
 
 
-# --- time -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("arguments", "total"), [
-    ({"max_steps": 3}, 3), ({"max_steps": 3, "gradient_accumulation_steps": 3}, 7), ({"num_train_epochs": 1.5}, 6),
-])  # fmt: skip
-def test_the_clock_counts_batches(arguments, total, tmp_path):
-    criterion = SCHEDULED["scheduled"]()
-    hf_trainer(criterion, tmp_path, arguments=arguments).train()
-    assert int(criterion.step) == int(criterion.total) == total
-
-
 def test_a_stream_has_passes_though_it_has_no_length(tmp_path):
     criterion = logcomp()
     hf_trainer(criterion, tmp_path, data=rows().to_iterable_dataset(), arguments={"max_steps": 10}).train()
@@ -165,9 +147,7 @@ def test_a_stream_has_passes_though_it_has_no_length(tmp_path):
     assert criterion.record.visits.sum() == 2 * N + 2 * BATCH
 
 
-# --- evaluation -----------------------------------------------------------------------------------------------
-
-
+# evaluation
 @pytest.mark.parametrize("method", ["logcomp", "mixcomp_features"])
 @pytest.mark.parametrize("numbered", [True, False])
 def test_evaluation_gives_the_plain_loss_and_moves_nothing(method, numbered, tmp_path):

@@ -78,9 +78,7 @@ def assert_same(found, expected, times=1.0):
         torch.testing.assert_close(found[name], value, rtol=1e-6, atol=1e-9, msg=lambda m, name=name: f"{name}: {m}")
 
 
-# --- constant weights -------------------------------------------------------------------------------------------
-
-
+# constant weights
 @pytest.mark.parametrize("name", METHODS)
 @settings(max_examples=2, deadline=None, derandomize=True, phases=[Phase.generate])
 @given(k=st.floats(0.05, 30.0), seed=st.integers(0, 99))
@@ -95,8 +93,7 @@ def test_constant_weights_multiply_a_mean_over_soft_labels_as_in_torch_and_nothi
     assert_same(trained(row, [k] * CLASSES, soft=True), trained(row, None, soft=True), k)
 
 
-# --- other weights ----------------------------------------------------------------------------------------------
-
+# other weights
 OTHERS = [
     name for name, row in METHODS.items()
     if "label" not in row.taxonomy.target.split("+") and name not in ("semantics_preserving_at", "loss_bound")
@@ -159,9 +156,7 @@ def test_thresholds_gates_and_records_of_all_kinds_of_labels_read_losses_without
     assert_same(held[1], held[0])
 
 
-# --- tables -----------------------------------------------------------------------------------------------------
-
-
+# tables
 @pytest.mark.parametrize("soft", [False, True])
 @pytest.mark.parametrize("target", ["logit", "label"])
 @pytest.mark.parametrize("make", [Sample, Category, Corpus])

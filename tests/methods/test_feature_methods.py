@@ -28,13 +28,11 @@ from compensate.methods import (
     worst_of_k,
 )
 from compensate.models import GatedHead
-from compensate.models.networks import BiLSTM
 from compensate.terms import L1, Adversarial, Sample
 from compensate.terms.views import ExtremeView, RandomMix
 
+
 # Feature adversarial
-
-
 @pytest.fixture
 def net():
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).double()
@@ -67,9 +65,7 @@ def test_the_linear_worst_case_is_found_exactly():
     assert torch.allclose(s.dx, -0.1 * (w[y] - w[1 - y]).sign())
 
 
-# --- rows that are shared -------------------------------------------------------------------------------------
-
-
+# rows that are shared
 def test_universal_at_is_one_row_over_two_steps_and_an_epoch_end(net):
     criterion = universal_at(feature_shape=(4,), eps=0.25, step_size=0.1).double()
     delta = torch.zeros(4).double()
@@ -127,9 +123,7 @@ def test_mixed_levels_are_inferred_in_order_each_in_its_own_ball(norm, net):
     assert torch.allclose(next(alone.tables()).weight, corpus)
 
 
-# --- the perturbation of a fixed model ------------------------------------------------------------------------
-
-
+# the perturbation of a fixed model
 def test_universal_perturbation_is_the_best_vertex():
     """For two classes and a linear model the loss is convex in the perturbation: the maximum over the linf ball is at a vertex."""
     model = nn.Linear(4, 2).double()
@@ -143,22 +137,7 @@ def test_universal_perturbation_is_the_best_vertex():
     assert F.cross_entropy(model(x + helpful), y) < F.cross_entropy(model(x), y)
 
 
-def test_texts_share_a_word_vector_and_keep_their_padding():
-    model = BiLSTM(50, 3, size=8, hidden=6, dropout=0.0)
-    x, y = torch.randint(1, 50, (6, 7)), torch.arange(6) % 3
-    x[:, 5:] = 0
-    criterion = mixed_universal_at(num_classes=3, feature_shape=(8,), eps_corpus=0.1, eps_category=0.1, eps_sample=0)
-    s = criterion.evaluate(model, x, y)
-    corpus, category = (t.weight for t in criterion.tables())
-    assert torch.allclose(s.dx[:, :5], (corpus + category[y])[:, None].expand(6, 5, 8))
-    assert (s.dx[:, 5:] == 0).all()
-    assert corpus.abs().max() > 0
-    assert universal_perturbation(model, [(x, y)], eps=0.1, epochs=1).shape == (8,)
-
-
 # Feature center
-
-
 def test_centers_are_running_means_and_inputs_go_part_of_the_way():
     model = nn.Linear(4, 3).double()
     criterion = center_feature(num_classes=3, feature_shape=(4,), lam=0.3).double()
@@ -198,8 +177,6 @@ def test_another_shape_is_refused():
 
 
 # Mixed targets
-
-
 IDENTITY = nn.Identity()
 
 
@@ -236,9 +213,7 @@ def test_feature_bounds_shrink_toward_the_threshold(norm, net):
     assert (signs[~easy] < 0).all()
 
 
-# --- features and labels --------------------------------------------------------------------------------------
-
-
+# features and labels
 def smoothed_loss(u, y, lam):
     return (1 - lam) * F.cross_entropy(u, y, reduction="none") - lam * u.log_softmax(-1).mean(-1)
 
@@ -269,8 +244,6 @@ def test_attack_and_loss_see_the_labels_they_should(attack_on, net):
 
 
 # View methods
-
-
 def case(rows=8):
     torch.manual_seed(2)
     model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 3)).double()
@@ -360,8 +333,6 @@ def test_views_need_the_model_and_are_shared_when_criteria_are_added():
 
 
 # Gated category
-
-
 def by_loop(u, y, b, *, balance):
     """The loss, and of each pair of classes the mean slope and the mean weight of its penalty, place by place."""
     losses, slopes, prices = [], {}, {}

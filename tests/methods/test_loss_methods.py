@@ -35,9 +35,8 @@ from compensate.methods.loss import TemporalEnsemble, hinge, noise_entropy
 from compensate.methods.prediction import OverParameterized
 from compensate.terms.meta import meta_gradient
 
+
 # Loss dac
-
-
 def naive(u, y):
     """Per sample: the probability of abstention, and cross entropy over the real classes."""
     pairs = []
@@ -83,8 +82,6 @@ def test_finite_differences_at_a_known_price():
 
 
 # Loss elr
-
-
 def rows(criterion):
     return next(s.rows for s in criterion.statistics() if isinstance(s, TemporalEnsemble))
 
@@ -123,8 +120,6 @@ def test_certain_predictions_stay_finite():
 
 
 # Loss floor
-
-
 @pytest.mark.parametrize(("rate", "classes"), [(0.4, 10), (0.1, 3)])
 def test_the_bound_is_the_loss_of_the_model_that_knows_the_noise(rate, classes):
     rng = np.random.default_rng(0)
@@ -201,8 +196,6 @@ def test_an_audit_sets_the_bound():
 
 
 # Robust losses
-
-
 MAKERS = [anl, logit_clip, nce_mae, poly_loss, sce]
 
 
@@ -300,8 +293,6 @@ def test_normalized_losses_of_finite_logits_are_finite(make, row):
 
 
 # Slack
-
-
 IDENTITY = nn.Identity()
 
 
@@ -336,23 +327,7 @@ def test_slack_reaches_the_profiled_optimum(lam):
     assert (xi >= 0).all()
 
 
-def test_slack_steps_by_hand():
-    u, y, i = torch.tensor([[0.0, 2.0], [3.0, 0.0]]).double(), torch.tensor([0, 0]), torch.tensor([4, 2])
-    criterion = slack_hinge(num_samples=6, lam=0.25, lr=0.4).double()
-    xi = 0.0
-    for step in range(4):
-        loss = criterion(u, y, i).item()
-        assert loss == pytest.approx((max(0.0, 3 - xi) + 0.25 * xi) / 2)
-        xi += 0.4 * (1 - 0.25)
-        weight = next(criterion.tables()).weight
-        assert weight.tolist() == pytest.approx([0, 0, 0, 0, xi, 0]), "the sample without loss takes no slack"
-        if step == 1:
-            criterion.end_epoch()
-
-
-# --- slack by meta learning -----------------------------------------------------------------------------------
-
-
+# slack by meta learning
 def soft_slack(losses, kappa, t):
     return t * (np.log1p(np.exp((losses - kappa) / t)) - np.log1p(np.exp(-kappa / t)))
 
@@ -399,8 +374,6 @@ def test_without_temperature_nothing_could_be_learned():
 
 
 # Weighting
-
-
 def logits(b=8, c=4):
     return (2 * torch.randn(b, c, dtype=torch.float64)).requires_grad_(), torch.randint(c, (b,))
 
@@ -527,8 +500,6 @@ def test_meta_weight_net_steps_down_the_clean_loss():
 
 
 # Decision
-
-
 def decision_by_hand(row, label, m, alpha, beta, floor):
     total = sum(math.exp(v) for v in row)
     p = [math.exp(v) / total for v in row]
@@ -558,8 +529,6 @@ def test_the_gradient_is_right_and_targets_are_understood():
 
 
 # Prediction sop
-
-
 FLOOR = 1e-4
 
 

@@ -20,8 +20,6 @@ from compensate.terms import Category, Ramp
 from tiny import TinyNet
 
 # Registry
-
-
 SIZES = {"num_samples": 40, "num_classes": 3, "class_counts": [20, 12, 8], "feature_dim": 6, "feature_shape": (4,)}
 
 
@@ -219,9 +217,7 @@ def test_weights_of_another_number_of_classes_are_refused():
         METHODS["base"].make(weight=[1.0, 2.0])(torch.randn(2, 3), torch.tensor([0, 1]))
 
 
-# --- the arguments that every method shares with torch's losses -----------------------------------------------------
-
-
+# the arguments that every method shares with torch's losses
 def _one_step(name, target, **options):
     """Loss and gradient of a step after another one, and all that is kept then."""
     from tiny import TinyNet
@@ -285,8 +281,6 @@ def test_an_unknown_reduction_is_refused(name):
 
 
 # Edges
-
-
 @pytest.mark.parametrize("name", ["self_paced_logit", "isda", "metasaug", "logcomp", "mixcomp"])
 def test_an_empty_batch_has_losses_of_its_size(name: str) -> None:
     sizes = {"num_samples": 9, "num_classes": 3, "feature_dim": 6}

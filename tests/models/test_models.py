@@ -8,7 +8,6 @@ from torch.func import functional_call, grad
 from torch.nn import functional as F
 
 from compensate.data import Dataset, digits
-from compensate.data.dataset import Ragged
 from compensate.errors import InputError
 from compensate.models import CNN, MLP, BiLSTM, Normalize, ResNet, Staged, Stages, build, probe
 
@@ -178,16 +177,3 @@ class Softmaxed(nn.Module):
 def test_bad_input(call, hint):
     with pytest.raises(InputError, match=hint):
         call()
-
-
-def test_build_fits_the_data():
-    data = digits()
-    model = build("resnet-8", data)
-    assert model.head.out_features == 10
-    assert model.normalize.mean.item() == pytest.approx(data.x.mean(), abs=1e-5)
-    assert model.normalize.std.item() == pytest.approx(data.x.std(), abs=1e-5)
-    text = Dataset(Ragged.of([[2, 3], [4]]), np.array([0, 1]), ("a", "b"))
-    assert build("auto", text, num_words=5, hidden=4)(torch.tensor([[2, 3]])).shape == (1, 2)
-    assert build("auto", Dataset(np.zeros((3, 7)), np.zeros(3, int), ("a", "b"))).body[1].in_features == 7
-    regression = Dataset(np.zeros((3, 7)), np.zeros(3), ())
-    assert build("mlp", regression).head.out_features == 1

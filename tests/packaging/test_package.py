@@ -16,8 +16,6 @@ from compensate import InputError
 from compensate.cli import app
 
 # Optional libraries
-
-
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -174,8 +172,6 @@ found.report("report.html")
 
 
 # Wheel contents
-
-
 pytest.importorskip("hatchling")
 
 
@@ -212,8 +208,6 @@ def test_page_data_types_and_license_are_in_the_wheel(names):
 
 
 # Check hooks
-
-
 yaml = pytest.importorskip("yaml", reason="PyYAML comes with the documentation's tools")
 OPTIONS = {name for p in typer.main.get_command(app).commands["check"].params for name in p.opts}  # type: ignore[attr-defined]
 

@@ -32,9 +32,7 @@ def metrics(folder: Path) -> str:
     return (folder / "metrics.jsonl").read_text()
 
 
-# --- disks ----------------------------------------------------------------------------------------------------
-
-
+# disks
 def page() -> Page:
     return Page("a.csv", "text", ("x", "y"), 9, (), Estimate(0.0, 0.0, 0.1))
 
@@ -132,9 +130,7 @@ def test_a_read_only_folder(tmp_path):
     tmp_path.chmod(0o700)
 
 
-# --- killed workers -------------------------------------------------------------------------------------------
-
-
+# killed workers
 def test_a_killed_worker_is_replaced_and_one_that_always_dies_is_given_up(tmp_path, monkeypatch):
     assert comparison.RETRIES == 2
     monkeypatch.setattr(comparison, "RETRIES", 1)  # each start of a process takes seconds
@@ -204,9 +200,7 @@ def test_a_search_takes_up_the_setting_of_a_lost_trial(tmp_path):
     assert study.ask().suggest_float("lam", 0.1, 0.2) == setting["lam"]
 
 
-# --- two at once ----------------------------------------------------------------------------------------------
-
-
+# two at once
 def test_the_second_process_in_a_folder_is_refused_and_the_lock_of_a_dead_one_is_taken_over(tmp_path):
     folder, ready = tmp_path / "run", tmp_path / "ready"
     process = start(faults.hold, str(folder), str(ready), 600.0)
@@ -246,9 +240,7 @@ def test_a_disk_without_locks_is_trained_on(tmp_path, monkeypatch):
         pass
 
 
-# --- damaged checkpoints --------------------------------------------------------------------------------------
-
-
+# damaged checkpoints
 @pytest.mark.parametrize("suffix", ["json", "safetensors"])
 @pytest.mark.parametrize("harm", ["cut", "flip", "gone", "empty"])
 def test_a_damaged_checkpoint_costs_its_steps_and_nothing_else(suffix, harm, tmp_path, whole_run):
@@ -282,9 +274,7 @@ def whole_run():
     return fit(faults.TINY)
 
 
-# --- clocks ---------------------------------------------------------------------------------------------------
-
-
+# clocks
 def test_a_clock_that_goes_back_changes_nothing(tmp_path, monkeypatch):
     now = [4e9]
 
@@ -296,9 +286,7 @@ def test_a_clock_that_goes_back_changes_nothing(tmp_path, monkeypatch):
     assert 0 < fit(faults.TINY, folder=tmp_path).seconds < 600
 
 
-# --- divergence -----------------------------------------------------------------------------------------------
-
-
+# divergence
 def test_a_training_that_diverges_says_where_and_why_and_leaves_the_last_good_checkpoint(tmp_path):
     config = faults.TINY.but(lr=1e9, optimizer="sgd", schedule="constant", weight_decay=1.0, epochs=3)
     with pytest.raises(

@@ -16,7 +16,6 @@ import pytest
 
 from compensate.training import comparison, tuning
 from compensate.training.comparison import LOST, RETRIES
-from compensate.training.config import Config
 
 pytestmark = pytest.mark.slow
 
@@ -95,28 +94,6 @@ def test_reproduce_gives_up_a_run_that_always_dies_and_finishes_the_others(tmp_p
     assert again[:3] == kept
     assert len(again) == 4
     assert (tmp_path / "healthy" / "victim").read_text() == (tmp_path / "deadly" / "victim").read_text()
-
-
-def test_a_candidate_that_is_lost_is_reported_and_no_bad_candidate(tmp_path, monkeypatch):
-    from experiments import grid
-    from experiments.tables import find_table
-
-    def but_the_last(work, jobs, count, *, backend, lost):
-        *rest, last = jobs
-        yield from ((job[0], {"id": job[0].id, "score": 1.0}) for job in rest)
-        yield lost(*last)
-
-    monkeypatch.setattr(grid, "side_by_side", but_the_last)
-    monkeypatch.setattr(grid, "_check_data", lambda *_: None)  # nothing is read
-    monkeypatch.setattr(grid, "_score", lambda record: record["score"])
-    told: list[tuple[Config, str]] = []
-    place = grid.Place(tmp_path / "results", tmp_path / "runs", None, 2, "local")
-    table = find_table("9")
-    candidates = grid.trials(table, "small", "label_smoothing")
-    assert len(candidates) > 1
-    chosen = grid.choose(table, "small", ["label_smoothing"], place, lost=lambda *one: told.append(one))
-    assert [(config.id, message) for config, message in told] == [(candidates[-1].id, LOST)]
-    assert chosen["label_smoothing"] != dict(candidates[-1].hyper)
 
 
 def test_a_worker_that_dies_while_idle_costs_no_job(tmp_path, monkeypatch):

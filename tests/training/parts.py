@@ -1,4 +1,4 @@
-"""Trains with rows that are cut among as many processes as the environment says; `test_ranges` runs it and compares with one process."""
+"""Trains with rows that are cut among as many processes as the environment says; `test_distribution` runs it and compares with one process."""
 
 from __future__ import annotations
 

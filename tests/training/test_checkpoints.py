@@ -23,8 +23,6 @@ from compensate.training import checkpoint
 from processes import start
 
 # Checkpoint
-
-
 LEAVES = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | st.text(max_size=5)
 TREES = st.recursive(
     LEAVES | st.lists(st.floats(width=32, allow_nan=False), max_size=3).map(torch.tensor),
@@ -142,8 +140,6 @@ def test_what_is_no_value_is_refused_by_its_place(tmp_path):
 
 
 # Resume after kill
-
-
 sys.path.insert(0, str(Path(__file__).parent))
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from accelerate.tracking import GeneralTracker
 
 from compensate import METHODS, InputError
 from compensate.data import Dataset, Splits, batches, digits
@@ -65,19 +64,6 @@ def test_one_seed_gives_one_result_and_leaves_other_random_numbers_alone():
     torch.rand(7)
     assert fit(config).history == first.history
     assert fit(config.but(seed=1)).history != first.history
-
-
-def test_parts_are_disjoint_and_noise_hits_training_and_validation_alone():
-    data = digits()
-    parts = prepare_run(small(limit=None, noise="symmetric:0.4", clean=0.1), Splits(data))
-    names = ("train", "clean", "validation", "test")
-    rows = np.concatenate([getattr(parts, name).index for name in names])
-    assert len(set(rows.tolist())) == len(rows) == len(data)
-    wrong = {name: (getattr(parts, name).target != data.target[getattr(parts, name).index]).mean() for name in names}
-    assert wrong["clean"] == wrong["test"] == 0
-    assert wrong["train"] == pytest.approx(0.4, abs=0.05)
-    assert wrong["validation"] == pytest.approx(0.4, abs=0.12)
-    assert np.array_equal(parts.wrong, parts.train.target != data.target[parts.train.index])
 
 
 def test_rows_without_a_label_and_imbalance():
@@ -248,37 +234,6 @@ def test_a_teacher_is_a_finished_run_or_a_file(tmp_path):
 def test_what_cannot_be_trained_says_why(changes, said):
     with pytest.raises(InputError, match=said):
         fit(small(**changes))
-
-
-class Kept(GeneralTracker):
-    """A tracker that keeps what it is told."""
-
-    name, requires_logging_directory = "kept", False
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.settings, self.rows, self.ended = {}, [], False
-
-    tracker = property(lambda self: self)
-
-    def store_init_configuration(self, values):
-        self.settings = values
-
-    def log(self, values, step=None, **_):
-        self.rows.append((step, values))
-
-    def finish(self):
-        self.ended = True
-
-
-def test_trackers_are_told_of_every_epoch():
-    kept = Kept()
-    result = fit(small(method="gce"), trackers=[kept])
-    assert kept.settings["method"] == "gce"
-    assert kept.rows == [(1, result.history[0]), (2, result.history[1])]
-    assert kept.ended
-    with pytest.raises(InputError, match=r"not all are installed|Unsupported"):
-        fit(small(), trackers=["no-such-tracker"])
 
 
 def test_quantities_are_not_classes():
