@@ -77,9 +77,9 @@ def test_an_index_that_is_the_place_in_the_batch_is_noticed_once(classes):
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 wrong(u, labels[rows], torch.arange(6))
-                wrong.record.settle()
+                wrong.record.flush()
             noticed += [str(warning.message) for warning in caught]
-    right.record.settle()
+    right.record.flush()
     assert len(noticed) == 1
     assert re.match(r"row \d has label \d now and had another one before: .*compensate.data.Indexed", noticed[0])
 

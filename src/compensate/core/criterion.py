@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal, cast
 
 import torch
@@ -11,23 +12,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from compensate.core.batch import THROUGH, Batch, Slot
-from compensate.core.fast import losses_and_slope, reduced
+from compensate.core.fast import cross_entropy_with_slope
+from compensate.core.layout import rowwise
 from compensate.core.proximal import ONTO, SMALLEST
-from compensate.core.rows import Touched, warn_of_copies
+from compensate.core.rows import warn_of_copies
+from compensate.core.stages import full_precision
 from compensate.core.statistics import Evidence, Statistic, find_statistics, statistics_among
-from compensate.core.tables import Sample, Table
+from compensate.core.tables import Sample, Table, TouchedRows
 from compensate.core.taxonomy import Taxonomy, taxonomy_of
-from compensate.core.validation import (
-    Check,
-    Reduction,
-    at_hand,
-    check_losses,
-    check_state,
-    checked_reduction,
-    checked_weights,
-)
+from compensate.core.validation import Check, Reduction, check_losses, check_state, checked_reduction, checked_weights
 from compensate.core.views import Views
-from compensate.core.weighting import sample_weights, total_weight, weighs_classes
 from compensate.errors import InputError
 from compensate.markup import element, escape
 
@@ -73,65 +67,19 @@ def in_bytes(count: int) -> str:
     return f"{count} bytes"
 
 
-def step_rows(s: Batch) -> None:
-    """Moves the rows of learned tables by the gradient of the unreduced losses.
-
-    On logits under plain cross entropy the slope of the loss is that gradient. Elsewhere autograd finds it, between the
-    losses and the rows only. Rows on features, views and edges wait for the backward
-    pass of the user.
-    """
-    if s.by_slope:
-        assert s.slope is not None
-        for touched in s.touched:
-            touched.table.descend(touched, _by_row(s, s.slope, touched), s)
-        return
-    now = [touched for touched in s.touched if touched.slot not in THROUGH]
-    if now:
-        rows = [touched.rows for touched in now]
-        with torch.enable_grad():
-            total = s.compensated.sum()
-        grads = torch.autograd.grad(total, rows, retain_graph=True, materialize_grads=True)
-        for touched, grad in zip(now, grads, strict=True):
-            touched.table.descend(touched, grad, s)
-    later = [touched for touched in s.touched if touched.slot in THROUGH]
-    if later:
-        _step_in_backward(s, later)
+def add_gradient(s: Batch, x: Tensor, delta: Tensor) -> None:
+    """Adds `delta` to the derivative of each loss by `x` (B, ...), without changing the loss."""
+    x = torch.where(x.isfinite(), x, 0.0)  # a logit of minus infinity has no gradient
+    zeros = (delta * (x - x.detach())).flatten(1).sum(1)
+    s.charge(zeros if s.complete else torch.where(s.valid, zeros, 0.0))
 
 
-def _by_row(s: Batch, slope: Tensor, touched: Touched) -> Tensor:
-    """Slopes of samples (B, C) added up for the rows that they share, and for the entries if a row is one number.
-
-    Samples that do not count have no slope. Where there is a place for each sample, those that share a row meet later.
-    """
-    slope = s.places.totals(slope) if touched.by_sample else slope
-    if slope.dtype != touched.rows.dtype or slope.shape[1:] != touched.rows.shape[1:]:
-        slope = slope.to(touched.rows.dtype).sum_to_size(len(slope), *touched.rows.shape[1:])
-    return slope if touched.which is None else torch.zeros_like(touched.rows).index_add_(0, touched.which, slope)
-
-
-def _step_in_backward(s: Batch, touched: list[Touched]) -> None:
-    """Rows on features move when the user's backward pass brings their gradient: no second pass through the model.
-
-    Gradient scaling and accumulation multiply the loss before its backward pass; the gradient of the loss itself
-    tells by how much, so that the step of a row does not depend on them. An input moves by the gradient of its own loss, the mean
-    over its places; an edge by that of the mean over the batch, which all samples share.
-    """
-    summed = s.criterion.divided_by(s)
-    of_edges = summed / total_weight(s)
-    if s.places.several:
-        summed = summed * (s.places.of_sample(s.valid).any(1).sum() / s.valid.sum().clamp(min=1))
-    scale: list[Tensor] = []
-    s.loss.register_hook(scale.append)
-    for one in touched:
-        _when_known(s, one, of_edges if one.slot == "da" else summed, scale)
-
-
-def _when_known(s: Batch, touched: Touched, times: Tensor | int, scale: list[Tensor]) -> None:
-    def hook(grad: Tensor) -> None:
-        with torch.no_grad():
-            touched.table.descend(touched, grad * times / scale[-1], s)
-
-    touched.rows.register_hook(hook)
+def add_parameter_gradients(s: Batch, parameters: Sequence[Tensor], deltas: Sequence[Tensor]) -> None:
+    """Adds `deltas` to the derivative of the reduced loss by the parameters of the model, without changing the loss."""
+    zero = torch.stack([(d * (p - p.detach())).sum() for p, d in zip(parameters, deltas, strict=True)]).sum()
+    # All samples have equal shares, and their weights sum to the divisor of the reduction.
+    divisor = s.criterion.divisor(s) if s.criterion.reduction == "mean" else 1
+    s.charge(zero * s.valid * (divisor / s.criterion.total_weight(s)).to(zero.dtype))
 
 
 Term = Callable[[Batch], Tensor]
@@ -263,16 +211,12 @@ class Compensated(nn.Module):
         self.before_logits = tuple(name for name in BEFORE if name in self._in_order)
         """The targets of this criterion that lie before the logits, in the order in which they are inferred."""
         self._logits_and_labels = tuple(name for name in ("logit", "label", "prediction") if name in self._in_order)
-        self.only_logits = self._in_order.keys() <= {"logit"}
-        """True if logits are compensated, or nothing at all."""
-        every = [term for terms in self._in_order.values() for term in terms]
+        self._losses_and_gradients = tuple(name for name in ("loss", "gradient") if name in self._in_order)
         behind = [*self._in_order.get("loss", ()), *self._in_order.get("gradient", ())]
         self.rewrites = not all(getattr(term, "adds", False) for term in behind)
         """True if a term changes losses or gradients by more than what it adds."""
-        self._fused = every if len(every) == 1 and callable(getattr(every[0], "fused", None)) else []  # not a module
-        logit = self._in_order.get("logit", ())
-        on_logits = self.only_logits and all(isinstance(term, Table) for term in logit)
-        self._logit_tables = tuple(cast(Table, term) for term in logit) if on_logits else ()
+        tables = self._in_order.keys() == {"logit"} and all(isinstance(term, Table) for term in self._in_order["logit"])
+        self._logit_tables = cast(tuple[Table, ...], self._in_order["logit"]) if tables else ()
         if onto not in ONTO:
             raise InputError(f'onto is "{onto}"; expected {", ".join(ONTO)}.')
         self.fast = True
@@ -317,15 +261,15 @@ class Compensated(nn.Module):
                 "Let it enter nonlinearly, for example loss=Slack(Sample(n, ...)), which is max(0, l - xi)."
             )
 
-    # --- the two ways to call it ------------------------------------------------------------------------------
+    # --- calls ------------------------------------------------------------------------------------------------
 
     def forward(
         self, logits: Tensor, target: Tensor, index: Tensor | None = None, *, group: Tensor | None = None
     ) -> Tensor:
-        """The loss of a batch of logits (B, C): the drop-in form, for criteria that need not run the model.
+        """The loss of a batch of logits: the drop-in form, for criteria that do not run the model.
 
         Args:
-            logits: (B, C), as they come out of the model; or (B, C, d1, ...), with a prediction for each place.
+            logits: (B, C), the output of the model; or (B, C, d1, ...), with a prediction for each place.
             target: class numbers (B,) or (B, d1, ...), or distributions shaped like the logits; under `base="bce"`, labels shaped
                 like the logits.
             index: (B,) row of each sample in the training set, for criteria that keep something per sample. All places of a sample
@@ -337,7 +281,8 @@ class Compensated(nn.Module):
                 f"{self.before_logits[0].capitalize()} compensation changes the input, so it needs the model and not only its logits. "
                 "Write criterion.evaluate(model, x, target, index).loss instead of criterion(model(x), target, index)."
             )
-        return self.settle(Batch(self, target, index, group, logits=logits, learn=self._learns())).loss
+        learn = self.training and torch.is_grad_enabled()
+        return self.infer(Batch(self, target, index, group, logits=logits, learn=learn)).loss
 
     def evaluate(
         self,
@@ -349,130 +294,85 @@ class Compensated(nn.Module):
         group: Tensor | None = None,
         meta: bool = False,
     ) -> Batch:
-        """The whole step, for every criterion: runs the model and returns the state; `state.loss.backward()` follows.
+        """The whole step, for every criterion: runs the model and returns the batch; `batch.loss.backward()` follows.
 
         Args:
-            model: maps `x` to logits (B, C); may offer `embed`, `features` and `head`.
+            model: maps `x` to logits (B, C); may have the methods `embed`, `features` and `head`.
             x: the input batch.
             target, index, group: as in the drop-in form.
             meta: true in the inner pass of a meta step, where nothing is stored or observed.
         """
-        learn = self._learns() and not meta
-        return self.settle(Batch(self, target, index, group, model=model, x=x, learn=learn, meta=meta))
+        learn = self.training and torch.is_grad_enabled() and not meta
+        return self.infer(Batch(self, target, index, group, model=model, x=x, learn=learn, meta=meta))
 
     @property
     def binary(self) -> bool:
         """True if each class is a label of its own."""
         return self.base == "bce"
 
-    def _learns(self) -> bool:
-        return self.training and torch.is_grad_enabled()
-
-    def settle(self, s: Batch) -> Batch:
-        """Walks a state through the equation: its terms, its losses, and what follows a step if it learns."""
+    def infer(self, s: Batch) -> Batch:
+        """Evaluates the equation for a batch: its terms and losses, and in training the steps of rows and statistics."""
         watching = self._statistics() if s.learn else []
-        if s.meta and self._awaits_meta:
-            self._awaits_meta = False
+        self._awaits_meta = self._awaits_meta and not s.meta
         if self.before_logits and self.training:
-            s.fix_randomness()
+            s.forward_pass.seed = int(torch.randint(2**62, ()).item())  # one dropout mask for all passes
             for name in self.before_logits:
-                self._infer(s, name)
-        _ = s.u  # the forward pass, here and not inside a term that looks at it without gradients
-        self._weigh(s, watching)
-        if s.learn:
-            # From here on nothing is refused: what a batch moves, it moves as a whole.
-            with torch.no_grad():
-                for write in s.writes:
-                    write()
-                step_rows(s)
-                for statistic in watching:
-                    if statistic.observes == "loss":
-                        statistic.observe(s)
-                self._tick(s, watching)
-        return s
-
-    def _weigh(self, s: Batch, watching: list[Statistic]) -> None:
-        """The losses of the batch, checked; what observed them is as before if the batch is refused."""
+                self._add_terms(s, name)
+        _ = s.u  # the forward pass, here and not in a term that reads it under no_grad
         early = []
         for statistic in watching:
             statistic.check(s)
             if statistic.observes == "logits":
                 early.append(statistic)
-        if not early:
-            self._losses(s)
-            return
         undo = [] if torch.compiler.is_compiling() else [statistic.undo(s) for statistic in early]
         try:
             with torch.no_grad():
                 for statistic in early:
                     statistic.observe(s)
-            self._losses(s)
+            self._find_losses(s)
         except BaseException:
-            for back in undo:
-                back()
+            for restore in undo:
+                restore()
             raise
+        if s.learn:
+            # No error is raised from here on: a batch changes all state or none.
+            with torch.no_grad():
+                for write in s.writes:
+                    write()
+                self._step_rows(s)
+                for statistic in watching:
+                    if statistic.observes == "loss":
+                        statistic.observe(s)
+                self._count_step(s, watching)
+        return s
 
-    def _losses(self, s: Batch) -> None:
-        if self._found_together(s):
-            check_losses(s)
-            return
-        for name in self._logits_and_labels if self.training else ():
-            self._infer(s, name)
-        if self._slopes(s):
+    def _find_losses(self, s: Batch) -> None:
+        if self.training:
+            for name in self._logits_and_labels:
+                self._add_terms(s, name)
+        if s.fast:
             assert s.du is not None
-            valid = None if s.complete else s.valid
-            s.known, s.slope = losses_and_slope(s.u, s.du, s.target, valid, ignore_index=self.ignore_index)
-        elif self.fast and s.ordinary and s.du is None and s.dy is None and self._on_simplex(s):
-            s.l = self._losses_of_probabilities(s)
+            s.l, s.slope = cross_entropy_with_slope(s.u, s.du, s.labels, None if s.complete else s.valid)
         else:
             s.l = self.losses_of(s, s.u, du=s.du, dp=s.dp, dy=s.dy)
-        if self.training and not self.only_logits:
-            self._infer(s, "loss")
-            self._infer(s, "gradient")
+        if self.training:
+            for name in self._losses_and_gradients:
+                self._add_terms(s, name)
             if s.dg is not None:
-                s.lean(s.u, s.dg)
-        if self._in_order or s.seen_by_loss or s.masked or not s.ordinary:
-            check_losses(s)
+                add_gradient(s, s.u, s.dg)
+        s.loss = self.reduce(s, s.losses)
+        check_losses(s)
 
-    def _found_together(self, s: Batch) -> bool:
-        """True if the only term has found compensation, losses and slope in one walk over the batch, portion by portion."""
-        if not (self._fused and self.fast and s.learn and s.ordinary and at_hand(s.u) and s.complete):
-            return False
-        found = cast(Any, self._fused[0]).fused(s)
-        if found is None:
-            return False
-        (name,) = self._in_order
-        setattr(s, SLOTS[name] if isinstance(found.delta, Tensor) else "find_dp", found.delta)
-        _, s.known, s.plain_losses, s.slope, s.definition = found
-        return True
-
-    def _slopes(self, s: Batch) -> bool:
-        """True if the fast way gives the same: under cross entropy of logits with a constant added, the slope is S(u + du) - y."""
-        constant = s.du is not None and s.dp is None and s.dy is None and not s.du.requires_grad
-        return self.fast and s.learn and s.ordinary and constant
-
-    def _on_simplex(self, s: Batch) -> bool:
-        """True if predictions are distributions without help, in a type that holds them."""
-        return s.dp is None or (s.u.dtype.itemsize > 2 and self._stays_on_simplex("prediction"))
-
-    def _losses_of_probabilities(self, s: Batch) -> Tensor:
-        """As :meth:`losses_of`: of a distribution, cross entropy looks at one entry. The others are there for terms that ask for them."""
-        if s.dp is None:
-            return F.nll_loss(s.logp, s.target, ignore_index=self.ignore_index, reduction="none")
-        given = s.labels[:, None]
-        losses = -(s.p.gather(1, given) + s.dp.gather(1, given)).clamp(min=SMALLEST).log()[:, 0]
-        return losses if s.complete else torch.where(s.valid, losses, 0.0)
+    def _add_terms(self, s: Batch, name: str) -> None:
+        s.slot = SLOTS[name]
+        for term in self._in_order[name]:
+            s.add(term(s))
+        s.slot = None
 
     @property
     def only_tables(self) -> bool:
-        """True if compensation is tables on logits and nothing else, none of them an optimizer's: their slope is that of the losses."""
+        """True if all terms are tables on logits that no optimizer moves: rows then move by the slope of the losses."""
         return bool(self._logit_tables) and all(table.update != "manual" for table in self._logit_tables)
-
-    def _infer(self, s: Batch, name: str) -> None:
-        s.slot = SLOTS[name]
-        for term in self._in_order.get(name, ()):
-            s.add(term(s))
-        s.slot = None
 
     @property
     def reads_inputs(self) -> bool:
@@ -517,62 +417,145 @@ class Compensated(nn.Module):
         dy: Tensor | None = None,
         weighted: bool = False,
     ) -> Tensor:
-        r"""(B,) base losses :math:`l(S(u + \Delta u) + \Delta p,\; y + \Delta y)`; 0 where the target is ignored.
+        r"""(B,) base losses :math:`l(S(u + \Delta u) + \Delta p,\; y + \Delta y)`; 0 for ignored samples.
 
-        Class weights multiply them if `weighted` is true. All that terms, gates, tables and records read is without weights.
+        Class weights multiply them if `weighted` is true. Terms, gates, tables and records read losses without weights.
         """
+        given = s.slot not in THROUGH and u is s.u and du is None  # `s.u` is not known before its compensation
         u = u if du is None else u + du
+        q: Tensor | None = None
         if dp is not None:
-            # The logarithm of a distribution is a logit vector of it, so one base loss serves both sides of Eq. 5.
-            q = u.to(torch.promote_types(u.dtype, torch.float32)).softmax(-1) + dp
-            q = q if self._stays_on_simplex("prediction") else ONTO[self.onto](q)
-            u = q.clamp(min=SMALLEST).log()
+            q = (s.p if given and u.dtype.itemsize > 2 else full_precision(u).softmax(-1)) + dp
+            stays = self._stays_on_simplex("prediction")
+            q = q if stays else ONTO[self.onto](q)
+            if not stays and self.onto == "none":
+                q = q.clamp(min=SMALLEST)
+                q = q / q.sum(-1, keepdim=True)
         if dy is not None:
             y = s.y + dy
             if not self._stays_on_simplex("label"):
-                # Labels sit in corners of the simplex, where a projection has no slope. A table or an inner loop on them
-                # takes the slope of the plane that the simplex lies in, as a projected gradient method does.
+                # Labels are corners of the simplex, where a projection has no slope. A table or an inner loop on labels
+                # uses the slope of the plane of the simplex, as a projected gradient method does.
                 y = y if self.binary else y - (dy.mean(-1, keepdim=True) - dy.mean(-1, keepdim=True).detach())
                 y = y + ((y.clamp(0, 1) if self.binary else ONTO[self.onto](y)) - y).detach()
         else:
             y = s.labels if s.hard else s.y
         weight = None if self.weight is None or not weighted else self.weight.to(u.dtype)
-        by_class = weight is not None and weighs_classes(s, dy)
+        by_class = weight is not None and self._weighs_classes(s, dy)
+        picks = self.base is None and y.ndim == 1  # cross entropy of class numbers depends on one entry
+        if q is not None and not picks:
+            # The logarithm of a distribution is a logit vector of it, so one base loss serves both sides of Eq. 5.
+            u = q.clamp(min=SMALLEST).log()
         if self.base == "bce":
             losses = F.binary_cross_entropy_with_logits(u, y.to(u.dtype), reduction="none")[:, 0]
-        elif self.base is None:
-            losses = F.cross_entropy(u, y, weight=weight if by_class else None, reduction="none")
-        else:
-            assert callable(self.base)
+        elif callable(self.base):
             losses = self.base(u, y)
-        losses = losses if weight is None or by_class else losses * sample_weights(s).to(losses.dtype)
+        elif picks and q is not None:
+            losses = -q.gather(1, y[:, None]).clamp(min=SMALLEST).log()[:, 0]
+        elif picks and given:
+            losses = F.nll_loss(s.logp, y, reduction="none")
+        else:
+            losses = F.cross_entropy(u, y, weight=weight if by_class else None, reduction="none")
+        losses = losses if weight is None or by_class else losses * self.sample_weights(s).to(losses.dtype)
         return losses if s.complete else torch.where(s.valid, losses, 0.0)
 
     def _stays_on_simplex(self, name: str) -> bool:
-        """One term may vouch for itself; a sum of several may leave the simplex."""
+        """True for a single term that stays on the simplex; a sum of several may leave it."""
         terms = self.terms_of(name)
         return len(terms) == 1 and getattr(terms[0], "on_simplex", False)
 
     def reduce(self, s: Batch, losses: Tensor) -> Tensor:
-        """Losses (B,), class weights included, reduced as torch's cross entropy does: a weighted mean for class numbers, a mean for others."""
-        return s.places.back(losses) if self.reduction == "none" else reduced(losses, self.divided_by(s))
-
-    def divided_by(self, s: Batch) -> Tensor | int:
-        """What a sum of losses is divided by."""
-        return self.divisor(s) if self.reduction == "mean" else 1
+        """Losses (B,), class weights included, reduced as by torch's cross entropy."""
+        if self.reduction == "none":
+            return s.places.back(losses)
+        return losses.sum() / self.divisor(s) if self.reduction == "mean" else losses.sum()
 
     def divisor(self, s: Batch, *, weighted: bool = True) -> Tensor | int:
-        """What a mean divides by: the number of samples that count, or the sum of their class weights; 1 if that is 0.
+        """The divisor of a mean of losses: the number of valid samples or the sum of their class weights, or 1 if that is 0.
 
-        The sum of no losses is 0, and so are its gradients; divided by 0 they would be NaN, and so would be the model.
+        As in torch's cross entropy, a mean over distributions divides by the size of the batch.
         """
-        if (not s.hard and not self.binary) or (s.complete and (s.ordinary or self.weight is None)):
+        if (not s.hard and not self.binary) or (s.complete and self.weight is None):
             return max(1, len(s.target))
         if self.weight is None or self.binary or not weighted:
             return s.valid.sum().clamp(min=1)
-        return total_weight(s)
+        return self.total_weight(s)
 
-    # --- what follows a step ----------------------------------------------------------------------------------
+    # --- class weights: they multiply the summands of the equation; no term reads them -------------------------
+
+    def sample_weights(self, s: Batch) -> Tensor:
+        """(B,) the class weight of each sample, a mean over the classes of a soft label; a scalar 1 if there are no weights."""
+        if self.weight is None:
+            return torch.ones((), device=s.target.device)
+        if s.places.binary:
+            return self.weight[s.places.classes(s.target)]
+        return self.weight[s.labels] if s.hard else s.y @ self.weight.to(s.y.dtype)
+
+    def total_weight(self, s: Batch) -> Tensor:
+        """The sum of the class weights of the valid samples, a scalar tensor; 1 if that is 0."""
+        total = (self.sample_weights(s) * s.valid).sum()
+        return torch.where(total == 0, torch.ones_like(total), total)
+
+    def _weighs_classes(self, s: Batch, dy: Tensor | None) -> bool:
+        """True if weights enter the cross entropy of a soft label class by class, as in torch.
+
+        Terms that replace losses or gradients see one loss per sample, and the sample then has one weight.
+        """
+        return self.base is None and (dy is not None or not s.hard) and not (self.training and self.rewrites)
+
+    def weighted(self, s: Batch, summands: Tensor) -> Tensor:
+        """(B,) the summands of the samples, multiplied by class weights."""
+        if self.weight is None:
+            return summands
+        weights = self.sample_weights(s).to(summands.dtype)
+        if not self._weighs_classes(s, s.dy):
+            return weights * summands
+        return self.losses_of(s, s.u, du=s.du, dp=s.dp, dy=s.dy, weighted=True) + weights * (summands - s.l)
+
+    def unweighted(self, s: Batch, grad: Tensor) -> Tensor:
+        """The gradient of each input (B, ...) divided by its class weight, or the mean weight of its places; 0 if that is 0."""
+        weights = s.places.of_sample(self.sample_weights(s) * s.valid).sum(1)
+        weights = rowwise(weights / s.places.of_sample(s.valid).sum(1).clamp(min=1), grad).to(grad.dtype)
+        return torch.where(weights > 0, grad / weights, 0.0)
+
+    # --- after the losses -------------------------------------------------------------------------------------
+
+    def _step_rows(self, s: Batch) -> None:
+        """Moves the rows of learned tables by the gradient of the unreduced losses.
+
+        The fast way knows that gradient. Elsewhere autograd computes it, between the losses and the rows only. Rows on
+        features, views and edges move in the backward pass of the user, without a second pass through the model.
+        """
+        now = [touched for touched in s.touched if touched.slot not in THROUGH]
+        if now and s.slope is not None:
+            for touched in now:
+                touched.table.descend(touched, touched.summed(s.slope, s), s)
+        elif now:
+            with torch.enable_grad():
+                total = s.compensated.sum()
+            rows = [touched.rows for touched in now]
+            grads = torch.autograd.grad(total, rows, retain_graph=True, materialize_grads=True)
+            for touched, grad in zip(now, grads, strict=True):
+                touched.table.descend(touched, grad, s)
+        later = [touched for touched in s.touched if touched.slot in THROUGH]
+        if not later:
+            return
+        # Gradient scaling and accumulation multiply the loss before its backward pass. The gradient of the loss is that
+        # factor, and rows are divided by it. An input moves by the gradient of its own loss, the mean over its places; an
+        # edge by that of the mean over the batch.
+        summed = self.divisor(s) if self.reduction == "mean" else 1
+        of_edges = summed / self.total_weight(s)
+        if s.places.several:
+            summed = summed * (s.places.of_sample(s.valid).any(1).sum() / s.valid.sum().clamp(min=1))
+        scale: list[Tensor] = []
+        s.loss.register_hook(scale.append)
+
+        def hook(touched: TouchedRows, factor: Tensor | int, grad: Tensor) -> None:
+            with torch.no_grad():
+                touched.table.descend(touched, grad * factor / scale[-1], s)
+
+        for touched in later:
+            touched.rows.register_hook(partial(hook, touched, of_edges if touched.slot == "da" else summed))
 
     def compile(self, *args: Any, **settings: Any) -> None:
         """As of every module: from here on, calls run a compiled graph.
@@ -587,36 +570,32 @@ class Compensated(nn.Module):
             settings["options"] = {"guard_filter_fn": skipped}
         super().compile(*args, **settings)
 
-    def _tick(self, s: Batch, watching: list[Statistic]) -> None:
+    def _count_step(self, s: Batch, watching: list[Statistic]) -> None:
+        """Counts the step, and warns of calls that are missing in the training loop."""
         self.step.add_(1)
-        if not torch.compiler.is_compiling():
-            for statistic in watching:
-                if statistic.rolls:
-                    self._warn_without_epochs(s.visits, statistic)
-                    break
-            if self._awaits_meta:
-                self._warn_without_meta()
-            if watching or self.keeps_rows:
-                warn_of_copies()
-
-    def _warn_without_epochs(self, batch: int, rolling: Statistic) -> None:
-        self._seen += batch
-        sizes = [m.num_samples for m in self.modules() if isinstance(m, Sample | Statistic) and m.num_samples]
-        if sizes and self._seen > 1.5 * max(sizes) and self._seen - batch <= 1.5 * max(sizes):
-            warnings.warn(
-                f"{type(rolling).__name__} is renewed once an epoch, but criterion.end_epoch() has not been called "
-                f"for {self._seen} samples of a set of {max(sizes)}. Call it after each epoch.",
-                stacklevel=2,
-            )
-
-    def _warn_without_meta(self) -> None:
-        self._unlearned += 1
-        if self._unlearned == PATIENCE:
-            warnings.warn(
-                f"A table of this criterion is learned by meta steps, but {PATIENCE} training steps have passed without one, so it "
-                "stays as it is. Call compensate.meta_step(criterion, model, batch, clean, lr=...) before each step.",
-                stacklevel=2,
-            )
+        if torch.compiler.is_compiling():
+            return
+        rolling = next((statistic for statistic in watching if statistic.rolls), None)
+        if rolling is not None:
+            before = self._seen
+            self._seen += s.visits
+            sizes = [m.num_samples for m in self.modules() if isinstance(m, Sample | Statistic) and m.num_samples]
+            if sizes and before <= 1.5 * max(sizes) < self._seen:
+                warnings.warn(
+                    f"{type(rolling).__name__} is renewed once an epoch, but criterion.end_epoch() has not been called "
+                    f"for {self._seen} samples of a set of {max(sizes)}. Call it after each epoch.",
+                    stacklevel=2,
+                )
+        if self._awaits_meta:
+            self._unlearned += 1
+            if self._unlearned == PATIENCE:
+                warnings.warn(
+                    f"A table of this criterion is learned by meta steps, but {PATIENCE} training steps have passed without one, so it "
+                    "stays as it is. Call compensate.meta_step(criterion, model, batch, clean, lr=...) before each step.",
+                    stacklevel=2,
+                )
+        if watching or self.keeps_rows:
+            warn_of_copies()
 
     # --- time -------------------------------------------------------------------------------------------------
 

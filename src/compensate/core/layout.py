@@ -171,3 +171,8 @@ def rowwise(v: Any, like: Tensor) -> Any:
     if v.ndim == 1 and like.ndim == 2:
         return v.unsqueeze(1)
     return v.reshape(v.shape[:1] + (1,) * (like.ndim - v.ndim) + v.shape[1:])
+
+
+def along(values: Tensor, rows: Tensor) -> Tensor:
+    """One value for each row (B,), shaped to broadcast against the rows (B, *shape)."""
+    return values.reshape((-1,) + (1,) * (rows.ndim - 1))

@@ -7,20 +7,21 @@ where :math:`W` is a table of rows and the key :math:`k_i` is the sample's own n
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal, final
 
 import torch
 from torch import Tensor, nn
 
-from compensate.core.batch import THROUGH, Batch
-from compensate.core.fast import BLOCK, blocks
-from compensate.core.penalties import L1, L2, Bound, GroupL2, Penalty, row_step
-from compensate.core.rows import Touched, distinct_rows, held_range
+from compensate.core.batch import THROUGH, Batch, Slot
+from compensate.core.layout import along
+from compensate.core.proximal import L1, Bound, GroupL2, Penalty, row_step
+from compensate.core.rows import distinct_rows, held_range, present_rows
+from compensate.core.stages import full_precision
 from compensate.core.stores import Kept, Spec, Store, choose, restored
-from compensate.core.validation import at_hand, checked_index, checked_keys
+from compensate.core.validation import checked_index, checked_keys, is_eager_cpu
 from compensate.errors import InputError
 
 Update = Literal["prox", "subgradient", "meta", "manual", "inner"]
@@ -32,6 +33,32 @@ _INFERENCE = {
     "manual": "tuning",
     "inner": "adversarial",
 }
+
+
+@dataclass
+class TouchedRows:
+    """Rows of a table that a batch reads and may move."""
+
+    table: Table
+    keys: Tensor
+    """(R,) the rows; distinct on the CPU. Elsewhere there is one for each sample, and shapes do not depend on values."""
+    rows: Tensor
+    """(R, *shape) their values, a leaf of the graph."""
+    count: Tensor | None
+    """(R,) active samples of each row; None if each row has one."""
+    which: Tensor | None
+    """(B,) the position of each sample's row in `keys`, the first of equal keys; None if each sample has its own."""
+    slot: Slot
+    by_sample: bool = False
+    """True if all places of a sample share its row; `which` then has an entry for each sample and label."""
+    repeated: bool = False
+    """True if `keys` may hold equal keys."""
+
+    def summed(self, slope: Tensor, s: Batch) -> Tensor:
+        """(R, *shape) slopes (B, C) summed over the samples of each row, and over the classes if a row is one number."""
+        slope = s.places.totals(slope) if self.by_sample else slope
+        slope = slope.to(self.rows.dtype).sum_to_size(len(slope), *self.rows.shape[1:])
+        return slope if self.which is None else torch.zeros_like(self.rows).index_add_(0, self.which, slope)
 
 
 class Table(nn.Module, ABC):
@@ -127,49 +154,73 @@ class Table(nn.Module, ABC):
         return penalty if s.complete and s.gate is None else penalty * s.active
 
     def forward(self, s: Batch) -> Tensor:
-        """(B, *shape) the rows of the batch."""
-        return s.rows(self)
+        """(B, *shape) the rows of the batch. Their penalty is charged, and learned rows are registered for their step."""
+        keys = self.key(s)
+        if self.update == "manual" or not (
+            self.update == "meta" if s.meta else s.learn and self.update in ("prox", "subgradient")
+        ):
+            v = self.gather(keys)
+            v = v if self.update == "manual" else v.detach()
+            self._charge(s, v)
+            return v
+        if s.slot in THROUGH and s.learn and s.criterion.reduction == "none":
+            raise InputError('A learned table on features, views or edges needs reduction="mean" or "sum", not "none".')
+        touched = self._touch(s, keys)
+        v = touched.rows if touched.which is None else touched.rows[touched.which]
+        if s.learn and s.slot in ("dx", "dv") and s.criterion.weight is not None and v.requires_grad:
+            v.register_hook(partial(s.criterion.unweighted, s))
+        self._charge(s, v.detach(), spread=touched.by_sample)
+        return s.places.spread(v) if touched.by_sample else v
+
+    def _touch(self, s: Batch, keys: Tensor) -> TouchedRows:
+        """Reads the rows of a batch, each once, as leaves of the graph; registers them with the batch."""
+        assert s.slot is not None
+        by_sample = s.shared_index and not s.by_input and self.granularity == "sample"
+        keys = s.places.firsts(keys) if by_sample else keys
+        if self.granularity == "sample" or s.meta:
+            distinct, which = distinct_rows(keys)
+        else:
+            distinct, which = present_rows(keys, self.shape[0])
+        count = None
+        if which is not None or by_sample or not s.complete or s.gate is not None:
+            count = self.counted(s).to(torch.get_default_dtype())
+            count = s.places.totals(count) if by_sample else count
+            count = count if which is None else count.new_zeros(len(distinct)).index_add_(0, which, count)
+        rows = self.gather(distinct).detach().requires_grad_(not s.fast)
+        repeated = which is not None and distinct is keys
+        s.touched.append(TouchedRows(self, distinct, rows, count, which, s.slot, by_sample, repeated))
+        return s.touched[-1]
+
+    def _charge(self, s: Batch, v: Tensor, *, spread: bool = False) -> None:
+        if self.penalty is not None:
+            penalty = self.penalty(v, s)
+            s.charge(self.charged(s.places.spread(penalty) if spread else penalty, s))
 
     def gather(self, keys: Tensor) -> Tensor:
         """(len(keys), *shape) some rows."""
         if self.kept is not None:
             return self.kept.gather(keys, self.like)
         rows = self.weight.index_select(0, keys)
-        # Numbers are kept in 16 bits and computed with in 32.
-        return rows.to(torch.promote_types(rows.dtype, torch.float32)) if self.compact else rows
+        return full_precision(rows) if self.compact else rows  # stored in 16 bits, computed in 32
 
     @torch.no_grad()
-    def write(self, keys: Tensor, rows: Tensor) -> None:
-        """Replaces rows. A row that is not finite is not written. Keys are distinct, or bring the same row where they are not."""
-        self._write(keys, rows, None, None)
+    def write(self, keys: Tensor, rows: Tensor, where: Tensor | None = None) -> None:
+        """Replaces rows, only those that are finite and, if a mask (len(keys),) is given, only those it selects.
 
-    def _write(
-        self, keys: Tensor, rows: Tensor, where: Tensor | None, old: Tensor | None, *, sure: bool = False
-    ) -> None:
-        """As `write`, where a mask says so, if one is given.
-
-        `old` are the present rows, if they are known; `sure` is true if the new ones are known to be finite.
+        Equal keys must bring equal rows.
         """
-        if self.kept is None and not self.compact and rows.dtype != self.weight.dtype:
-            rows = rows.to(self.weight.dtype)
-        where = None if where is None or (at_hand(where) and bool(where.all())) else along(where, rows)
-        # A sum is finite if all its parts are: one pass and no temporary.
-        if not (sure or (at_hand(rows) and math.isfinite(rows.sum().item()))):
-            where = finite(rows) if where is None else finite(rows) & where
-        if where is not None:
-            old = self.gather(keys).detach() if old is None else old
-            rows = torch.where(where, rows.to(old.dtype), old)
-        self._put(keys, rows)
-
-    def _put(self, keys: Tensor, rows: Tensor) -> None:
+        chosen = rows.flatten(1).sum(1).isfinite() if rows.ndim > 1 else rows.isfinite()  # one pass, no temporary
+        chosen = chosen if where is None else chosen & where
+        if not (is_eager_cpu(chosen) and bool(chosen.all())):
+            old = self.gather(keys).detach()
+            rows = torch.where(along(chosen, rows), rows.to(old.dtype), old)
         if self.kept is not None:
             self.kept.write(keys, rows)
             return
-        weight = self.weight
         if self.compact:
-            largest = torch.finfo(weight.dtype).max
+            largest = torch.finfo(self.weight.dtype).max
             rows = rows.clamp(-largest, largest)
-        weight.index_copy_(0, keys, rows if rows.dtype == weight.dtype else rows.to(weight.dtype))
+        self.weight.index_copy_(0, keys, rows.to(self.weight.dtype))
 
     def dense(self) -> Tensor:
         """(rows, *shape) all rows in full, wherever they are kept: for small tables."""
@@ -190,58 +241,25 @@ class Table(nn.Module, ABC):
         state = restored(self.kept, self.shape, dict(state_dict), prefix, rest[2], rest[4])
         super()._load_from_state_dict(state, prefix, *rest)
 
-    def descend(self, touched: Touched, grad: Tensor, s: Batch) -> None:
-        """One step of the touched rows down their mean gradient, without gradients; `grad` is summed over the samples of each row."""
-        if touched.shared and touched.count is not None:
-            grad = grad / touched.count.clamp(min=1).reshape((-1,) + (1,) * (grad.ndim - 1))
-        # Not as they were read if another term of the batch, or another batch before this one's backward, may have moved them.
-        alone = len(s.touched) == 1 or sum(other.table is self for other in s.touched) == 1
-        old = touched.rows if alone and touched.slot not in THROUGH else self.gather(touched.keys)
-        old = old.detach() if old.requires_grad else old
-        if touched.fixed:
-            self._descend_together(touched, old, grad, s)
-        else:
-            # A slope is finite where its loss is, and so is the row that it moved, if nobody's own bound came between.
-            sure = s.by_slope and self.bound is None and s.finite
-            if sure and touched.count is None and self._in_portions(old):
-                for part in blocks(old):
-                    self._put(touched.keys[part], self.stepped(old[part], grad[part], s))
-                return
-            where, rows = touched.count, self.stepped(old, grad, s)
-            where = where if where is None or where.dtype == torch.bool else where > 0
-            if touched.repeated:
-                assert touched.which is not None
-                where, rows = None if where is None else where[touched.which], rows[touched.which]
-            self._write(touched.keys, rows, where, old, sure=sure)
+    def descend(self, touched: TouchedRows, grad: Tensor, s: Batch) -> None:
+        """One step of the touched rows by their mean gradient; `grad` is summed over the samples of each row."""
+        count, which = touched.count, touched.which
+        if count is not None and (which is not None or touched.by_sample):
+            grad = grad / along(count.clamp(min=1), grad)
+        # Another term, or another batch before this one's backward pass, may have moved the rows since they were read.
+        alone = touched.slot not in THROUGH and sum(other.table is self for other in s.touched) == 1
+        old = touched.rows.detach() if alone else self.gather(touched.keys).detach()
+        rows = self.stepped(old, grad, s)
+        where = None if count is None else count > 0
+        if touched.repeated:  # equal keys get the row of the first
+            rows, where = rows[which], None if where is None else where[which]
+        self.write(touched.keys, rows, where)
 
-    def _in_portions(self, rows: Tensor) -> bool:
-        """True if rows are so many that it pays to move them portion by portion, and if nothing that moves them has a value for each."""
-        if rows.ndim != 2 or rows.numel() <= BLOCK or len(rows) < 2 or self.kept is not None or not at_hand(rows):
-            return False
-        penalty = self.penalty
-        return penalty is None or (isinstance(penalty, L1 | L2 | GroupL2) and not callable(penalty.lam))
-
-    def _descend_together(self, touched: Touched, old: Tensor, grad: Tensor, s: Batch) -> None:
-        """The step in a compiled graph, in as few passes over the rows as it takes: old ones are read once, new ones written once."""
-        assert touched.count is not None
-        count = touched.count.clone()
-        slid: list[Tensor] = []
-
-        def meet(rows: Tensor) -> Tensor:
-            rows = torch.where(finite(rows), rows, old)
-            pool_(rows, count, touched.keys)
-            slid.append(rows)
-            return rows
-
-        rows = self.stepped(old, grad, s, meet)
-        # Samples that do not count had no slope, and their rows have not moved yet.
-        self._put(touched.keys, torch.where(along(count > 0, rows), rows, slid[0]))
-
-    def stepped(self, rows: Tensor, grad: Tensor, s: Batch, meet: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    def stepped(self, rows: Tensor, grad: Tensor, s: Batch) -> Tensor:
         """(R, *shape) rows after one step by the gradient of their losses, penalty and bound included."""
         return row_step(
             rows, grad if self.sign < 0 else -grad, lr=self.lr, penalty=self.penalty, bound=self.bound,
-            subgradient=self.update == "subgradient", s=s, meet=meet,
+            subgradient=self.update == "subgradient", s=s,
         )  # fmt: skip
 
     @property
@@ -377,69 +395,3 @@ class Fresh(nn.Module):
     """
 
     granularity = "sample"
-
-
-# --- samples that share a row, in shapes that do not depend on how many do: what a compiled graph needs ---------
-
-
-def pool_(rows: Tensor, count: Tensor, keys: Tensor) -> None:
-    r"""Gives all samples with one key the mean of the rows of those that count, in place.
-
-    .. math:: v_i \leftarrow \frac{\sum_{j: k_j = k_i} n_j v_j}{\sum_{j: k_j = k_i} n_j}, \qquad
-              n_i \leftarrow \sum_{j: k_j = k_i} n_j
-
-    Each sample took the gradient step of its row for itself; as they started from the same row, the mean is the row after
-    the mean of their steps. Where none counts, rows stay as they are.
-
-    Args:
-        rows: (B, *shape) the rows :math:`v`.
-        count: (B,) :math:`n`, 1 for samples that count and 0 for others.
-        keys: (B,) the rows :math:`k` of the samples.
-
-    >>> rows, count = torch.tensor([[1.0], [5.0], [3.0]]), torch.ones(3)
-    >>> pool_(rows, count, torch.tensor([7, 8, 7]))
-    >>> rows[:, 0], count
-    (tensor([2., 5., 2.]), tensor([2., 1., 2.]))
-    """
-    if keys.device.type == "cpu":
-        torch.ops.compensate.pool_(rows, count, keys)
-        return
-    values, order = keys.sort(stable=True)
-    _pool_(rows, count, order[torch.searchsorted(values, keys)], len(keys))
-
-
-def _look_and_pool_(rows: Tensor, count: Tensor, keys: Tensor) -> None:
-    """On a CPU a look at the keys is cheap, and mostly saves the rest. Compiled graphs take it as one opaque step."""
-    distinct, which = distinct_rows(keys)
-    if which is not None:
-        _pool_(rows, count, which, len(distinct))
-
-
-# An operator of the dispatcher itself: the wrapper that torch.library.custom_op puts around a function takes four times as long as the function.
-_OPERATORS = torch.library.Library("compensate", "DEF")
-_OPERATORS.define("pool_(Tensor(a!) rows, Tensor(b!) count, Tensor keys) -> ()")
-_OPERATORS.impl("pool_", _look_and_pool_, "CPU")
-_OPERATORS.impl("pool_", lambda rows, count, keys: None, "Meta")
-
-
-def _pool_(rows: Tensor, count: Tensor, which: Tensor, places: int) -> None:
-    share = along(count, rows).to(rows.dtype)
-    total = rows.new_zeros(places, *rows.shape[1:]).index_add_(0, which, rows * share)[which]
-    count.copy_(count.new_zeros(places).index_add_(0, which, count)[which])
-    share = along(count, rows).to(rows.dtype)
-    rows.copy_(torch.where(share > 0, total / share.clamp(min=1), rows))
-
-
-def along(values: Tensor, rows: Tensor) -> Tensor:
-    """One value for each row (B,), shaped to meet the rows (B, *shape)."""
-    return values.reshape((-1,) + (1,) * (rows.ndim - 1))
-
-
-def finite(rows: Tensor) -> Tensor:
-    """(B, 1, ...) true for rows (B, *shape) without infinities or NaN, told by their sums: one pass and no temporary.
-
-    >>> finite(torch.tensor([[1.0, 2.0], [1.0, torch.nan]]))[:, 0]
-    tensor([ True, False])
-    """
-    size = torch.linalg.vector_norm(rows, 1, tuple(range(1, rows.ndim)), keepdim=True) if rows.ndim > 1 else rows.abs()
-    return size < math.inf

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from compensate.core.batch import Batch
 from compensate.errors import InputError
-from compensate.terms.gates import Where
 
 TARGETS = ("feature", "logit", "label", "prediction", "loss", "gradient", "view", "structure")
 DIRECTIONS = ("positive", "negative", "mixed")
@@ -59,8 +58,9 @@ def _axes(term: Any) -> list[tuple[str, str, str]]:
     direction = getattr(term, "direction", "mixed")
     if inference or granularity:
         return [(direction, inference or "prior", granularity or "sample")]
-    if isinstance(term, Where):
-        return _axes(term.term)
+    gated = getattr(term, "gated_term", None)
+    if gated is not None:
+        return _axes(gated)
     inside = [axis for child in term.children() for axis in _axes(child)] if isinstance(term, nn.Module) else []
     inside = inside or [(direction, "prior", "sample")]
     return inside if direction == "mixed" else [(direction, *rest) for _, *rest in inside]  # type: ignore[misc]

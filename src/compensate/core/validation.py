@@ -7,9 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from compensate.errors import InputError, NotFinite
@@ -23,68 +21,56 @@ Check = Literal["auto", "sync", "async", "off"]
 Reduction = Literal["mean", "sum", "none"]
 """How the losses of a batch become one, or stay as they are."""
 
-Looks = Literal["sync", "async", "kernels", "off"]
-"""How it looks at this one: "auto" is "sync" where values are at hand, else "kernels": as "async", but that classes and rows out of range are
-left to the kernels that read them, which assert their range themselves. Looking twice would cost more than the loss."""
+CheckMode = Literal["sync", "async", "kernels", "off"]
+"""How one batch is checked. "auto" becomes "sync" for eager CPU tensors and "kernels" elsewhere: as "async", but indexing
+kernels assert the range of classes and rows themselves."""
 
-_away: bool = False
+_simulated = False
 
 
-def at_hand(values: Tensor) -> bool:
-    """True if code may look at values without waiting for a device, and without breaking a compiled graph.
+def is_eager_cpu(values: Tensor) -> bool:
+    """True for eager CPU tensors, whose values can be read without waiting for a device or breaking a compiled graph.
 
-    >>> at_hand(torch.zeros(3))
+    >>> is_eager_cpu(torch.zeros(3))
     True
     """
-    return values.is_cpu and not _away and not torch.compiler.is_compiling()
+    return values.is_cpu and not _simulated and not torch.compiler.is_compiling()
 
 
 @contextmanager
-def as_on_a_device() -> Iterator[None]:
-    """Inside, nothing counts as at hand: the way that batches take on a device, for tests on machines without one.
+def simulated_device() -> Iterator[None]:
+    """CPU tensors inside are treated like tensors of another device: for tests on machines without one.
 
-    >>> with as_on_a_device():
-    ...     at_hand(torch.zeros(3))
+    >>> with simulated_device():
+    ...     is_eager_cpu(torch.zeros(3))
     False
     """
-    global _away
-    before, _away = _away, True
+    global _simulated
+    before, _simulated = _simulated, True
     try:
         yield
     finally:
-        _away = before
+        _simulated = before
 
 
-def resolved(check: Check, target: Tensor) -> Looks:
-    """How to look at a batch with this target."""
+def check_mode(check: Check, target: Tensor) -> CheckMode:
+    """How to check a batch with this target."""
     if check == "auto":
-        return "sync" if at_hand(target) else "kernels"
+        return "sync" if is_eager_cpu(target) else "kernels"
     return check
 
 
-def unsigned(values: Tensor) -> NDArray[Any]:
-    """Whole numbers at hand as numpy has them, without a sign: what was negative is large. Calls of numpy take a tenth of the time.
-
-    >>> int(unsigned(torch.tensor([3, -1])).max()) > 3
-    True
-    """
-    found = values.numpy()
-    return found.view(_UNSIGNED[found.itemsize])
-
-
-_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
-
-
 def within(values: Tensor, size: int) -> bool:
-    """True if values at hand lie in 0..size-1.
+    """True if CPU values lie in 0..size-1.
 
     >>> within(torch.tensor([0, 4]), 4), within(torch.tensor([0, 3]), 4), within(torch.tensor([-1, 3]), 4)
     (False, True, False)
     """
-    return bool(np.maximum.reduce(unsigned(values), axis=None) < size)
+    found = values.numpy()  # numpy calls take a tenth of the time of torch calls
+    return bool(found.view(f"u{found.itemsize}").max() < size)  # without a sign, negative numbers are large
 
 
-def require_true(condition: Tensor, message: str, check: Looks) -> None:
+def require_true(condition: Tensor, message: str, check: CheckMode) -> None:
     """Raises `message` unless `condition`, a boolean scalar tensor, holds.
 
     "sync" waits for the value; "async" leaves it to the device, which neither stalls it nor breaks a compiled graph.
@@ -96,18 +82,17 @@ def require_true(condition: Tensor, message: str, check: Looks) -> None:
 
 
 def check_target(target: object, *, binary: bool = False) -> None:
-    """Raises unless the target is a tensor; and unless one number a sample is a class number, if no class is a label of its own."""
+    """Raises unless the target is a tensor, and unless a target with one axis has class numbers, if not `binary`."""
     if not isinstance(target, Tensor):
         raise InputError(
             f"target is a {type(target).__name__}; expected a tensor on the device of the logits: write "
             "torch.as_tensor(target)."
         )
     if target.ndim == 1 and not binary:
-        check_numbers(target)
+        _check_class_type(target)
 
 
-def check_numbers(target: Tensor) -> None:
-    """Raises unless class numbers have their type."""
+def _check_class_type(target: Tensor) -> None:
     if target.dtype != torch.long:
         raise InputError(
             f"target is {target.dtype}; class numbers are torch.long. Write target.long(), or give distributions of shape "
@@ -194,8 +179,7 @@ def check_batch(s: Batch, u: Tensor) -> None:
         )
     else:
         _check_distributions(target, check)
-    classes = s.places.labels if s.places.binary else u.shape[-1]
-    weight = None if s.ordinary else s.criterion.weight
+    classes, weight = s.places.labels if s.places.binary else u.shape[-1], s.criterion.weight
     if weight is not None and weight.shape != (classes,):
         raise InputError(
             f"the criterion's weight has shape {tuple(weight.shape)} and the logits have {classes} classes; expected one "
@@ -203,53 +187,45 @@ def check_batch(s: Batch, u: Tensor) -> None:
         )
     if s.learn and not torch.compiler.is_compiling() and u.is_inference():
         raise InputError(
-            "logits were made under torch.inference_mode(), so that no gradient can reach the model. Run the model of a training "
+            "logits were made under torch.inference_mode(), which records no gradients for the model. Run the model of a training "
             "step outside of it, or write criterion.eval() for the plain loss."
         )
-    if check != "off" and not s.seen_by_loss and u.numel():
-        # One pass and no temporary: what is not finite survives the sum. Large numbers overflow too, hence the second look.
-        total = u.detach().sum()
+    if check != "off" and u.numel():
+        total = (
+            u.detach().sum()
+        )  # NaN and infinity survive a sum; large finite numbers may overflow, hence the second look
         if check != "sync":
             require_true(total == total, _NAN, check)
         elif not math.isfinite(total.item()):
-            _look_closer(s, u.detach())
-
-
-def _look_closer(s: Batch, u: Tensor) -> None:
-    odd = (u.isnan() | (u == math.inf)).any(-1)
-    if bool(odd.any()):
-        rows, what = odd.nonzero().flatten().tolist(), "NaN" if bool(u.isnan().any()) else "infinity"
-        raise NotFinite(f"{_NAN.replace('NaN', what, 1)} First rows of the batch with {what}: {rows[:5]}.")
-    s.masked = bool((u == -math.inf).any())
+            odd = (u.isnan() | (u == math.inf)).any(-1)
+            if bool(odd.any()):
+                rows, kind = odd.nonzero().flatten().tolist(), "NaN" if bool(u.isnan().any()) else "infinity"
+                raise NotFinite(f"{_NAN.replace('NaN', kind, 1)} First rows of the batch with {kind}: {rows[:5]}.")
 
 
 def check_losses(s: Batch) -> None:
-    """Raises if finite logits gave a loss that is not, or if a logit of minus infinity took out the class of a label."""
+    """Raises if a loss is not finite: logits are too large, or minus infinity for the class of a label."""
     if s.check == "off" or torch.compiler.is_compiling():
         return
+    total = s.loss.detach().sum()
     if s.check != "sync":
-        if s.seen_by_loss:
-            total = s.loss if s.loss.ndim == 0 else s.losses.sum()
-            require_true(total < math.inf, _NAN, s.check)
+        require_true(total < math.inf, _NAN, s.check)
         return
-    if s.finite:
+    if math.isfinite(total.item()):
         return
-    if s.seen_by_loss:
-        _look_closer(s, s.u.detach())
-    losses = s.compensated.detach()
-    if not bool(losses.isfinite().all()):
-        rows = (~losses.isfinite()).nonzero().flatten().tolist()
-        if s.masked:
-            said = (
+    finite = s.compensated.detach().isfinite()
+    if not bool(finite.all()):
+        if bool((s.u == -math.inf).any()):
+            reason = (
                 "logits contain -infinity where the loss depends on them. Take out only classes that a sample cannot have, "
                 "or write a large negative number such as -1e4 instead."
             )
         else:
-            said = (
+            reason = (
                 "the compensated loss is not finite though the logits are: they, or the weights of the model, are too "
                 "large for their type. Lower the learning rate, or clip gradients."
             )
-        raise NotFinite(f"{said} First rows of the batch: {rows[:5]}.")
+        raise NotFinite(f"{reason} First rows of the batch: {(~finite).nonzero().flatten().tolist()[:5]}.")
 
 
 _NAN = (
@@ -262,7 +238,7 @@ SUM_ERROR = 0.02
 """How far the sum of a soft label may be from 1: three classes rounded to two digits are 0.01 off, half precision less."""
 
 
-def _check_distributions(target: Tensor, check: Looks) -> None:
+def _check_distributions(target: Tensor, check: CheckMode) -> None:
     if check == "off" or not target.numel():
         return
     # In 32 bits: a sum of many small numbers would lose them in half precision. NaN fails every comparison.
@@ -298,14 +274,10 @@ def checked_features(s: Batch, size: int) -> None:
         raise InputError(f"features have shape {tuple(s.z.shape)}; expected (B, {size}): feature_dim.")
 
 
-def _check_classes(s: Batch, u: Tensor, check: Looks) -> None:
+def _check_classes(s: Batch, u: Tensor, check: CheckMode) -> None:
     target, classes = s.target, u.shape[-1]
-    check_numbers(target)
-    if check in ("off", "kernels") or not target.shape[0]:
-        return
-    if at_hand(target) and within(target, classes):
-        if not 0 <= s.criterion.ignore_index < classes:
-            s.complete = True
+    _check_class_type(target)
+    if check in ("off", "kernels") or not target.shape[0] or (is_eager_cpu(target) and within(target, classes)):
         return
     message = (
         f"a target lies outside 0..{classes - 1}, but the logits have {classes} classes. Number the classes from 0, or "
@@ -317,7 +289,7 @@ def _check_classes(s: Batch, u: Tensor, check: Looks) -> None:
     require_true(inside.all(), message, check)
 
 
-def _check_labels(s: Batch, check: Looks) -> None:
+def _check_labels(s: Batch, check: CheckMode) -> None:
     target = s.target
     if check == "off" or not target.numel():
         return
@@ -362,35 +334,19 @@ def checked_index(s: Batch, num_samples: int, reader: str) -> Tensor:
             f"{reader} has {num_samples} rows, and a sample has {labels} labels; expected a row for each label of each sample, "
             f"num_samples * {labels}."
         )
-    found = _in_range(s, index, num_samples // labels, reader)
+    index = index.to(s.target.device, torch.long, non_blocking=True)
+    keys = checked_keys(index, num_samples // labels, reader, "index", s.check)
     if places.several and not by_input:
-        found = places.pairs(places.expanded(found, "index"))
-    s.checked[num_samples, by_input] = found
-    return found
+        keys = places.pairs(places.expanded(keys, "index"))
+    s.checked[num_samples, by_input] = keys
+    return keys
 
 
-def _in_range(s: Batch, index: Tensor, rows: int, reader: str) -> Tensor:
-    """The index on the device of the batch, as torch.long. At hand, one sort tells its range and, to tables, whether a sample repeats."""
-    device = s.target.device
-    if s.check != "off" and index.ndim == 1 and index.shape[0] and at_hand(index):
-        largest: Any
-        if s.criterion.keeps_rows:
-            ordered = unsigned(index).copy()
-            ordered.sort()
-            largest, s.repeats = ordered[-1], bool(np.logical_or.reduce(ordered[1:] == ordered[:-1]))
-        else:
-            largest = np.maximum.reduce(unsigned(index))
-        if largest < rows:
-            there = index.dtype == torch.long and index.device == device
-            return index if there else index.to(device, torch.long, non_blocking=True)
-    return checked_keys(index.to(device, non_blocking=True), rows, reader, "index", s.check)
-
-
-def checked_keys(keys: Tensor, rows: int, reader: str, name: str, check: Looks) -> Tensor:
+def checked_keys(keys: Tensor, rows: int, reader: str, name: str, check: CheckMode) -> Tensor:
     """Keys as torch.long, if they lie in 0..rows-1."""
     if not isinstance(keys, Tensor):
         raise InputError(f"{name} is a {type(keys).__name__}; expected a tensor of whole numbers, one for each sample.")
-    if check not in ("off", "kernels") and len(keys) and not (at_hand(keys) and within(keys, rows)):
+    if check not in ("off", "kernels") and len(keys) and not (is_eager_cpu(keys) and within(keys, rows)):
         message = (
             f"{name} lies outside 0..{rows - 1}: {reader} has {rows} rows. Pass the row of each sample in the whole "
             "training set, counted from 0, not its place in the batch, and give the table the size of that set."

@@ -107,7 +107,7 @@ class IndexCheck(Statistic):
             self.given.scatter_reduce_(0, index, self._known(s), "amax")
 
     def _compares(self, s: Batch) -> bool:
-        return s.hard and not s.shared and self.fixed_labels and s.check != "off"
+        return s.hard and not s.shared_index and self.fixed_labels and s.check != "off"
 
     def _known(self, s: Batch) -> Tensor:
         """(B,) the labels; as of unseen samples where they are ignored, for padding has no index of its own."""

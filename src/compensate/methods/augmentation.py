@@ -13,7 +13,7 @@ from compensate.core.criterion import Compensated, Weights
 from compensate.core.rows import present_rows
 from compensate.core.statistics import Statistic, recorded
 from compensate.core.tables import Category
-from compensate.core.validation import at_hand, checked_features
+from compensate.core.validation import checked_features, is_eager_cpu
 from compensate.core.views import DEFAULT, Views
 from compensate.errors import InputError
 from compensate.methods.registry import Real, Space, each, method
@@ -85,7 +85,7 @@ class ClassCovariance(Statistic):
         self.total.index_add_(0, labels, z)
         if self.kind == "diagonal":
             self.second.index_add_(0, labels, z.square())
-        elif at_hand(labels):  # one product a class: the outer products of a batch are B x D x D
+        elif is_eager_cpu(labels):  # one product a class: the outer products of a batch are B x D x D
             for c in labels.unique().tolist():
                 mine = z[labels == c]
                 self.second[c].addmm_(mine.T, mine)
@@ -182,7 +182,7 @@ class SemanticAugmentation(nn.Module):
         w = self._weight(s)
         if not len(s.labels):
             return torch.zeros_like(s.u)
-        at_once = self.covariance.kind == "diagonal" or not at_hand(s.labels)
+        at_once = self.covariance.kind == "diagonal" or not is_eager_cpu(s.labels)
         present, which = present_rows(s.labels, len(w))
         offset = self._offset(s, present, which)
         if at_once:

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from compensate.core.batch import THROUGH, Batch, Value, at
 from compensate.core.criterion import Compensated
 from compensate.core.layout import rowwise
-from compensate.core.penalties import L1, AtLeast, Ball, Between
-from compensate.core.proximal import TINY, row_norm
+from compensate.core.proximal import L1, TINY, AtLeast, Ball, Between, row_norm
 from compensate.core.statistics import recorded
 from compensate.core.tables import Category, Corpus, Fresh, Group, Sample, Table
 from compensate.core.taxonomy import DIRECTIONS, GRANULARITIES, INFERENCES, TARGETS, Taxonomy

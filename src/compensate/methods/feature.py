@@ -522,7 +522,7 @@ class PerturbationNet(nn.Module):
         """(B, C) the rows; constants but in a meta step, so that the training step does not move the network."""
         first = next(self.layers.parameters())
         of_sample = dynamics(s)[:, None].expand(-1, s.u.shape[-1], -1)
-        of_class = torch.stack([s.logq.exp().to(of_sample.dtype), s.y.to(of_sample.dtype)], -1)
+        of_class = torch.stack([s.p.detach().to(of_sample.dtype), s.y.to(of_sample.dtype)], -1)
         g = self.layers(torch.cat([of_sample, of_class], -1).to(first.dtype))[..., 0]
         v: Tensor = (self.bound * torch.tanh(g / self.bound)).to(s.u.dtype)
         return v if s.meta else v.detach()

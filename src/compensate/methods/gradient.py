@@ -41,10 +41,10 @@ class ByClass(nn.Module):
         """(B,) signs or radii, constants."""
         if self.shares is not None:
             which = s.labels
-            sign, far = by_share(self.shares.to(s.logq.dtype))
+            sign, far = by_share(self.shares.to(s.logp.dtype))
         else:
             classes, which = present_rows(s.labels, s.u.shape[-1])
-            p = s.logq.exp().gather(1, s.labels[:, None])[:, 0]
+            p = s.p.detach().gather(1, s.labels[:, None])[:, 0]
             counts = s.valid.to(p.dtype)
             size = p.new_zeros(len(classes)).index_add_(0, which, counts)
             likely = p.new_zeros(len(classes)).index_add_(0, which, p * counts) / size.clamp(min=1)

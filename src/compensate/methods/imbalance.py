@@ -11,7 +11,7 @@ from torch import Tensor
 
 from compensate.core.batch import Value
 from compensate.core.criterion import BinaryBase, Compensated, Weights
-from compensate.core.penalties import AtLeast
+from compensate.core.proximal import AtLeast
 from compensate.core.tables import Category, Group
 from compensate.errors import InputError
 from compensate.methods.registry import Real, Space, method

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from compensate.core.batch import Batch, Value, at
 from compensate.core.criterion import BinaryBase, Compensated, Weights
 from compensate.core.layout import rowwise
-from compensate.core.penalties import Ball
+from compensate.core.proximal import Ball
 from compensate.core.stages import full_precision
 from compensate.core.statistics import ClassMean, Evidence, labels_of, recorded
 from compensate.core.tables import Category, Sample

@@ -10,13 +10,12 @@ from torch import Tensor, nn
 
 from compensate.core.batch import Batch, Value
 from compensate.core.criterion import BinaryBase, Compensated, Weights
-from compensate.core.penalties import L1, L2
-from compensate.core.proximal import TINY, Norm, row_norm, soft_threshold
-from compensate.core.rows import Touched, present_rows
+from compensate.core.proximal import L1, L2, TINY, Norm, row_norm, soft_threshold
+from compensate.core.rows import present_rows
 from compensate.core.stages import full_precision
 from compensate.core.statistics import Evidence, labels_of, recorded
 from compensate.core.stores import Store
-from compensate.core.tables import Category, Sample, Table
+from compensate.core.tables import Category, Sample, Table, TouchedRows
 from compensate.core.validation import checked_classes, checked_keys, checked_weights
 from compensate.errors import InputError
 from compensate.methods.registry import Choice, PaperData, Real, Space, each, method
@@ -245,7 +244,7 @@ class Pairs(Table):
         """(B,) the given class of each sample."""
         return checked_keys(s.labels, self.shape[0], "a table of pairs", "class", s.check)
 
-    def descend(self, touched: Touched, grad: Tensor, s: Batch) -> None:
+    def descend(self, touched: TouchedRows, grad: Tensor, s: Batch) -> None:
         """One step of all pairs that have a sample in the batch; `grad` is summed over the samples of each class."""
         slopes = torch.zeros_like(self.weight).index_copy_(0, touched.keys, grad.to(self.weight.dtype))
         number = slopes.new_zeros(len(slopes))

@@ -12,13 +12,10 @@ from torch import Tensor, nn
 
 from compensate.core.batch import Batch
 from compensate.core.criterion import Compensated, Weights
-from compensate.core.fast import Fused, blocks, log_softmax
-from compensate.core.proximal import SMALLEST
 from compensate.core.rows import distinct_rows
 from compensate.core.stages import full_precision
 from compensate.core.statistics import Evidence, Statistic, largest, recorded
-from compensate.core.tables import finite
-from compensate.core.validation import at_hand
+from compensate.core.validation import is_eager_cpu
 from compensate.errors import InputError
 from compensate.methods.registry import Real, Space, each, method
 from compensate.methods.weighting import of_given
@@ -32,14 +29,14 @@ REFERENCE_BATCH = 128
 """The authors' steps act on the mean over a batch of this size."""
 
 
-def _noise(mu: Tensor, nu: Tensor, given: Tensor, *, out: Tensor | None = None) -> Tensor:
+def _noise(mu: Tensor, nu: Tensor, given: Tensor) -> Tensor:
     """(B, C) a - b, each between 0 and 1, where `given` (B, 1) are classes."""
-    return torch.square(nu, out=out).neg_().clamp_(min=-1).scatter_(1, given, mu.square().clamp_(max=1))
+    return nu.square().neg_().clamp_(min=-1).scatter_(1, given, mu.square().clamp_(max=1))
 
 
 def _error_(noise: Tensor, given: Tensor, decided: Tensor) -> Tensor:
     """Makes noise (B, C) the (1 - y) e that nu descends, in place; returns the e of given classes, (B, 1)."""
-    over = None if at_hand(noise) and (not noise.numel() or float(noise.min()) > -1) else noise <= -1
+    over = None if is_eager_cpu(noise) and (not noise.numel() or float(noise.min()) > -1) else noise <= -1
     noise.scatter_(1, decided, 1.0, reduce="add")
     own = noise.gather(1, given) - 1
     noise.scatter_(1, given, 0.0)
@@ -48,22 +45,10 @@ def _error_(noise: Tensor, given: Tensor, decided: Tensor) -> Tensor:
     return own
 
 
-def _losses(given: Tensor, r: Tensor, floor: float, u: Tensor) -> Tensor:
-    """(B,) the losses as a function of logits near those that gave `r`."""
-    p = u.softmax(-1)
-    r = r + torch.where(r <= floor, 0.0, p - p.detach())
-    return (r.sum(-1, keepdim=True) / r.gather(1, given)).log()[:, 0]
-
-
-def _change(r: Tensor, total: Tensor, u: Tensor) -> Tensor:
-    """(B, C) what is added to predictions so that they become r over its sum."""
-    return r / total - log_softmax(u).exp()
-
-
 def _put(kept: Tensor, index: Tensor, new: Tensor) -> None:
     """Writes rows where they belong; one that is not finite stays as it was."""
-    if not (at_hand(new) and math.isfinite(new.sum().item())):
-        new = torch.where(finite(new), new, kept.index_select(0, index).to(new.dtype))
+    if not (is_eager_cpu(new) and math.isfinite(new.sum().item())):
+        new = torch.where(new.sum(-1, keepdim=True).isfinite(), new, kept.index_select(0, index).to(new.dtype))
     kept.index_copy_(0, index, new.to(kept.dtype))
 
 
@@ -133,47 +118,7 @@ class OverParameterized(Statistic):
         total = r.sum(-1, keepdim=True)
         if s.learn:
             s.later(partial(self._step, s, index, mu, nu, noise, r.detach(), total.detach()))
-        return r / total - p
-
-    @torch.no_grad()
-    def fused(self, s: Batch) -> Fused | None:
-        r"""The same, with the losses, their slope and the step of the rows.
-
-        .. math:: \frac{\partial l_i}{\partial u_i} = p_i (g_i - \langle p_i, g_i \rangle), \qquad g_i = \frac1{S_i} - \frac{y_i}{r_i}
-
-        where :math:`r = \max(p + a - b, \epsilon)`, :math:`S` is its sum, and :math:`g` is zero where :math:`r` is cut off.
-        """
-        self.check(s)
-        u, index, given = s.u.detach(), self.index(s), s.labels[:, None]
-        exact = self.nu.dtype == u.dtype and self.floor > 4 * SMALLEST  # so that no prediction is below the smallest
-        if not exact or distinct_rows(index)[1] is not None:
-            return None
-        mus = self.mu.index_select(0, index)
-        nus, rs, slope = (torch.empty_like(u) for _ in range(3))
-        plain, total, near, own, error = (torch.empty_like(mus) for _ in range(5))
-        held, free = (torch.empty_like(u[blocks(u)[0]]) for _ in range(2))
-        for part in blocks(u):
-            label = given[part]
-            logp = log_softmax(u[part], out=slope[part])
-            torch.gather(logp, 1, label, out=plain[part])
-            p = torch.exp(logp, out=slope[part])
-            nu = torch.index_select(self.nu, 0, index[part], out=nus[part])
-            noise = _noise(mus[part], nu, label, out=held[: len(p)])
-            r = torch.add(p, noise, out=rs[part]).clamp_(min=self.floor)
-            torch.sum(r, -1, keepdim=True, out=total[part])
-            torch.gather(r, 1, label, out=near[part])
-            inner = torch.ops.aten.threshold_backward.grad_input(p, r, self.floor, grad_input=free[: len(p)])
-            torch.div(inner.gather(1, label), near[part], out=own[part])
-            error[part] = _error_(noise, label, largest(p)[1][:, None])
-            nu.addcmul_(noise, nu, value=4 * self.lr_v)
-            mean = inner.div_(total[part]).sum(-1, keepdim=True)
-            torch.addcmul(inner, p, mean - own[part], value=-1, out=p)
-        slope.scatter_add_(1, given, own.neg_())
-        mus.sub_(self._slope(mus, near, total, error), alpha=self.lr_u)
-        s.later(partial(_put, self.mu, index, mus))
-        s.later(partial(_put, self.nu, index, nus))
-        definition = partial(_losses, given, rs, self.floor)
-        return Fused(partial(_change, rs, total, u), (total / near).log_()[:, 0], plain.neg_()[:, 0], slope, definition)
+        return r * total.reciprocal() - p  # one division a row
 
     def _step(self, s: Batch, index: Tensor, mu: Tensor, nu: Tensor, noise: Tensor, r: Tensor, total: Tensor) -> None:
         r"""One step of the rows of the batch, down the derivatives in closed form.
@@ -206,7 +151,7 @@ class OverParameterized(Statistic):
 
     def _move(self, s: Batch, index: Tensor, kept: Tensor, old: Tensor, slope: Tensor, lr: float) -> None:
         """Rows go down the mean slope of the samples that share them; one that would not be finite stays."""
-        distinct, which = (index, None) if s.repeats is False else distinct_rows(index)
+        distinct, which = distinct_rows(index)
         if which is not None or not s.complete:
             slope = torch.where(s.valid[:, None], slope, 0.0)
         if which is not None:

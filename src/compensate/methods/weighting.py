@@ -173,7 +173,7 @@ class LearnedWeights(nn.Module):
 
     def forward(self, s: Batch) -> Tensor:
         """(B,) the weights."""
-        rows = s.rows(self.table)
+        rows = self.table(s)
         if s.meta:
             return rows - rows.detach()
         keys = self.table.key(s)

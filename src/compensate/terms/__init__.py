@@ -12,7 +12,7 @@ is added to::
 from __future__ import annotations
 
 from compensate.core.batch import Batch
-from compensate.core.penalties import L1, L2, AtLeast, Ball, Between, GroupL2
+from compensate.core.proximal import L1, L2, AtLeast, Ball, Between, GroupL2
 from compensate.core.statistics import ClassMean, Evidence, Statistic
 from compensate.core.tables import Category, Corpus, Fresh, Group, Sample
 from compensate.core.views import Views

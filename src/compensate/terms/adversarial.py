@@ -197,19 +197,8 @@ class Pull(nn.Module):
 
     def forward(self, s: Batch) -> Tensor:
         """(B, C) the logit compensation."""
-        eta = rowwise(at(self.eta, s), s.u)
-        if not s.hard or torch.compiler.is_compiling() or (isinstance(eta, Tensor) and eta.requires_grad):
-            v = eta * (s.y - s.logq.exp())
-            return v if s.gate is None else torch.where(s.gate.unsqueeze(1), v, 0.0)
-        # The same without an array of labels, and in one place: many classes are many numbers.
-        labels, gate = s.labels.unsqueeze(1), s.gate
-        away = s.logq.exp()
-        away = (
-            away.scatter_(1, labels, -1.0, reduce="add")
-            if s.complete
-            else away.scatter_add_(1, labels, -s.valid[:, None].to(away))
-        )
-        return away.mul_(-eta if gate is None else gate.unsqueeze(1) * -eta)
+        v = rowwise(at(self.eta, s), s.u) * (s.y - s.p.detach())
+        return v if s.gate is None else torch.where(s.gate[:, None], v, 0.0)
 
     def extra_repr(self) -> str:
         """The step."""

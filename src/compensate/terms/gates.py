@@ -80,6 +80,11 @@ class Where(nn.Module):
         super().__init__()
         self.gate, self.term = gate, term
 
+    @property
+    def gated_term(self) -> Any:
+        """The term, which has the place of both in the taxonomy."""
+        return self.term
+
     def forward(self, s: Batch) -> Tensor:
         """The term, zero for the samples that the gate keeps out."""
         if s.by_input:

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from compensate.core.batch import Batch, Value, at
+from compensate.core.criterion import add_gradient, add_parameter_gradients
 from compensate.core.layout import rowwise
 from compensate.core.proximal import TINY, row_norm
 from compensate.core.rows import present_rows
-from compensate.core.stages import under
+from compensate.core.stages import run_with_parameters
 from compensate.errors import InputError
 
 Place = Literal["logits", "features", "parameters"]
@@ -98,12 +99,12 @@ class ClipGradient(nn.Module):
             return self._cut(s.gradient)
         if self.at == "features":
             (g,) = torch.autograd.grad(s.compensated.sum(), s.z, retain_graph=True)
-            s.lean(s.z, self._cut(g))
+            add_gradient(s, s.z, self._cut(g))
             return _nothing(s)
         parameters = _parameters(s)
         grads = _of_parameters(s, parameters, s.losses, again=True)
         share = (self.c / (_length(grads) + 1e-6)).clamp(max=1.0)  # as torch divides
-        s.lean_parameters(parameters, [(share - 1) * g for g in grads])
+        add_parameter_gradients(s, parameters, [(share - 1) * g for g in grads])
         return _nothing(s)
 
     def _cut(self, g: Tensor) -> Tensor:
@@ -155,7 +156,7 @@ class GradientNoise(nn.Module):
         if self.at == "logits":
             return sigma * torch.randn_like(s.u)
         parameters = _parameters(s)
-        s.lean_parameters(parameters, [sigma * torch.randn_like(p) for p in parameters])
+        add_parameter_gradients(s, parameters, [sigma * torch.randn_like(p) for p in parameters])
         return _nothing(s)
 
     def extra_repr(self) -> str:
@@ -201,10 +202,10 @@ class SharpnessAware(nn.Module):
         places = {id(p): (p.detach() + share * g).requires_grad_() for p, g in zip(parameters, here, strict=True)}
         ahead = {name: places[id(p)] for name, p in model.named_parameters() if id(p) in places}
         with torch.enable_grad():
-            u = under(model, ahead, lambda _: s.forward(dx=s.dx, dv=s.dv, da=s.da))
+            u = run_with_parameters(model, ahead, lambda _: s.forward(dx=s.dx, dv=s.dv, da=s.da))
             losses = s.criterion.losses_of(s, u, du=s.du, dp=s.dp, dy=s.dy, weighted=True)
             there = _of_parameters(s, list(places.values()), losses, again=False)
-        s.lean_parameters(parameters, [b - a for a, b in zip(here, there, strict=True)])
+        add_parameter_gradients(s, parameters, [b - a for a, b in zip(here, there, strict=True)])
         return _nothing(s)
 
     def extra_repr(self) -> str:

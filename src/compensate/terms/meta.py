@@ -28,9 +28,8 @@ import torch.autograd.forward_ad as forward_mode
 from torch import Tensor, nn
 
 from compensate.core.batch import Batch
-from compensate.core.rows import Touched
-from compensate.core.stages import traceless, under
-from compensate.core.tables import Sample, Table
+from compensate.core.stages import run_with_parameters, traceless
+from compensate.core.tables import Sample, Table, TouchedRows
 from compensate.errors import InputError
 
 if TYPE_CHECKING:
@@ -118,7 +117,7 @@ def meta_step(
     return outer
 
 
-def _as_table(touched: Touched, grad: Tensor) -> Tensor:
+def _as_table(touched: TouchedRows, grad: Tensor) -> Tensor:
     """A gradient of the whole table; sparse for a table of samples, of which a batch touches few rows."""
     weight = touched.table.weight
     if isinstance(touched.table, Sample):
@@ -148,10 +147,12 @@ def through_graph(
 ) -> Found:
     """Outer loss, state and gradients for rows and other parameters, by a second derivative: for every criterion and model."""
     x, target, (index, group) = _parts(batch)
-    s: Batch = under(model, theta, lambda m: criterion.evaluate(m, x, target, index, group=group, meta=True))
+    s: Batch = run_with_parameters(
+        model, theta, lambda m: criterion.evaluate(m, x, target, index, group=group, meta=True)
+    )
     grads = torch.autograd.grad(_mean(s.loss), list(theta.values()), create_graph=True, materialize_grads=True)
     ahead = {name: p - lr * g for (name, p), g in zip(theta.items(), grads, strict=True)}
-    outer = under(model, ahead, lambda m: plain_loss(criterion, m, clean))
+    outer = run_with_parameters(model, ahead, lambda m: plain_loss(criterion, m, clean))
     return outer, s, list(torch.autograd.grad(outer, _wanted(s, others), materialize_grads=True))
 
 
@@ -169,10 +170,10 @@ def along_direction(
         return None
     x, target, (index, group) = _parts(batch)
     before = torch.get_rng_state()
-    u = under(model, theta, lambda m: m(x))
+    u = run_with_parameters(model, theta, lambda m: m(x))
     leaf = u.detach().requires_grad_()
     try:
-        s = criterion.settle(Batch(criterion, target, index, group, logits=leaf, meta=True))
+        s = criterion.infer(Batch(criterion, target, index, group, logits=leaf, meta=True))
     except InputError:  # a term that asks for the model, or a mistake that the other way will name
         torch.set_rng_state(before)
         return None
@@ -180,7 +181,7 @@ def along_direction(
     (slope,) = torch.autograd.grad(_mean(s.loss), leaf, create_graph=True)
     grads = torch.autograd.grad(u, list(theta.values()), slope.detach(), materialize_grads=True)
     ahead = {name: (p.detach() - lr * g).requires_grad_() for (name, p), g in zip(theta.items(), grads, strict=True)}
-    outer = under(model, ahead, lambda m: plain_loss(criterion, m, clean))
+    outer = run_with_parameters(model, ahead, lambda m: plain_loss(criterion, m, clean))
     way = torch.autograd.grad(outer, list(ahead.values()), materialize_grads=True)
     moved = _moved(model, dict(zip(theta, way, strict=True)), theta, lambda m: m(x), before)
     if moved is None:
@@ -205,7 +206,7 @@ def _moved(
         warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, of how it writes some of these derivatives
         duals = {name: forward_mode.make_dual(p.detach(), way[name]) for name, p in theta.items()}
         try:
-            out = under(model, duals, run)
+            out = run_with_parameters(model, duals, run)
         except (NotImplementedError, RuntimeError):
             return None
         moved = forward_mode.unpack_dual(out).tangent

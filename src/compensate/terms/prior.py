@@ -39,7 +39,7 @@ def prediction(s: Batch) -> Tensor:
     >>> s.dy
     tensor([[-0.1000,  0.1000]])
     """
-    return s.logq.exp()
+    return s.p.detach()
 
 
 @final

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from compensate.core.batch import Batch, Value, at
 from compensate.core.statistics import Statistic
-from compensate.core.validation import at_hand
+from compensate.core.validation import is_eager_cpu
 from compensate.errors import InputError
 
 
@@ -93,7 +93,7 @@ class Warmup(Statistic):
     def forward(self, s: Batch) -> Tensor | float:
         """The value now: a number where the count is at hand, else a scalar tensor."""
         seen, whole = self.seen, self.epochs * self.size
-        if at_hand(seen):
+        if is_eager_cpu(seen):
             return self.start + (self.end - self.start) * min(1.0, seen.item() / whole)
         return self.start + (self.end - self.start) * (seen / whole).clamp(max=1)
 
@@ -195,8 +195,8 @@ class Top(Statistic):
     def forward(self, s: Batch) -> Tensor | float:
         """The threshold now: a number where the losses are at hand, else a scalar tensor."""
         pool, pro = s.plain_losses, at(self.pro, s)
-        if not at_hand(pool):
-            now = _kth_largest(s.everyone(pool), s.everyone(s.valid), pro)
+        if not is_eager_cpu(pool):
+            now = _kth_largest(s.gather_peers(pool), s.gather_peers(s.valid), pro)
             if self.over == "epoch":
                 known = self.last.isfinite()
                 now = torch.where(known.any(), _kth_largest(self.last, known, pro), now)
@@ -205,7 +205,7 @@ class Top(Statistic):
         if past is not None and len(past):
             pool = past
         else:
-            pool = s.everyone(pool if s.complete else pool[s.valid])
+            pool = s.gather_peers(pool if s.complete else pool[s.valid])
         losses = pool.numpy() if pool.dtype in (torch.float32, torch.float64) else pool.double().numpy()
         k = int(pro * losses.size / 100)
         return max(float(np.partition(losses, -k)[-k]), self.floor) if k else math.inf
@@ -215,7 +215,7 @@ class Top(Statistic):
         if self.over == "epoch":
             index = self.index(s)
             losses = s.plain_losses.to(self.seen.dtype)
-            if at_hand(losses):
+            if is_eager_cpu(losses):
                 self.seen[index[s.valid]] = losses[s.valid]
             else:
                 self.seen[index] = torch.where(s.valid, losses, self.seen[index])
