@@ -166,7 +166,7 @@ def test_a_step_touches_memory_in_proportion_to_the_batch(size, monkeypatch):
     counted = []
     gather, write = Sample.gather, Sample.write
     monkeypatch.setattr(Sample, "gather", lambda t, k: counted.append(len(k)) or gather(t, k))
-    monkeypatch.setattr(Sample, "write", lambda t, k, r, **how: counted.append(len(k)) or write(t, k, r, **how))
+    monkeypatch.setattr(Sample, "write", lambda t, k, r, *how: counted.append(len(k)) or write(t, k, r, *how))
     criterion = Compensated(logit=Sample(size, 3, penalty=L1(0.1)))
     with torch.profiler.profile(profile_memory=True) as profile:
         criterion(torch.randn(8, 3), torch.zeros(8).long(), torch.arange(8))

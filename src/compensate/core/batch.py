@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from compensate.core.fast import log_softmax
 from compensate.core.layout import Places, rowwise
 from compensate.core.stages import ForwardPass, traceless
-from compensate.core.validation import CheckMode, check_batch, check_mode, check_target, is_eager_cpu
+from compensate.core.validation import CheckMode, check_batch, check_target, is_eager_cpu
 from compensate.errors import InputError
 
 if TYPE_CHECKING:
@@ -138,9 +139,11 @@ class Batch:
         self.learn, self.meta = learn, meta
         self.hard = self.target.ndim == 1
         """True if targets are class numbers, false if they are distributions or several labels."""
-        self.fast = learn and self.hard and criterion.fast and criterion.only_tables and criterion.base is None
+        self.fast = learn and self.hard and criterion.fast and criterion.only_tables
         """True if rows move by the slope of the cross entropy, without autograd."""
-        self.check: CheckMode = check_mode(criterion.check, target)
+        self.check: CheckMode = (
+            criterion.check if criterion.check != "auto" else "sync" if is_eager_cpu(target) else "kernels"
+        )
         self.touched: list[TouchedRows] = []
         self.writes: list[Callable[[], None]] = []
         self.checked: dict[tuple[int, bool], Tensor] = {}  # the index, by number of table rows and `by_input`
@@ -159,8 +162,9 @@ class Batch:
     @once
     def complete(self) -> bool:
         """True if it is known that no target is ignored."""
-        known = not self.hard and not self.places.binary
-        return known or (is_eager_cpu(self.target) and bool(self.valid.all()))
+        if not self.hard and not self.places.binary:
+            return True
+        return is_eager_cpu(self.target) and not (self.target.numpy() == self.criterion.ignore_index).any()
 
     @once
     def labels(self) -> Tensor:
@@ -258,7 +262,7 @@ class Batch:
     def logp(self) -> Tensor:
         """(B, C) log-softmax of `u`; log-sigmoid under binary cross entropy."""
         with torch.set_grad_enabled(self.u.requires_grad):  # a statistic may ask for it first, under no_grad
-            return F.logsigmoid(self.u) if self.places.binary else self.u.log_softmax(-1)
+            return F.logsigmoid(self.u) if self.places.binary else log_softmax(self.u)
 
     @once
     def p(self) -> Tensor:
@@ -269,21 +273,17 @@ class Batch:
     @once
     def plain(self) -> Tensor:
         """(B, C) logits without compensation, a constant; one extra forward pass if inputs are compensated."""
-        if self.plain_inputs:
+        if self.slot not in THROUGH and self.dx is None and self.dv is None and self.da is None:
             return self.u.detach()
         with torch.no_grad():
             return self.forward()
 
-    @property
-    def plain_inputs(self) -> bool:
-        """True if nothing before the logits is compensated."""
-        return self.slot not in THROUGH and self.dx is None and self.dv is None and self.da is None
-
     @once
     def plain_losses(self) -> Tensor:
         """(B,) losses without compensation and without class weights, constants."""
+        same = self.slot not in THROUGH and self.dx is None and self.dv is None and self.da is None
         with torch.no_grad():
-            return self.criterion.losses_of(self, self.u if self.plain_inputs else self.plain).detach()
+            return self.criterion.losses_of(self, self.u if same else self.plain).detach()
 
     def loss_at(self, **changes: Tensor) -> Tensor:
         """(B,) base losses without class weights, with some of `da dv dx du dp dy` replaced."""
@@ -329,7 +329,7 @@ class Batch:
     def add(self, delta: Tensor) -> None:
         """Adds a term to the target under evaluation."""
         assert self.slot is not None
-        like = self.like
+        like = self.u if self.slot == "du" else self.like
         if self.slot == "dx" or delta.shape != like.shape:
             delta = self.fitted(delta)
             if self.slot != "dx" and delta.ndim and delta.shape[-1] != 1 and delta.shape[-1] != like.shape[-1]:
@@ -392,12 +392,13 @@ class Batch:
     @property
     def summands(self) -> Tensor:
         """(B,) the summands of the equation, without class weights."""
-        return self.compensated if self.penalty is None else self.compensated + self.penalty
+        losses = self.l if self.dl is None else self.l + self.dl
+        return losses if self.penalty is None else losses + self.penalty
 
     @property
     def losses(self) -> Tensor:
         """(B,) the summands of the equation with class weights, before the mean."""
-        return self.criterion.weighted(self, self.summands)
+        return self.summands if self.criterion.weight is None else self.criterion.weighted(self, self.summands)
 
     @once
     def gradient(self) -> Tensor:

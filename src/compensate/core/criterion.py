@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from compensate.core.batch import THROUGH, Batch, Slot
 from compensate.core.fast import cross_entropy_with_slope
-from compensate.core.layout import rowwise
+from compensate.core.layout import rowwise, warn_of_copies
 from compensate.core.proximal import ONTO, SMALLEST
-from compensate.core.rows import warn_of_copies
 from compensate.core.stages import full_precision
 from compensate.core.statistics import Evidence, Statistic, find_statistics, statistics_among
 from compensate.core.tables import Sample, Table, TouchedRows
@@ -215,8 +214,13 @@ class Compensated(nn.Module):
         behind = [*self._in_order.get("loss", ()), *self._in_order.get("gradient", ())]
         self.rewrites = not all(getattr(term, "adds", False) for term in behind)
         """True if a term changes losses or gradients by more than what it adds."""
-        tables = self._in_order.keys() == {"logit"} and all(isinstance(term, Table) for term in self._in_order["logit"])
-        self._logit_tables = cast(tuple[Table, ...], self._in_order["logit"]) if tables else ()
+        tables = [
+            term for term in self._in_order.get("logit", ()) if isinstance(term, Table) and term.update != "manual"
+        ]
+        self.only_tables = (
+            base is None and [*self._in_order] == ["logit"] and len(tables) == len(self._in_order["logit"])
+        )
+        """True if all terms are tables on logits that no optimizer moves: rows then move by the slope of the losses."""
         if onto not in ONTO:
             raise InputError(f'onto is "{onto}"; expected {", ".join(ONTO)}.')
         self.fast = True
@@ -230,6 +234,8 @@ class Compensated(nn.Module):
                 'base="bce" has no prediction=: with two outcomes it is the same as label compensation with the other sign. Write label=.'
             )
         self.base, self.ignore_index, self.onto = base, ignore_index, onto
+        self.binary = base == "bce"
+        """True if each class is a label of its own."""
         self.reduction: Reduction = checked_reduction(reduction)
         self.check: Check = check
         self.record, self.views = record, views
@@ -305,11 +311,6 @@ class Compensated(nn.Module):
         learn = self.training and torch.is_grad_enabled() and not meta
         return self.infer(Batch(self, target, index, group, model=model, x=x, learn=learn, meta=meta))
 
-    @property
-    def binary(self) -> bool:
-        """True if each class is a label of its own."""
-        return self.base == "bce"
-
     def infer(self, s: Batch) -> Batch:
         """Evaluates the equation for a batch: its terms and losses, and in training the steps of rows and statistics."""
         watching = self._statistics() if s.learn else []
@@ -324,10 +325,12 @@ class Compensated(nn.Module):
             statistic.check(s)
             if statistic.observes == "logits":
                 early.append(statistic)
-        undo = [] if torch.compiler.is_compiling() else [statistic.undo(s) for statistic in early]
+        undo = []
         try:
-            with torch.no_grad():
-                for statistic in early:
+            for statistic in early:
+                if not torch.compiler.is_compiling():
+                    undo.append(statistic.undo(s))
+                with torch.no_grad():
                     statistic.observe(s)
             self._find_losses(s)
         except BaseException:
@@ -350,7 +353,8 @@ class Compensated(nn.Module):
         if self.training:
             for name in self._logits_and_labels:
                 self._add_terms(s, name)
-        if s.fast:
+        constant = s.du is not None and not s.du.requires_grad and s.dp is None and s.dy is None
+        if constant and self.fast and s.learn and s.hard and self.base is None:
             assert s.du is not None
             s.l, s.slope = cross_entropy_with_slope(s.u, s.du, s.labels, None if s.complete else s.valid)
         else:
@@ -368,11 +372,6 @@ class Compensated(nn.Module):
         for term in self._in_order[name]:
             s.add(term(s))
         s.slot = None
-
-    @property
-    def only_tables(self) -> bool:
-        """True if all terms are tables on logits that no optimizer moves: rows then move by the slope of the losses."""
-        return bool(self._logit_tables) and all(table.update != "manual" for table in self._logit_tables)
 
     @property
     def reads_inputs(self) -> bool:
@@ -468,7 +467,8 @@ class Compensated(nn.Module):
         """Losses (B,), class weights included, reduced as by torch's cross entropy."""
         if self.reduction == "none":
             return s.places.back(losses)
-        return losses.sum() / self.divisor(s) if self.reduction == "mean" else losses.sum()
+        divisor = self.divisor(s) if self.reduction == "mean" else 1
+        return losses.mean() if isinstance(divisor, int) and divisor == len(losses) else losses.sum() / divisor
 
     def divisor(self, s: Batch, *, weighted: bool = True) -> Tensor | int:
         """The divisor of a mean of losses: the number of valid samples or the sum of their class weights, or 1 if that is 0.
@@ -526,11 +526,15 @@ class Compensated(nn.Module):
         The fast way knows that gradient. Elsewhere autograd computes it, between the losses and the rows only. Rows on
         features, views and edges move in the backward pass of the user, without a second pass through the model.
         """
-        now = [touched for touched in s.touched if touched.slot not in THROUGH]
-        if now and s.slope is not None:
-            for touched in now:
+        if not s.touched:
+            return
+        if s.fast:
+            assert s.slope is not None
+            for touched in s.touched:
                 touched.table.descend(touched, touched.summed(s.slope, s), s)
-        elif now:
+            return
+        now = [touched for touched in s.touched if touched.slot not in THROUGH]
+        if now:
             with torch.enable_grad():
                 total = s.compensated.sum()
             rows = [touched.rows for touched in now]
@@ -575,10 +579,10 @@ class Compensated(nn.Module):
         self.step.add_(1)
         if torch.compiler.is_compiling():
             return
-        rolling = next((statistic for statistic in watching if statistic.rolls), None)
-        if rolling is not None:
-            before = self._seen
-            self._seen += s.visits
+        for rolling in watching:
+            if not rolling.rolls:
+                continue
+            before, self._seen = self._seen, self._seen + s.visits
             sizes = [m.num_samples for m in self.modules() if isinstance(m, Sample | Statistic) and m.num_samples]
             if sizes and before <= 1.5 * max(sizes) < self._seen:
                 warnings.warn(
@@ -586,6 +590,7 @@ class Compensated(nn.Module):
                     f"for {self._seen} samples of a set of {max(sizes)}. Call it after each epoch.",
                     stacklevel=2,
                 )
+            break
         if self._awaits_meta:
             self._unlearned += 1
             if self._unlearned == PATIENCE:

@@ -8,17 +8,44 @@ import torch
 from torch import Tensor
 
 
+def log_softmax(u: Tensor) -> Tensor:
+    """(B, C) log-softmax of logits. For few classes torch is three times faster on the CPU if it works on columns.
+
+    >>> log_softmax(torch.tensor([[3.0, 0.8, 0.2]]))
+    tensor([[-0.1584, -2.3584, -2.9584]])
+    """
+    return u.t().log_softmax(0).t() if u.is_cpu and u.shape[-1] < 16 else u.log_softmax(-1)
+
+
+CHUNK = 2**17
+"""Entries that stay in the cache of a processor. Larger temporaries cause page faults, which cost more than arithmetic."""
+
+
+def chunk_length(v: Tensor) -> int:
+    """The number of rows of `v` to process at a time: all, or those of `CHUNK` entries if an eager CPU tensor has more.
+
+    >>> chunk_length(torch.zeros(5, CHUNK // 2)), chunk_length(torch.zeros(5, 2))
+    (2, 5)
+    """
+    rows, entries = v.shape[0], v.numel()
+    if entries <= CHUNK or not v.is_cpu or torch.compiler.is_compiling():
+        return max(1, rows)
+    return max(1, CHUNK * rows // entries)
+
+
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, u: Tensor, du: Tensor, labels: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
         given = labels[:, None]
-        logp = (u + du).log_softmax(-1)
+        q = u + du
+        logp = log_softmax(q) if q.shape[-1] < 16 else torch.log_softmax(q, -1, out=q)
         losses = -logp.gather(1, given)[:, 0]
         slope = logp.exp_().scatter_(1, given, -1.0, reduce="add")
         if valid is not None:
             losses, slope = torch.where(valid, losses, 0.0), torch.where(valid[:, None], slope, 0.0)
         ctx.save_for_backward(u, du, slope, valid)
         ctx.mark_non_differentiable(slope)
+        ctx.set_materialize_grads(False)
         return losses, slope
 
     @staticmethod

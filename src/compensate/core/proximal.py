@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from compensate.core.batch import Batch, Value, at
+from compensate.core.fast import chunk_length
 from compensate.errors import InputError
 
 Array = TypeVar("Array", np.ndarray, torch.Tensor)
@@ -55,7 +56,12 @@ def row_sizes(v: torch.Tensor) -> torch.Tensor:
     >>> row_sizes(torch.tensor([[1.0, -2.0]]))
     tensor([3.])
     """
-    return v.abs() if v.ndim == 1 else v.flatten(1).abs().sum(1)  # faster on the CPU than linalg.vector_norm
+    if v.ndim == 1:
+        return v.abs()
+    length = chunk_length(v)
+    if length >= len(v):
+        return v.flatten(1).abs().sum(1)
+    return torch.cat([row_sizes(part) for part in v.split(length)])
 
 
 def soft_threshold(v: Array, t: Any) -> Array:
@@ -152,7 +158,9 @@ Bound = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Penalty(Protocol):
-    """What holds rows near zero: its value, its proximal map and a subgradient, each by row (R, *shape)."""
+    """A penalty on rows (R, *shape): its weight `lam`, its value, its proximal map and a subgradient."""
+
+    lam: Value
 
     def __call__(self, v: torch.Tensor, s: Batch) -> torch.Tensor:
         """(R,) the penalty of each row."""
@@ -339,21 +347,3 @@ class Between(torch.nn.Module):
 
     def __repr__(self) -> str:
         return f"Between({self.low:g}, {self.high:g})"
-
-
-def row_step(
-    v: torch.Tensor,
-    grad: torch.Tensor,
-    *,
-    lr: float,
-    penalty: Penalty | None,
-    bound: Bound | None,
-    subgradient: bool,
-    s: Any,
-) -> torch.Tensor:
-    """Rows (R, *shape) after one step down the gradient of their loss."""
-    if penalty is not None and subgradient:
-        grad = grad + penalty.subgradient(v, s)
-    v = torch.add(v, grad, alpha=-lr)
-    v = v if penalty is None or subgradient else penalty.prox(v, lr, s)
-    return v if bound is None else bound(v)

@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from compensate.core.batch import Batch
+from compensate.core.fast import chunk_length
+from compensate.core.layout import distinct_rows, held_range
 from compensate.core.proximal import row_sizes
-from compensate.core.rows import distinct_rows, held_range
 from compensate.core.validation import checked_classes, checked_index, is_eager_cpu
 from compensate.errors import InputError
 
@@ -62,7 +63,7 @@ class Statistic(nn.Module, ABC):
         self.merges: dict[str, Merge] = {}
 
     def track(self, name: str, start: Tensor, *, merge: Merge) -> None:
-        """Adds a buffer and says how its copies merge. Of rows, a process may hold a part; see `compensate.core.rows`."""
+        """Adds a buffer and says how its copies merge. Of rows, a process may hold a part; see `compensate.core.layout`."""
         held = held_range(len(start)) if merge == "rows" else range(0)
         if merge == "rows" and len(held) < len(start):
             self.first_row, start = held.start, start[held.start : held.stop].clone()
@@ -241,6 +242,7 @@ class Evidence(Statistic):
         self.track("votes", torch.zeros(num_samples, dtype=torch.float16 if lean else None), merge="rows")
         self.track("guess", torch.zeros(num_samples, dtype=torch.int16 if few else torch.int32), merge="rows")
         self._buffer: list[Visits] = []
+        self._buffered = 0
         self.visits: Tensor
         self.total_size: Tensor
         self.total_loss: Tensor
@@ -276,15 +278,18 @@ class Evidence(Statistic):
             return
         if self._buffer and self._buffer[0].u.shape[1:] != s.plain.shape[1:]:
             self.flush()
-        self._buffer.append(Visits(*(part.clone() for part in visits)))  # the caller may reuse its tensors
-        if sum(buffered.u.numel() for buffered in self._buffer) > BUFFER:
+        self._buffered += s.plain.numel()
+        self._buffer.append(
+            Visits(index.clone(), s.plain.clone(), labels.clone(), size)
+        )  # the caller may reuse its tensors
+        if self._buffered > BUFFER:
             self.flush()
 
     @torch.no_grad()
     def flush(self) -> None:
         """Adds the buffered visits to the record; every access to its buffers does so first."""
         if self._buffer:
-            buffered, self._buffer = self._buffer, []
+            buffered, self._buffer, self._buffered = self._buffer, [], 0
             visits = Visits(*(torch.cat(part) for part in zip(*buffered, strict=True)))
             # The vote depends on the order of visits: batches vote one by one, unless no sample comes twice.
             distinct = is_eager_cpu(visits.rows) and distinct_rows(visits.rows)[1] is None
@@ -325,16 +330,22 @@ class Evidence(Statistic):
         if is_eager_cpu(labels) and bool(counts.all()):
             counts = None
         given = labels if counts is None else labels.clamp(min=0)
-        losses = F.cross_entropy(u, given, reduction="none")
-        u = u if self.classes is None else u[:, : self.classes]
-        best, voted = largest(u.scatter(1, given[:, None], -torch.inf))
-        margin = u.gather(1, given[:, None])[:, 0] - best
+        length = chunk_length(u)
+        parts = [self._measure(*part) for part in zip(u.split(length), given.split(length), strict=True)]
+        losses, margin, voted = (torch.cat(column) for column in zip(*parts, strict=True))
         p = (-margin - losses).exp()  # the softmax of `best`: the loss is its log-partition minus the given logit
-        q = u.float().softmax(-1) if self.predictions else None
+        q = u[:, : self.classes].float().softmax(-1) if self.predictions else None
         self._count(index, counts, {"margin": margin, "loss": losses, "size": size}, q)
         votes = (index, given, voted, p) if counts is None else (index, given, voted, p, counts)
         for batch in zip(*(column.split(sizes) for column in votes), strict=True):
             self._vote(*batch)
+
+    def _measure(self, u: Tensor, given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(n,) losses, margins and largest other classes of logits (n, C) and class numbers (n,)."""
+        losses = F.cross_entropy(u, given, reduction="none")
+        u = u if self.classes is None else u[:, : self.classes]
+        best, voted = largest(u.scatter(1, given[:, None], -torch.inf))
+        return losses, u.gather(1, given[:, None])[:, 0] - best, voted
 
     def _add_general(self, s: Batch, index: Tensor, labels: Tensor, size: Tensor) -> None:
         """Adds the visits of a batch under any base loss, with soft or several labels, or with many places per sample."""

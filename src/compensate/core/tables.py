@@ -7,6 +7,7 @@ where :math:`W` is a table of rows and the key :math:`k_i` is the sample's own n
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
@@ -16,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from compensate.core.batch import THROUGH, Batch, Slot
-from compensate.core.layout import along
-from compensate.core.proximal import L1, Bound, GroupL2, Penalty, row_step
-from compensate.core.rows import distinct_rows, held_range, present_rows
+from compensate.core.fast import chunk_length
+from compensate.core.layout import along, distinct_rows, held_range, present_rows
+from compensate.core.proximal import L1, Bound, GroupL2, Penalty
 from compensate.core.stages import full_precision
 from compensate.core.stores import Kept, Spec, Store, choose, restored
 from compensate.core.validation import checked_index, checked_keys, is_eager_cpu
@@ -155,27 +156,28 @@ class Table(nn.Module, ABC):
 
     def forward(self, s: Batch) -> Tensor:
         """(B, *shape) the rows of the batch. Their penalty is charged, and learned rows are registered for their step."""
-        keys = self.key(s)
-        if self.update == "manual" or not (
-            self.update == "meta" if s.meta else s.learn and self.update in ("prox", "subgradient")
-        ):
+        keys, by_sample = self.key(s), False
+        moves = self.update == "meta" if s.meta else s.learn and self.update in ("prox", "subgradient")
+        if not moves:
             v = self.gather(keys)
             v = v if self.update == "manual" else v.detach()
-            self._charge(s, v)
-            return v
-        if s.slot in THROUGH and s.learn and s.criterion.reduction == "none":
-            raise InputError('A learned table on features, views or edges needs reduction="mean" or "sum", not "none".')
-        touched = self._touch(s, keys)
-        v = touched.rows if touched.which is None else touched.rows[touched.which]
-        if s.learn and s.slot in ("dx", "dv") and s.criterion.weight is not None and v.requires_grad:
-            v.register_hook(partial(s.criterion.unweighted, s))
-        self._charge(s, v.detach(), spread=touched.by_sample)
-        return s.places.spread(v) if touched.by_sample else v
+        else:
+            touched = self._touch(s, keys)
+            by_sample = touched.by_sample
+            v = touched.rows if touched.which is None else touched.rows[touched.which]
+            if s.learn and s.slot in ("dx", "dv") and s.criterion.weight is not None and v.requires_grad:
+                v.register_hook(partial(s.criterion.unweighted, s))
+        if self.penalty is not None:
+            penalty = self.penalty(v if self.update == "manual" else v.detach(), s)
+            s.charge(self.charged(s.places.spread(penalty) if by_sample else penalty, s))
+        return s.places.spread(v) if by_sample else v
 
     def _touch(self, s: Batch, keys: Tensor) -> TouchedRows:
         """Reads the rows of a batch, each once, as leaves of the graph; registers them with the batch."""
         assert s.slot is not None
-        by_sample = s.shared_index and not s.by_input and self.granularity == "sample"
+        if s.slot in THROUGH and s.learn and s.criterion.reduction == "none":
+            raise InputError('A learned table on features, views or edges needs reduction="mean" or "sum", not "none".')
+        by_sample = s.places.dense and s.shared_index and not s.by_input and self.granularity == "sample"
         keys = s.places.firsts(keys) if by_sample else keys
         if self.granularity == "sample" or s.meta:
             distinct, which = distinct_rows(keys)
@@ -188,13 +190,9 @@ class Table(nn.Module, ABC):
             count = count if which is None else count.new_zeros(len(distinct)).index_add_(0, which, count)
         rows = self.gather(distinct).detach().requires_grad_(not s.fast)
         repeated = which is not None and distinct is keys
-        s.touched.append(TouchedRows(self, distinct, rows, count, which, s.slot, by_sample, repeated))
-        return s.touched[-1]
-
-    def _charge(self, s: Batch, v: Tensor, *, spread: bool = False) -> None:
-        if self.penalty is not None:
-            penalty = self.penalty(v, s)
-            s.charge(self.charged(s.places.spread(penalty) if spread else penalty, s))
+        touched = TouchedRows(self, distinct, rows, count, which, s.slot, by_sample, repeated)
+        s.touched.append(touched)
+        return touched
 
     def gather(self, keys: Tensor) -> Tensor:
         """(len(keys), *shape) some rows."""
@@ -209,9 +207,10 @@ class Table(nn.Module, ABC):
 
         Equal keys must bring equal rows.
         """
-        chosen = rows.flatten(1).sum(1).isfinite() if rows.ndim > 1 else rows.isfinite()  # one pass, no temporary
-        chosen = chosen if where is None else chosen & where
-        if not (is_eager_cpu(chosen) and bool(chosen.all())):
+        # A sum is finite only if all summands are: one pass, no temporary.
+        if where is not None or not is_eager_cpu(rows) or not math.isfinite(rows.sum().item()):
+            chosen = rows.flatten(1).sum(1).isfinite() if rows.ndim > 1 else rows.isfinite()
+            chosen = chosen if where is None else chosen & where
             old = self.gather(keys).detach()
             rows = torch.where(along(chosen, rows), rows.to(old.dtype), old)
         if self.kept is not None:
@@ -247,20 +246,30 @@ class Table(nn.Module, ABC):
         if count is not None and (which is not None or touched.by_sample):
             grad = grad / along(count.clamp(min=1), grad)
         # Another term, or another batch before this one's backward pass, may have moved the rows since they were read.
-        alone = touched.slot not in THROUGH and sum(other.table is self for other in s.touched) == 1
+        alone = touched.slot not in THROUGH and (
+            len(s.touched) == 1 or sum(other.table is self for other in s.touched) == 1
+        )
         old = touched.rows.detach() if alone else self.gather(touched.keys).detach()
-        rows = self.stepped(old, grad, s)
-        where = None if count is None else count > 0
-        if touched.repeated:  # equal keys get the row of the first
-            rows, where = rows[which], None if where is None else where[which]
-        self.write(touched.keys, rows, where)
+        varies = self.penalty is not None and callable(self.penalty.lam)
+        length = chunk_length(old)
+        if count is not None or varies or length >= len(old):
+            rows, where = self.stepped(old, grad, s), None if count is None else count > 0
+            if touched.repeated:  # equal keys get the row of the first
+                rows, where = rows[which], None if where is None else where[which]
+            self.write(touched.keys, rows, where)
+        else:
+            for keys, v, g in zip(touched.keys.split(length), old.split(length), grad.split(length), strict=True):
+                self.write(keys, self.stepped(v, g, s))
 
-    def stepped(self, rows: Tensor, grad: Tensor, s: Batch) -> Tensor:
+    def stepped(self, v: Tensor, grad: Tensor, s: Batch) -> Tensor:
         """(R, *shape) rows after one step by the gradient of their losses, penalty and bound included."""
-        return row_step(
-            rows, grad if self.sign < 0 else -grad, lr=self.lr, penalty=self.penalty, bound=self.bound,
-            subgradient=self.update == "subgradient", s=s,
-        )  # fmt: skip
+        penalty, subgradient = self.penalty, self.update == "subgradient"
+        grad = grad if self.sign < 0 else -grad
+        if penalty is not None and subgradient:
+            grad = grad + penalty.subgradient(v, s)
+        v = torch.add(v, grad, alpha=-self.lr)
+        v = v if penalty is None or subgradient else penalty.prox(v, self.lr, s)
+        return v if self.bound is None else self.bound(v)
 
     @property
     def inference(self) -> str:

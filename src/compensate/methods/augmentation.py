@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from compensate.core.batch import Batch, Value, at
 from compensate.core.criterion import Compensated, Weights
-from compensate.core.rows import present_rows
+from compensate.core.layout import present_rows
 from compensate.core.statistics import Statistic, recorded
 from compensate.core.tables import Category
 from compensate.core.validation import checked_features, is_eager_cpu

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from compensate.core.batch import Batch, Value, at
 from compensate.core.criterion import Compensated, Weights
-from compensate.core.layout import rowwise
+from compensate.core.layout import present_rows, rowwise
 from compensate.core.proximal import Norm
-from compensate.core.rows import present_rows
 from compensate.core.stages import ModelStages, full_precision
 from compensate.core.statistics import Statistic, recorded
 from compensate.core.tables import Category, Corpus, Table

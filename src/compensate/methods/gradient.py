@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from compensate.core.batch import Batch
 from compensate.core.criterion import Compensated, Weights
-from compensate.core.rows import present_rows
+from compensate.core.layout import present_rows
 from compensate.core.statistics import recorded
 from compensate.errors import InputError
 from compensate.methods.logit import by_probability, by_share

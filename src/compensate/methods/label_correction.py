@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from compensate.core.batch import Batch, Value, at
 from compensate.core.criterion import BinaryBase, Compensated, Weights
-from compensate.core.layout import rowwise
-from compensate.core.rows import put_rows
+from compensate.core.layout import put_rows, rowwise
 from compensate.core.stages import full_precision
 from compensate.core.statistics import ClassMean, Evidence, Statistic, labels_of, recorded
 from compensate.core.validation import checked_features

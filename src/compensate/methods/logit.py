@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from compensate.core.batch import Batch, Value
 from compensate.core.criterion import BinaryBase, Compensated, Weights
+from compensate.core.layout import present_rows
 from compensate.core.proximal import L1, L2, TINY, Norm, row_norm, soft_threshold
-from compensate.core.rows import present_rows
 from compensate.core.stages import full_precision
 from compensate.core.statistics import Evidence, labels_of, recorded
 from compensate.core.stores import Store

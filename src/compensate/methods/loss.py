@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from compensate.core.batch import Batch, Value, at
 from compensate.core.criterion import BinaryBase, Compensated, Weights
+from compensate.core.layout import put_rows
 from compensate.core.proximal import L1, AtLeast
-from compensate.core.rows import put_rows
 from compensate.core.stages import full_precision
 from compensate.core.statistics import Evidence, Statistic, labels_of, recorded
 from compensate.core.tables import Sample

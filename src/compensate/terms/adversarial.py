@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from compensate.core.batch import THROUGH, Batch, Value, at
-from compensate.core.layout import rowwise
+from compensate.core.layout import distinct_rows, present_rows, rowwise
 from compensate.core.proximal import TINY, Norm, project_ball, row_norm
-from compensate.core.rows import distinct_rows, present_rows
 from compensate.core.tables import Fresh, Table
 from compensate.errors import InputError
 
@@ -197,8 +196,13 @@ class Pull(nn.Module):
 
     def forward(self, s: Batch) -> Tensor:
         """(B, C) the logit compensation."""
-        v = rowwise(at(self.eta, s), s.u) * (s.y - s.p.detach())
-        return v if s.gate is None else torch.where(s.gate[:, None], v, 0.0)
+        step = rowwise(at(self.eta, s), s.u)
+        if s.gate is not None:
+            step = torch.where(s.gate[:, None], step, 0.0)
+        if not s.hard:
+            return step * (s.y - s.p.detach())
+        v = s.logp.detach().exp().neg_()  # without a second array of labels: large batches have many classes
+        return step * v.scatter_add_(1, s.labels[:, None], s.valid[:, None].to(v.dtype))
 
     def extra_repr(self) -> str:
         """The step."""

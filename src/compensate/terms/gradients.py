@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from compensate.core.batch import Batch, Value, at
 from compensate.core.criterion import add_gradient, add_parameter_gradients
-from compensate.core.layout import rowwise
+from compensate.core.layout import present_rows, rowwise
 from compensate.core.proximal import TINY, row_norm
-from compensate.core.rows import present_rows
 from compensate.core.stages import run_with_parameters
 from compensate.errors import InputError
 

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from compensate.core.criterion import Compensated
-from compensate.core.rows import HeldRows, holding_rows, keep_alike
+from compensate.core.layout import HeldRows, holding_rows, keep_alike
 from compensate.core.stages import ModelStages
 from compensate.core.statistics import Merge, Statistic
 from compensate.core.stores import PARTS, Kept, Packed, without_zeros

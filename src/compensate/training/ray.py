@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import nn
 
-from compensate.core.rows import HeldRows, holding_rows
+from compensate.core.layout import HeldRows, holding_rows
 from compensate.data import Dataset, Splits
 from compensate.errors import InputError
 from compensate.extras import ray_cluster, require
