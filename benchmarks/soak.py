@@ -49,7 +49,7 @@ def cycles(minutes: float) -> list[Cycle]:
     model = nn.Linear(FEATURES, CLASSES)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
     criterion = logcomp(num_samples=SAMPLES, num_classes=CLASSES, table="sparse", lam=0.3, lr=4.0)
-    kept = next(criterion.tables()).kept
+    kept = next(criterion.tables()).store
     assert kept is not None
     begun, found = time.monotonic(), []
     while time.monotonic() - begun < 60 * minutes:

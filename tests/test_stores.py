@@ -18,7 +18,7 @@ from torch import nn
 
 from compensate import Compensated
 from compensate.core import stores
-from compensate.core.stores import Kept, Mapped, Packed, Sparse, Spec, choose, ladder, pack_numbers, unpack_numbers
+from compensate.core.stores import Mapped, Packed, Sparse, Spec, choose, ladder, pack_numbers, unpack_numbers
 from compensate.errors import InputError
 from compensate.methods import logcomp
 from compensate.terms import L1, L2, Sample
@@ -223,21 +223,25 @@ def test_a_pickled_table_is_the_table():
     assert other.dense()[[2, 4]].sum() == 6
 
 
-def test_rows_on_their_way_arrive_before_anybody_looks():
-    """What `write` does when the model is on another device, with memory of this one."""
-    kept = Kept(Sparse(6, 2), (2,))
-    kept._send(torch.tensor([1, 3]), torch.ones(2, 2))
-    assert kept._store.filled == 0
-    assert kept.gather(torch.tensor([3]), torch.empty(0)).tolist() == [[1, 1]]
-    kept._send(torch.tensor([1]), torch.zeros(1, 2))
-    kept.write(torch.tensor([5]), torch.ones(1, 2))
-    assert kept.pack().rows.tolist() == [3, 5]
-    kept._send(torch.tensor([0]), torch.ones(1, 2))
-    assert copy.deepcopy(kept).filled == 3
-    kept._send(torch.tensor([2]), torch.ones(1, 2))
-    kept.load(Packed.of(np.array([4]), np.array([0]), np.array([1]), np.array([7.0], np.float32)))
-    assert kept.dense()[4].tolist() == [0, 7]
-    assert kept.filled == 1
+def test_rows_follow_the_type_of_the_model():
+    criterion = logcomp(num_samples=5, num_classes=3, table="sparse").double()
+    loss = criterion(
+        torch.zeros(2, 3, dtype=torch.float64, requires_grad=True), torch.tensor([0, 1]), torch.tensor([4, 2])
+    )
+    assert loss.dtype == torch.float64
+    assert next(criterion.tables()).gather(torch.tensor([4])).dtype == torch.float64
+    meta = copy.deepcopy(criterion).to("meta")
+    assert next(meta.tables()).store.filled == 2  # rows stay where they are
+
+
+def test_loading_replaces_all_rows():
+    store = Sparse(6, 2)
+    store.scatter(torch.tensor([1, 3]), torch.ones(2, 2))
+    assert store.gather(torch.tensor([3]), torch.empty(0)).tolist() == [[1, 1]]
+    assert copy.deepcopy(store).filled == 2
+    store.load(Packed.of(np.array([4]), np.array([0]), np.array([1]), np.array([7.0], np.float32)))
+    assert store.read(np.arange(6))[4].tolist() == [0, 7]
+    assert store.filled == 1
 
 
 def test_runs_are_alike_and_resumed_exactly_whatever_keeps_the_rows(tmp_path):
@@ -270,7 +274,7 @@ def test_runs_are_alike_and_resumed_exactly_whatever_keeps_the_rows(tmp_path):
 
 # the choice
 def test_auto_is_dense_while_it_is_small_and_says_when_it_is_not(caplog):
-    stores._said.clear()
+    stores._logged.clear()
     with caplog.at_level(logging.WARNING, "compensate"):
         assert choose(Spec("auto"), 50_000, (1000,), free=2**40) is None
         assert not caplog.records

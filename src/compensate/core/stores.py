@@ -1,4 +1,7 @@
-"""What stores have in common: numbers in 32 or 16 bits, the form in which rows travel, and the note of changed rows."""
+"""Rows of large tables: sparse in memory, or in a file.
+
+A dense table is a tensor and needs no store. Rows are stored in 32 or 16 bits and computed with in 32.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import mmap
 import os
 import weakref
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,26 +25,15 @@ from torch import Tensor
 
 from compensate.errors import InputError, nearest
 
-__all__ = [
-    "Kept",
-    "Mapped",
-    "Packed",
-    "Sparse",
-    "Spec",
-    "Store",
-    "choose",
-]
+__all__ = ["Mapped", "Packed", "RowStore", "Sparse", "Spec", "Store", "choose"]
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.integer[Any]]
 NumberType = Literal["float32", "float16", "bfloat16"]
 
-LARGEST = {"float16": np.float32(65504.0), "bfloat16": np.float32(3.3895314e38)}
-"""Larger values are cut off: a row that became infinite would never come back."""
-
 
 def number_type(dtype: Any) -> NumberType:
-    """The name of a type of numbers.
+    """The name of a number type.
 
     >>> number_type(torch.float16), number_type("bfloat16"), number_type(None)
     ('float16', 'bfloat16', 'float32')
@@ -52,30 +45,32 @@ def number_type(dtype: Any) -> NumberType:
 
 
 def stored_as(kind: NumberType) -> np.dtype[Any]:
-    """The numpy type that holds it; numpy has no bfloat16, so its bits are kept."""
-    return np.dtype({"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}[kind])
+    """The numpy type that holds it; numpy has no bfloat16, so its bits are stored."""
+    return np.dtype({"float32": np.float32, "float16": np.float16, "bfloat16": np.int16}[kind])
 
 
 def pack_numbers(rows: Floats, kind: NumberType) -> NDArray[Any]:
-    """Values as they are kept, rounded to the nearest.
+    """Values as stored: rounded to the nearest, and clipped to the finite range, because infinity could never change again.
 
     >>> unpack_numbers(pack_numbers(np.array([1.0, 1e-9, 1e9], np.float32), "float16"), "float16").tolist()
     [1.0, 0.0, 65504.0]
     """
     if kind == "float32":
         return rows
-    cut = np.clip(rows, -LARGEST[kind], LARGEST[kind])
-    if kind == "float16":
-        return cut.astype(np.float16)
-    bits = cut.view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    dtype = getattr(torch, kind)
+    largest = torch.finfo(dtype).max
+    packed = torch.from_numpy(np.clip(rows, -largest, largest)).to(dtype)
+    return (packed.view(torch.int16) if kind == "bfloat16" else packed).numpy()
 
 
-def unpack_numbers(kept: NDArray[Any], kind: NumberType) -> Floats:
-    """Kept values as numbers to compute with."""
+def unpack_numbers(stored: NDArray[Any], kind: NumberType) -> Floats:
+    """Stored values as float32."""
     if kind == "bfloat16":
-        return (kept.astype(np.uint32) << 16).view(np.float32)
-    return kept.astype(np.float32, copy=False)
+        return torch.from_numpy(stored).view(torch.bfloat16).float().numpy()
+    return stored.astype(np.float32, copy=False)
+
+
+PARTS = ("rows", "counts", "columns", "values")
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,10 +78,10 @@ class Packed:
     """Rows without their zeros, to be saved or sent.
 
     Attributes:
-        rows: (K,) which rows, in ascending order.
-        counts: (K,) how many entries of each are not zero.
-        columns: (M,) where these are, row after row.
-        values: (M,) what they are.
+        rows: (K,) row numbers, ascending.
+        counts: (K,) nonzero entries of each row.
+        columns: (M,) columns of the nonzero entries, row after row.
+        values: (M,) their values.
     """
 
     rows: NDArray[np.int64]
@@ -96,13 +91,24 @@ class Packed:
 
     @classmethod
     def of(cls, rows: Ints, at: Ints, columns: Ints, values: Floats) -> Packed:
-        """From entries in any order; `at` (M,) is the place in `rows` that each belongs to."""
+        """From entries in any order; `at` (M,) is the position in `rows` of each entry."""
         order = np.lexsort((columns, at))
         counts = np.bincount(at, minlength=len(rows)).astype(np.int32)
         return cls(rows.astype(np.int64), counts, columns[order].astype(np.int32), values[order])
 
-    def blocks(self, width: int, numbers: int = 1 << 22) -> Any:
-        """Pairs of row numbers and full rows (k, width), some at a time."""
+    @classmethod
+    def nonzero(cls, full: Floats) -> Packed:
+        """The nonzero rows of an array.
+
+        >>> Packed.nonzero(np.array([[0.0, 2.0], [0.0, 0.0]], np.float32)).rows
+        array([0])
+        """
+        at, columns = np.nonzero(full)
+        rows, position = np.unique(at, return_inverse=True)
+        return cls.of(rows, position, columns, full[at, columns])
+
+    def blocks(self, width: int, numbers: int = 1 << 22) -> Iterator[tuple[Ints, Floats]]:
+        """Pairs of row numbers and full rows (k, width), in blocks."""
         size = max(1, numbers // max(width, 1))
         ends = np.concatenate([[0], np.cumsum(self.counts, dtype=np.int64)])
         for first in range(0, len(self.rows), size):
@@ -115,7 +121,7 @@ class Packed:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """As tensors, by name."""
-        return {name: torch.from_numpy(getattr(self, name)) for name in ("rows", "counts", "columns", "values")}
+        return {name: torch.from_numpy(getattr(self, name)) for name in PARTS}
 
     @classmethod
     def from_tensors(cls, found: dict[str, torch.Tensor]) -> Packed:
@@ -138,7 +144,10 @@ class Packed:
 
 
 class RowStore(ABC):
-    """A table of `num_rows` x `width` numbers, of which some rows are read and written at a time."""
+    """A table of `num_rows` x `width` numbers, read and written some rows at a time.
+
+    Rows stay in main memory; tensors of another device are copied.
+    """
 
     kind: NumberType
     num_rows: int
@@ -146,8 +155,8 @@ class RowStore(ABC):
     _changed: NDArray[np.bool_] | None = None
 
     @abstractmethod
-    def read(self, keys: Ints, out: Floats | None = None) -> Floats:
-        """(len(keys), width) some rows, in `out` if it is given."""
+    def read(self, keys: Ints) -> Floats:
+        """(len(keys), width) some rows."""
 
     @abstractmethod
     def write(self, keys: Ints, rows: Floats) -> None:
@@ -155,7 +164,7 @@ class RowStore(ABC):
 
     @abstractmethod
     def pack(self, rows: Ints | None = None) -> Packed:
-        """Some rows, or all that are not zero, without their zeros."""
+        """Some rows, or all nonzero rows, without their zeros."""
 
     @abstractmethod
     def clear(self) -> None:
@@ -164,12 +173,12 @@ class RowStore(ABC):
     @property
     @abstractmethod
     def filled(self) -> int:
-        """Rows that are not zero."""
+        """The number of nonzero rows."""
 
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Bytes of memory that it takes."""
+        """Bytes of memory."""
 
     def put(self, packed: Packed) -> None:
         """Replaces these rows."""
@@ -177,8 +186,23 @@ class RowStore(ABC):
         for rows, full in packed.blocks(self.width):
             self.write(rows, full)
 
+    def load(self, packed: Packed) -> None:
+        """Sets these rows, and all others to zero."""
+        packed.check(self.num_rows, self.width)
+        self.clear()
+        self.put(packed)
+
+    def gather(self, keys: Tensor, like: Tensor) -> Tensor:
+        """(len(keys), width) some rows, on the device and of the type of `like`."""
+        return torch.from_numpy(self.read(keys.detach().cpu().numpy())).to(like.device, like.dtype)
+
+    def scatter(self, keys: Tensor, rows: Tensor) -> None:
+        """Replaces distinct rows (len(keys), ...)."""
+        rows = rows.detach().reshape(len(rows), self.width).float().cpu()
+        self.write(keys.detach().cpu().numpy(), rows.numpy())
+
     def watch(self) -> None:
-        """From now on, notes which rows are written."""
+        """Starts to note which rows are written."""
         self._changed = np.zeros(self.num_rows, bool)
 
     def changed(self) -> NDArray[np.int64]:
@@ -198,15 +222,22 @@ class RowStore(ABC):
         return 0 if self._changed is None else self._changed.nbytes
 
 
-LEAST = 16_384
-"""Bytes that a slab makes room for at once."""
+@cache
+def _exclude_from_graphs() -> None:
+    """Makes compiled graphs call stores eagerly. Called for the first store only, because it imports the compiler."""
+    for name in ("gather", "scatter"):
+        setattr(RowStore, name, torch.compiler.disable(getattr(RowStore, name)))
 
-CLASSES = 32
-"""Slabs that a pointer can tell apart."""
+
+MIN_SLAB_BYTES = 16_384
+"""The smallest allocation of a slab."""
+
+MAX_SLABS = 32
+"""The number of slabs that a pointer can address."""
 
 
 def ladder(width: int, per_entry: int, per_full: int) -> list[int]:
-    """The widths of rows that slabs are kept for; the last is the whole row, kept without its columns.
+    """The row widths of the slabs; the last is the whole row, stored without columns.
 
     >>> ladder(100, 5, 4)
     [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 100]
@@ -214,14 +245,14 @@ def ladder(width: int, per_entry: int, per_full: int) -> list[int]:
     steps = [1, 2, 3, *(s for k in range(2, 10) for s in (2**k, 3 * 2 ** (k - 1)))]
     steps += [2**k for k in range(10, 60)]
     shorter = [w for w in steps if w * per_entry < width * per_full and w < width]
-    return [*shorter[: CLASSES - 1], width]
+    return [*shorter[: MAX_SLABS - 1], width]
 
 
 @final
 class _Slab:
-    """Rows with room for `width` entries each, without gaps: (n, width) values and columns, and whose rows they are.
+    """Rows of up to `width` nonzero entries, without gaps: (n, width) values and columns, and their owners.
 
-    Room that a row does not need repeats its first entry, so that writing all of them out is right.
+    Unused entries repeat the first one, so all can be written out.
     """
 
     def __init__(self, width: int, values: np.dtype[Any], columns: np.dtype[Any] | None, owner: np.dtype[Any]) -> None:
@@ -229,7 +260,7 @@ class _Slab:
         self.values = np.empty((0, width), values)
         self.columns = None if columns is None else np.empty((0, width), columns)
         self.owner = np.empty(0, owner)
-        self.least = max(1, LEAST // (width * values.itemsize))
+        self.least = max(1, MIN_SLAB_BYTES // (width * values.itemsize))
 
     @property
     def nbytes(self) -> int:
@@ -248,7 +279,7 @@ class _Slab:
         return np.arange(first, self.used)
 
     def remove(self, slots: Ints) -> tuple[Ints, Ints]:
-        """Gives slots back; the last rows move into them. Returns whose rows moved and where to."""
+        """Frees slots and moves the last rows into them. Returns the owners of the moved rows and their new slots."""
         left = self.used - len(slots)
         holes = slots[slots < left]
         stays = np.ones(len(slots), bool)
@@ -268,7 +299,7 @@ class _Slab:
 
 def _resized(array: NDArray[Any], rows: int) -> NDArray[Any]:
     if array.flags.owndata:
-        # The system moves pages instead of copying them, so that growing takes no second copy.
+        # The system moves pages instead of copying them.
         array.resize((rows, *array.shape[1:]), refcheck=False)
         return array
     new = np.zeros((rows, *array.shape[1:]), array.dtype)
@@ -278,12 +309,11 @@ def _resized(array: NDArray[Any], rows: int) -> NDArray[Any]:
 
 @final
 class Sparse(RowStore):
-    """Rows of numbers of which only those that are not zero take room.
+    """Rows of which only nonzero entries take memory.
 
-    Each sample has a pointer of 4 bytes: 0 for a row of zeros, else the slab and the slot where its entries are. There is
-    a slab for rows of 1, 2, 3, 4, 6, 8, ... entries; a row moves to another one as its entries become more or fewer.
-    Slabs have no gaps: a row that leaves is replaced by the last one, and room that is not needed is given back.
-    Every operation is on all rows of a batch at once.
+    Each sample has a pointer of 4 bytes: 0 for a row of zeros, else the slab and slot of its entries. There is a slab for
+    rows of 1, 2, 3, 4, 6, 8, ... entries; a row moves to another slab when its number of entries changes. Slabs have no
+    gaps: the last row replaces one that leaves, and unused memory is freed. Operations act on all rows of a batch at once.
 
     Args:
         num_rows: the number of rows.
@@ -307,15 +337,13 @@ class Sparse(RowStore):
         widths = ladder(width, values.itemsize + columns.itemsize, values.itemsize)
         self._slabs = [_Slab(w, values, None if w == width else columns, owner) for w in widths]
         self._class_of = np.searchsorted(widths, np.arange(width + 1)).astype(np.int8)
-        # Zeros that were never written take no memory, so that an untouched table costs nothing.
+        _exclude_from_graphs()
+        # Zeros that were never written take no memory.
         self._pointer: NDArray[Any] = np.zeros(num_rows, np.int32 if small else np.int64)
 
-    # --- rows -------------------------------------------------------------------------------------------------
-
-    def read(self, keys: Ints, out: Floats | None = None) -> Floats:
-        """(len(keys), width) some rows, in `out` if it is given."""
-        out = np.empty((len(keys), self.width), np.float32) if out is None else out
-        out.fill(0)
+    def read(self, keys: Ints) -> Floats:
+        """(len(keys), width) some rows."""
+        out = np.zeros((len(keys), self.width), np.float32)
         pointer = self._pointer[keys]
         here = np.flatnonzero(pointer)
         for slab, which, slots in self._by_class(pointer[here]):
@@ -347,7 +375,7 @@ class Sparse(RowStore):
             if len(enters):
                 self._pointer[keys[enters]] = self._code(c, slab.add(keys[enters]))
             which = np.flatnonzero(new == c)
-            # Not the pointers from before: rows that stayed may have moved into the room of others.
+            # Pointers are read again: rows that stayed may have moved into freed slots.
             slots = (self._pointer[keys[which]] - 1) & ((1 << self._shift) - 1)
             self._fill(slab, slots, kept, filled, here[which], counts[which])
 
@@ -365,7 +393,7 @@ class Sparse(RowStore):
         slab.values[slots] = kept[at[:, None], columns]
 
     def _by_class(self, pointer: NDArray[Any]) -> Any:
-        """Of pointers that are not 0: each slab among them, which of them are its, and their slots."""
+        """Yields, for nonzero pointers, each slab, the positions of its pointers, and their slots."""
         code = pointer - 1
         classes, slots = code >> self._shift, code & ((1 << self._shift) - 1)
         for c in np.flatnonzero(np.bincount(classes)).tolist():
@@ -383,20 +411,18 @@ class Sparse(RowStore):
             self._pointer[owner] = self._code(self._slabs.index(slab), moved_to)
         self._pointer[keys] = 0
 
-    # --- the whole --------------------------------------------------------------------------------------------
-
     @property
     def filled(self) -> int:
-        """Rows that are not zero."""
+        """The number of nonzero rows."""
         return sum(slab.used for slab in self._slabs)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it takes."""
+        """Bytes of memory."""
         return self._pointer.nbytes + self._note_nbytes + sum(slab.nbytes for slab in self._slabs)
 
     def pack(self, rows: Ints | None = None) -> Packed:
-        """Some rows, or all that are not zero, without their zeros."""
+        """Some rows, or all nonzero rows, without their zeros."""
         rows = np.flatnonzero(self._pointer) if rows is None else rows
         pointer = self._pointer[rows]
         here = np.flatnonzero(pointer)
@@ -437,19 +463,17 @@ MAGIC = "compensate rows 1"
 class Mapped(RowStore):
     """Full rows in a file: for tables beyond memory whose rows have few zeros.
 
-    The file has a page that says what it is, a byte for each row that says whether it is other than zero, and the rows. Its whole room
-    is taken when it is made: a disk that is full is found then, not by a signal that ends the process in the middle of
-    a training.
+    The file has a header page, a byte for each row that is 1 if the row is nonzero, and the rows. All of its blocks are
+    allocated at the start: writing to a mapped file on a full disk would end the process by a signal.
 
-    What is promised: a row that was written is there after the process was killed, for the system owns the pages; after a
-    power failure, rows since the last `flush` may be lost or half written. A checkpoint does not rely on the file: it
-    holds all rows itself, and loading it sets the file to exactly these.
+    A written row survives the end of the process; after a power failure, rows since the last `flush` may be lost or
+    incomplete. Checkpoints hold all rows themselves, and loading one sets the file to exactly these.
 
     Args:
         num_rows: the number of rows.
         width: the number of entries of a row.
-        path: of the file. One that exists must be of the same size and numbers; its rows are kept. In one of several
-            processes, the file gets the number of the process as part of its name.
+        path: of the file. An existing file must have the same size and number type; its rows are kept. Each of several
+            processes appends its number to the name.
         dtype: of the values: float32, float16 or bfloat16.
 
     >>> import tempfile
@@ -468,52 +492,50 @@ class Mapped(RowStore):
         self._open()
 
     def _open(self) -> None:
+        _exclude_from_graphs()
         head = {"is": MAGIC, "rows": self.num_rows, "width": self.width, "dtype": self.kind}
         values = stored_as(self.kind)
         start = PAGE + -(-self.num_rows // PAGE) * PAGE
         size = start + self.num_rows * self.width * values.itemsize
         try:
-            # The map keeps the file open, and so the lock, for as long as it is there itself.
+            # The map holds a duplicate of the file descriptor, and with it the lock.
             with open(self.path, "r+b" if self.path.exists() else "x+b") as file:
                 _lock(file, self.path)
-                found = os.fstat(file.fileno()).st_size
-                if found:
+                length = os.fstat(file.fileno()).st_size
+                if length:
                     self._compare(file.read(PAGE), head)
-                    self._compare_length(found, size)
-                    _take_room(file, size)
+                    if length != size:
+                        raise InputError(
+                            f"{self.path} has {length:,} bytes and its table {size:,}: the file was cut or written over. Remove it, or "
+                            "restore a copy; a checkpoint also holds all rows."
+                        )
+                    _allocate(file, size)
                 else:
                     self._begin(file, head, size)
-                self._map = mmap.mmap(file.fileno(), size)
+                self._map = np.memmap(file, np.uint8, "r+", shape=size)
+        except InputError:
+            raise
         except (OSError, ValueError) as error:
-            if isinstance(error, InputError):
-                raise
             raise InputError(
                 f"the file {self.path} for a table of {size / 1e9:.3g} GB cannot be opened ({error}). Give a path in a folder "
                 "that exists and can be written, on a disk with enough room."
             ) from error
         if hasattr(mmap, "MADV_RANDOM"):
-            self._map.madvise(mmap.MADV_RANDOM)  # neighbors of a row are not read ahead
-        self._filled: NDArray[np.bool_] = np.frombuffer(self._map, np.bool_, self.num_rows, PAGE)
-        numbers = np.frombuffer(self._map, values, self.num_rows * self.width, start)
-        self._rows: NDArray[Any] = numbers.reshape(self.num_rows, self.width)
+            self._map._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]  # no read-ahead
+        content = np.asarray(self._map)
+        self._filled: NDArray[np.bool_] = content[PAGE : PAGE + self.num_rows].view(np.bool_)
+        self._rows: NDArray[Any] = content[start:].view(values).reshape(self.num_rows, self.width)
         self._changed = None
 
     def _begin(self, file: BinaryIO, head: dict[str, Any], size: int) -> None:
-        """An empty table. What it is comes last, so that a file that was cut short is not taken for one."""
+        """Writes an empty table, its header last: an incomplete file is then not taken for a table."""
         try:
-            _take_room(file, size)
+            _allocate(file, size)
             file.write(json.dumps(head).encode().ljust(PAGE, b"\n"))
             file.flush()
         except OSError:
-            self.path.unlink(missing_ok=True)  # a part of a table is of no use and takes room
+            self.path.unlink(missing_ok=True)
             raise
-
-    def _compare_length(self, found: int, size: int) -> None:
-        if found != size:
-            raise InputError(
-                f"{self.path} has {found:,} bytes and its table {size:,}: the file was cut or written over. Remove it, or "
-                "bring back a copy; a checkpoint holds all rows, too."
-            )
 
     def _compare(self, start: bytes, head: dict[str, Any]) -> None:
         try:
@@ -528,49 +550,43 @@ class Mapped(RowStore):
                 f"{self.num_rows} x {self.width} {self.kind}. Give another path, or remove it."
             )
 
-    # --- rows -------------------------------------------------------------------------------------------------
-
-    def read(self, keys: Ints, out: Floats | None = None) -> Floats:
-        """(len(keys), width) some rows, in `out` if it is given."""
-        out = np.empty((len(keys), self.width), np.float32) if out is None else out
-        out.fill(0)
-        here = np.flatnonzero(self._filled[keys])  # pages of other rows need not be looked at
+    def read(self, keys: Ints) -> Floats:
+        """(len(keys), width) some rows."""
+        out = np.zeros((len(keys), self.width), np.float32)
+        here = np.flatnonzero(self._filled[keys])  # pages of other rows are not read
         out[here] = unpack_numbers(self._rows[keys[here]], self.kind)
         return out
 
     def write(self, keys: Ints, rows: Floats) -> None:
         """Replaces distinct rows."""
-        kept = pack_numbers(rows, self.kind)
-        filled = (unpack_numbers(kept, self.kind) != 0).any(1)
-        here = np.flatnonzero(filled | self._filled[keys])  # pages of zeros need not be touched
-        self._rows[keys[here]] = kept[here]
+        stored = pack_numbers(rows, self.kind)
+        filled = (unpack_numbers(stored, self.kind) != 0).any(1)
+        here = np.flatnonzero(filled | self._filled[keys])  # pages of zeros are not touched
+        self._rows[keys[here]] = stored[here]
         self._filled[keys[here]] = filled[here]
         self._note(keys[here])
 
-    # --- the whole --------------------------------------------------------------------------------------------
-
     @property
     def filled(self) -> int:
-        """Rows that are not zero."""
+        """The number of nonzero rows."""
         return int(self._filled.sum())
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that it takes; the system may take the pages of the file back at any time."""
+        """Bytes of memory, without the pages of the file, which the system may take back at any time."""
         return self._note_nbytes
 
     def flush(self) -> None:
-        """Brings all rows to the disk."""
+        """Writes all rows to the disk."""
         self._map.flush()
 
     def close(self) -> None:
-        """Brings all rows to the disk and lets go of the file; the store cannot be used any more."""
+        """Writes all rows to the disk and releases the file; the store cannot be used any more."""
         self.flush()
-        del self._filled, self._rows
-        self._map.close()
+        del self._filled, self._rows, self._map
 
     def pack(self, rows: Ints | None = None) -> Packed:
-        """Some rows, or all that are not zero, without their zeros."""
+        """Some rows, or all nonzero rows, without their zeros."""
         rows = np.flatnonzero(self._filled) if rows is None else rows
         parts: list[tuple[Any, Any, Any]] = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))]
         size = max(1, (1 << 22) // self.width)
@@ -590,7 +606,7 @@ class Mapped(RowStore):
         self._note(rows)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Mapped:
-        """A copy in a file of its own beside this one, which goes when the copy does."""
+        """A copy in a file of its own in the same folder, removed with the copy."""
         number = next(k for k in range(1, 10**6) if not self.path.with_name(f"{self.path.name}.copy{k}").exists())
         path = self.path.with_name(f"{self.path.name}.copy{number}")
         copy = Mapped.__new__(Mapped)
@@ -611,16 +627,16 @@ class Mapped(RowStore):
         return f"mapped {self.path.name}" if self.kind == "float32" else f"mapped {self.path.name} {self.kind}"
 
 
-def _take_room(file: BinaryIO, size: int) -> None:
-    """All blocks of a file: the system ends a process that writes to a map whose blocks the disk does not have."""
+def _allocate(file: BinaryIO, size: int) -> None:
+    """Allocates all blocks of a file; where the system cannot, a full disk is not noticed beforehand."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file.fileno(), 0, size)
-    else:  # not every system has it; there a full disk is not found beforehand
+    else:
         file.truncate(size)
 
 
 def _own(path: Path) -> Path:
-    """Each process its own file: two that write one file would each see the other's steps."""
+    """The path with the number of this process, if there are several: each needs a file of its own."""
     from torch import distributed as dist
 
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
@@ -631,7 +647,7 @@ def _own(path: Path) -> Path:
 def _lock(file: BinaryIO, path: Path) -> None:
     try:
         import fcntl
-    except ImportError:  # not every system has it; then nothing guards against two processes on one file
+    except ImportError:  # this system has no locks
         return
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -639,169 +655,41 @@ def _lock(file: BinaryIO, path: Path) -> None:
         raise InputError(f"{path} is in use by another table; give each its own path.") from error
 
 
-@final
-class Kept:
-    """The rows of a table, read and written as tensors of the model's device.
-
-    On a graphics card rows come through pinned memory, so that the copy runs beside the computation, and go back the same way:
-    `write` returns at once, and the rows are put in their places when the store is next asked for anything. Only the
-    keys of a batch, a few bytes a sample, are waited for.
-
-    Args:
-        store: where the rows are.
-        shape: of a row.
-
-    >>> from compensate.core.stores import Sparse
-    >>> kept = Kept(Sparse(5, 3), (3,))
-    >>> kept.write(torch.tensor([1]), torch.tensor([[0.0, 2.0, 0.0]]))
-    >>> kept.gather(torch.tensor([1, 2]), like=torch.zeros(0))
-    tensor([[0., 2., 0.],
-            [0., 0., 0.]])
-    """
-
-    def __init__(self, store: RowStore, shape: tuple[int, ...]) -> None:
-        _keep_out_of_graphs()
-        self._store, self.shape = store, shape
-        self._pending: tuple[Any, Tensor, Tensor] | None = None
-
-    @property
-    def store(self) -> RowStore:
-        """Where the rows are, all of them written."""
-        self.settle()
-        return self._store
-
-    @torch.no_grad()
-    def gather(self, keys: Tensor, like: Tensor) -> Tensor:
-        """(len(keys), *shape) some rows, on the device and of the type of `like`."""
-        at = _numbers(keys)
-        if like.device.type == "cpu":
-            rows = torch.from_numpy(self.store.read(at))
-        else:
-            rows = torch.empty(len(at), self._store.width, pin_memory=True)
-            self.store.read(at, out=_array(rows))
-            rows = rows.to(like.device, non_blocking=True)
-        return rows.reshape(len(at), *self.shape).to(like.dtype)
-
-    @torch.no_grad()
-    def write(self, keys: Tensor, rows: Tensor) -> None:
-        """Replaces distinct rows."""
-        self.settle()
-        rows = rows.detach().reshape(len(rows), self._store.width)
-        if rows.device.type == "cpu":
-            self._store.write(_numbers(keys), _array(rows.float()))
-        else:
-            self._send(keys, rows)
-
-    def _send(self, keys: Tensor, rows: Tensor) -> None:
-        pinned = rows.device.type == "cuda"
-        here = torch.empty(rows.shape, dtype=torch.float32, pin_memory=pinned)
-        where = torch.empty(keys.shape, dtype=keys.dtype, pin_memory=pinned)
-        here.copy_(rows, non_blocking=pinned)
-        where.copy_(keys, non_blocking=pinned)
-        arrived = torch.cuda.Event() if pinned else None
-        if arrived is not None:
-            arrived.record()
-        self._pending = (arrived, where, here)
-
-    def settle(self) -> None:
-        """Waits for rows that are on their way, and puts them in their places."""
-        if self._pending is None:
-            return
-        arrived, keys, rows = self._pending
-        self._pending = None
-        if arrived is not None:
-            arrived.synchronize()
-        self._store.write(_numbers(keys), _array(rows))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory that the rows take."""
-        return self._store.nbytes
-
-    @property
-    def filled(self) -> int:
-        """Rows that are not zero."""
-        return self.store.filled
-
-    def pack(self, rows: Ints | None = None) -> Packed:
-        """Some rows, or all that are not zero, without their zeros."""
-        return self.store.pack(rows)
-
-    def load(self, packed: Packed) -> None:
-        """Exactly these rows, and zeros elsewhere."""
-        packed.check(self._store.num_rows, self._store.width)
-        self.store.clear()
-        self._store.put(packed)
-
-    def dense(self) -> Tensor:
-        """(N, *shape) all rows, in full."""
-        return torch.from_numpy(self.store.read(np.arange(self._store.num_rows))).reshape(-1, *self.shape)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Kept:
-        import copy
-
-        return Kept(copy.deepcopy(self.store, memo), self.shape)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_store": self.store, "shape": self.shape, "_pending": None}
-
-    def __repr__(self) -> str:
-        return repr(self._store)
-
-
-def _numbers(keys: Tensor) -> Ints:
-    return _array(keys.detach().cpu())
-
-
-def _array(tensor: Tensor) -> Any:
-    return tensor.detach().numpy()
-
-
-@cache
-def _keep_out_of_graphs() -> None:
-    """Compiled graphs step outside for rows in a store. Said when the first store is made: saying so loads the compiler."""
-    for name in ("gather", "write"):
-        setattr(Kept, name, torch.compiler.disable(getattr(Kept, name)))
-
-
-PARTS = ("rows", "counts", "columns", "values")
-
-
 def restored(
-    kept: Kept | None,
+    store: RowStore | None,
     shape: tuple[int, ...],
     state: dict[str, Any],
     prefix: str,
     missing: list[str],
     errors: list[str],
 ) -> dict[str, Any]:
-    """The state of a table, brought to the form of the one that reads it.
+    """The saved state of a table, converted between dense and packed rows as the reading table needs.
 
     Args:
-        kept: the rows of that table, filled here; None if they are the tensor `weight`, which torch then reads itself.
+        store: of the reading table, filled here; None if its rows are the tensor `weight`, which torch loads itself.
         shape: of that table.
-        state: what was saved, under names that begin with `prefix`; what is used up here is taken out.
-        missing, errors: take what is not there and what does not fit, as torch wants it.
+        state: the saved state, under names that begin with `prefix`; entries that are used here are removed.
+        missing, errors: lists of torch that take missing names and messages about wrong shapes.
     """
     whole, width = prefix + "weight", math.prod(shape[1:])
     if all(prefix + name in state for name in PARTS):
         packed = Packed.from_tensors({name: state.pop(prefix + name) for name in PARTS})
-    elif kept is not None and whole in state:
+    elif store is not None and whole in state:
         weight = state.pop(whole)
         if weight.shape != shape:
             errors.append(f"{whole} has shape {tuple(weight.shape)}; this table is {shape}.")
             return state
         packed = without_zeros(weight)
     else:
-        missing += [prefix + name for name in PARTS if kept is not None and prefix + name not in state]
+        missing += [prefix + name for name in PARTS if store is not None and prefix + name not in state]
         return state
     try:
         packed.check(shape[0], width)
     except InputError as error:
         errors.append(str(error))
         return state
-    if kept is not None:
-        kept.load(packed)
+    if store is not None:
+        store.load(packed)
         return state
     full = torch.zeros(shape[0], width)
     for rows, block in packed.blocks(width):
@@ -811,15 +699,8 @@ def restored(
 
 
 def without_zeros(weight: Tensor) -> Packed:
-    """The rows of a tensor that are not zero.
-
-    >>> without_zeros(torch.tensor([[0.0, 2.0], [0.0, 0.0]])).rows
-    array([0])
-    """
-    full = weight.detach().cpu().float().reshape(len(weight), -1).numpy()
-    at, columns = np.nonzero(full)
-    rows, place = np.unique(at, return_inverse=True)
-    return Packed.of(rows, place, columns, full[at, columns])
+    """The nonzero rows of a tensor."""
+    return Packed.nonzero(weight.detach().cpu().float().reshape(len(weight), -1).numpy())
 
 
 Store = str | Path
@@ -828,19 +709,19 @@ Store = str | Path
 Way = Literal["auto", "dense", "sparse", "mapped"]
 WORDS: tuple[Way, ...] = ("auto", "dense", "sparse")
 
-SMALL = 1 << 30
-"""Bytes up to which `auto` keeps all rows in full, if they fit four times."""
+MAX_DENSE_BYTES = 1 << 30
+"""Size up to which "auto" keeps a table dense, if it fits into free memory four times."""
 
-SURE = 1 << 26
-"""Bytes for which nobody need ask how much memory there is."""
+UNCHECKED_BYTES = 1 << 26
+"""Size up to which free memory is not checked."""
 
 _log = logging.getLogger("compensate")
-_said: set[tuple[Any, ...]] = set()
+_logged: set[tuple[Any, ...]] = set()
 
 
 @dataclass(frozen=True)
 class Spec:
-    """What a `Store` says: the way, the type of the numbers, and the file of a mapped table."""
+    """A parsed `Store`: the kind of store, the number type, and the file of a mapped table."""
 
     way: Way
     dtype: NumberType = "float32"
@@ -848,7 +729,7 @@ class Spec:
 
     @classmethod
     def of(cls, store: Store) -> Spec:
-        """Reads a `Store`.
+        """Parses a `Store`.
 
         >>> Spec.of("sparse:float16")
         Spec(way='sparse', dtype='float16', path=None)
@@ -885,12 +766,11 @@ def choose(
     """The store of a table, or None for a dense one, which is a tensor.
 
     Args:
-        spec: what was asked for.
+        spec: the parsed argument.
         num_rows, shape: of the table.
         sparse: whether its steps leave zeros; if not, "auto" does not choose "sparse".
-        movable: whether its rows may live outside of tensors; false for those of an optimizer, and those that start at
-            another value than zero.
-        free: bytes of memory that are free; by default those of this machine.
+        movable: whether its rows may be outside of tensors; false if an optimizer moves them, or if they do not start at zero.
+        free: bytes of free memory; by default those of this machine.
 
     >>> choose(Spec("auto"), 50_000, (10,)) is None, choose(Spec("sparse"), 10_000_000, (1000,))
     (True, sparse)
@@ -900,70 +780,51 @@ def choose(
             f'a "{spec.way}" table is for rows that start at zero and are moved by the criterion itself (update="prox" or '
             '"subgradient"), not by an optimizer or a meta step. Keep it "dense", or change update.'
         )
-    width = math.prod(shape)
+    width, table_size = math.prod(shape), " x ".join(f"{n:,}" for n in (num_rows, *shape))
     size = num_rows * width * stored_as(spec.dtype).itemsize
     if spec.path is not None:
         return Mapped(num_rows, width, spec.path, spec.dtype)
     if spec.way == "sparse":
         return Sparse(num_rows, width, spec.dtype)
-    if size <= SURE and free is None:
+    if size <= UNCHECKED_BYTES and free is None:
         return None
     free = free_memory() if free is None else free
     fits = free is None or size <= free
-    small = size <= SMALL and (free is None or 4 * size <= free)
+    small = size <= MAX_DENSE_BYTES and (free is None or 4 * size <= free)
     if spec.way == "auto" and not small and movable and sparse:
-        found = Sparse(num_rows, width, spec.dtype)
-        _say(found, num_rows, shape, size)
-        return found
+        store = Sparse(num_rows, width, spec.dtype)
+        if (num_rows, shape) not in _logged:
+            _logged.add((num_rows, shape))
+            _log.warning(
+                "the table of %s is kept sparse: %.0f MB and about 6 bytes for each nonzero entry, instead of %.1f GB "
+                '("dense" keeps all)',
+                table_size, store.nbytes / 1e6, size / 1e9,
+            )  # fmt: skip
+        return store
     if not fits:
         remedy = (
-            '"sparse" keeps only what is not zero; the name of a file, such as "rows.tab", keeps it there'
+            '"sparse" keeps only nonzero entries; the name of a file, such as "rows.tab", keeps the table there'
             if movable
             else "take fewer rows, or a granularity that shares them (Category, Group)"
         )
         raise InputError(
-            f"a dense table of {_size(num_rows, shape)} takes {size:,} bytes ({size / 1e9:.1f} GB), and {free:,} are free. "
+            f"a dense table of {table_size} takes {size:,} bytes ({size / 1e9:.1f} GB), and {free:,} are free. "
             f"{remedy}."
         )
     return None
 
 
-def _say(found: Sparse, num_rows: int, shape: tuple[int, ...], size: int) -> None:
-    if (num_rows, shape) not in _said:
-        _said.add((num_rows, shape))
-        _log.warning(
-            "the table of %s is kept sparse: %.0f MB and about 6 bytes for each entry that is not zero, instead of %.1f GB "
-            '("dense" keeps all)',
-            _size(num_rows, shape), found.nbytes / 1e6, size / 1e9,
-        )  # fmt: skip
-
-
-def _size(num_rows: int, shape: tuple[int, ...]) -> str:
-    return " x ".join(f"{n:,}" for n in (num_rows, *shape))
-
-
 def free_memory() -> int | None:
-    """Bytes that this process may still take, as far as the system says."""
-    found = [_meminfo(), _group()]
-    known = [n for n in found if n is not None]
-    return min(known) if known else None
-
-
-def _meminfo() -> int | None:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
-
-
-def _group() -> int | None:
-    """What is left of the limit of a container."""
+    """Bytes that this process may still allocate: free memory of the system, or of its container if that is less."""
+    free: list[int] = []
     root = Path("/sys/fs/cgroup")
     try:
-        limit, taken = (root / "memory.max").read_text().strip(), int((root / "memory.current").read_text())
-        cached = {k: int(v) for k, v in (line.split() for line in (root / "memory.stat").read_text().splitlines())}
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+        limit, used = (root / "memory.max").read_text().strip(), int((root / "memory.current").read_text())
+        cached = dict(line.split() for line in (root / "memory.stat").read_text().splitlines())
+        if limit != "max":  # pages of files are freed on demand
+            free.append(int(limit) - used + int(cached.get("inactive_file", 0)))
     except (OSError, ValueError):
-        return None
-    # Pages of files go when memory is asked for.
-    return None if limit == "max" else int(limit) - taken + cached.get("inactive_file", 0)
+        pass  # this system does not have these files
+    return min(free, default=None)

@@ -21,7 +21,7 @@ from compensate.core.fast import chunk_length
 from compensate.core.layout import along, distinct_rows, held_range, present_rows
 from compensate.core.proximal import L1, Bound, GroupL2, Penalty
 from compensate.core.stages import full_precision
-from compensate.core.stores import Kept, Spec, Store, choose, restored
+from compensate.core.stores import Spec, Store, choose, restored
 from compensate.core.validation import checked_index, checked_keys, is_eager_cpu
 from compensate.errors import InputError
 
@@ -108,12 +108,11 @@ class Table(nn.Module, ABC):
         own = update in ("meta", "manual")
         spec = Spec.of(store)
         leaves_zeros = update == "prox" and isinstance(penalty, L1 | GroupL2)
-        kept = choose(spec, rows, shape, movable=not own and init == 0, sparse=leaves_zeros)
-        self.kept = None if kept is None else Kept(kept, shape)
-        """The rows, where they are not the tensor `weight`."""
-        self.compact = kept is None and spec.dtype != "float32"
-        if self.kept is not None:
-            self.register_buffer("like", torch.empty(0), persistent=False)  # knows the device and type of the model
+        self.store = choose(spec, rows, shape, movable=not own and init == 0, sparse=leaves_zeros)
+        """The rows, if they are not the tensor `weight`."""
+        self.compact = self.store is None and spec.dtype != "float32"
+        if self.store is not None:
+            self.register_buffer("like", torch.empty(0), persistent=False)  # has the device and type of the model
             self.like: Tensor
         else:
             weight = torch.full(self.shape, init, dtype=getattr(torch, spec.dtype) if self.compact else None)
@@ -196,8 +195,8 @@ class Table(nn.Module, ABC):
 
     def gather(self, keys: Tensor) -> Tensor:
         """(len(keys), *shape) some rows."""
-        if self.kept is not None:
-            return self.kept.gather(keys, self.like)
+        if self.store is not None:
+            return self.store.gather(keys, self.like).reshape(len(keys), *self.shape[1:])
         rows = self.weight.index_select(0, keys)
         return full_precision(rows) if self.compact else rows  # stored in 16 bits, computed in 32
 
@@ -213,8 +212,8 @@ class Table(nn.Module, ABC):
             chosen = chosen if where is None else chosen & where
             old = self.gather(keys).detach()
             rows = torch.where(along(chosen, rows), rows.to(old.dtype), old)
-        if self.kept is not None:
-            self.kept.write(keys, rows)
+        if self.store is not None:
+            self.store.scatter(keys, rows)
             return
         if self.compact:
             largest = torch.finfo(self.weight.dtype).max
@@ -223,21 +222,21 @@ class Table(nn.Module, ABC):
 
     def dense(self) -> Tensor:
         """(rows, *shape) all rows in full, wherever they are kept: for small tables."""
-        return self.weight.detach() if self.kept is None else self.kept.dense().to(self.like)
+        return self.weight.detach() if self.store is None else self.gather(torch.arange(self.shape[0]))
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory that the rows take."""
-        held = 0 if self.kept is None else self.kept.nbytes
+        held = 0 if self.store is None else self.store.nbytes
         return held + sum(t.nbytes for t in (*self.parameters(False), *self.buffers(False)))
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        if self.kept is not None:
-            destination.update({prefix + name: part for name, part in self.kept.pack().tensors().items()})
+        if self.store is not None:
+            destination.update({prefix + name: part for name, part in self.store.pack().tensors().items()})
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
-        state = restored(self.kept, self.shape, dict(state_dict), prefix, rest[2], rest[4])
+        state = restored(self.store, self.shape, dict(state_dict), prefix, rest[2], rest[4])
         super()._load_from_state_dict(state, prefix, *rest)
 
     def descend(self, touched: TouchedRows, grad: Tensor, s: Batch) -> None:
@@ -288,7 +287,7 @@ class Table(nn.Module, ABC):
         parts += [repr(self.penalty)] if self.penalty is not None else []
         parts += [repr(self.bound)] if self.bound is not None else []
         parts += [f"lr={self.lr:g}", self.update] if self.update in ("prox", "subgradient") else [self.update]
-        parts += [repr(self.kept)] if self.kept is not None else []
+        parts += [repr(self.store)] if self.store is not None else []
         return f"{type(self).__name__}({', '.join(parts)})"
 
 

@@ -32,7 +32,7 @@ from compensate.core.criterion import Compensated
 from compensate.core.layout import HeldRows, holding_rows, keep_alike
 from compensate.core.stages import ModelStages
 from compensate.core.statistics import Merge, Statistic
-from compensate.core.stores import PARTS, Kept, Packed, without_zeros
+from compensate.core.stores import PARTS, Packed, RowStore, without_zeros
 from compensate.core.tables import Sample, Table
 from compensate.data import Dataset, ranges_of
 from compensate.errors import InputError
@@ -355,16 +355,16 @@ class Exchange:
         self._before = self._copies()
         if self.processes.size > 1:
             keep_alike()
-            for kept in self._kept():
-                kept.store.watch()
+            for store in self._stores():
+                store.watch()
 
     def __call__(self) -> None:
         """Makes all copies equal."""
         if self.processes.size > 1:
             for name, buffer, merge in self._parts():
                 self._merge(buffer, self._before[name], merge)
-            for kept in self._kept():
-                self._swap(kept)
+            for store in self._stores():
+                self._swap(store)
             self._before = self._copies()
 
     def end_epoch(self) -> None:
@@ -387,9 +387,8 @@ class Exchange:
         for theirs, rows in zip(all_keys, all_rows, strict=True):
             now[theirs] = rows
 
-    def _swap(self, kept: Kept) -> None:
+    def _swap(self, store: RowStore) -> None:
         """Rows of a store that were written since the last exchange, sent without their zeros."""
-        store = kept.store
         mine = store.pack(store.changed()).tensors()
         theirs = {name: self.processes.collect(part) for name, part in mine.items()}
         for rank in range(self.processes.size):
@@ -405,8 +404,8 @@ class Exchange:
                 (f"{path}.{name}", value, merge) for name, value, merge in _declared(module) if merge not in alike
             )
 
-    def _kept(self) -> list[Kept]:
-        return [table.kept for table in self.criterion.tables() if table.kept is not None] if self.rows else []
+    def _stores(self) -> list[RowStore]:
+        return [table.store for table in self.criterion.tables() if table.store is not None] if self.rows else []
 
     def _copies(self) -> dict[str, Tensor]:
         if self.processes.size == 1:
@@ -418,7 +417,7 @@ def _declared(module: nn.Module) -> Iterator[tuple[str, Tensor, Merge]]:
     if isinstance(module, Statistic):
         for name, merge in module.merges.items():
             yield name, getattr(module, name), merge
-    elif isinstance(module, Table) and module.kept is None:
+    elif isinstance(module, Table) and module.store is None:
         # Rows that samples of several processes share have no owner: their steps are averaged.
         yield "weight", module.weight.data, "rows" if isinstance(module, Sample) else "mean"
 
@@ -489,9 +488,9 @@ class Ranges:
 
     def _rows(self, table: Sample, prefix: str, found: dict[str, Tensor]) -> dict[str, Tensor]:
         """The rows of a table as they are sent: without their zeros if any process keeps them so, by the memory that it found."""
-        if not self.processes.sum(torch.tensor(float(table.kept is not None))):
+        if not self.processes.sum(torch.tensor(float(table.store is not None))):
             return found
-        packed = without_zeros(table.weight) if table.kept is None else table.kept.pack()
+        packed = without_zeros(table.weight) if table.store is None else table.store.pack()
         sent = packed.tensors()
         return {prefix + name: value + table.first_row if name == "rows" else value for name, value in sent.items()}
 
@@ -515,7 +514,7 @@ def _cut(criterion: Compensated) -> Iterator[tuple[str, Sample | Statistic, list
     for path, module in criterion.named_modules():
         prefix = f"{path}." if path else ""
         if isinstance(module, Sample):
-            yield prefix, module, ["weight"] if module.kept is None else list(PARTS)
+            yield prefix, module, ["weight"] if module.store is None else list(PARTS)
         elif isinstance(module, Statistic) and (names := [n for n, merge in module.merges.items() if merge == "rows"]):
             yield prefix, module, names
 

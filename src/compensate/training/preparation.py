@@ -290,8 +290,8 @@ def make_criterion(prepared: Prepared, model: nn.Module, data_dir: str | Path | 
         raise InputError(f"{method.name} learns from clean data; keep a share of it: clean=0.02 (--clean 0.02).")
     criterion = method.make(**{**known, **config.hyper})
     for table in criterion.tables():
-        if table.kept is not None:
-            table.kept.store.clear()  # the file of a mapped table may hold rows of an earlier run
+        if table.store is not None:
+            table.store.clear()  # the file of a mapped table may hold rows of an earlier run
     return criterion
 
 
