@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,7 +24,7 @@ SOURCE = ROOT / "src" / "compensate"
 
 
 def sizes() -> dict[str, tuple[int, int]]:
-    """Files and lines by package; files beside the packages are "root"."""
+    """Files and lines by package; files outside of packages are "root"."""
     files, lines = Counter[str](), Counter[str]()
     for path in SOURCE.rglob("*.py"):
         parts = path.relative_to(SOURCE).parts
@@ -33,8 +34,8 @@ def sizes() -> dict[str, tuple[int, int]]:
     return {room: (files[room], lines[room]) for room in sorted(files)}
 
 
-def hops(call: Callable[[], Any]) -> tuple[int, int, int]:
-    """Calls of functions of the package, different functions, and files that a call enters; its second run is counted."""
+def hops(call: Callable[[], Any]) -> tuple[int, int, int, int]:
+    """Calls of functions of the package, different functions, their files, and changes of file, in the second run of a call."""
     call()
     entered: list[tuple[str, str]] = []
 
@@ -47,7 +48,9 @@ def hops(call: Callable[[], Any]) -> tuple[int, int, int]:
         call()
     finally:
         sys.setprofile(None)
-    return len(entered), len(set(entered)), len({file for file, _ in entered})
+    files = [file for file, _ in entered]
+    changes = sum(a != b for a, b in pairwise(files))
+    return len(entered), len(set(entered)), len({*files}), changes
 
 
 def logcomp_call() -> Callable[[], Any]:
@@ -88,8 +91,8 @@ def main() -> None:
         print(f"{room:14}{files:5}{lines:8,}")
     print(f"{'all':14}{sum(f for f, _ in found.values()):5}{sum(n for _, n in found.values()):8,}")
     for name, make in (("LogComp call", logcomp_call), ("audit", audit_call)):
-        calls, functions, files = hops(make())
-        print(f"{name}: {functions} functions of {files} files, {calls} calls")
+        calls, functions, files, changes = hops(make())
+        print(f"{name}: {functions} functions of {files} files, {calls} calls, {changes} changes of file")
     wanted = re.search(
         r"^dependencies = \[(.*?)^\]", (ROOT / "pyproject.toml").read_text("utf-8"), re.DOTALL | re.MULTILINE
     )

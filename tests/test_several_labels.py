@@ -286,7 +286,7 @@ def test_settings_that_have_no_binary_form_are_refused():
         (lambda: Compensated(base="bce", prediction=Sample(3, 1, penalty=L1(1.0))), "has no prediction="),
         (lambda: Compensated(base="bce", label=Toward(ClassMean(3), 0.1)), "ClassMean reads one distribution"),
         (lambda: methods.mixcomp(base="bce", eps2=0.1), "a sample has a loss for each label"),
-        (lambda: methods.label_smoothing(base="bce", num_samples=5), "give num_classes beside"),
+        (lambda: methods.label_smoothing(base="bce", num_samples=5), "give num_classes and num_samples"),
         (lambda: methods.logit_adjustment(base="bce", class_counts=[1, 2]), "needs num_samples"),
         (lambda: methods.logit_adjustment(base="bce", class_counts=[1, 9], num_samples=9), "go up to 9 of 9 samples"),
     ):

@@ -304,7 +304,7 @@ def test_what_cannot_fit_is_refused_with_its_size_and_a_way_out():
     [
         (
             {"store": "tiny"},
-            '"tiny" is no way to keep a table (a file has a suffix, such as "rows.tab"); known: auto, dense, sparse',
+            '"tiny" is not a known store (a file has a suffix, such as "rows.tab"); known: auto, dense, sparse',
         ),
         ({"store": "spare"}, 'did you mean "sparse"?'),
         ({"store": "sparse", "update": "meta"}, "not by an optimizer or a meta step"),

@@ -13,7 +13,7 @@ from torch import nn
 
 from compensate import Compensated, InputError, methods
 from compensate.core.taxonomy import measured, overall_sign
-from compensate.core.views import DEFAULT, Views, blurred, darkened, moved, shifted
+from compensate.terms.views import DEFAULT, Views, blurred, darkened, moved, shifted
 from compensate.methods import (
     augmix,
     center_feature,

@@ -1,11 +1,11 @@
-"""A criterion as people read it: its equation and terms on a few lines."""
+"""The criterion: terms of the equation, the loss they give, and the steps that follow."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -20,18 +20,20 @@ from compensate.core.statistics import Evidence, Statistic, find_statistics, sta
 from compensate.core.tables import Sample, Table, TouchedRows
 from compensate.core.taxonomy import Taxonomy, taxonomy_of
 from compensate.core.validation import Check, Reduction, check_losses, check_state, checked_reduction, checked_weights
-from compensate.core.views import Views
 from compensate.errors import InputError
 from compensate.markup import element, escape
 
+if TYPE_CHECKING:
+    from compensate.terms.views import Views
+
 
 def equation_text(reduction: str, terms: Mapping[str, Iterable[Any]], *, penalized: bool) -> str:
-    """The equation with the compensation that there is, and a line for each.
+    """The equation with the compensation of a criterion, and a line for each.
 
     Args:
         reduction: "mean", "sum" or "none".
-        terms: those of each compensation, by its letters in the paper.
-        penalized: whether tables pay a penalty.
+        terms: the terms of each compensation, by its letters in the paper.
+        penalized: whether tables have a penalty.
 
     >>> print(equation_text("mean", {"du": [abs]}, penalized=True))
     mean_i [ l( S(f(x_i) + du_i), y_i ) + penalty_i ]
@@ -55,7 +57,7 @@ def term_text(term: Any) -> str:
 
 
 def in_bytes(count: int) -> str:
-    """A size for people.
+    """A readable size.
 
     >>> in_bytes(512), in_bytes(71_880), in_bytes(5_124_000_000)
     ('512 bytes', '72 kB', '5.1 GB')
@@ -89,16 +91,14 @@ Base = Callable[[Tensor, Tensor], Tensor] | Literal["bce"]
 BinaryBase = Literal["bce"] | None
 """The base loss of methods that also take several labels a sample."""
 
-SOFTMAX_ONLY = tuple(
-    f"compensate.{room}" for room in ("methods.", "inference.guesses", "inference.margins", "inference.classes")
-)
-"""What is defined here reads one distribution over the classes, unless it says `binary = True`."""
+SOFTMAX_ONLY = tuple(f"compensate.{name}" for name in ("methods.", "terms.guesses", "terms.margins", "terms.classes"))
+"""Modules whose terms read one distribution over the classes, unless they have the attribute `binary = True`."""
 
 Weights = Tensor | Sequence[float]
 """(C,) a weight for each class."""
 
 PATIENCE = 100
-"""Training steps after which a criterion that waits for its first meta step says so."""
+"""Training steps without a meta step after which a criterion warns."""
 
 SLOTS: dict[str, Slot] = {
     "feature": "dx", "logit": "du", "label": "dy", "prediction": "dp", "loss": "dl", "gradient": "dg", "view": "dv",
@@ -111,7 +111,7 @@ BEFORE = ("structure", "view", "feature")
 
 
 class Sum(nn.Module):
-    """The terms of one target. Those that are modules become children, so that state follows `.to()` and `state_dict`."""
+    """The terms of one target. Modules among them become children: `.to()` and `state_dict` cover them."""
 
     def __init__(self, terms: Terms) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class Sum(nn.Module):
         for number, term in enumerate(many):
             if not callable(term):
                 raise InputError(
-                    f"A term is {term!r}; expected a callable of the state, such as a table, a function or a module."
+                    f"A term is {term!r}; expected a callable of the batch, such as a table, a function or a module."
                 )
             setattr(self, str(number), term)
         self.size = number + 1
@@ -131,7 +131,7 @@ class Sum(nn.Module):
 
 
 class Compensated(nn.Module):
-    r"""A loss with compensation: the whole of the paper's taxonomy in one line.
+    r"""A loss with compensation, for all of the paper's taxonomy.
 
     .. math:: L = \frac1B \sum_i l(S(f(x_i + \Delta x_i) + \Delta u_i) + \Delta p_i,\; y_i + \Delta y_i)
               + \Delta l_i + \mathrm{penalty}_i
@@ -150,13 +150,13 @@ class Compensated(nn.Module):
             that returns (B,); cross entropy if not given. "bce" is binary cross entropy: each class is a label of its own, targets
             are (B, C) in {0, 1} (or between), and a row of the equation, of tables and of records is one label of one sample, in the
             order of `target.flatten()`.
-        reduction, weight, ignore_index: as in :func:`torch.nn.functional.cross_entropy`, but for a batch in which no sample counts:
-            its mean is 0, not NaN. `weight` may also be set later, `criterion.weight = ...`. It multiplies the summand of each sample,
+        reduction, weight, ignore_index: as in :func:`torch.nn.functional.cross_entropy`, except that the mean of a batch without valid samples
+            is 0, not NaN. `weight` may also be set later, `criterion.weight = ...`. It multiplies the summand of each sample,
             compensation and penalty included; terms, gates, tables and records read losses and slopes without it.
         onto: how :math:`y + \Delta y` and :math:`p + \Delta p` become distributions (Eq. 6): by the nearest point
             of the simplex, by division by the sum, or not at all. Terms that stay on the simplex need none of it.
-        record: keeps for each sample what :meth:`suspects` reads.
-        check: "sync" looks at index, labels and NaN at once, "async" without waiting for the device, "off" never; "auto" is "sync" on
+        record: a record of each sample for :meth:`suspects`.
+        check: "sync" checks index, labels and NaN at once, "async" without waiting for the device, "off" never; "auto" is "sync" on
             the CPU and "async" on other devices and in compiled graphs.
 
     A term is any callable of the :class:`~compensate.terms.Batch`. Several terms under one keyword are added in order.
@@ -168,7 +168,7 @@ class Compensated(nn.Module):
     >>> Compensated(logit=lambda s: v)(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
     tensor(0.4211)
 
-    In evaluation mode every term rests and the plain loss comes out.
+    In evaluation mode no term is used, and the result is the plain loss.
 
     Reference: Yao and Wu, Compensation Learning, 2021, Eqs. (3)-(8).
     """
@@ -178,7 +178,7 @@ class Compensated(nn.Module):
     total: Tensor
     weight: Tensor | None
     _told_to_compile: ClassVar[bool] = False
-    """In this process: torch imports its compiler, which takes seconds, only then."""
+    """True after the first `compile` in this process, which imports the compiler of torch and takes seconds."""
 
     def __init__(
         self,
@@ -213,7 +213,7 @@ class Compensated(nn.Module):
         self._losses_and_gradients = tuple(name for name in ("loss", "gradient") if name in self._in_order)
         behind = [*self._in_order.get("loss", ()), *self._in_order.get("gradient", ())]
         self.rewrites = not all(getattr(term, "adds", False) for term in behind)
-        """True if a term changes losses or gradients by more than what it adds."""
+        """True if a term replaces losses or gradients instead of adding to them."""
         tables = [
             term for term in self._in_order.get("logit", ()) if isinstance(term, Table) and term.update != "manual"
         ]
@@ -224,7 +224,7 @@ class Compensated(nn.Module):
         if onto not in ONTO:
             raise InputError(f'onto is "{onto}"; expected {", ".join(ONTO)}.')
         self.fast = True
-        """Whether the losses may be found together with their slope, in one softmax, where that gives the same."""
+        """Whether one softmax may give the losses and their slope; false computes everything by definition."""
         if isinstance(base, str) and base != "bce":
             raise InputError(
                 f'base is "{base}"; expected "bce", a function of logits and targets, or none for cross entropy.'
@@ -249,7 +249,7 @@ class Compensated(nn.Module):
         self._walked: list[tuple[dict[str, nn.Module | None], tuple[nn.Module | None, ...]]] = []
         self._found: list[Statistic] = []
         self.peers: Callable[[Tensor], Tensor] | None = None
-        """Adds the values of other processes to those of this one, where each evaluates its own slice of a batch."""
+        """Appends the values of other processes, if each evaluates a slice of a batch."""
         for table in self.tables():
             table.validate()
         for module in self.modules() if self.binary else ():
@@ -375,7 +375,7 @@ class Compensated(nn.Module):
 
     @property
     def reads_inputs(self) -> bool:
-        """True if it looks at the inputs of the model."""
+        """True if it reads the inputs of the model."""
         return bool(self.before_logits) or self.views is not None
 
     def __add__(self, other: Compensated) -> Compensated:
@@ -562,10 +562,10 @@ class Compensated(nn.Module):
             touched.rows.register_hook(partial(hook, touched, of_edges if touched.slot == "da" else summed))
 
     def compile(self, *args: Any, **settings: Any) -> None:
-        """As of every module: from here on, calls run a compiled graph.
+        """As of every module: later calls run a compiled graph.
 
-        In each call such a graph asks whether anything has changed that it was made from. Functions of this package and of torch do not
-        change, and are not asked for, unless `mode` or `options` say how to compile.
+        A compiled graph guards everything it was made from. Guards on global functions are skipped, unless `mode` or `options`
+        are given.
         """
         torch.compiler.assume_constant_result(find_statistics)
         Compensated._told_to_compile = True
@@ -605,7 +605,7 @@ class Compensated(nn.Module):
     # --- time -------------------------------------------------------------------------------------------------
 
     def start(self, total_steps: int) -> Compensated:
-        """Tells how many steps the training takes, for schedules over `progress`; returns the criterion."""
+        """Sets the number of training steps, for schedules over `progress`; returns the criterion."""
         if total_steps <= 0:
             raise InputError(f"total_steps is {total_steps}; expected epochs times batches, a positive number.")
         self.total.fill_(total_steps)
@@ -624,14 +624,14 @@ class Compensated(nn.Module):
             )
 
     def end_epoch(self) -> None:
-        """To be called after each epoch: statistics over an epoch roll over."""
+        """Call this after each epoch: statistics over an epoch are renewed."""
         with torch.no_grad():
             for statistic in self.statistics():
                 statistic.end_epoch()
         self.epoch += 1
         self._seen = 0
 
-    # --- what it holds ----------------------------------------------------------------------------------------
+    # --- contents ---------------------------------------------------------------------------------------------
 
     def tables(self) -> Iterator[Table]:
         """All tables, those inside terms included."""
@@ -642,7 +642,7 @@ class Compensated(nn.Module):
         return iter(self._statistics())
 
     def _statistics(self) -> list[Statistic]:
-        """In the order of `modules()`. This runs in every step: it walks again only where a module was replaced since."""
+        """In the order of `modules()`. Cached, because every step needs it, until a module is replaced."""
         if not torch.compiler.is_compiling():
             for held, before in self._walked:
                 if (*held.values(),) != before:

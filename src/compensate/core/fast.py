@@ -22,7 +22,7 @@ CHUNK = 2**17
 
 
 def chunk_length(v: Tensor) -> int:
-    """The number of rows of `v` to process at a time: all, or those of `CHUNK` entries if an eager CPU tensor has more.
+    """The number of rows of `v` to process at a time: all, or `CHUNK` entries of a larger eager CPU tensor.
 
     >>> chunk_length(torch.zeros(5, CHUNK // 2)), chunk_length(torch.zeros(5, 2))
     (2, 5)

@@ -1,6 +1,8 @@
-"""What a row of a batch is: a sample, a place in it (a pixel, a token), or one of the several labels that it has.
+"""The layout of batches and tables.
 
-The equation is written for rows (R, C). Batches with more axes become rows here, at the door, and results get their axes back.
+A row of a batch is a sample, a place in it (a pixel, a token), or one of its several labels. The equation is written for
+rows (R, C): batches with more axes become rows, and results get their axes back. Tables and records have a row per sample;
+those made inside `holding_rows` keep a range of them.
 """
 
 from __future__ import annotations
@@ -37,13 +39,13 @@ class Places:
     torch.Size([6, 1])
     """
 
-    # What one class a sample has; a class keeps it in less time than each batch would.
+    # Values for one class per sample.
     shape: tuple[int, ...] = ()
     """(d1, ...) of a sample."""
     labels = 1
     """Labels of a place: C under binary cross entropy, else 1."""
     dense = False
-    """True if a sample has places."""
+    """True if a sample has many places."""
     each = 1
     """Rows of a sample."""
     several = False
@@ -62,7 +64,7 @@ class Places:
         self.several = self.dense or binary
 
     def one_class_each(self, reader: str) -> None:
-        """For what asks for the class of an input: raises where it has several."""
+        """Raises if inputs have several labels; `reader` names the term that needs one class."""
         if self.several:
             raise InputError(
                 f"{reader} asks for the class of each input, and an input of this batch has {self.each} labels. Compensate "
@@ -138,7 +140,7 @@ class Places:
         return by_sample.expand(-1, self.each // self.labels, *(-1,) * values.ndim).flatten(0, 2)
 
     def firsts(self, values: Tensor) -> Tensor:
-        """(B * labels,) what all places of a sample have in common."""
+        """(B * labels,) the value of the first place of each sample."""
         return values.reshape(self.batch, self.each // self.labels, self.labels)[:, 0].flatten()
 
     def of_sample(self, values: Tensor) -> Tensor:
@@ -167,7 +169,7 @@ def _unlike(values: Tensor, places: Places, name: str) -> str:
 def rowwise(v: Any, like: Tensor) -> Any:
     """`v` with one value (or row) per sample, shaped to broadcast against `like`.
 
-    Axes are filled in after the first, so that one row of a text table serves all tokens of its sample.
+    Axes are inserted after the first: one row of a text table then applies to all tokens of its sample.
 
     >>> rowwise(torch.ones(4), torch.ones(4, 7, 3)).shape
     torch.Size([4, 1, 1])
@@ -208,7 +210,7 @@ _held: ContextVar[HeldRows | None] = ContextVar("_held", default=None)
 
 @contextmanager
 def holding_rows(rows: HeldRows) -> Iterator[None]:
-    """Tables and statistics of samples made inside hold these rows alone.
+    """Tables and statistics of samples made inside hold only these rows.
 
     >>> from compensate.terms import L1, Sample
     >>> with holding_rows(HeldRows(20, 50, of=100)):
@@ -224,7 +226,7 @@ def holding_rows(rows: HeldRows) -> Iterator[None]:
 
 
 def held_range(rows: int) -> range:
-    """Which of so many rows are held by what is made now; a sample may have several, one after the other.
+    """The range of `rows` table rows that this process holds; a sample may have several consecutive rows.
 
     >>> held_range(100)
     range(0, 100)
@@ -239,21 +241,21 @@ def held_range(rows: int) -> range:
     return range(held.first * each, held.last * each)
 
 
-_alike = _told = False
+_synchronized = _warned = False
 
 
 def keep_alike() -> None:
-    """To be called by code that keeps the copies of a criterion in several processes equal."""
-    global _alike
-    _alike = True
+    """Call this from code that keeps the copies of a criterion in several processes equal."""
+    global _synchronized
+    _synchronized = True
 
 
 def warn_of_copies() -> None:
     """Warns once if this is one of several processes and nothing keeps their copies of a criterion equal."""
-    global _told
-    if _alike or _told or not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+    global _warned
+    if _synchronized or _warned or not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return
-    _told = True
+    _warned = True
     warnings.warn(
         f"{dist.get_world_size()} processes evaluate copies of this criterion on their own slices of a batch: tables, records and suspects "
         "will differ in each of them. Write criterion(*together(model(x), target, index)) in every step, or Exchange(criterion) before "
@@ -263,10 +265,10 @@ def warn_of_copies() -> None:
 
 
 def distinct_rows(keys: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Distinct keys and the place of each sample's among them; None if all are distinct, as in most batches of samples.
+    """Distinct keys and the position of each sample's key among them; None if all keys are distinct.
 
-    Where values are not at hand there is a place for each sample, and samples with one key point to the first of theirs: shapes then do
-    not depend on values, and nobody waits.
+    Except for eager CPU tensors all keys are returned, and equal keys have the position of their first occurrence: shapes
+    then do not depend on values.
     """
     if not is_eager_cpu(keys):
         return keys, first_places(keys)
@@ -277,7 +279,7 @@ def distinct_rows(keys: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def first_places(keys: Tensor) -> Tensor:
-    """(B,) the first place with the same key.
+    """(B,) the position of the first equal key.
 
     >>> import torch
     >>> first_places(torch.tensor([7, 8, 7]))
@@ -288,14 +290,14 @@ def first_places(keys: Tensor) -> Tensor:
 
 
 def present_rows(keys: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """Distinct keys among a few `rows`, and the place of each sample's among them; all rows where values are not at hand."""
+    """Distinct keys among a few `rows`, and the position of each sample's key; all rows except for eager CPU tensors."""
     if is_eager_cpu(keys):
         return keys.unique(return_inverse=True)
     return torch.arange(rows, device=keys.device), keys
 
 
 def put_rows(kept: Tensor, index: Tensor, rows: Tensor, valid: Tensor | None) -> None:
-    """Writes rows (B, ...) where they belong, `index` (B,), in place; those of samples that are not valid are left out.
+    """Writes rows (B, ...) to `kept` at `index` (B,), in place, except for samples that are not valid.
 
     >>> kept = torch.zeros(3)
     >>> put_rows(kept, torch.tensor([2, 0]), torch.tensor([5.0, 7.0]), torch.tensor([True, False]))

@@ -1,7 +1,7 @@
-r"""Proximal maps and projections, written once for numpy arrays and torch tensors.
+r"""Proximal maps and projections for numpy arrays and torch tensors; penalties and bounds of learned tables.
 
-The proximal map of a penalty :math:`r` answers "how far does a value move toward zero when the penalty pulls at
-it": :math:`\mathrm{prox}_{t r}(v) = \arg\min_w \tfrac12 \|w - v\|^2 + t\, r(w)`. The learned tables, the adversarial
+The proximal map of a penalty :math:`r` moves a value toward zero: :math:`\mathrm{prox}_{t r}(v) = \arg\min_w \tfrac12 \|w - v\|^2 + t\, r(w)`.
+The learned tables, the adversarial
 loop and the scikit-learn estimators all use the functions of this file.
 
 A *row* is one entry of the first axis with all its other axes; `t` and `radius` are numbers or one value per row.
@@ -151,7 +151,7 @@ ONTO: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "normalize": normalized,
     "none": lambda q: q,
 }
-"""How rows become distributions: by the nearest point of the simplex, by division by the sum, or not at all."""
+"""Maps from rows to distributions: the nearest point of the simplex, division by the sum, or none."""
 
 
 Bound = Callable[[torch.Tensor], torch.Tensor]
@@ -174,7 +174,7 @@ class Penalty(Protocol):
 
 def _checked(lam: Value) -> Value:
     if not callable(lam) and lam < 0:
-        raise InputError(f"lambda is {lam}; a penalty needs lambda >= 0 (0 is no penalty, large is no compensation).")
+        raise InputError(f"lambda is {lam}; a penalty needs lambda >= 0 (0: no penalty; large: no compensation).")
     return lam
 
 
@@ -183,7 +183,7 @@ class L1(torch.nn.Module):
     r"""The sparse penalty :math:`\lambda \|v_i\|_1`: most rows stay exactly zero.
 
     Args:
-        lam: its weight, a number or a callable of the state.
+        lam: its weight, a number or a callable of the batch.
 
     >>> import torch
     >>> L1(1.0).prox(torch.tensor([[0.5, -3.0]]), 1.0, None)
@@ -215,7 +215,7 @@ class L2(torch.nn.Module):
     r"""The smooth penalty :math:`\tfrac{\lambda}{2} \|v_i\|_2^2`: rows shrink and never vanish.
 
     Args:
-        lam: its weight, a number or a callable of the state.
+        lam: its weight, a number or a callable of the batch.
 
     >>> import torch
     >>> L2(1.0).prox(torch.tensor([[0.5, -3.0]]), 1.0, None)
@@ -247,7 +247,7 @@ class GroupL2(torch.nn.Module):
     r"""The penalty :math:`\lambda \|v_i\|_2`: whole rows vanish, the others keep all their entries.
 
     Args:
-        lam: its weight, a number or a callable of the state.
+        lam: its weight, a number or a callable of the batch.
 
     >>> import torch
     >>> GroupL2(1.0).prox(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), 1.0, None)

@@ -14,7 +14,7 @@ from compensate.core.layout import Places
 from compensate.errors import InputError
 
 if TYPE_CHECKING:
-    from compensate.core.views import Views
+    from compensate.terms.views import Views
 
 _SWITCHED = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _WRITING = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)

@@ -1,4 +1,4 @@
-"""What is observed over the training: records of samples and means of classes."""
+"""Statistics of the training: records of samples and means of classes."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ Merge = Literal["sum", "mean", "rows", "same"]
 
 
 class Statistic(nn.Module, ABC):
-    """Something counted during training. As a value it returns what is known of the samples of the batch.
+    """A statistic of the training. As a value it returns its entries for the samples of the batch.
 
-    Each buffer declares how the copies of several processes become one: "sum", they are added; "mean", they are
-    averaged; "rows", each process knows the rows of its own samples; "same", they are equal in all processes.
+    Each buffer declares how to merge the copies of several processes: "sum" adds them; "mean" averages them; "rows" takes the
+    rows of each process's own samples; "same" means that they are equal.
 
     >>> class Visits(Statistic):
     ...     def __init__(self, num_samples):
@@ -42,28 +42,28 @@ class Statistic(nn.Module, ABC):
     """
 
     observes: ClassVar[Literal["logits", "loss"]] = "loss"
-    """When it looks: when the whole loss is known, or before the terms are, if they are to read what it makes of this batch."""
+    """When it observes: after the loss, or before the terms, which can then read its value for this batch."""
 
     shares: ClassVar[bool] = False
-    """Whether the many places of a sample may have one row."""
+    """Whether all places of a sample may share one row."""
 
     reader: ClassVar[str] = "a statistic of this criterion"
-    """What errors call it."""
+    """Its name in error messages."""
 
     def __init__(self) -> None:
         super().__init__()
         self.num_samples: int | None = None
-        """Rows, if it keeps one for each sample."""
+        """The number of rows, if it has one for each sample."""
         self.num_classes: int | None = None
-        """Classes, if it keeps something of each."""
+        """The number of classes, if it has an entry for each."""
         self.rolls = False
         """True if it is renewed by `end_epoch`."""
         self.first_row = 0
-        """The row of the sample whose row comes first: other than 0 where rows are cut among several processes."""
+        """The sample of the first row, nonzero if several processes share the rows."""
         self.merges: dict[str, Merge] = {}
 
     def track(self, name: str, start: Tensor, *, merge: Merge) -> None:
-        """Adds a buffer and says how its copies merge. Of rows, a process may hold a part; see `compensate.core.layout`."""
+        """Adds a buffer and declares how its copies merge. A process may hold a part of the rows; see `holding_rows`."""
         held = held_range(len(start)) if merge == "rows" else range(0)
         if merge == "rows" and len(held) < len(start):
             self.first_row, start = held.start, start[held.start : held.stop].clone()
@@ -71,7 +71,7 @@ class Statistic(nn.Module, ABC):
         self.merges[name] = merge
 
     def check(self, s: Batch) -> None:
-        """Raises if it cannot observe this batch; called before anything moves, so that a refused batch leaves no trace."""
+        """Raises if it cannot observe this batch; called before any state changes."""
         if self.num_samples is not None:
             self.index(s)
             if s.shared_index and not self.shares:
@@ -90,14 +90,14 @@ class Statistic(nn.Module, ABC):
 
     @abstractmethod
     def observe(self, s: Batch) -> None:
-        """Looks at a training batch."""
+        """Observes a training batch."""
 
     def moved_rows(self, s: Batch) -> Tensor | None:
         """(R,) distinct rows of its buffers that this batch moves; None if it may move anything."""
         return None
 
     def undo(self, s: Batch) -> Callable[[], None]:
-        """Takes back what `observe` is about to do, for a batch that is refused later."""
+        """A function that restores the state before `observe`, for batches that raise an error later."""
         rows = self.moved_rows(s)
         before = {name: getattr(self, name)[... if rows is None else rows].clone() for name in self.merges}
 
@@ -112,7 +112,7 @@ class Statistic(nn.Module, ABC):
 
 
 SHOWN = 10
-"""Rows of suspects that are printed."""
+"""The number of suspects that are printed."""
 
 BUFFER = 2**16
 """Logits of small batches that a record buffers to amortize call overhead: 51 batches of 128 samples and 10 classes."""
@@ -141,11 +141,11 @@ class Suspects:
     """(K,) how suspect, larger is more."""
     suggested: Tensor
     """(K,) the class that the model would give, other than the given one; -1 for a sample with many places. For one of several
-    labels, 1 or 0: to be added or to be taken away."""
+    labels, 1 to add it or 0 to remove it."""
     flagged: Tensor
-    """(K,) true where the evidence says wrong rather than right."""
+    """(K,) true if the evidence is against the label."""
     label: Tensor | None = None
-    """(K,) which label of the sample, where it has several."""
+    """(K,) the label number, if samples have several labels."""
 
     def __len__(self) -> int:
         return len(self.index)
@@ -167,7 +167,7 @@ class Suspects:
 
 @final
 class Evidence(Statistic):
-    r"""A running record of each sample: how much compensation it took, and what the model thought of its label.
+    r"""A running record of each sample: its compensation, and how well the model agrees with its label.
 
     .. math:: \bar v_i = \frac1{n_i} \sum_t \|v_i^{(t)}\|_1, \qquad
               \bar m_i = \frac1{n_i} \sum_t \bigl( u_{i,y_i}^{(t)} - \max_{c \ne y_i} u_{i,c}^{(t)} \bigr)
@@ -180,18 +180,18 @@ class Evidence(Statistic):
     Args:
         num_samples: the size of the training set.
         skip: epochs that are not recorded.
-        score: what suspects are ranked by: "loss", the mean plain loss; "size", the mean compensation
+        score: the ranking of suspects: "loss", the mean plain loss; "size", the mean compensation
             :math:`\bar v_i`; "margin", the mean margin.
-        lean: keep nothing but the margin, what suspects are ranked by, and the suggestion, as means of 16 bits: 8 to 10 bytes a
-            sample, if they are ranked by the margin, instead of 24. Visits are counted up to 32,767, and means have three digits.
+        lean: keep only the margin, the score and the suggestion, as means in 16 bits: 8 to 10 bytes per sample
+            instead of 24. Visits are counted up to 32,767, and means have three digits.
         num_classes: the number of classes: a lean record then knows how many bytes a class needs, and outputs of the model
             beyond the classes, such as that of abstention, are left out.
         predictions: also keep the mean prediction of each sample, 4 bytes a class, and how often it agreed with the label.
         num_labels: labels of a sample, under `base="bce"`: each (sample, label) has a record of its own.
 
-    On the CPU it warns once if a row comes with another label than before: then the index is no row of the training set.
+    On the CPU it warns once if the label of a row changes: the index is then not the row in the training set.
 
-    Where an index names samples with many places, a visit of a sample is the mean over its places, and no class is suggested.
+    If the index names samples with many places, a visit is the mean over them, and no class is suggested.
 
     >>> from compensate import Compensated
     >>> criterion = Compensated(record=Evidence(2, score="margin"))
@@ -234,7 +234,6 @@ class Evidence(Statistic):
             self.kept += ("agreement",)
             self.track("total_prediction", torch.zeros(num_samples, num_classes), merge="rows")
         few = num_classes is not None and num_classes <= 2**15 and lean
-        # Torch leaves zeros that were never written to the system, which takes no memory for them.
         for name in self.kept:
             start = torch.zeros(num_samples, dtype=torch.float16 if lean else None)
             self.track(f"mean_{name}" if lean else f"total_{name}", start, merge="rows")
@@ -252,7 +251,7 @@ class Evidence(Statistic):
         self.guess: Tensor
 
     def check(self, s: Batch) -> None:
-        """There must be as many labels as it keeps."""
+        """Raises if the number of labels differs from that of the record."""
         super().check(s)
         if s.places.binary and s.places.labels != self.num_labels:
             raise InputError(
@@ -442,14 +441,14 @@ class Evidence(Statistic):
     def suspects(self, top: int | None = None) -> Suspects:
         """All samples seen (or the first `top`), most suspect first."""
         if top is not None and top < 0:
-            raise InputError(f"top is {top}; expected how many samples to name, or None for all.")
+            raise InputError(f"top is {top}; expected the number of samples to return, or None for all.")
         score = -self.mean("margin") if self.score == "margin" else self.mean(self.score)
         order = score.nan_to_num(nan=-torch.inf).argsort(descending=True, stable=True)
         order = order[: int((self.visits > 0).sum())][:top]
-        found = Suspects(order, score[order], self.guess[order].long(), self.mean("margin")[order] < 0)
+        suspects = Suspects(order, score[order], self.guess[order].long(), self.mean("margin")[order] < 0)
         if self.num_labels == 1:
-            return found
-        return replace(found, index=order // self.num_labels, label=order % self.num_labels)
+            return suspects
+        return replace(suspects, index=order // self.num_labels, label=order % self.num_labels)
 
     def extra_repr(self) -> str:
         """Size."""
@@ -466,16 +465,16 @@ def largest(u: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def recorded(num_samples: int | None, score: Score = "loss", num_labels: int = 1) -> Evidence | None:
-    """A record of evidence, if the size of the training set is known."""
+    """A record of evidence, or None if the size of the training set is not given."""
     return None if num_samples is None else Evidence(num_samples, score=score, num_labels=num_labels)
 
 
 def labels_of(base: str | None, num_samples: int | None, num_classes: int | None) -> int:
-    """Labels of a sample: each class is one under `base="bce"`, if a criterion keeps something of samples."""
+    """Labels per sample: the number of classes under `base="bce"` for criteria with rows per sample, else 1."""
     if base is None or num_samples is None:
         return 1
     if num_classes is None:
-        raise InputError('base="bce" keeps something of each label of a sample: give num_classes beside num_samples.')
+        raise InputError('base="bce" keeps something of each label of a sample: give num_classes and num_samples.')
     return num_classes
 
 
@@ -542,10 +541,10 @@ class ClassMean(Statistic):
 
 
 def find_statistics(criterion: Any, record: Evidence | None) -> None:
-    """Finds the statistics among the modules of a criterion, and keeps what tells whether one of them was replaced.
+    """Caches the statistics among the modules of a criterion, and the modules, to notice a replaced one.
 
-    A criterion that was told to `compile` has this run as it stands while its graph is made: traced, every module on the way would be
-    asked for in each call. The graph is made again for another `record`, which is all that it is an argument for.
+    `Compensated.compile` excludes it from tracing, because every traced module would be guarded in each call. `record` is an
+    argument because the graph must be made again for another record.
     """
     modules = [*criterion.modules()]
     criterion._walked = [(module._modules, (*module._modules.values(),)) for module in modules]
@@ -553,5 +552,5 @@ def find_statistics(criterion: Any, record: Evidence | None) -> None:
 
 
 def statistics_among(modules: Iterable[nn.Module]) -> list[Statistic]:
-    """The statistics among some modules. An abstract class takes ten times as long to look into its instances."""
+    """The statistics among some modules; `isinstance` of an abstract class would take ten times as long."""
     return [cast(Statistic, module) for module in modules if Statistic in type(module).__mro__]

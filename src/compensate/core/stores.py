@@ -124,10 +124,10 @@ class Packed:
         return {name: torch.from_numpy(getattr(self, name)) for name in PARTS}
 
     @classmethod
-    def from_tensors(cls, found: dict[str, torch.Tensor]) -> Packed:
+    def from_tensors(cls, tensors: dict[str, torch.Tensor]) -> Packed:
         """The inverse of `tensors`."""
         kinds = {"rows": torch.long, "counts": torch.int32, "columns": torch.int32, "values": torch.float32}
-        return cls(**{name: found[name].detach().cpu().to(kind).numpy() for name, kind in kinds.items()})
+        return cls(**{name: tensors[name].detach().cpu().to(kind).numpy() for name, kind in kinds.items()})
 
     def check(self, num_rows: int, width: int) -> None:
         """Raises if these are not rows of a table of this size."""
@@ -539,14 +539,14 @@ class Mapped(RowStore):
 
     def _compare(self, start: bytes, head: dict[str, Any]) -> None:
         try:
-            found = json.loads(start)
+            header = json.loads(start)
         except ValueError:
-            found = None
-        if not isinstance(found, dict) or found.get("is") != MAGIC:
+            header = None
+        if not isinstance(header, dict) or header.get("is") != MAGIC:
             raise InputError(f"{self.path} exists and is not a table; give another path, or remove it.")
-        if found != head:
+        if header != head:
             raise InputError(
-                f"{self.path} holds a table of {found.get('rows')} x {found.get('width')} {found.get('dtype')}, not of "
+                f"{self.path} holds a table of {header.get('rows')} x {header.get('width')} {header.get('dtype')}, not of "
                 f"{self.num_rows} x {self.width} {self.kind}. Give another path, or remove it."
             )
 
@@ -737,7 +737,7 @@ class Spec:
         'mapped'
         >>> Spec.of("spare")
         Traceback (most recent call last):
-        compensate.errors.InputError: "spare" is no way to keep a table (a file has a suffix, such as "rows.tab"); did you mean "sparse"?
+        compensate.errors.InputError: "spare" is not a known store (a file has a suffix, such as "rows.tab"); did you mean "sparse"?
         """
         name, _, dtype = str(store).rpartition(":")
         kind = next((kind for kind in get_args(NumberType) if kind == dtype), None)
@@ -749,7 +749,7 @@ class Spec:
         path = Path(name).expanduser()
         if isinstance(store, str) and path.name == name and not path.suffix:
             raise InputError(
-                f'"{name}" is no way to keep a table (a file has a suffix, such as "rows.tab"); {nearest(name, WORDS)}'
+                f'"{name}" is not a known store (a file has a suffix, such as "rows.tab"); {nearest(name, WORDS)}'
             )
         return cls("mapped", kind or "float32", path)
 

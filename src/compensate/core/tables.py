@@ -1,4 +1,4 @@
-r"""Granularity is a gather: which samples share a value.
+r"""Tables of compensation. Granularity decides which samples share a row.
 
 .. math:: \Delta_i = W[k_i]
 
@@ -69,10 +69,10 @@ class Table(nn.Module, ABC):
         rows: the number of rows.
         shape: the shape of a row.
         lr: the step of a row per sample and visit, whatever the size of the batch.
-        penalty: what holds the rows near zero. A learned table with neither penalty nor bound would explain every
-            label away and the model would learn nothing, so that must be asked for with `penalty=None`.
-        bound: the set that rows are projected on after each step.
-        update: who moves the rows: "prox" or "subgradient", the criterion itself in each training step; "meta",
+        penalty: keeps the rows near zero. With neither penalty nor bound a learned table would explain every label away and
+            the model would learn nothing; to have that anyway, pass `penalty=None`.
+        bound: projects the rows after each step.
+        update: how the rows move: "prox" or "subgradient", by the criterion in each training step; "meta",
             :func:`compensate.meta_step`; "manual", an optimizer of the user's; "inner", the inner loop that owns it.
         init: the value of all entries at the start.
         sign: -1, learned rows go down the loss (positive compensation); +1, they go up (negative compensation), and then
@@ -127,7 +127,7 @@ class Table(nn.Module, ABC):
         self.penalty = None if isinstance(penalty, str) else penalty
 
     def validate(self) -> None:
-        """Raises for a learned table that nothing holds back."""
+        """Raises for a learned table without penalty and bound."""
         if self.inference == "regularized" and self.sign > 0 and self.bound is None:
             raise InputError(
                 f"{type(self).__name__}{self.shape} goes up the loss (sign=+1) without a bound: it would never "
@@ -145,7 +145,7 @@ class Table(nn.Module, ABC):
         """(B,) the row of each sample."""
 
     def counted(self, s: Batch) -> Tensor:
-        """(B,) which of the keys count: those of samples that are neither ignored nor gated out."""
+        """(B,) the number of times each key counts: 1 for active samples, else 0."""
         return s.acting
 
     def charged(self, penalty: Tensor, s: Batch) -> Tensor:
@@ -221,7 +221,7 @@ class Table(nn.Module, ABC):
         self.weight.index_copy_(0, keys, rows.to(self.weight.dtype))
 
     def dense(self) -> Tensor:
-        """(rows, *shape) all rows in full, wherever they are kept: for small tables."""
+        """(rows, *shape) all rows, for small tables."""
         return self.weight.detach() if self.store is None else self.gather(torch.arange(self.shape[0]))
 
     @property
@@ -277,7 +277,7 @@ class Table(nn.Module, ABC):
 
     @property
     def direction(self) -> str:
-        """A learned table moves the loss its way; of the others nothing can be said beforehand."""
+        """The direction of a learned table follows from its sign; others are mixed."""
         if self.inference != "regularized":
             return "mixed"
         return "positive" if self.sign < 0 else "negative"
@@ -300,13 +300,13 @@ class Sample(Table):
         shape: of a row.
         store: how rows are kept. "dense", in full: 4 bytes an entry, zero or not. "sparse": 4 bytes a sample, and about 6 an
             entry that is not zero. "rows.tab" or another name of a file: in full, in that file; see
-            :class:`compensate.core.stores.Mapped` for what it promises. "auto": dense up to a gigabyte, and beyond it
+            :class:`compensate.core.stores.Mapped`. "auto": dense up to a gigabyte, and beyond it
             sparse, if steps leave zeros. All give the same rows. ":float16" or ":bfloat16" behind it, as in
             "sparse:float16", keeps numbers in 16 bits: a step is computed in 32 and rounded, and one that is
             smaller than the last digit is lost.
         settings: as of every :class:`Table`.
 
-    Sparse and mapped rows stay in main memory when the criterion is moved to another device; only those of the batch travel.
+    Sparse and mapped rows stay in main memory when the criterion is moved to another device; only the rows of a batch are copied.
 
     >>> from compensate.terms import L1
     >>> Sample(50_000, 10, penalty=L1(0.1), lr=1.0)
@@ -324,7 +324,7 @@ class Sample(Table):
         self.num_samples = num_samples
         """The number of samples."""
         self.first_row = held.start
-        """The sample of the first row: other than 0 where the table is cut among several processes."""
+        """The sample of the first row, nonzero if several processes share the table."""
 
     def key(self, s: Batch) -> Tensor:
         """(B,) the row of each sample: its index, less the first sample that has a row here."""
@@ -396,7 +396,7 @@ class Corpus(Table):
 
 @final
 class Fresh(nn.Module):
-    """A row for each sample of the batch, inferred anew in each step and kept nowhere: what inner loops use by default.
+    """A new row for each sample of the batch in each step, the default of inner loops.
 
     >>> Fresh()
     Fresh()

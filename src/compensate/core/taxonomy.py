@@ -1,4 +1,4 @@
-"""The four axes of the paper's taxonomy, and where a criterion lies on them."""
+"""The four axes of the paper's taxonomy, and the place of a criterion on them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GRANULARITIES = ("sample", "category", "group", "corpus", "mixed")
 
 
 class Taxonomy(NamedTuple):
-    """Where a method lies: what it compensates, in which direction, who infers the value, who shares it.
+    """The place of a method in the taxonomy: target, direction, inference and granularity.
 
     Several values on an axis are joined by a plus sign; the paper calls that mixed.
 
@@ -38,8 +38,8 @@ class Taxonomy(NamedTuple):
 def taxonomy_of(terms: Mapping[str, Iterable[Any]]) -> Taxonomy:
     """The taxonomy row of the terms under each target.
 
-    A term says where it lies by the attributes `direction`, `inference` and `granularity`. For one that does not, the
-    term that it gates or the parts that it holds speak; a bare formula is prior knowledge about a sample.
+    Terms have the attributes `direction`, `inference` and `granularity`. Without them the gated term or the child modules
+    decide; a bare formula is prior knowledge about a sample.
     """
     if not terms:
         return Taxonomy("none", "none", "none", "none")
@@ -75,7 +75,7 @@ TOLERANCE = 1e-6
 
 
 def measured(s: Batch) -> Tensor:
-    r"""(B,) the sign of :math:`l'_i - l_i`: +1 where compensation raised the loss, -1 where it lowered it, else 0.
+    r"""(B,) the sign of :math:`l'_i - l_i`: +1 if compensation raised the loss, -1 if it lowered it, else 0.
 
     In the paper's words +1 is *negative* compensation (the sample counts more) and -1 is *positive*.
 
@@ -93,11 +93,11 @@ def measured(s: Batch) -> Tensor:
 def change(s: Batch) -> Tensor:
     r"""(B,) :math:`l'_i - l_i`, constants; where gradients are compensated, with :math:`\langle \Delta g_i, g_i \rangle` added.
 
-    What is added to a gradient leaves the value of the loss alone. A sample counts more if it lengthens its gradient, as it
-    does if its loss is raised, so that the same sign says the same.
+    A gradient term does not change the value of the loss. It makes a sample count more if it lengthens its gradient, as a
+    higher loss does, hence the same sign.
     """
-    found = s.compensated.detach() - s.plain_losses
-    return found if s.dg is None else found + (s.dg.detach() * s.gradient).sum(-1)
+    moved = s.compensated.detach() - s.plain_losses
+    return moved if s.dg is None else moved + (s.dg.detach() * s.gradient).sum(-1)
 
 
 def effective_weight(s: Batch) -> tuple[Tensor, Tensor]:
@@ -106,7 +106,7 @@ def effective_weight(s: Batch) -> tuple[Tensor, Tensor]:
     .. math:: w_i = \frac{\|g'_i\|}{\|g_i\|}, \qquad c_i = \frac{\langle g'_i, g_i \rangle}{\|g'_i\| \|g_i\|}, \qquad
               g_i = \frac{\partial l_i}{\partial u_i}, \quad g'_i = \frac{\partial l'_i}{\partial u_i}
 
-    A weight on the loss has :math:`c_i = 1` for every sample; where :math:`c_i` is smaller, compensation is no weighting. A sample
+    A weight on the loss has :math:`c_i = 1` for every sample; where :math:`c_i` is smaller, compensation is more than a weight. A sample
     without a gradient counts 0 and pulls the same way.
 
     Args:
@@ -165,7 +165,5 @@ def relative_change_by_class(states: Iterable[Batch]) -> Tensor:
         before.index_add_(0, kept, s.plain_losses[s.valid])
         change.index_add_(0, kept, (s.compensated.detach() - s.plain_losses)[s.valid])
     if before is None:
-        raise InputError(
-            "There is no state to measure; pass those of at least one batch: [criterion.evaluate(model, x, y)]."
-        )
+        raise InputError("There is no batch to measure; pass at least one: [criterion.evaluate(model, x, y)].")
     return change / before

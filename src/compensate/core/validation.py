@@ -1,4 +1,4 @@
-"""Cheap checks of a batch and of class weights, with errors that say what to do."""
+"""Cheap checks of batches, indices, saved states and class weights."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from compensate.core.batch import Batch
 
 Check = Literal["auto", "sync", "async", "off"]
-"""How a criterion looks at its batches."""
+"""How a criterion checks its batches."""
 
 Reduction = Literal["mean", "sum", "none"]
-"""How the losses of a batch become one, or stay as they are."""
+"""How the losses of a batch are reduced."""
 
 CheckMode = Literal["sync", "async", "kernels", "off"]
 """How one batch is checked. "auto" becomes "sync" for eager CPU tensors and "kernels" elsewhere: as "async", but indexing
@@ -61,8 +61,8 @@ def within(values: Tensor, size: int) -> bool:
     """
     if not is_eager_cpu(values):
         return False
-    found = values.numpy()  # numpy calls take a tenth of the time of torch calls
-    return bool(found.view(f"u{found.itemsize}").max() < size)  # without a sign, negative numbers are large
+    numbers = values.numpy()  # numpy calls take a tenth of the time of torch calls
+    return bool(numbers.view(f"u{numbers.itemsize}").max() < size)  # without a sign, negative numbers are large
 
 
 def require_true(condition: Tensor, message: str, check: CheckMode) -> None:
@@ -92,7 +92,7 @@ def check_state(own: Mapping[str, Tensor], state: Mapping[str, Any], prefix: str
 
     Args:
         own: the tensors of the criterion that reads it.
-        state: what was saved; the state of the criterion has names that begin with `prefix`.
+        state: the saved state; names of the criterion begin with `prefix`.
         prefix: the name of the criterion in the module that it is a part of.
     """
     for key, value in state.items():
@@ -139,17 +139,19 @@ def checked_reduction(given: Reduction) -> Reduction:
 
 
 def check_batch(s: Batch, u: Tensor) -> None:
-    """Shapes of logits `u` and targets always; label range and NaN as `s.check` says."""
+    """Checks the shapes of logits `u` and targets, and as `s.check` says the range of labels and NaN."""
     target, check = s.target, s.check
     if not isinstance(u, Tensor):
-        raise InputError(f"logits are a {type(u).__name__}; expected a tensor (batch, classes), as the model gives it.")
+        raise InputError(
+            f"logits are a {type(u).__name__}; expected a tensor (batch, classes), the output of the model."
+        )
     if u.ndim != 2:
         raise InputError(
             f"logits have shape {tuple(u.shape)} for a target of shape {tuple(target.shape)}; expected (batch, classes) for "
             "(batch,), or (batch, classes, d1, ...) for (batch, d1, ...)."
         )
     if not u.is_floating_point():
-        raise InputError(f"logits are {u.dtype}; expected floating point numbers, as they come out of the model.")
+        raise InputError(f"logits are {u.dtype}; expected floating point numbers, the output of the model.")
     if target.ndim not in (1, 2) or target.shape[0] != u.shape[0]:
         raise InputError(
             f"target has shape {tuple(target.shape)} for logits of shape {tuple(u.shape)}; expected ({len(u)},) class "
@@ -180,7 +182,7 @@ def check_batch(s: Batch, u: Tensor) -> None:
     if check != "off" and u.numel():
         total = (
             u.detach().sum()
-        )  # NaN and infinity survive a sum; large finite numbers may overflow, hence the second look
+        )  # NaN and infinity survive a sum; large finite numbers may overflow, hence the second check
         if check != "sync":
             require_true(total == total, _NAN, check)
         elif not math.isfinite(total.item()):
@@ -227,7 +229,7 @@ _NAN = (
 
 
 SUM_ERROR = 0.02
-"""How far the sum of a soft label may be from 1: three classes rounded to two digits are 0.01 off, half precision less."""
+"""The largest difference between the sum of a soft label and 1: three classes rounded to two digits are 0.01 off, half precision less."""
 
 
 def _check_distributions(target: Tensor, check: CheckMode) -> None:
@@ -238,7 +240,7 @@ def _check_distributions(target: Tensor, check: CheckMode) -> None:
     proper = ((sums - 1).abs() <= SUM_ERROR) & (target.amin(-1) >= -1e-6)
     message = (
         "targets with two axes are distributions over the classes: entries of at least 0 that sum to 1. For one class a sample give "
-        'class numbers (batch,). Several classes at once (multi-hot) are no distribution: write base="bce", under which each class is '
+        'class numbers (batch,). Several classes at once (multi-hot) are not a distribution: write base="bce", under which each class is '
         "a label of its own, or share the label among them, target / target.sum(-1, keepdim=True)."
     )
     if check == "sync" and not bool(proper.all()):
@@ -299,7 +301,7 @@ def _check_labels(s: Batch, check: CheckMode) -> None:
 def checked_index(s: Batch, num_samples: int, reader: str) -> Tensor:
     """The row of a table for each row of the batch, if its index can address `num_samples` of them.
 
-    While inputs are compensated, one for each input. Where a sample has several labels, each has a row of its own.
+    While inputs are compensated, there is one for each input. Each of several labels has a row of its own.
     """
     index, by_input = s.index, s.by_input
     known = s.checked.get((num_samples, by_input))

@@ -14,13 +14,12 @@ from compensate.core.layout import present_rows
 from compensate.core.statistics import Statistic, recorded
 from compensate.core.tables import Category
 from compensate.core.validation import checked_features, is_eager_cpu
-from compensate.core.views import DEFAULT, Views
 from compensate.errors import InputError
 from compensate.methods.registry import Real, Space, each, method
 from compensate.terms.classes import Counts, effective_weights
 from compensate.terms.prior import Toward
 from compensate.terms.schedules import Ramp
-from compensate.terms.views import ExtremeView, OtherView, RandomMix
+from compensate.terms.views import DEFAULT, ExtremeView, OtherView, RandomMix, Views
 
 __all__ = [
     "augmix",

@@ -22,7 +22,6 @@ from compensate.core.statistics import recorded
 from compensate.core.tables import Category, Corpus, Fresh, Group, Sample, Table
 from compensate.core.taxonomy import DIRECTIONS, GRANULARITIES, INFERENCES, TARGETS, Taxonomy
 from compensate.core.validation import checked_keys
-from compensate.core.views import DEFAULT, Views
 from compensate.errors import InputError, nearest
 from compensate.methods.registry import METHODS, Method, Range, Real, Space, find
 from compensate.terms.adversarial import Adversarial
@@ -31,6 +30,7 @@ from compensate.terms.gradients import Amplify
 from compensate.terms.prior import Slack
 from compensate.terms.schedules import Top
 from compensate.terms.structure import Dissimilarity, Edges
+from compensate.terms.views import DEFAULT, Views
 
 Sign = Literal[1, -1]
 

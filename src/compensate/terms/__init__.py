@@ -1,7 +1,6 @@
-"""The building blocks of a criterion: what is added, who shares it, what sets it, and for which samples.
+"""The building blocks of a criterion: terms, tables, penalties, statistics, schedules and gates.
 
-A term is any callable of the `Batch` of a batch. It goes under a keyword of `compensate.Compensated`, which says what it
-is added to::
+A term is any callable of the `Batch`. The keyword of `compensate.Compensated` is the target that it is added to::
 
     from compensate import Compensated
     from compensate.terms import L1, Sample, Toward, uniform
@@ -15,14 +14,13 @@ from compensate.core.batch import Batch
 from compensate.core.proximal import L1, L2, AtLeast, Ball, Between, GroupL2
 from compensate.core.statistics import ClassMean, Evidence, Statistic
 from compensate.core.tables import Category, Corpus, Fresh, Group, Sample
-from compensate.core.views import Views
 from compensate.terms.adversarial import Adversarial, Pull
 from compensate.terms.gates import Where, above, below
 from compensate.terms.gradients import Amplify, ClipGradient, GradientNoise, SharpnessAware
 from compensate.terms.prior import Slack, Toward, prediction, uniform
 from compensate.terms.schedules import Ramp, StepSchedule, Top, Warmup
 from compensate.terms.structure import Dissimilarity, EdgeRecord, Edges
-from compensate.terms.views import ExtremeView, OtherView, RandomMix
+from compensate.terms.views import ExtremeView, OtherView, RandomMix, Views
 
 __all__ = [
     "L1",

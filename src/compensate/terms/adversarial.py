@@ -1,4 +1,4 @@
-r"""Inference with adversarial learning: an inner loop looks for the worst, or the best, value in a ball.
+r"""Inference with adversarial learning: an inner loop searches a ball for the worst, or the best, value.
 
 .. math:: \Delta^* = \arg\max_{\|\Delta\| \le \epsilon} \pm \sum_i l_i(\Delta)
 """
@@ -28,14 +28,14 @@ class Adversarial(nn.Module):
     row. The gradient is taken with respect to the rows :math:`W`, so the samples that share a row add up.
 
     Args:
-        eps: the radius :math:`\epsilon`, a number or a callable of the state that returns a scalar or (B,).
+        eps: the radius :math:`\epsilon`, a number or a callable of the batch that returns a scalar or (B,).
         sign: +1 raises the loss (negative compensation), -1 lowers it (positive compensation).
         norm: "linf" or "l2".
         steps: the number of steps.
         step_size: :math:`\alpha`; 2.5 eps / steps if not given.
         random_start: start at a random point of the ball, for rows that are not kept.
         bounds: the smallest and largest value that the compensated target may take, such as (0, 1) for images.
-        per: who shares a row: `Fresh()`, each sample its own, or a table, whose rows are kept from step to step.
+        per: `Fresh()`, a new row for each sample, or a table, which keeps its rows between steps.
 
     >>> from compensate import Compensated
     >>> from compensate.terms import Corpus
@@ -82,7 +82,7 @@ class Adversarial(nn.Module):
 
     @property
     def granularity(self) -> str:
-        """Who shares a row."""
+        """The granularity of the rows."""
         return self.per.granularity
 
     def forward(self, s: Batch) -> Tensor:
@@ -174,7 +174,7 @@ class Pull(nn.Module):
     does not grow with the doubt. :math:`v_i` is a constant in the gradient of the model.
 
     Args:
-        eta: the step, a number or a callable of the state.
+        eta: the step, a number or a callable of the batch.
 
     >>> import torch
     >>> from compensate import Compensated

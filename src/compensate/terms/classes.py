@@ -1,4 +1,4 @@
-"""What the sizes of the classes say: shifts of the logits, and weights that begin late."""
+"""Terms from the class sizes: shifts of the logits, and weights that start late."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def increasing(g: Callable[[Tensor], Tensor], pi: Tensor) -> Tensor:
 
 @final
 class Adjust(nn.Module):
-    r"""Adds to each logit what the size of its class says.
+    r"""Adds a shift to each logit that depends on the size of its class.
 
     .. math:: \Delta u_{i,c} = \tau\, g(\pi_c)
 
@@ -90,7 +90,7 @@ class Adjust(nn.Module):
 
     Args:
         class_counts: (C,) training samples of each class.
-        tau: a number, or a callable of the state that returns a scalar, (B,) or (B, 1), such as a table.
+        tau: a number, or a callable of the batch that returns a scalar, (B,) or (B, 1), such as a table.
         g: an increasing function of the shares, (C,) to (C,).
         total: training samples in all, for several labels a sample: each logit then gets :math:`\tau (g(\pi_c) - g(1 - \pi_c))`.
 

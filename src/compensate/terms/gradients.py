@@ -1,4 +1,4 @@
-r"""Gradient compensation: what is added to the derivative of a loss, while its value stays as it is.
+r"""Gradient compensation: it changes the derivative of a loss and not its value.
 
 .. math:: g'_i = g_i + \Delta g_i, \qquad g_i = \frac{\partial l_i}{\partial u_i}
 
@@ -57,7 +57,7 @@ class ClipGradient(nn.Module):
 
     Args:
         c: the bound.
-        at: where: "logits" and "features", the gradient of each sample; "parameters", that of the batch, which is what
+        at: where: "logits" and "features", the gradient of each sample; "parameters", that of the batch, as
             :func:`torch.nn.utils.clip_grad_norm_` does after the backward pass (here it costs a second one).
 
     >>> from compensate import Compensated
@@ -79,21 +79,21 @@ class ClipGradient(nn.Module):
 
     @property
     def whole_batch(self) -> bool:
-        """Whether it looks at the samples of a batch together."""
+        """Whether it reads the samples of a batch together."""
         return self.at == "parameters"
 
     @property
     def adds(self) -> bool:
-        """Whether the gradients of the samples stay as they are."""
+        """Whether it leaves the gradients of single samples unchanged."""
         return self.at == "parameters"
 
     @property
     def granularity(self) -> str:
-        """Whose gradient is one."""
+        """The granularity of the gradients."""
         return "corpus" if self.at == "parameters" else "sample"
 
     def forward(self, s: Batch) -> Tensor:
-        """(B, C) what is added at the logits."""
+        """(B, C) the compensation at the logits."""
         if self.at == "logits":
             return self._cut(s.gradient)
         if self.at == "features":
@@ -120,7 +120,7 @@ class GradientNoise(nn.Module):
     r"""Adds normal noise to gradients, :math:`\Delta g \sim N(0, \sigma^2)`.
 
     Args:
-        sigma: the standard deviation, a number or a callable of the state, such as a schedule.
+        sigma: the standard deviation, a number or a callable of the batch, such as a schedule.
         at: "logits", noise for each sample; "parameters", noise for the gradient of the batch.
 
     >>> GradientNoise(0.1, at="parameters")
@@ -141,7 +141,7 @@ class GradientNoise(nn.Module):
 
     @property
     def whole_batch(self) -> bool:
-        """Whether it looks at the samples of a batch together."""
+        """Whether it reads the samples of a batch together."""
         return self.at == "parameters"
 
     @property
@@ -150,7 +150,7 @@ class GradientNoise(nn.Module):
         return "corpus" if self.at == "parameters" else "sample"
 
     def forward(self, s: Batch) -> Tensor:
-        """(B, C) what is added at the logits."""
+        """(B, C) the compensation at the logits."""
         sigma = at(self.sigma, s)
         if self.at == "logits":
             return sigma * torch.randn_like(s.u)
@@ -169,7 +169,7 @@ class SharpnessAware(nn.Module):
 
     .. math:: \Delta \nabla = \nabla L\Bigl(\Theta + \rho \frac{\nabla L(\Theta)}{\|\nabla L(\Theta)\|}\Bigr) - \nabla L(\Theta)
 
-    The step of the optimizer is then the usual one: there is no second closure and no optimizer of its own. It costs one more
+    The step of the optimizer is then the usual one: it needs neither a second closure nor a special optimizer. It costs one more
     forward and two more backward passes. Compensation of the batch is kept as it is for the second gradient; terms on the
     loss itself are left out of it.
 
@@ -193,7 +193,7 @@ class SharpnessAware(nn.Module):
         self.rho = rho
 
     def forward(self, s: Batch) -> Tensor:
-        """Nothing at the logits: it leans on the parameters."""
+        """Zeros at the logits: it acts on the parameters."""
         parameters, model = _parameters(s), s.model
         assert isinstance(model, nn.Module)
         here = _of_parameters(s, parameters, s.losses, again=True)
@@ -223,10 +223,10 @@ class Amplify(nn.Module):
     where :math:`\bar g_c` is the mean gradient of the samples of the batch that share a row.
 
     Args:
-        eps: the radius :math:`\epsilon`, a number or a callable of the state that returns a scalar or (B,).
+        eps: the radius :math:`\epsilon`, a number or a callable of the batch that returns a scalar or (B,).
         sign: +1 lengthens (samples count more: negative compensation), -1 shortens (positive compensation); or a callable of the
             state that returns (B,) signs, the same for samples that share a row.
-        per: who shares a row: "sample", "category" or "corpus".
+        per: the granularity of a row: "sample", "category" or "corpus".
 
     >>> from compensate import Compensated
     >>> s = Compensated(gradient=Amplify(0.1, sign=-1)).evaluate(nn.Identity(), torch.zeros(1, 2), torch.tensor([0]))
@@ -250,12 +250,12 @@ class Amplify(nn.Module):
 
     @property
     def whole_batch(self) -> bool:
-        """Whether it looks at the samples of a batch together."""
+        """Whether it reads the samples of a batch together."""
         return self.per != "sample"
 
     @property
     def granularity(self) -> str:
-        """Who shares a row."""
+        """The granularity of the rows."""
         return self.per
 
     @property
@@ -264,7 +264,7 @@ class Amplify(nn.Module):
         return "mixed" if callable(self.sign) else "negative" if self.sign > 0 else "positive"
 
     def forward(self, s: Batch) -> Tensor:
-        """(B, C) what is added at the logits, a constant."""
+        """(B, C) the compensation at the logits, a constant."""
         mean = self._mean(s)
         length = row_norm(mean)
         eps = torch.as_tensor(rowwise(at(self.eps, s), mean), dtype=mean.dtype, device=mean.device)

@@ -1,4 +1,4 @@
-"""What another model says of a sample."""
+"""Guesses of labels, from another model or from the model itself."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Softened(nn.Module):
     r"""Logits as a distribution: :math:`S(z_i / T)`.
 
     Args:
-        logits: a callable of the state that returns (B, C).
+        logits: a callable of the batch that returns (B, C).
         temperature: :math:`T`.
     """
 
@@ -227,9 +227,9 @@ class Blend(nn.Module):
     r"""Two guesses in one: :math:`\beta a_i + (1 - \beta) b_i`.
 
     Args:
-        a: the first guess, a callable of the state.
+        a: the first guess, a callable of the batch.
         b: the second.
-        beta: the share of the first, a number or a callable of the state.
+        beta: the share of the first, a number or a callable of the batch.
     """
 
     granularity = "sample+category"

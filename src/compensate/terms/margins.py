@@ -1,4 +1,4 @@
-"""Margins: a true class must win by more than nothing, as a number of logits or as an angle."""
+"""Margins for the given class, on logits or on angles."""
 
 from __future__ import annotations
 
@@ -94,11 +94,11 @@ class AngularMargin(nn.Module):
 
     .. math:: \Delta u_{i,y_i} = s \cos(\theta_{i,y_i} + m_i) - s \cos\theta_{i,y_i}
 
-    where :math:`u = s \cos\theta`. Past :math:`\theta + m = \pi` the cosine would rise again and reward what is most wrong;
+    where :math:`u = s \cos\theta`. Past :math:`\theta + m = \pi` the cosine would rise again and reward the worst predictions;
     there the guard takes over. The gradient of the model runs through this term, as in its reference.
 
     Args:
-        margin: :math:`m_i` in radians, from 0 to pi/2: a number, or a callable of the state that returns (B,) or (B, 1).
+        margin: :math:`m_i` in radians, from 0 to pi/2: a number, or a callable of the batch that returns (B,) or (B, 1).
         scale: :math:`s`, that of the head.
         guard: past pi, "linear" puts :math:`\cos\theta - m \sin m` in the place of :math:`\cos(\theta + m)`, which goes on
             falling; "easy" leaves out the margin wherever :math:`\theta > \pi/2`; "none" trusts the data.
@@ -135,8 +135,8 @@ class AngularMargin(nn.Module):
         cos = s.u.gather(1, given)[:, 0] / self.scale
         size = cos.detach().abs()
         require_true(
-            ((size <= 1 + 1e-3) | ~size.isfinite()).all(),  # what is not finite is refused by its own name
-            f"a logit is larger than the scale {self.scale:g}, so the logits are no scaled cosines. Give the model a cosine "
+            ((size <= 1 + 1e-3) | ~size.isfinite()).all(),  # other checks report infinity and NaN
+            f"a logit is larger than the scale {self.scale:g}, so the logits are not scaled cosines. Give the model a cosine "
             f"head: model.head = CosineHead(feature_dim, num_classes, scale={self.scale:g}).",
             s.check,
         )

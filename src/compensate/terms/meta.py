@@ -39,13 +39,13 @@ BatchParts = Sequence[Any]
 Found = tuple[Tensor, Batch, list[Tensor]]
 
 _WITHOUT_DIRECTIONS: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-"""Models with a layer that knows no forward derivative."""
+"""Models with a layer without forward-mode derivative."""
 
 
 def meta_gradient(
     criterion: Compensated, model: nn.Module, batch: BatchParts, clean: BatchParts, *, lr: float
 ) -> tuple[Tensor, Batch, list[Tensor], list[Tensor]]:
-    """The outer loss and its gradient, first for each touched table in `state.touched`, then for other parameters.
+    """The outer loss and its gradient, first for each touched table in `batch.touched`, then for other parameters.
 
     The model's parameters, gradients and running statistics are left as they were.
     """
@@ -54,8 +54,8 @@ def meta_gradient(
     theta = {name: p.detach().requires_grad_() for name, p in named}
     others = networks(criterion)
     with torch.enable_grad(), traceless(model):
-        found = along_direction(criterion, model, theta, others, batch, clean, lr)
-        outer, s, grads = found or through_graph(criterion, model, theta, others, batch, clean, lr)
+        result = along_direction(criterion, model, theta, others, batch, clean, lr)
+        outer, s, grads = result or through_graph(criterion, model, theta, others, batch, clean, lr)
     return outer.detach(), s, grads[: len(s.touched)], grads[len(s.touched) :]
 
 
@@ -126,7 +126,7 @@ def _as_table(touched: TouchedRows, grad: Tensor) -> Tensor:
 
 
 def networks(criterion: Compensated) -> list[nn.Parameter]:
-    """Parameters of a criterion that belong to no table: those of networks that weigh samples, for example.
+    """Parameters of a criterion that belong to no table: for example of networks that weigh samples.
 
     >>> from compensate import methods
     >>> len(networks(methods.logcomp(num_samples=8, num_classes=2))), len(networks(methods.meta_weight()))
@@ -242,7 +242,7 @@ def _wanted(s: Batch, others: list[nn.Parameter]) -> list[Tensor]:
 def plain_loss(criterion: Compensated, model: nn.Module, clean: BatchParts) -> Tensor:
     """The outer loss: the plain mean over clean data, without compensation and without class weights.
 
-    Weights stand for what a skewed training set lacks; clean data are what they are to be learned from.
+    Class weights correct a skewed training set; clean data need no correction.
     """
     x, target, (index, group) = _parts(clean)
     s = Batch(criterion, target, index, group, model=model, x=x)

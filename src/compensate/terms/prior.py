@@ -1,4 +1,4 @@
-"""Inference with prior knowledge: the value is a formula of what is known."""
+"""Inference with prior knowledge: the value is a formula."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from compensate.core.layout import rowwise
 from compensate.errors import InputError
 
 TINY = 1e-9
-"""A temperature below this is none."""
+"""The smallest temperature."""
 
 
 def uniform(s: Batch) -> Tensor:
@@ -48,11 +48,11 @@ class Toward(nn.Module):
 
     .. math:: \Delta y_i = \lambda (q_i - y_i)
 
-    where :math:`q_i` is the guess, (B, C) on the simplex, and :math:`\lambda \in [0, 1]` says how far to trust it.
+    where :math:`q_i` is the guess, (B, C) on the simplex, and :math:`\lambda \in [0, 1]` is the trust in it.
 
     Args:
-        q: the guess, a callable of the state.
-        lam: the trust, a number or a callable of the state that returns a scalar, (B,) or (B, 1).
+        q: the guess, a callable of the batch.
+        lam: the trust, a number or a callable of the batch that returns a scalar, (B,) or (B, 1).
 
     >>> from compensate import Compensated
     >>> smooth = Compensated(label=Toward(uniform, 0.1))   # label smoothing, Eq. 25
@@ -87,11 +87,11 @@ class Slack(nn.Module):
               \;\xrightarrow{T \to 0}\; \max(0,\, l_i - \xi_i), \qquad \Delta l_i = l'_i - l_i
 
     A constant added to a loss has no gradient (so Eq. 7 taken literally changes nothing that is learned); the limit is the
-    nonlinear form of Eq. 31. There a sample counts fully or not at all, so that a small change of :math:`\xi` changes
+    nonlinear form of Eq. 31. There a sample counts fully or not at all, and a small change of :math:`\xi` changes
     nothing in the gradient of the model: a slack learned by a meta step needs a temperature :math:`T > 0`.
 
     Args:
-        xi: the slack, at least 0: a number or a callable of the state that returns a scalar or (B,).
+        xi: the slack, at least 0: a number or a callable of the batch that returns a scalar or (B,).
         temperature: :math:`T`; 0 is the limit.
 
     >>> import torch

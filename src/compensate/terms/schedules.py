@@ -66,7 +66,7 @@ class Ramp(nn.Module):
 
 @final
 class Warmup(Statistic):
-    r"""A number that goes from `start` to `end` over the first epochs, counted in samples: nobody has to say how long the training is.
+    r"""A number that goes from `start` to `end` over the first epochs, counted in samples: the length of the training is not needed.
 
     .. math:: a + (b - a) \min\left(1, \frac{\text{samples seen}}{\text{epochs} \cdot N}\right)
 
@@ -91,7 +91,7 @@ class Warmup(Statistic):
         self.track("seen", torch.zeros((), dtype=torch.long), merge="sum")
 
     def forward(self, s: Batch) -> Tensor | float:
-        """The value now: a number where the count is at hand, else a scalar tensor."""
+        """The value now: a number on the CPU, else a scalar tensor."""
         seen, whole = self.seen, self.epochs * self.size
         if is_eager_cpu(seen):
             return self.start + (self.end - self.start) * min(1.0, seen.item() / whole)
@@ -145,8 +145,8 @@ class Top(Statistic):
               \text{ if } k = 0
 
     Args:
-        pro: percent of samples at or above the threshold, a number or a callable of the state.
-        over: "batch", the losses of the batch (:math:`n` its size), or "epoch", those of the last epoch, each sample
+        pro: percent of samples at or above the threshold, a number or a callable of the batch.
+        over: "batch", the losses of the batch (:math:`n` its size), or "epoch", the losses of the last epoch, each sample
             at its last visit; before there is a last epoch, the batch serves.
         num_samples: the size of the training set, for "epoch".
         floor: the smallest threshold.
@@ -193,7 +193,7 @@ class Top(Statistic):
             self.track("last", torch.full((num_samples,), torch.inf), merge="same")
 
     def forward(self, s: Batch) -> Tensor | float:
-        """The threshold now: a number where the losses are at hand, else a scalar tensor."""
+        """The threshold now: a number on the CPU, else a scalar tensor."""
         pool, pro = s.plain_losses, at(self.pro, s)
         if not is_eager_cpu(pool):
             now = _kth_largest(s.gather_peers(pool), s.gather_peers(s.valid), pro)
@@ -221,7 +221,7 @@ class Top(Statistic):
                 self.seen[index] = torch.where(s.valid, losses, self.seen[index])
 
     def end_epoch(self) -> None:
-        """The losses of this epoch become those of the last."""
+        """The losses of this epoch become the losses of the last epoch."""
         if self.over == "epoch":
             self.last.copy_(torch.where(self.seen.isfinite(), self.seen, self.last))
             self.seen.fill_(torch.inf)

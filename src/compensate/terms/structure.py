@@ -2,7 +2,7 @@ r"""Structure compensation: a bounded change of the edges of a graph network.
 
 .. math:: A'_e = \mathrm{clip}_{[0, 1]}(A_e + \Delta a_e)
 
-What compensation takes from an edge is evidence against it: :class:`EdgeRecord` names the edges that look wrong.
+Weight that an edge loses is evidence against it: :class:`EdgeRecord` lists the edges that look wrong.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Edges(Table):
         settings: as of every table, see :class:`~compensate.terms.Sample`; `lr` is the step by the gradient of the mean loss of a batch,
             so an edge of a large graph, which changes few of its losses, needs a large step and a small penalty.
 
-    A learned table that goes down the loss with an l1 penalty changes few edges: those that the labels contradict.
+    A learned table that goes down the loss with an l1 penalty changes few edges, the ones that contradict the labels.
 
     >>> from compensate.terms import L1, Ball
     >>> Edges(100, penalty=L1(0.01), bound=Ball(1.0, "linf"))
@@ -104,10 +104,10 @@ class Dissimilarity(nn.Module):
 
 @final
 class EdgeRecord(Statistic):
-    r"""What training takes from each edge, on average over the steps, :math:`-\frac1T \sum_t \Delta a_e^{(t)}`: evidence against it.
+    r"""The weight that each edge loses, on average over the steps, :math:`-\frac1T \sum_t \Delta a_e^{(t)}`: evidence against it.
 
     Args:
-        term: the term on edges whose changes are kept; this one is put in its place.
+        term: the term on edges whose changes are recorded; the record replaces it in the criterion.
         num_edges: the number of edges.
 
     >>> from compensate import Compensated
@@ -140,7 +140,7 @@ class EdgeRecord(Statistic):
             self.steps += 1
 
     def suspects(self, top: int | None = None) -> Suspects:
-        """The edges, most suspect first: `index` are their numbers; flagged are those that lost more than half a weight on average."""
+        """The edges, most suspect first: `index` are their numbers; edges that lost more than half a weight on average are flagged."""
         if not int(self.steps):
             nothing = torch.zeros(0, dtype=torch.long)
             return Suspects(nothing, nothing.float(), nothing, nothing.bool())

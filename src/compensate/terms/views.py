@@ -1,4 +1,7 @@
-r"""Terms that choose among the views of an input: at random, by their losses, or as a second opinion on a label.
+r"""Views of an input, and terms that choose among them.
+
+Views are differentiable transformations that keep the shape of an input and, by prior knowledge, its class. They act on the
+last axis: columns of an image, entries of a vector.
 
 .. math:: \Delta x_i = \sum_k w_{i,k} (T_k(x_i) - x_i)
 
@@ -7,6 +10,7 @@ where :math:`T_k` are transformations that keep the class, and the weights :math
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, final
 
 import torch
@@ -14,7 +18,87 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from compensate.core.batch import Batch
+from compensate.core.layout import Places
 from compensate.errors import InputError
+
+
+def shifted(x: Tensor) -> Tensor:
+    """Moved by one place along the last axis; the first place repeats.
+
+    >>> shifted(torch.tensor([[1.0, 2.0, 3.0]]))
+    tensor([[1., 1., 2.]])
+    """
+    return torch.cat([x[..., :1], x[..., :-1]], -1)
+
+
+def moved(x: Tensor) -> Tensor:
+    """Moved by one place the other way.
+
+    >>> moved(torch.tensor([[1.0, 2.0, 3.0]]))
+    tensor([[2., 3., 3.]])
+    """
+    return torch.cat([x[..., 1:], x[..., -1:]], -1)
+
+
+def blurred(x: Tensor) -> Tensor:
+    """The mean of each entry and its neighbors along the last axis.
+
+    >>> blurred(torch.tensor([[0.0, 3.0, 0.0]]))
+    tensor([[1., 1., 1.]])
+    """
+    return (shifted(x) + x + moved(x)) / 3
+
+
+def darkened(x: Tensor) -> Tensor:
+    """Half as large.
+
+    >>> darkened(torch.tensor([[1.0, 2.0]]))
+    tensor([[0.5000, 1.0000]])
+    """
+    return x / 2
+
+
+MOVING = (shifted, moved)
+"""Views that move places: a label then belongs to another place."""
+
+DEFAULT = (shifted, moved, blurred, darkened)
+"""For images, and vectors with related neighboring entries."""
+
+
+@final
+class Views(nn.Module):
+    r"""Views of an input, for compensation that leads toward them: :math:`x_i + \sum_k w_{i,k} (T_k(x_i) - x_i)`.
+
+    Args:
+        of: the transformations :math:`T_k`, functions of a batch of inputs (or of the model's `embed(x)`) that keep its shape
+            and treat each sample alone. If places have labels of their own, they must not move, as in `blurred` and `darkened`.
+
+    >>> len(Views(shifted, blurred).of)
+    2
+    """
+
+    def __init__(self, *of: Callable[..., Tensor]) -> None:
+        super().__init__()
+        if not of or not all(callable(view) for view in of):
+            raise InputError(
+                f"views are {of!r}; expected at least one function of a batch, such as compensate.terms.views.shifted."
+            )
+        for number, view in enumerate(of):
+            setattr(self, str(number), view)
+        self.size = len(of)
+
+    def check(self, places: Places) -> None:
+        """Raises if a view moves inputs whose places have labels of their own."""
+        if places.dense and any(view in MOVING for view in self.of):
+            raise InputError(
+                f"a view moves the input, and an input of this batch has {places.each} places with labels of their own, which "
+                "would not move with it. Choose views that do not move places: views=(blurred, darkened)."
+            )
+
+    @property
+    def of(self) -> tuple[Callable[..., Tensor], ...]:
+        """In order."""
+        return tuple(getattr(self, str(number)) for number in range(self.size))
 
 
 @final
@@ -84,7 +168,7 @@ class ExtremeView(nn.Module):
 
 @final
 class OtherView(nn.Module):
-    r"""What the model says of another view of each input, (B, C), a constant: a guess that a label may give way to.
+    r"""The prediction for another view of each input, (B, C), a constant: a guess for label compensation.
 
     Args:
         number: which of the criterion's views; None for the mean prediction over all.
@@ -107,5 +191,5 @@ class OtherView(nn.Module):
             raise InputError("OtherView reads the views of the criterion; give it views=Views(...).")
         wanted = range(len(views.of)) if self.number is None else (self.number,)
         eye = torch.eye(len(views.of)).to(s.e)
-        said = [s.forward(dv=eye[k].expand(s.places.batch, -1)).softmax(-1) for k in wanted]
-        return F.normalize(torch.stack(said).mean(0), p=1.0, dim=-1)
+        predictions = [s.forward(dv=eye[k].expand(s.places.batch, -1)).softmax(-1) for k in wanted]
+        return F.normalize(torch.stack(predictions).mean(0), p=1.0, dim=-1)
