@@ -225,7 +225,7 @@ def test_a_model_may_hold_its_criterion(method, batch):
 
 def test_a_layer_under_two_names_and_a_parameter_in_two_layers(batch):
     """The model is left as it was, and both uses of a parameter count."""
-    from compensate.core.stages import under
+    from compensate.core.stages import run_with_parameters
 
     x = batch[0]
     first, second = torch.nn.Linear(4, 4, bias=False).double(), torch.nn.Linear(4, 4, bias=False).double()
@@ -234,7 +234,7 @@ def test_a_layer_under_two_names_and_a_parameter_in_two_layers(batch):
     net.again = first
     kept = first.weight
     w = torch.randn(4, 4).double().requires_grad_()
-    out = under(net, {"0.weight": w}, lambda m: m[1](m.again(x)))
+    out = run_with_parameters(net, {"0.weight": w}, lambda m: m[1](m.again(x)))
     torch.testing.assert_close(out, x @ w.T @ w.T)
     assert first.weight is kept
     assert second.weight is kept
