@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from compensate.methods.mixed import EVEN
+from compensate.methods.mixed import LOG_2
 from compensate.training.comparison import paired
 from compensate.training.config import Config
 from experiments.archive import Archive
@@ -50,7 +50,7 @@ CANDIDATES: dict[str, list[dict[str, Any]]] = {
         {"eta": 5.0, "pro": 35.0, "warmup": 2.0, "floor": 0.0},
         {"eta": 5.0, "pro": 25.0, "warmup": 2.0, "floor": 0.0},
         {"eta": 2.0, "pro": 25.0, "warmup": 2.0, "floor": 0.0},
-        {"eta": 5.0, "pro": 35.0, "warmup": 2.0, "floor": EVEN},
+        {"eta": 5.0, "pro": 35.0, "warmup": 2.0, "floor": LOG_2},
     ],
 }
 TRIAL_SEEDS: dict[str, tuple[int, ...]] = {
@@ -71,7 +71,7 @@ FRESH_SEEDS: dict[str, tuple[int, ...]] = {
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "logcomp": {"lam": 0.25, "lr": 1.0},
-    "mixcomp": {"eta": 5.0, "pro": 35.0, "warmup": 2.0, "floor": EVEN},
+    "mixcomp": {"eta": 5.0, "pro": 35.0, "warmup": 2.0, "floor": LOG_2},
 }
 """The library's, which a test compares with the signatures."""
 

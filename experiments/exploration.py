@@ -18,8 +18,8 @@ from compensate.core.taxonomy import DIRECTIONS, GRANULARITIES, INFERENCES, TARG
 from compensate.errors import InputError, NotFinite
 from compensate.extras import require
 from compensate.files import make_folder, write_atomically
-from compensate.methods.composition import cell_method, cells, why_not
-from compensate.methods.registry import Method, find
+from compensate.methods.composition import cell_method, cells, find, why_not
+from compensate.methods.registry import Method
 from compensate.training import comparison
 from compensate.training.comparison import side_by_side
 from compensate.training.config import Config

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 
 import pytest
@@ -40,6 +41,11 @@ def loss_of(u, y):
 def given():
     torch.manual_seed(0)
     return torch.randn(B, C).double() * 2, torch.randint(2, (B, C)), torch.tensor([3, 0, 7, 8, 1])
+
+
+def test_the_methods_with_a_binary_form_are_these():
+    taken = [name for name, row in METHODS.items() if "base" in inspect.signature(row.build).parameters]
+    assert sorted(taken) == BINARY
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in BINARY])

@@ -20,7 +20,7 @@ from compensate.encoders.encoding import image_files
 from compensate.encoders.image import ImageEncoder, ImageNetwork, image_array, resized, unit
 from compensate.encoders.text import SECTION, TextEncoder, stacked
 from compensate.errors import InputError
-from compensate.methods.registry import find
+from compensate.methods.composition import find
 from compensate.models.registry import MODELS, build
 from compensate.training.evaluation import Rows, Samples
 from compensate.training.record import TrainingRecord, train_and_record

@@ -228,7 +228,8 @@ def _refuse_hyper(given: Mapping[str, Any], method: Any) -> None:
     """Refuses hyper-parameters of the method in --set; they belong to --hyper."""
     if not given or not isinstance(method, str):
         return
-    from compensate.methods.registry import CONTEXT, find
+    from compensate.methods.composition import find
+    from compensate.methods.registry import CONTEXT
     from compensate.training.config import Config
 
     own = {*inspect.signature(find(method).build).parameters} - {*CONTEXT, *(f.name for f in fields(Config))}

@@ -27,7 +27,8 @@ from compensate.core.tables import Sample
 from compensate.data.dataset import generator
 from compensate.estimators import common
 from compensate.estimators.common import count, one_of, positive, weights
-from compensate.methods.registry import SIZES, Method, find
+from compensate.methods.composition import find
+from compensate.methods.registry import SIZES, Method
 from compensate.models.networks import MLP, probe
 from compensate.terms.margins import AngularMargin, CosineHead
 from compensate.training.evaluation import Samples, even_batches, predict

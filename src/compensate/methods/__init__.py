@@ -1,9 +1,10 @@
-"""Every method is a short composition; :data:`METHODS` is the one table of them.
+"""Compensation methods. :data:`METHODS` is the table of all of them.
 
-A new method is one function in the file of its target, with its row of the table above it.
+A method is one function in the file of its target, with its row of the table as a decorator.
 """
 
 from compensate.methods.augmentation import *
+from compensate.methods.composition import find as find
 from compensate.methods.feature import *
 from compensate.methods.gradient import *
 from compensate.methods.imbalance import *
@@ -15,6 +16,5 @@ from compensate.methods.mixed import *
 from compensate.methods.prediction import *
 from compensate.methods.registry import METHODS as METHODS
 from compensate.methods.registry import Method as Method
-from compensate.methods.registry import find as find
 from compensate.methods.robust_losses import *
 from compensate.methods.weighting import *

@@ -1,7 +1,7 @@
-"""Any cell of the taxonomy as a criterion: compose one from four words, or swap one word of a published method.
+"""Any cell of the taxonomy as a criterion: compose one from four words, or change one word of a published method.
 
-Most cells have no published method in them. They are built from two kinds of parts: tables and inner loops that infer the
-compensation itself, and :class:`Along`, which goes a given way from the loss with an inferred *strength*.
+Most cells contain no published method. They are built from tables and inner loops, which infer the compensation itself, and from
+:class:`Along`, which moves in a given direction by an inferred *strength*.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Literal, final
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from compensate.core.batch import THROUGH, Batch, Value, at
 from compensate.core.criterion import Compensated
@@ -23,7 +23,7 @@ from compensate.core.tables import Category, Corpus, Fresh, Group, Sample, Table
 from compensate.core.taxonomy import DIRECTIONS, GRANULARITIES, INFERENCES, TARGETS, Taxonomy
 from compensate.core.validation import checked_keys
 from compensate.errors import InputError, nearest
-from compensate.methods.registry import METHODS, Method, Range, Real, Space, find
+from compensate.methods.registry import METHODS, Block, Method, Range, Real, Space
 from compensate.terms.adversarial import Adversarial
 from compensate.terms.gates import Where, above, below
 from compensate.terms.gradients import Amplify
@@ -37,35 +37,34 @@ Sign = Literal[1, -1]
 CELL_SIZES = ("num_samples", "num_classes", "class_counts", "num_groups", "feature_shape", "num_edges", "views")
 _NUMBERS = ("strength", "lam", "lr", "pro", "steps")
 
-_SUITABLE = {
+_DEFAULTS = {
     "feature": (0.1, 0.01, 1.0),  # the slope of the loss in a single entry of the input is small
     "logit": (0.5, 0.05, 1.0),
     "label": (0.5, 0.1, 1.0),
-    "prediction": (0.05, 0.1, 0.02),  # the slope of the loss in a prediction is 1/p, so steps must be small
+    "prediction": (0.05, 0.1, 0.02),  # the slope of the loss in a prediction is 1/p, and steps must be small
     "loss": (0.5, 0.1, 1.0),
     "gradient": (0.3, 0.1, 1.0),
     "view": (0.3, 0.01, 1.0),
     "structure": (0.5, 0.0001, 1.0),
 }
-"""For each target the default strength, weight of the penalty and step."""
+"""The default strength, weight of the penalty and step of each target."""
 
 
 @final
-class Along(nn.Module):
-    r"""Goes the way that lowers (sign -1) or raises (sign +1) the loss of each sample, as far as a strength says.
+class Along(Block):
+    r"""Moves each sample in the direction that lowers (sign -1) or raises (sign +1) its loss.
 
     .. math:: \Delta_i = \kappa_i\, d_i
 
-    where :math:`\kappa_i \ge 0` is the strength and :math:`d_i` the way, a constant in the gradient of the model:
-    for a logit :math:`\mp(p_i - y_i)`; for a label from :math:`y_i` toward the likeliest or the least likely other class; for
-    a prediction from :math:`p_i` toward the label or the least likely other class; for a feature, and for the weights of views,
-    the unit gradient of the loss; for edges that gradient over its largest entry; for a loss the smooth slack, taken off or
-    put on; for a gradient :math:`\mp(p_i - y_i)`, too, which makes it shorter or longer.
+    where :math:`\kappa_i \ge 0` is the strength and :math:`d_i` the direction, a constant in the gradient of the model:
+    :math:`\mp(p_i - y_i)` for a logit or a gradient; from :math:`y_i` toward the likeliest or the least likely other class for a label;
+    from :math:`p_i` toward the label or the least likely other class for a prediction; the unit gradient of the loss for a feature and
+    for the weights of views; that gradient over its largest entry for edges; the smooth slack, subtracted or added, for a loss.
 
     Args:
         sign: -1 lowers the loss (positive compensation), +1 raises it (negative compensation).
-        strength: a number, a table, or another callable of the state that returns a scalar or (B,).
-        inference, granularity: where the strength comes from and who shares it, if it does not say so itself.
+        strength: a number, a table, or another callable of the batch that returns a scalar or (B,).
+        inference, granularity: the taxonomy of the strength, if it does not declare them itself.
     """
 
     def __init__(
@@ -73,30 +72,25 @@ class Along(nn.Module):
     ) -> None:
         super().__init__()
         self.sign, self.strength = sign, strength
+        self.direction = "positive" if sign < 0 else "negative"
         self.inference = str(inference or getattr(strength, "inference", "tuning"))
         self.granularity = str(granularity or getattr(strength, "granularity", "corpus"))
-
-    @property
-    def direction(self) -> str:
-        """Positive if the loss is lowered."""
-        return "positive" if self.sign < 0 else "negative"
 
     def forward(self, s: Batch) -> Tensor:
         """The compensation of the batch."""
         if s.slot == "dl":
-            slack = Slack(lambda _: at(self.strength, s), temperature=1.0)
-            return -self.sign * slack(s)
+            return -self.sign * Slack(lambda _: at(self.strength, s), temperature=1.0)(s)
         strength = rowwise(at(self.strength, s), s.like)
         if s.slot in ("dy", "dp") or (s.slot == "dg" and self.sign < 0):
             strength = torch.as_tensor(strength).clamp(0, 1)
-        return strength * self._way(s).detach()
+        return strength * self._step(s).detach()
 
-    def _way(self, s: Batch) -> Tensor:
+    def _step(self, s: Batch) -> Tensor:
         if s.slot in THROUGH:
             s.require_gradients()
-            zero, so_far = torch.zeros_like(s.like, requires_grad=True), getattr(s, s.slot)
+            zero, current = torch.zeros_like(s.like, requires_grad=True), getattr(s, s.slot)
             with torch.enable_grad():
-                losses = s.loss_at(**{s.slot: zero if so_far is None else so_far.detach() + zero})
+                losses = s.loss_at(**{s.slot: zero if current is None else current.detach() + zero})
                 (grad,) = torch.autograd.grad((losses * s.active).sum(), zero)
             length = grad.abs().amax() if s.slot == "da" else row_norm(grad)
             return self.sign * grad / length.clamp(min=TINY)
@@ -114,8 +108,8 @@ class Along(nn.Module):
 
 
 @final
-class Doubt(nn.Module):
-    r"""How little the model believes the given label, :math:`\kappa (1 - p_{i,y_i})`, (B,), a constant."""
+class Doubt(Block):
+    r"""The model's doubt in the given label, :math:`\kappa (1 - p_{i,y_i})`, (B,), a constant."""
 
     inference, granularity = "prior", "sample"
 
@@ -125,22 +119,21 @@ class Doubt(nn.Module):
 
     def forward(self, s: Batch) -> Tensor:
         """(B,) the doubt in each label."""
-        p = s.plain.softmax(-1)
-        return self.scale * (1 - p.gather(1, s.labels[:, None])[:, 0])
+        return self.scale * (1 - s.plain.softmax(-1).gather(1, s.labels[:, None])[:, 0])
 
 
 THRESHOLD = 0.5
-"""Of the cells that tune a threshold: the bound of :func:`~compensate.methods.gradient.gradient_clip`, in the units of `Beyond`."""
+"""The threshold of cells that tune one, in the units of `Beyond`: the default of :func:`~compensate.methods.gradient.gradient_clip`."""
 
 
 @final
-class Beyond(nn.Module):
-    r"""How far each sample lies beyond a tuned threshold, :math:`\kappa \max(0, 1 - c / m_i)`, (B,), a constant.
+class Beyond(Block):
+    r"""The distance of each sample beyond a tuned threshold, :math:`\kappa \max(0, 1 - c / m_i)`, (B,), a constant.
 
     Args:
         scale: :math:`\kappa`.
-        threshold: :math:`c`. One number is tuned; it gives every sample a strength of its own.
-        measure: :math:`m_i`, a callable of the state; if not given the length of the gradient, :math:`\|p_i - y_i\|_2`.
+        threshold: :math:`c`.
+        measure: :math:`m_i`, a callable of the batch; by default the length of the gradient, :math:`\|p_i - y_i\|_2`.
     """
 
     inference, granularity = "tuning", "sample"
@@ -150,14 +143,14 @@ class Beyond(nn.Module):
         self.scale, self.threshold, self.measure = scale, threshold, measure
 
     def forward(self, s: Batch) -> Tensor:
-        """(B,) the strength of each sample; (E,) of each edge, if those are measured."""
+        """(B,) the strength of each sample; (E,) of each edge, if edges are measured."""
         m = row_norm(s.plain.softmax(-1) - s.y)[:, 0] if self.measure is None else self.measure(s)
         return self.scale * (1 - self.threshold / m.clamp(min=TINY)).clamp(min=0)
 
 
 @final
-class Rarity(nn.Module):
-    r"""How rare the given class is, :math:`\kappa (1 - n_c / \max n)`, (B,): prior knowledge about categories."""
+class Rarity(Block):
+    r"""The rarity of the given class, :math:`\kappa (1 - n_c / \max n)`, (B,): prior knowledge about categories."""
 
     inference, granularity = "prior", "category"
     values: Tensor
@@ -191,17 +184,17 @@ def compose(
     Args:
         target: feature, logit, label, prediction, loss, gradient, view or structure; several joined by a plus sign; "mixed" is
             logit+feature.
-        direction: "positive" lowers losses, "negative" raises them, "mixed" lowers those of the `pro` percent of samples that
+        direction: "positive" lowers losses, "negative" raises them, "mixed" lowers the losses of the `pro` percent of samples that
             fit worst and raises the others.
-        inference: prior, tuning, regularized, meta or adversarial; "mixed" is regularized with prior knowledge beside it.
+        inference: prior, tuning, regularized, meta or adversarial; "mixed" is regularized and prior.
         granularity: sample, category, group or corpus; several joined by a plus sign; "mixed" is sample+category.
-        strength: the size of a tuned compensation, and the radius of bounds and balls; by default what suits the target.
-        lam: the weight of the penalty; by default what suits the target.
-        lr: the step of learned tables; by default what suits the target.
+        strength: the size of a tuned compensation, and the radius of bounds and balls; the default depends on the target.
+        lam: the weight of the penalty; the default depends on the target.
+        lr: the step of learned tables; the default depends on the target.
         pro: see `direction`.
-        steps: of the inner loop.
-        sizes: `num_samples`, `num_classes`, `class_counts`, `num_groups`, `feature_shape`, `num_edges`, as far as the cell needs them, and
-            the `views` of an input if the default ones do not suit. With `num_samples` the criterion keeps a record of each sample, for `suspects`.
+        steps: the number of steps of the inner loop.
+        sizes: `num_samples`, `num_classes`, `class_counts`, `num_groups`, `feature_shape`, `num_edges`, if the cell needs them, and
+            optionally the `views` of an input. With `num_samples` the criterion records each sample, for `suspects`.
 
     >>> print(compose(target="logit", inference="regularized", num_samples=50, num_classes=3))
     mean_i [ l( S(f(x_i) + du_i), y_i ) + penalty_i ]
@@ -213,21 +206,29 @@ def compose(
             raise InputError(
                 f'compose takes no argument "{name}"; {nearest(name, (*Taxonomy._fields, *_NUMBERS, *CELL_SIZES))}'
             )
-    checked(Taxonomy(target, direction, inference, granularity))
+    check_cell(Taxonomy(target, direction, inference, granularity))
     targets = ("logit", "feature") if target == "mixed" else tuple(target.split("+"))
     terms: dict[str, Any] = {}
     for t in targets:
-        size, weight, step = _SUITABLE[t]
-        parts = _Parts(
-            size if strength is None else strength,
-            weight if lam is None else lam,
-            step if lr is None else lr,
-            steps,
-            sizes,
-        )
-        terms[t] = tuple(parts.terms(t, direction, inference, granularity, pro))
+        numbers = zip((strength, lam, lr), _DEFAULTS[t], strict=True)
+        size, penalty, step = (default if given is None else given for given, default in numbers)
+        terms[t] = tuple(_Terms(t, size, penalty, step, steps, sizes).of_cell(direction, inference, granularity, pro))
     views = Views(*(sizes.get("views") or DEFAULT)) if "view" in targets else None
     return Compensated(**terms, views=views, record=recorded(sizes.get("num_samples"), "margin"))
+
+
+def find(name: str) -> Method:
+    """The row of a method; `-` in a name equals `_`. Four words joined by dots are a cell of the taxonomy.
+
+    >>> find("logcomp").name, find("label.positive.meta.sample").taxonomy.target
+    ('logcomp', 'label')
+    """
+    known = name.replace("-", "_").lower()
+    if "." in known:
+        return cell_method(known)
+    if known not in METHODS:
+        raise InputError(f'"{name}" is not a method; {nearest(known, METHODS)}')
+    return METHODS[known]
 
 
 def swap(method: str, /, **changes: Any) -> Compensated:
@@ -235,7 +236,7 @@ def swap(method: str, /, **changes: Any) -> Compensated:
 
     Args:
         method: a name in `METHODS`.
-        changes: axes (`target`, `direction`, `inference`, `granularity`) and what else :func:`compose` takes.
+        changes: axes (`target`, `direction`, `inference`, `granularity`) and other arguments of :func:`compose`.
 
     >>> print(swap("logcomp", inference="meta", num_samples=50, num_classes=3).taxonomy)
     logit · positive · meta · sample
@@ -243,16 +244,14 @@ def swap(method: str, /, **changes: Any) -> Compensated:
     row = find(method)
     if row.kind != "compensation":
         raise InputError(f"{row.name} is not compensation ({row.kind}); it has no place in the taxonomy to move from.")
-    return compose(**{**row.taxonomy._asdict(), **_first_inference(row, changes), **changes})
+    place = row.taxonomy._asdict()
+    if "+" in row.taxonomy.inference:  # joined ways of inference, such as prior+meta, are the paper's mixed
+        place["inference"] = "mixed"
+    return compose(**{**place, **changes})
 
 
-def _first_inference(row: Method, changes: dict[str, Any]) -> dict[str, str]:
-    """Joined ways of inference, such as prior+meta, are the paper's mixed."""
-    return {"inference": "mixed"} if "+" in row.taxonomy.inference and "inference" not in changes else {}
-
-
-def checked(cell: Taxonomy) -> None:
-    """Raises unless these are words of the taxonomy and the cell makes sense."""
+def check_cell(cell: Taxonomy) -> None:
+    """Raises unless these are words of the taxonomy and the cell can run."""
     for name, value, known in (
         *(("target", t, (*TARGETS, "mixed")) for t in cell.target.split("+")),
         ("direction", cell.direction, DIRECTIONS),
@@ -267,13 +266,13 @@ def checked(cell: Taxonomy) -> None:
 
 
 def why_not(cell: Taxonomy) -> str | None:
-    """One sentence why a cell makes no sense, or None if it runs."""
+    """The reason why a cell cannot run, in one sentence, or None if it runs."""
     if "loss" in cell.target and cell.inference == "adversarial":
         return "the worst bounded addition to a loss is its bound, a constant, and a constant has no gradient."
     targets, levels = {*cell.target.split("+")}, {*cell.granularity.split("+")}
     if "gradient" in targets and cell.inference in ("regularized", "mixed"):
         return (
-            "the value of a loss does not depend on what is added to its gradient, so that a penalized step has nothing to "
+            "the value of a loss does not depend on what is added to its gradient, and a penalized step has nothing to "
             "descend; let prior knowledge, clean data or an inner loop infer it."
         )
     if "structure" in targets and levels - {"sample", "corpus"}:
@@ -293,7 +292,7 @@ def cells() -> Iterator[Taxonomy]:
 
 
 def published(target: str, inference: str, granularity: str) -> list[Method]:
-    """The methods that sit in a cell, in any direction; joined names count as mixed."""
+    """The methods in a cell, in any direction; joined names count as mixed."""
 
     def fits(have: str, wanted: str) -> bool:
         return wanted == "mixed" if "+" in have else have == wanted
@@ -309,7 +308,7 @@ def published(target: str, inference: str, granularity: str) -> list[Method]:
 
 
 def cell_method(name: str) -> Method:
-    """A cell of the taxonomy as a row that can be trained, tuned and compared: its four words with dots between them.
+    """A cell of the taxonomy as a row that can be trained, tuned and compared, from its four words joined by dots.
 
     >>> row = cell_method("logit.positive.regularized.sample")
     >>> print(row.make(num_samples=50, num_classes=3, lam=0.1).taxonomy, sorted(row.search.ranges))
@@ -317,8 +316,9 @@ def cell_method(name: str) -> Method:
     """
     words = name.split(".")
     if len(words) != 4:
-        raise InputError(f'"{name}" is no cell; expected target.direction.inference.granularity.')
+        raise InputError(f'"{name}" is not a cell; expected target.direction.inference.granularity.')
     place = Taxonomy(*words)
+    check_cell(place)
 
     def build(
         *,
@@ -332,110 +332,101 @@ def cell_method(name: str) -> Method:
         pro: float = 50.0,
         steps: int = 3,
     ) -> Compensated:
-        sizes = {
-            "num_samples": num_samples, "num_classes": num_classes, "class_counts": class_counts, "feature_shape": feature_shape
-        }  # fmt: skip
-        numbers: dict[str, Any] = {"strength": strength, "lam": lam, "lr": lr, "pro": pro, "steps": steps}
-        return compose(**place._asdict(), **numbers, **sizes)
+        return compose(
+            **place._asdict(), num_samples=num_samples, num_classes=num_classes, class_counts=class_counts,
+            feature_shape=feature_shape, strength=strength, lam=lam, lr=lr, pro=pro, steps=steps,
+        )  # fmt: skip
 
-    checked(place)
     needs = {"index"} | ({"clean"} if "meta" in place.inference else set())
     needs |= {"model"} if {"feature", "view"} & {*place.target.split("+")} else set()
+    # The search covers an order of magnitude around the default of each number that the cell reads.
+    size, weight, step = _DEFAULTS[place.target.split("+")[0]]
+    ranges: dict[str, Range] = {}
+    if place.inference in ("prior", "tuning", "adversarial", "mixed") or place.direction != "positive":
+        ranges["strength"] = Real(size / 5, 1.0 if place.target in ("label", "prediction") else 5 * size, log=True)
+    if place.inference in ("regularized", "mixed"):
+        ranges["lam"] = Real(weight / 10, 10 * weight, log=True)
+    if place.inference in ("regularized", "mixed", "meta"):
+        ranges["lr"] = Real(step / 10, 10 * step, log=True)
+    if place.direction == "mixed":
+        ranges["pro"] = Real(20.0, 60.0)
     return Method(
-        name, build, place, "composed", "a cell of the taxonomy", frozenset(needs), search=_space(place)  # type: ignore[arg-type]
+        name, build, place, "composed", "a cell of the taxonomy", frozenset(needs), search=Space(ranges)  # type: ignore[arg-type]
     )  # fmt: skip
 
 
-def _space(cell: Taxonomy) -> Space:
-    """The numbers of a cell that are worth searching: about its defaults, an order of magnitude each way."""
-    strength, lam, lr = _SUITABLE[cell.target.split("+")[0]]
-    most = 1.0 if cell.target in ("label", "prediction") else 5 * strength
-    ranges: dict[str, Range] = {}
-    if cell.inference in ("prior", "tuning", "adversarial", "mixed") or cell.direction != "positive":
-        ranges["strength"] = Real(strength / 5, most, log=True)
-    if cell.inference in ("regularized", "mixed"):
-        ranges["lam"] = Real(lam / 10, 10 * lam, log=True)
-    if cell.inference in ("regularized", "mixed", "meta"):
-        ranges["lr"] = Real(lr / 10, 10 * lr, log=True)
-    if cell.direction == "mixed":
-        ranges["pro"] = Real(20.0, 60.0)
-    return Space(ranges)
+class _Terms:
+    """Builds the terms of a cell for one target."""
 
+    def __init__(self, target: str, strength: float, lam: float, lr: float, steps: int, sizes: dict[str, Any]) -> None:
+        self.target, self.strength, self.lam, self.lr, self.steps, self.sizes = target, strength, lam, lr, steps, sizes
 
-class _Parts:
-    """Makes the terms of a cell from its four words."""
-
-    def __init__(self, strength: float, lam: float, lr: float, steps: int, sizes: dict[str, Any]) -> None:
-        self.strength, self.lam, self.lr, self.steps, self.sizes = strength, lam, lr, steps, sizes
-
-    def terms(self, target: str, direction: str, inference: str, granularity: str, pro: float) -> Iterator[Any]:
+    def of_cell(self, direction: str, inference: str, granularity: str, pro: float) -> Iterator[Any]:
         levels = ("sample", "category") if granularity == "mixed" else granularity.split("+")
         ways = ("regularized", "prior") if inference == "mixed" else (inference,)
         for way, level in product(ways, levels):
-            if direction == "mixed" and way == "meta" and target != "loss":
-                yield self.table(target, level, self.shape(target), update="meta")  # clean data find the direction
+            if direction == "mixed" and way == "meta" and self.target != "loss":
+                yield self.table(level, self.shape, update="meta")  # clean data decide the direction
             elif direction == "mixed":
                 tau = Top(pro)
-                yield Where(above(tau), self.term(target, -1, way, level))
-                yield Where(below(tau), self.term(target, 1, way, level))
+                yield Where(above(tau), self.term(-1, way, level))
+                yield Where(below(tau), self.term(1, way, level))
             else:
-                yield self.term(target, -1 if direction == "positive" else 1, way, level)
+                yield self.term(-1 if direction == "positive" else 1, way, level)
 
-    def term(self, target: str, sign: Sign, inference: str, level: str) -> Any:
-        """One term: one target, one sign, one way of inference, one level."""
+    def term(self, sign: Sign, inference: str, level: str) -> Any:
+        """The term of one sign, one way of inference and one level."""
+        target, strength = self.target, self.strength
         if inference == "adversarial" and target == "gradient":
-            return Amplify(self.strength, sign=sign, per=level)  # type: ignore[arg-type]
+            return Amplify(strength, sign=sign, per=level)  # type: ignore[arg-type]
         if inference == "adversarial":
-            per = Fresh() if level == "sample" else self.table(target, level, self.shape(target))
-            # Shorter steps for edges: one number for all of them would step over its optimum and back.
-            size = self.strength / (4 * self.steps) if target == "structure" else None
-            return Adversarial(self.strength, sign=sign, per=per, steps=self.steps, step_size=size, random_start=False)
+            per = Fresh() if level == "sample" else self.table(level, self.shape)
+            # Shorter steps for edges: one number for all of them would oscillate around its optimum.
+            size = strength / (4 * self.steps) if target == "structure" else None
+            return Adversarial(strength, sign=sign, per=per, steps=self.steps, step_size=size, random_start=False)
         if inference == "regularized":
-            held: dict[str, Any] = {
-                "penalty": L1(self.lam),
-                "bound": Ball(self.strength, "linf") if sign > 0 or target in ("view", "structure") else None,
-                "sign": sign,
-            }
+            settings: dict[str, Any] = {"penalty": L1(self.lam), "sign": sign}
             if target == "loss":
-                held["bound"] = Between(0.0, self.strength)
-                return Along(sign, self.table(target, level, (), **held))
-            return self.table(target, level, self.shape(target), **held)
+                return Along(sign, self.table(level, (), **settings, bound=Between(0.0, strength)))
+            bound = Ball(strength, "linf") if sign > 0 or target in ("view", "structure") else None
+            return self.table(level, self.shape, **settings, bound=bound)
         if inference == "meta":
-            start = self.strength / 10
-            return Along(sign, self.table(target, level, (), update="meta", bound=AtLeast(0.0), init=start))
+            return Along(sign, self.table(level, (), update="meta", bound=AtLeast(0.0), init=strength / 10))
         if inference == "tuning" and level == "sample":
-            return Along(sign, Beyond(self.strength, THRESHOLD, Dissimilarity() if target == "structure" else None))
+            return Along(sign, Beyond(strength, THRESHOLD, Dissimilarity() if target == "structure" else None))
         if inference == "tuning":
-            return Along(sign, self.strength, inference="tuning", granularity=level)
-        of_each = Dissimilarity if target == "structure" else Doubt
-        knowledge: Value = {"sample": of_each, "corpus": lambda scale: scale}.get(level, self.rarity)(self.strength)
+            return Along(sign, strength, inference="tuning", granularity=level)
+        knowledge: Value = strength
+        if level == "sample":
+            knowledge = Dissimilarity(strength) if target == "structure" else Doubt(strength)
+        elif level != "corpus":
+            knowledge = Rarity(self.size("class_counts"), strength)
         return Along(sign, knowledge, inference="prior", granularity=level)
 
-    def rarity(self, scale: float) -> Rarity:
-        """Prior knowledge about categories."""
-        return Rarity(self.size("class_counts"), scale)
-
-    def table(self, target: str, level: str, shape: tuple[int, ...], **settings: Any) -> Table:
+    def table(self, level: str, shape: tuple[int, ...], **settings: Any) -> Table:
         """A table of a level with rows of a shape."""
         settings = {"lr": self.lr, **settings}
-        if target == "structure":
+        if self.target == "structure":
             return Edges(self.size("num_edges"), shared=level == "corpus", **settings)
         if level == "corpus":
             return Corpus(*shape, **settings)
-        build: Callable[..., Table] = {"sample": Sample, "category": Category, "group": Group}[level]
-        rows = {"sample": "num_samples", "category": "num_classes", "group": "num_groups"}[level]
+        kinds: dict[str, tuple[Callable[..., Table], str]] = {
+            "sample": (Sample, "num_samples"), "category": (Category, "num_classes"), "group": (Group, "num_groups")
+        }  # fmt: skip
+        build, rows = kinds[level]
         return build(self.size(rows), *shape, **settings)
 
-    def shape(self, target: str) -> tuple[int, ...]:
-        """The shape of a row for a target."""
-        if target == "feature":
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of a row of the target."""
+        if self.target == "feature":
             return tuple(self.size("feature_shape"))
-        if target == "view":
+        if self.target == "view":
             return (len(self.sizes.get("views") or DEFAULT),)
-        return () if target in ("loss", "structure") else (self.size("num_classes"),)
+        return () if self.target in ("loss", "structure") else (self.size("num_classes"),)
 
     def size(self, name: str) -> Any:
-        """A size that was given."""
+        """A size, which must have been given."""
         if self.sizes.get(name) is None:
             raise InputError(f"this cell of the taxonomy needs {name}=...; pass it to compose or swap.")
         return self.sizes[name]

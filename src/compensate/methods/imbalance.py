@@ -1,10 +1,9 @@
-"""Methods that compensate logits by the sizes of the classes."""
+"""Methods that compensate logits by the sizes of the classes, and angular margins."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -51,45 +50,42 @@ def logit_adjustment(
     g: Callable[[Tensor], Tensor] = torch.log,
     num_samples: int | None = None,
     base: BinaryBase = None,
-    weight: Weights | None = None,
 ) -> Compensated:
     r"""Logit adjustment: in training, each logit gets a head start by the size of its class.
 
     .. math:: L = -\frac1B \sum_i \log \frac{e^{u_{i,y_i} + \tau g(\pi_{y_i})}}{\sum_c e^{u_{i,c} + \tau g(\pi_c)}}
 
-    where :math:`\pi_c` is the share of class :math:`c` and :math:`g` the logarithm, or any increasing function. The loss of the
-    largest class falls for every sample, that of the smallest rises; classes between go either way. With several labels, each is a
-    problem of two classes with shares :math:`\pi_c` and :math:`1 - \pi_c`, and its logit gets
+    where :math:`\pi_c` is the share of class :math:`c` and :math:`g` the logarithm, or any increasing function. The loss falls for
+    every sample of the largest class, and rises for every sample of the smallest; other classes are mixed. With several labels per
+    sample, each is a problem of two classes with shares :math:`\pi_c` and :math:`1 - \pi_c`, and its logit gets
     :math:`\tau (g(\pi_c) - g(1 - \pi_c))`, the log odds of the label.
 
     Args:
-        class_counts: (C,) training samples of each class.
-        tau: the strength :math:`\tau`, a number or a callable of the state.
+        tau: the strength :math:`\tau`, a number or a callable of the batch.
         g: an increasing function of the shares, (C,) to (C,).
         num_samples: the size of the training set, for `base="bce"`: a sample with several labels counts in several classes.
-        base: "bce" for several labels a sample.
-        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> criterion = logit_adjustment(class_counts=[900, 90, 10])
-    >>> criterion(torch.zeros(1, 3), torch.tensor([2]))        # as rare as it is: -log 0.01
+    >>> criterion(torch.zeros(1, 3), torch.tensor([2]))        # -log 0.01, by the share of the class
     tensor(4.6052)
     """
     if base == "bce" and num_samples is None:
         raise InputError(
             'base="bce" needs num_samples=...: the share of a label is its count over the number of samples.'
         )
-    total = num_samples if base == "bce" else None
-    return Compensated(logit=Adjust(class_counts, tau, g, total=total), base=base, weight=weight)
+    return Compensated(
+        logit=Adjust(class_counts, tau, g, total=num_samples if base == "bce" else None), base=base
+    )  # fmt: skip
 
 
 def posthoc_logit_adjustment(
     logits: Tensor, *, class_counts: Counts, tau: float = 1.0, g: Callable[[Tensor], Tensor] = torch.log
 ) -> Tensor:
-    r"""(B, C) the logits of a plainly trained model, adjusted for a world in which all classes are equally frequent.
+    r"""(B, C) the logits of a plainly trained model, adjusted to equally frequent classes.
 
     .. math:: u'_{i,c} = u_{i,c} - \tau g(\pi_c)
 
-    It is the same idea without training: the sign is the other one because it acts on the answer, not on the loss.
+    It is logit adjustment without training; the sign is reversed because it acts on the prediction instead of the loss.
 
     >>> posthoc_logit_adjustment(torch.tensor([[1.0, 0.0]]), class_counts=[90, 10]).argmax(-1)
     tensor([1])
@@ -114,7 +110,6 @@ def meta_logit_adjustment(
     lr: float = 0.1,
     nonnegative: bool = False,
     g: Callable[[Tensor], Tensor] = torch.log,
-    weight: Weights | None = None,
 ) -> Compensated:
     r"""Meta logit adjustment: each class has its own strength, learned on clean data.
 
@@ -122,23 +117,20 @@ def meta_logit_adjustment(
               {\sum_c e^{u_{i,c} + \tau_{y_i} \log \pi_c}}, \qquad
               \tau^* = \arg\min_\tau \sum_{j \in \Omega} l(S(f(x_j; \Theta^*(\tau))), y_j)
 
-    where :math:`\Omega` is the clean set. The paper's Eq. a-3 minimizes minus the sum, a slip of sign; this is the corrected form.
+    where :math:`\Omega` is the clean set. The paper's Eq. a-3 minimizes minus the sum, an error of sign; this is the corrected form.
 
     Args:
-        class_counts: (C,) training samples of each class.
-        tau: where all :math:`\tau_c` start.
+        tau: the initial :math:`\tau_c`.
         lr: the step of :math:`\tau` in :func:`compensate.meta_step`.
-        nonnegative: keeps all :math:`\tau_c \ge 0`.
-        g: an increasing function of the shares, in the place of the logarithm.
-        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
+        nonnegative: keep all :math:`\tau_c \ge 0`.
+        g: an increasing function of the shares that replaces the logarithm.
 
     >>> print(meta_logit_adjustment(class_counts=[900, 90, 10]).taxonomy)
     logit · mixed · meta · category
     """
-    strength = Category(
-        len(class_counts), 1, update="meta", init=tau, lr=lr, bound=AtLeast(0.0) if nonnegative else None
-    )
-    return Compensated(logit=Adjust(class_counts, strength, g), weight=weight)
+    bound = AtLeast(0.0) if nonnegative else None
+    strength = Category(len(class_counts), 1, update="meta", init=tau, lr=lr, bound=bound)
+    return Compensated(logit=Adjust(class_counts, strength, g))
 
 
 @method(
@@ -158,23 +150,22 @@ def ldam(
     beta: float = 0.9999,
     weight: Weights | None = None,
 ) -> Compensated:
-    r"""Label-distribution-aware margins: rare classes must win by more; late in training they weigh more, too.
+    r"""Label-distribution-aware margins: rare classes must win by more; late in training they also weigh more.
 
     .. math:: \Delta u_{i,y_i} = -s\, m_{y_i}, \qquad m_c = m_{\max} \left( \frac{\min_k n_k}{n_c} \right)^{1/4}
 
     where :math:`n_c` counts the training samples of class :math:`c` and :math:`s` is the scale of the logits. The reference
-    multiplies cosines by :math:`s = 30` inside its loss; here the head does, and what is left is a constant added to a logit: for
-    the reference's loss give the model a :class:`CosineHead` and both a scale of 30. The default is for ordinary heads.
-    Its second stage, deferred re-weighting, multiplies losses by class weights of the
-    effective number of samples, as a weighted mean over the batch: that part is weighting, not compensation.
+    multiplies cosines by :math:`s = 30` inside its loss; here the head does, and a constant added to a logit remains: for the
+    reference's loss give the model a :class:`CosineHead` and both a scale of 30. The default is for ordinary heads.
+    The second stage, deferred re-weighting, multiplies losses by class weights of the effective number of samples, as a weighted
+    mean over the batch: that part is weighting, not compensation.
 
     Args:
-        class_counts: (C,) training samples of each class.
         max_margin: :math:`m_{\max}`, the margin of the smallest class, in units of `scale`.
-        scale: :math:`s`, that of the head; 1 for an ordinary linear head, whose logits have no fixed scale.
+        scale: :math:`s` of the head; 1 for an ordinary linear head, whose logits have no fixed scale.
         defer: the share of the training after which weights begin (the reference: epoch 160 of 200), which needs
-            `criterion.start(total_steps)`; None, never, and then nothing has to be started.
-        beta: of the weights.
+            `criterion.start(total_steps)`; None for never, which needs no start.
+        beta: the parameter of the effective number of samples.
         weight: (C,) class weights of the whole training, as in :class:`torch.nn.CrossEntropyLoss`; then `defer` must be None.
 
     >>> criterion = ldam(class_counts=[160, 10], defer=None)
@@ -203,10 +194,8 @@ def ldam(
     reference="Deng et al., ArcFace: Additive Angular Margin Loss for Deep Face Recognition, CVPR 2019",
     limits="Logits must be cosines times the scale: give the model a CosineHead. margin = 0 leaves cross entropy.",
 )  # fmt: skip
-def arcface(
-    *, margin: Value = 0.5, scale: float = 64.0, guard: Guard = "linear", weight: Weights | None = None
-) -> Compensated:
-    r"""ArcFace: the angle between a sample and its class must be smaller by a margin than it would have to be.
+def arcface(*, margin: Value = 0.5, scale: float = 64.0, guard: Guard = "linear") -> Compensated:
+    r"""ArcFace: a margin is added to the angle between a sample and its class.
 
     .. math:: L = -\frac1B \sum_i \log \frac{e^{s \cos(\theta_{i,y_i} + m)}}
               {e^{s \cos(\theta_{i,y_i} + m)} + \sum_{c \ne y_i} e^{s \cos\theta_{i,c}}}
@@ -215,20 +204,15 @@ def arcface(
     :math:`u = s \cos\theta`. The paper's Eq. 40 leaves out the logarithm.
 
     Args:
-        margin: :math:`m` in radians, a number or a callable of the state.
-        scale: :math:`s`, that of the model's :class:`CosineHead`.
-        guard: what happens past :math:`\theta + m = \pi`: "linear" and "easy" are the reference's two, "none" is the bare formula.
-        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
+        margin: :math:`m` in radians, a number or a callable of the batch.
+        scale: :math:`s` of the model's :class:`CosineHead`.
+        guard: the treatment of :math:`\theta + m > \pi`: "linear" and "easy" are the reference's two, "none" is the bare formula.
 
     >>> criterion = arcface(scale=2.0)
     >>> criterion(2.0 * torch.tensor([[1.0, 0.0]]), torch.tensor([0]))     # cos 0.5 = 0.8776
     tensor(0.1595)
     """
-    return Compensated(logit=AngularMargin(margin, scale, guard), weight=weight)
-
-
-def _two_groups(sizes: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {"class_groups": [c % 2 for c in range(sizes["num_classes"])]}
+    return Compensated(logit=AngularMargin(margin, scale, guard))
 
 
 @method(
@@ -237,7 +221,7 @@ def _two_groups(sizes: Mapping[str, Any]) -> Mapping[str, Any]:
     reference="Wang et al., Meta Balanced Network for Fair Face Recognition, IEEE TPAMI 2021",
     needs=["clean"],
     limits="Without meta steps all margins stay equal and this is arcface. Needs a clean set balanced over the groups.",
-    example=_two_groups,
+    example=lambda sizes: {"class_groups": [c % 2 for c in range(sizes["num_classes"])]},
 )  # fmt: skip
 def balanced_arcface(
     *,
@@ -247,25 +231,23 @@ def balanced_arcface(
     scale: float = 64.0,
     lr: float = 0.1,
     guard: Guard = "linear",
-    weight: Weights | None = None,
 ) -> Compensated:
-    r"""ArcFace with a margin for each group, learned on clean data so that no group is served worse.
+    r"""ArcFace with a margin for each group, learned on clean data to treat groups equally.
 
     .. math:: \Delta u_{i,y_i} = s \cos(\theta_{i,y_i} + m_{g_i}) - s \cos\theta_{i,y_i}, \qquad
               \{m_g\}^* = \arg\min \sum_{j \in \Omega} l(S(f(x_j; \Theta^*(\{m_g\}))), y_j)
 
     where :math:`g_i` is the group of sample :math:`i`, such as the skin tone of a face. Margins stay at least 0. The outer loss
-    is that of the paper's Eq. 42; the reference minimizes the skewness between groups instead.
+    follows the paper's Eq. 42; the reference minimizes the skewness between groups instead.
 
     Args:
-        class_groups: (C,) the group of each class, where all samples of a class are in one group (an identity has one
-            skin tone). Without it the batch must say: `criterion(logits, target, group=group)`.
-        num_groups: their number, if it does not follow from `class_groups`.
-        margin: where all :math:`m_g` start, in radians.
-        scale: :math:`s`, that of the model's :class:`CosineHead`.
+        class_groups: (C,) the group of each class, if all samples of a class are in one group (an identity has one skin tone).
+            Otherwise pass the group with the batch: `criterion(logits, target, group=group)`.
+        num_groups: the number of groups, if `class_groups` does not tell.
+        margin: the initial :math:`m_g`, in radians.
+        scale: :math:`s` of the model's :class:`CosineHead`.
         lr: the step of the margins in :func:`compensate.meta_step`.
         guard: as in :func:`arcface`.
-        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> print(balanced_arcface(num_groups=4).taxonomy)
     logit · negative · meta · group
@@ -280,4 +262,4 @@ def balanced_arcface(
     if not 0 <= margin <= math.pi / 2:
         raise InputError(f"margin is {margin}; expected an angle from 0 to pi/2, in radians.")
     table = Group(num_groups, update="meta", init=margin, lr=lr, bound=AtLeast(0.0))
-    return Compensated(logit=AngularMargin(GroupOfClass(table, groups), scale, guard), weight=weight)
+    return Compensated(logit=AngularMargin(GroupOfClass(table, groups), scale, guard))

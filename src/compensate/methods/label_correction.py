@@ -1,4 +1,4 @@
-"""Methods that pull labels toward another guess: a teacher's, or that of prototypes."""
+"""Methods that move labels toward another guess: a teacher's, the model's own, or one from prototypes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from compensate.core.batch import Batch, Value, at
-from compensate.core.criterion import BinaryBase, Compensated, Weights
-from compensate.core.layout import put_rows, rowwise
+from compensate.core.criterion import BinaryBase, Compensated
+from compensate.core.layout import rowwise
+from compensate.core.rows import put_rows
 from compensate.core.stages import full_precision
-from compensate.core.statistics import ClassMean, Evidence, Statistic, labels_of, recorded
+from compensate.core.statistics import ClassMean, Statistic
 from compensate.core.validation import checked_features
 from compensate.errors import InputError
-from compensate.methods.registry import Real, Space, each, method
+from compensate.methods.registry import Block, Real, Space, each, method, one_of
 from compensate.terms.guesses import (
     Blend,
     Decision,
@@ -42,74 +43,50 @@ __all__ = [
 ]
 
 
-def _teacher(sizes: Mapping[str, Any], name: str, softmax: bool) -> dict[str, Tensor]:
-    """Outputs of a stand-in model that knows nothing, the same each time."""
-    generator = torch.Generator().manual_seed(0)
-    rows = torch.randn(sizes["num_samples"], sizes["num_classes"], generator=generator)
-    return {name: rows.softmax(-1) if softmax else rows}
-
-
-def _example_guess(sizes: Mapping[str, Any]) -> dict[str, Tensor]:
-    return _teacher(sizes, "guess", softmax=True)
-
-
-def _example_teacher(sizes: Mapping[str, Any]) -> dict[str, Tensor]:
-    return _teacher(sizes, "teacher", softmax=False)
+def _random_logits(sizes: Mapping[str, Any]) -> Tensor:
+    """Outputs of a teacher without knowledge, the same each time."""
+    return torch.randn(sizes["num_samples"], sizes["num_classes"], generator=torch.Generator().manual_seed(0))
 
 
 @method(
     "label", "mixed", "prior", "sample",
     equation="9",
     reference="Yao and Wu, Compensation Learning, 2021",
+    record="loss",
     needs=["teacher", "index"],
     limits="As good as the other model: lam = 0 ignores it, lam = 1 ignores the labels.",
-    example=_example_guess,
+    example=lambda sizes: {"guess": _random_logits(sizes).softmax(-1)},
     search=Space({"lam": Real(0.05, 0.95)}),
 )  # fmt: skip
-def guess_label(
-    *,
-    guess: nn.Module | Tensor,
-    lam: Value = 0.5,
-    num_samples: int | None = None,
-    num_classes: int | None = None,
-    weight: Weights | None = None,
-) -> Compensated:
-    r"""Labels give way to the predictions of another model.
+def guess_label(*, guess: nn.Module | Tensor, lam: Value = 0.5, num_classes: int | None = None) -> Compensated:
+    r"""Labels move toward the predictions of another model.
 
     .. math:: \Delta y_i = \lambda (y'_i - y_i)
 
     Args:
-        guess: :math:`y'`: the other model, which is then run on each batch (and needs `criterion.evaluate`); or its
-            predictions for all samples, distributions (N, C) or class numbers (N,), which need the index.
+        guess: :math:`y'`: the other model, which is run on each batch (and needs `criterion.evaluate`); or its predictions for all
+            samples, distributions (N, C) or class numbers (N,), which need the index.
         lam: the trust :math:`\lambda`.
-        num_samples: the size of the training set; given, the criterion keeps a record of each sample's plain loss.
         num_classes: the number of classes, for class numbers.
-        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> criterion = guess_label(guess=torch.tensor([0, 2]), lam=0.5, num_classes=3)
     >>> criterion(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]), torch.tensor([0]))
     tensor(1.2584)
     """
-    return Compensated(label=Toward(guess_of(guess, num_classes), lam), record=recorded(num_samples), weight=weight)
+    return Compensated(label=Toward(guess_of(guess, num_classes), lam))
 
 
-@final
-class Distilled(nn.Module):
-    r"""Corrects each label by how the teacher differs from the student: :math:`\Delta y_i = \lambda (q_i - p'_i)`.
-
-    Args:
-        teacher: its logits, a callable of the state that returns (B, C).
-        lam: :math:`\lambda`, a number or a callable of the state.
-        temperature: :math:`T` of both distributions.
-
-    Reference: Yao and Wu, Compensation Learning, 2021, Eqs. (34)-(35).
-    """
-
+class _FromTeacher(Block):
     inference, granularity = "prior", "sample"
 
     def __init__(self, teacher: nn.Module, lam: Value, temperature: float) -> None:
         super().__init__()
         self.q, self.lam, self.temperature = Softened(teacher, temperature), lam, temperature
+
+
+@final
+class Distilled(_FromTeacher):
+    """The label term of :func:`distillation`."""
 
     def forward(self, s: Batch) -> Tensor:
         """(B, C) the label compensation, a constant."""
@@ -118,35 +95,25 @@ class Distilled(nn.Module):
 
 
 @final
-class SoftTargetLoss(nn.Module):
-    r"""Adds the classic loss of distillation, :math:`\Delta l_i = \lambda\, T\, \mathrm{KL}(q_i \| p'_i)`.
+class SoftTargetLoss(_FromTeacher):
+    """The loss term of :func:`distillation` in its classic form."""
 
-    Args:
-        teacher, lam, temperature: as in :class:`Distilled`, whose gradient it shares.
-
-    Reference: Hinton et al., 2015.
-    """
-
-    inference, granularity, direction, adds = "prior", "sample", "negative", True
-
-    def __init__(self, teacher: nn.Module, lam: Value, temperature: float) -> None:
-        super().__init__()
-        self.q, self.lam, self.temperature = Softened(teacher, temperature), lam, temperature
+    direction, adds = "negative", True
 
     def forward(self, s: Batch) -> Tensor:
         """(B,) the loss compensation."""
         q, logp = self.q(s), (s.u / self.temperature).log_softmax(-1)
-        divergence = (q.xlogy(q) - q * logp).sum(-1)
-        return at(self.lam, s) * self.temperature * divergence * s.valid
+        return at(self.lam, s) * self.temperature * (q.xlogy(q) - q * logp).sum(-1) * s.valid
 
 
 @method(
     "label", "mixed", "prior", "sample",
     equation="34, 35",
     reference="Hinton et al., Distilling the Knowledge in a Neural Network, 2015",
+    record="loss",
     needs=["teacher", "index"],
     limits="As good as the teacher. lam = 0 is cross entropy. In the label form the loss itself may be negative.",
-    example=_example_teacher,
+    example=lambda sizes: {"teacher": _random_logits(sizes)},
     search=Space({"lam": Real(0.1, 4.0, log=True), "temperature": Real(1.0, 10.0)}),
 )  # fmt: skip
 def distillation(
@@ -155,88 +122,67 @@ def distillation(
     lam: Value = 1.0,
     temperature: float = 4.0,
     form: Literal["label", "classic"] = "label",
-    num_samples: int | None = None,
-    weight: Weights | None = None,
 ) -> Compensated:
-    r"""Knowledge distillation: labels are corrected by how the teacher differs from the student.
+    r"""Knowledge distillation: labels are corrected by the difference between teacher and student.
 
     .. math:: \Delta y_i = \lambda (q_i - p'_i), \qquad q_i = S(z_i / T), \quad p'_i = S(u_i / T)
 
     where :math:`z_i` are the teacher's logits and :math:`p'_i` is a constant in the gradient. The classic form is
     :math:`l'_i = l_i + \frac{\lambda}{T}\, T^2\, \mathrm{KL}(q_i \| p'_i)`. The two have the same gradient,
-    :math:`(p_i - y_i) + \lambda (p'_i - q_i)`, but not the same value: the paper's "exactly" is meant so. The
-    corrected label of the first form may have negative entries, so it is not projected (Eq. 6 is given up).
+    :math:`(p_i - y_i) + \lambda (p'_i - q_i)`, but different values; the paper calls them equal in this sense. The
+    corrected label of the first form may have negative entries and is not projected (Eq. 6 does not hold).
 
     Args:
-        teacher: a model, which is then run on each batch (and needs `criterion.evaluate`); or its logits for all
-            samples, (N, C), which need the index.
+        teacher: a model, which is run on each batch (and needs `criterion.evaluate`); or its logits for all samples, (N, C),
+            which need the index.
         lam: the weight :math:`\lambda`; it is :math:`\alpha T` where others write
             :math:`\mathrm{CE} + \alpha T^2 \mathrm{KL}`.
         temperature: :math:`T`.
         form: "label", Eq. 35, or "classic", a loss term.
-        num_samples: the size of the training set; given, the criterion keeps a record of each sample's plain loss.
-        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> criterion = distillation(teacher=torch.tensor([[4.0, 0.0, 0.0]]), form="classic")
     >>> criterion(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]), torch.tensor([0]))
     tensor(2.4338)
     """
-    logits, record = logits_of(teacher), recorded(num_samples)
+    one_of("form", form, "label", "classic")
     if form == "label":
-        return Compensated(label=Distilled(logits, lam, temperature), onto="none", record=record, weight=weight)
-    if form != "classic":
-        raise InputError(f'form is "{form}"; expected "label" or "classic".')
-    return Compensated(loss=SoftTargetLoss(logits, lam, temperature), record=record, weight=weight)
+        return Compensated(label=Distilled(logits_of(teacher), lam, temperature), onto="none")
+    return Compensated(loss=SoftTargetLoss(logits_of(teacher), lam, temperature))
 
 
 def choose_prototypes(z: Tensor, count: int = 8, rank: float = 0.4, limit: float = 0.95) -> Tensor:
-    r"""The rows of `z` (m, D), features of one class, that are typical of it and yet unlike each other.
+    r"""The rows of `z` (m, D), features of one class, that are typical of it but differ from each other.
 
     .. math:: S_{ij} = \cos(z_i, z_j), \quad \rho_i = \sum_j \mathrm{sign}(S_{ij} - S_c), \quad
               \eta_i = \begin{cases} \max_{j: \rho_j > \rho_i} S_{ij} & \rho_i < \rho_{\max} \\
                        \min_j S_{ij} & \rho_i = \rho_{\max} \end{cases}
 
-    The `count` densest rows (largest :math:`\rho`) with :math:`\eta <` `limit` are chosen; rows past the limit follow
-    only if there are not enough others. :math:`S_c` is the entry of :math:`S` at `rank`, in rising order.
+    The `count` densest rows (largest :math:`\rho`) with :math:`\eta <` `limit` are chosen, and rows beyond the limit only if others
+    do not suffice. :math:`S_c` is the entry of :math:`S` at `rank`, in ascending order.
 
     Returns:
-        (min(count, m),) numbers of rows, densest first.
+        (min(count, m),) row numbers, densest first.
 
     Reference: Han et al., Deep Self-Learning From Noisy Labels, ICCV 2019.
     """
     unit = F.normalize(z, dim=-1)
     similar = unit @ unit.T
     entries = similar.flatten()
-    critical = entries.kthvalue(min(int(rank * len(entries)) + 1, len(entries))).values
-    apart = similar - critical
-    density = torch.sign(apart.masked_fill(apart.abs() < 1e-6, 0.0)).sum(1)  # rounding decides nothing
+    above = similar - entries.kthvalue(min(int(rank * len(entries)) + 1, len(entries))).values
+    density = torch.sign(above.masked_fill(above.abs() < 1e-6, 0.0)).sum(1)  # differences by rounding do not count
     denser = density[None, :] > density[:, None]
     nearest = similar.masked_fill(~denser, -torch.inf).amax(1)
     nearest = torch.where(density == density.max(), similar.amin(1), nearest)
     span = 2 * len(z) + 1  # larger than any difference of densities
-    order = (density - span * (nearest >= limit)).argsort(descending=True, stable=True)
-    return order[:count]
+    return (density - span * (nearest >= limit)).argsort(descending=True, stable=True)[:count]
 
 
 @final
 class Prototypes(Statistic):
-    r"""Labels from the prototypes of the previous epoch; as a value, (B, C) one-hot.
+    r"""Labels from the prototypes of the previous epoch, as in :func:`deep_self_learning`; as a value, (B, C) one-hot.
 
-    .. math:: \hat y_i = \arg\max_c \frac1p \sum_{k=1}^p \cos(z_i, z_{c,k})
-
-    where :math:`z_{c,k}` are the :math:`p` prototypes of class :math:`c`; see :func:`choose_prototypes`. Until the first
-    epoch has ended the guess is the given label.
-
-    The authors relabel the whole set between epochs, in a pass of its own; here a sample is relabeled when it is
-    visited, by its features of that moment and the prototypes of the previous epoch, which costs no extra pass.
-
-    Args:
-        num_samples: the size of the training set.
-        num_classes: the number of classes.
-        feature_dim: the size of the features.
-        count: prototypes per class.
-        sampled: samples per class (on average) that prototypes are chosen from; always the same ones.
-        rank, limit: as in :func:`choose_prototypes`.
+    Until the first epoch has ended the guess is the given label. The authors relabel the whole set between epochs, in an extra pass;
+    this class relabels a sample at its visit, by its current features and the prototypes of the previous epoch.
     """
 
     reader = "a choice of prototypes"
@@ -258,7 +204,7 @@ class Prototypes(Statistic):
         self.num_samples, self.num_classes, self.rolls = num_samples, num_classes, True
         self.count, self.rank, self.limit = count, rank, limit
         kept = min(num_samples, sampled * num_classes)
-        # A fixed seed: all processes must agree on the samples, and a new run should too.
+        # A fixed seed: all processes must agree on the samples, and a new run too.
         chosen = torch.randperm(num_samples, generator=torch.Generator().manual_seed(0))[:kept]
         slot = torch.full((num_samples,), -1).index_copy_(0, chosen, torch.arange(kept))
         self.track("slot", slot, merge="same")
@@ -275,26 +221,26 @@ class Prototypes(Statistic):
     def forward(self, s: Batch) -> Tensor:
         """(B, C) the guess."""
         z = F.normalize(s.z.detach().flatten(1).to(self.prototypes.dtype), dim=-1)
-        likeness = torch.einsum("bd,cpd->bcp", z, self.prototypes)  # prototypes are unit vectors, or zero if unknown
+        similar = torch.einsum("bd,cpd->bcp", z, self.prototypes)  # prototypes are unit vectors, or zero if unknown
         counts = self.known.sum(-1)
-        score = (likeness.sum(-1) / counts.clamp(min=1)).masked_fill(counts == 0, -torch.inf)
+        score = (similar.sum(-1) / counts.clamp(min=1)).masked_fill(counts == 0, -torch.inf)
         guess = F.one_hot(score.argmax(-1), s.u.shape[-1]).to(s.u.dtype)
         return torch.where(counts.any(), guess, s.y)
 
     def check(self, s: Batch) -> None:
-        """Features must fit, too."""
+        """Also checks the features."""
         super().check(s)
         checked_features(s, self.features.shape[-1])
 
     def observe(self, s: Batch) -> None:
-        """Keeps the features of the chosen samples in the batch."""
+        """Stores the features of the chosen samples in the batch."""
         slots = self.slot[self.index(s)]
         kept, z = (slots >= 0) & s.valid, s.z.detach().flatten(1).to(self.features.dtype)
         put_rows(self.features, slots, z, kept)
         put_rows(self.given, slots, s.labels, kept)
 
     def end_epoch(self) -> None:
-        """Chooses the prototypes of each class anew; a class without samples keeps its own."""
+        """Chooses the prototypes of each class; a class without samples keeps the old ones."""
         for c in range(len(self.prototypes)):
             z = self.features[self.given == c]
             if len(z):
@@ -303,15 +249,12 @@ class Prototypes(Statistic):
                 self.known[c].zero_()[: len(best)] = 1
         self.given.fill_(-1)
 
-    def extra_repr(self) -> str:
-        """Size."""
-        return f"{self.count} per class"
-
 
 @method(
     "label", "mixed", "prior", "sample",
     equation="9 with labels from prototypes",
     reference="Han et al., Deep Self-Learning From Noisy Labels, ICCV 2019",
+    record="loss",
     needs=["model", "features", "index", "epochs"],
     limits="Cross entropy until epoch `start`. Keeps features of up to `sampled` samples per class.",
 )  # fmt: skip
@@ -326,28 +269,23 @@ def deep_self_learning(
     sampled: int = 1280,
     rank: float = 0.4,
     limit: float = 0.95,
-    weight: Weights | None = None,
 ) -> Compensated:
-    r"""Deep self-learning: labels give way to the class whose prototypes the features are most like.
+    r"""Deep self-learning: labels move toward the class whose prototypes are most similar to the features.
 
     .. math:: \Delta y_i = \alpha (\hat y_i - y_i), \qquad
               \hat y_i = \arg\max_c \frac1p \sum_{k=1}^p \cos(z_i, z_{c,k})
 
-    where :math:`z_{c,k}` are prototypes of class c, chosen anew at the end of each epoch; see
-    :class:`~compensate.methods.label_correction.Prototypes`, which also says where this differs from the authors'.
+    where :math:`z_{c,k}` are the :math:`p` prototypes of class c, chosen again at the end of each epoch; see
+    :class:`~compensate.methods.label_correction.Prototypes`, which also lists the differences from the authors' code.
 
     Args:
-        num_samples: the size of the training set.
-        num_classes: the number of classes.
-        feature_dim: the size of the features that the model's `features` returns.
         alpha: the share :math:`\alpha` of the new label.
-        start: epochs before labels change. Prototypes of a network that has learned little are poor, and labels from them may
-            pull all classes into one: with ``start=1`` one of three trainings on digits collapsed.
+        start: epochs before labels change. Prototypes of a barely trained network are poor, and their labels may collapse all
+            classes into one: with ``start=1`` one of three trainings on digits collapsed.
         count: prototypes per class.
-        sampled: samples per class that they are chosen from.
-        rank: where the similarity that counts as near lies among all, in rising order.
-        limit: the similarity past which two prototypes are too much alike.
-        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
+        sampled: samples per class (on average) that prototypes are chosen from, always the same ones.
+        rank: the position of the similarity threshold among all similarities, in ascending order.
+        limit: the similarity beyond which two prototypes are too much alike.
 
     >>> criterion = deep_self_learning(num_samples=100, num_classes=3, feature_dim=8)
     >>> print(criterion.taxonomy)
@@ -356,9 +294,7 @@ def deep_self_learning(
     if start < 1:
         raise InputError(f"start is {start}; prototypes are known after the first epoch, so expected at least 1.")
     q = Prototypes(num_samples, num_classes, feature_dim, count=count, sampled=sampled, rank=rank, limit=limit)
-    return Compensated(
-        label=Toward(q, StepSchedule({0: 0.0, start: alpha})), record=Evidence(num_samples), weight=weight
-    )
+    return Compensated(label=Toward(q, StepSchedule({0: 0.0, start: alpha})))
 
 
 Guess = Literal["current", "previous_epoch"]
@@ -366,13 +302,9 @@ Guess = Literal["current", "previous_epoch"]
 
 @final
 class LastPrediction(Statistic):
-    r"""The prediction of the model at the previous visit of each sample: in the previous epoch, where each sample comes
-    once an epoch. As a value, (B, C); the given label where there was no visit yet.
+    """The prediction at the previous visit of each sample; as a value, (B, C), the given label before the first visit.
 
-    Args:
-        num_samples: the size of the training set.
-        num_classes: the number of classes.
-        hard: return the most likely class, one-hot, instead of the distribution.
+    With `hard` the value is the most likely class, one-hot, instead of the distribution.
     """
 
     reader, binary = "the memory of the previous epoch", True
@@ -390,34 +322,38 @@ class LastPrediction(Statistic):
         return torch.where(rows.sum(-1, keepdim=True) > 0, guess, s.y)
 
     def observe(self, s: Batch) -> None:
-        """Keeps the predictions of the batch."""
+        """Stores the predictions of the batch."""
         p = s.plain.sigmoid() if s.places.binary else s.plain.softmax(-1)
         padded = s.places.dense and not s.complete  # padding has no row
         put_rows(self.rows, self.index(s), p.to(self.rows.dtype), s.valid if padded else None)
 
-    def extra_repr(self) -> str:
-        """Size."""
-        return f"{self.num_samples} samples"
 
-
-def _own_guess(
-    guess: Guess, num_samples: int | None, num_classes: int | None, hard: bool, detach: bool, base: BinaryBase = None
-) -> Value:
-    if guess == "current":
-        return Decision() if hard else prediction if detach else live_prediction
-    if guess != "previous_epoch":
-        raise InputError(f'guess is "{guess}"; expected "current" or "previous_epoch".')
-    if num_samples is None or num_classes is None:
-        raise InputError('guess="previous_epoch" keeps a prediction for each sample: give num_samples and num_classes.')
-    if base == "bce":
-        return LastPrediction(num_samples * num_classes, 1, hard)
-    return LastPrediction(num_samples, num_classes, hard)
+def _bootstrap(
+    guess: Guess,
+    current: Value,
+    beta: float,
+    num_samples: int | None,
+    num_classes: int | None,
+    base: BinaryBase,
+    *,
+    hard: bool = False,
+) -> Compensated:
+    one_of("guess", guess, "current", "previous_epoch")
+    if guess == "previous_epoch":
+        if num_samples is None or num_classes is None:
+            raise InputError(
+                'guess="previous_epoch" keeps a prediction for each sample: give num_samples and num_classes.'
+            )
+        rows, columns = (num_samples * num_classes, 1) if base == "bce" else (num_samples, num_classes)
+        current = LastPrediction(rows, columns, hard)
+    return Compensated(label=Toward(current, round(1 - beta, 12)), base=base)
 
 
 @method(
     "label", "mixed", "prior", "sample",
     equation="10",
     reference="Reed et al., Training Deep Neural Networks on Noisy Labels with Bootstrapping, ICLR workshop 2015",
+    record="loss",
     limits="beta = 1 is cross entropy. A prediction that is trusted too early confirms itself.",
     search=Space({"beta": Real(0.3, 1.0)}),
     candidates=each(beta=(0.95, 0.9, 0.8, 0.6, 0.4)),
@@ -430,38 +366,31 @@ def bootstrap_soft(
     guess: Guess = "current",
     detach: bool = False,
     base: BinaryBase = None,
-    weight: Weights | None = None,
 ) -> Compensated:
-    r"""Soft bootstrapping: labels give way to the model's own prediction.
+    r"""Soft bootstrapping: labels move toward the model's own prediction.
 
     .. math:: \Delta y_i = \lambda (p_i - y_i), \qquad \lambda = 1 - \beta
 
-    With several labels, :math:`\Delta y_{i,c} = \lambda (\sigma(u_{i,c}) - y_{i,c})`.
+    With several labels per sample, :math:`\Delta y_{i,c} = \lambda (\sigma(u_{i,c}) - y_{i,c})`.
 
     Args:
-        num_samples: the size of the training set; given, the criterion keeps a record of each sample's plain loss.
-        num_classes: the number of classes, for `guess="previous_epoch"`.
         beta: the share :math:`\beta` of the given label.
-        guess: "current", the prediction of this step, which is the loss of Reed et al.; or "previous_epoch", the
-            one of the sample's previous visit, which is the paper's text (then `num_samples` is needed).
-        detach: make the current prediction a constant in the gradient. Reed et al. do not: their loss adds
+        guess: "current", the prediction of this step, which is the loss of Reed et al.; or "previous_epoch", the prediction of
+            the sample's previous visit, which is the paper's text (and needs `num_samples` and `num_classes`).
+        detach: treat the current prediction as a constant in the gradient. Reed et al. do not: their loss adds
             minimum-entropy regularization.
-        base: "bce" for several labels a sample; then `num_samples` needs `num_classes`.
-        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
-    >>> import torch
     >>> bootstrap_soft(beta=0.95)(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
     tensor(2.2661)
     """
-    q = _own_guess(guess, num_samples, num_classes, False, detach, base)
-    record = recorded(num_samples, num_labels=labels_of(base, num_samples, num_classes))
-    return Compensated(label=Toward(q, round(1 - beta, 12)), base=base, record=record, weight=weight)
+    return _bootstrap(guess, prediction if detach else live_prediction, beta, num_samples, num_classes, base)
 
 
 @method(
     "label", "positive", "prior", "sample",
     equation="10",
     reference="Reed et al., Training Deep Neural Networks on Noisy Labels with Bootstrapping, ICLR workshop 2015",
+    record="loss",
     limits="beta = 1 is cross entropy. A decision that is trusted too early confirms itself.",
     search=Space({"beta": Real(0.3, 1.0)}),
     candidates=each(beta=(0.9, 0.8, 0.6, 0.4, 0.3)),
@@ -473,36 +402,29 @@ def bootstrap_hard(
     beta: float = 0.8,
     guess: Guess = "current",
     base: BinaryBase = None,
-    weight: Weights | None = None,
 ) -> Compensated:
-    r"""Hard bootstrapping: labels give way to the class that the model holds most likely.
+    r"""Hard bootstrapping: labels move toward the model's most likely class.
 
     .. math:: \Delta y_i = \lambda (o_i - y_i), \qquad \lambda = 1 - \beta
 
-    where :math:`o_i` is one-hot at the largest entry of the prediction. With several labels, :math:`o_{i,c}` is 1 where
+    where :math:`o_i` is one-hot at the largest entry of the prediction. With several labels per sample, :math:`o_{i,c}` is 1 if
     :math:`u_{i,c} > 0`.
 
     Args:
-        num_samples: the size of the training set; given, the criterion keeps a record of each sample's plain loss.
-        num_classes: the number of classes, for `guess="previous_epoch"`.
         beta: the share :math:`\beta` of the given label.
-        guess: whose decision: "current" (Reed et al.) or "previous_epoch" (the paper's text; needs `num_samples`).
-        base: "bce" for several labels a sample; then `num_samples` needs `num_classes`.
-        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
+        guess: "current" (Reed et al.) or "previous_epoch" (the paper's text; needs `num_samples` and `num_classes`).
 
-    >>> import torch
     >>> bootstrap_hard(beta=0.8)(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
     tensor(1.9184)
     """
-    q = _own_guess(guess, num_samples, num_classes, True, True, base)
-    record = recorded(num_samples, num_labels=labels_of(base, num_samples, num_classes))
-    return Compensated(label=Toward(q, round(1 - beta, 12)), base=base, record=record, weight=weight)
+    return _bootstrap(guess, Decision(), beta, num_samples, num_classes, base, hard=True)
 
 
 @method(
     "label", "mixed", "prior", "sample+category",
     equation="54-56",
     reference="Yao and Wu, Compensation Learning, 2021",
+    record="loss",
     needs=["epochs"],
     limits="beta = 0 is soft bootstrapping with its beta = 1 - alpha; beta = 1 is online label smoothing.",
     search=Space({"alpha": Real(0.05, 0.8), "beta": Real(0.0, 1.0)}),
@@ -510,53 +432,41 @@ def bootstrap_hard(
 def mix_bootstrap(
     *,
     num_classes: int,
-    num_samples: int | None = None,
     alpha: Value = 0.2,
     beta: Value = 0.5,
     conf: Literal["all", "correct"] = "correct",
     detach: bool = False,
-    weight: Weights | None = None,
 ) -> Compensated:
-    r"""mixBootstrapping: labels give way to the prediction of the sample and to the mean prediction of its class.
+    r"""mixBootstrapping: labels move toward the prediction of the sample and the mean prediction of its class.
 
     .. math:: \Delta y_i = \alpha (\beta \tilde p_{y_i} + (1 - \beta) p_i - y_i)
 
     where :math:`\tilde p_c` is the mean prediction of class c in the previous epoch.
 
     Args:
-        num_classes: the number of classes.
-        num_samples: the size of the training set; given, the criterion keeps a record of each sample's plain loss.
-        alpha: how far labels give way. The paper names no number, neither for this nor for `beta`.
+        alpha: the share of the guess. The paper gives no value, neither for this nor for `beta`.
         beta: the share :math:`\beta` of the class.
         conf: the two definitions of Eq. 56: "all" predictions count, or only "correct" ones.
-        detach: make :math:`p_i` a constant in the gradient; soft bootstrapping does not.
-        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
+        detach: treat :math:`p_i` as a constant in the gradient; soft bootstrapping does not.
 
-    >>> import torch
     >>> mix_bootstrap(num_classes=3, alpha=0.1)(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
     tensor(2.2394)
     """
     q = Blend(ClassMean(num_classes, conf), prediction if detach else live_prediction, beta)
-    return Compensated(label=Toward(q, alpha), record=recorded(num_samples), weight=weight)
+    return Compensated(label=Toward(q, alpha))
 
 
 @method(
     "label", "mixed", "prior", "sample",
     equation="10 with a trust for each sample",
     reference="Wang et al., ProSelfLC: Progressive Self Label Correction, CVPR 2021",
+    record="loss",
     needs=["steps"],
     limits="Needs the length of the training: before its middle hardly anything changes.",
     search=Space({"sharpness": Real(4.0, 32.0), "middle": Real(0.2, 0.8)}),
     candidates=each(sharpness=(16.0, 8.0, 24.0, 16.0, 16.0), middle=(0.5, 0.5, 0.5, 0.3, 0.15)),
 )  # fmt: skip
-def proselflc(
-    *,
-    num_samples: int | None = None,
-    sharpness: float = 16.0,
-    middle: float = 0.5,
-    detach: bool = False,
-    weight: Weights | None = None,
-) -> Compensated:
+def proselflc(*, sharpness: float = 16.0, middle: float = 0.5, detach: bool = False) -> Compensated:
     r"""Progressive self label correction: trust in the prediction grows with time and with its certainty.
 
     .. math:: \Delta y_i = \epsilon_i (p_i - y_i), \qquad
@@ -565,21 +475,16 @@ def proselflc(
     where :math:`t \in [0, 1]` is the progress of the training.
 
     Args:
-        num_samples: the size of the training set; given, the criterion keeps a record of each sample's plain loss.
         sharpness: :math:`b`.
-        middle: :math:`t_0`, when trust has grown by half.
-        detach: make :math:`p_i` in the label a constant in the gradient; the authors' code does not. :math:`\epsilon_i`
+        middle: :math:`t_0`, the time of half trust.
+        detach: treat :math:`p_i` in the label as a constant in the gradient; the authors' code does not. :math:`\epsilon_i`
             is a constant in both.
-        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
-    >>> import torch
     >>> criterion = proselflc().start(total_steps=100)
     >>> loss = criterion(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
     """
     guess = prediction if detach else live_prediction
-    return Compensated(
-        label=Toward(guess, ProgressiveTrust(sharpness, middle)), record=recorded(num_samples), weight=weight
-    )
+    return Compensated(label=Toward(guess, ProgressiveTrust(sharpness, middle)))
 
 
 SMALL = 1e-8
@@ -606,26 +511,20 @@ def local_dimensionality(z: Tensor, k: int = 20) -> Tensor:
 
 @final
 class Dimensionality(Statistic):
-    r"""Watches the dimensionality of the features; as a value, how far to trust the predictions of the model.
+    r"""Observes the dimensionality of the features; as a value, the trust in the predictions of the model.
 
     .. math:: \lambda = 1 - \exp\left( -\frac{e}{E} \frac{\mathrm{LID}_e}{\min_{j \le e} \mathrm{LID}_j} \right)
 
     from the turning point on and 0 before, where :math:`\mathrm{LID}_e` is the mean over epoch :math:`e` of the
-    :math:`E` epochs. The turning point is the first epoch whose LID exceeds the mean of the `window` epochs before it
-    by two of their standard deviations, counted after `patience + window` epochs: from there the model spreads its
-    features in order to fit wrong labels.
+    :math:`E` epochs. The turning point is the first epoch, after `patience + window` epochs, whose LID exceeds the mean of the
+    `window` epochs before it by two of their standard deviations: from there the model spreads its features to fit wrong labels.
 
-    The authors measure on 1,280 samples at the start of each epoch, and go back to the weights of the turning point;
-    here all batches of an epoch are measured while it trains, and the weights are left to the training loop.
-
-    Args:
-        k: the number of neighbors in the batch.
-        window: epochs that the present one is compared with.
-        patience: further epochs before the first comparison.
+    The authors measure 1,280 samples at the start of each epoch, and return to the weights of the turning point; this class measures
+    all batches during the epoch, and leaves the weights to the training loop.
     """
 
-    direction = "positive"  # of trust in the likeliest class; a guess of another direction says so itself
-    whole_batch = True  # neighbors are looked for in the batch
+    direction = "positive"  # for the most likely class; a guess with another direction declares it
+    whole_batch = True  # neighbors come from the batch
 
     def __init__(self, k: int = 20, window: int = 5, patience: int = 5) -> None:
         super().__init__()
@@ -650,14 +549,14 @@ class Dimensionality(Statistic):
         self.begun: Tensor
 
     def forward(self, s: Batch) -> Tensor:
-        """The trust now, a scalar tensor."""
+        """The current trust, a scalar tensor."""
         s.criterion.require_total()
         time = self.begun / s.criterion.total
         trust = 1 - torch.exp(-time * self.recent[-1] / self.lowest)
         return torch.where(self.turned >= 0, trust, 0.0).to(s.u.dtype)
 
     def check(self, s: Batch) -> None:
-        """There must be features."""
+        """Also requires features."""
         super().check(s)
         _ = s.z
 
@@ -672,7 +571,7 @@ class Dimensionality(Statistic):
         self.seen += 1
 
     def end_epoch(self) -> None:
-        """The epoch joins the others, and is compared with those before it."""
+        """Compares the epoch with the epochs before it."""
         now = torch.where(self.count > 0, self.total / self.count, self.recent[-1])
         self.recent.copy_(torch.cat([self.recent[1:], now[None]]))
         self.lowest.copy_(torch.where(now > 0, torch.minimum(self.lowest, now), self.lowest))
@@ -685,50 +584,32 @@ class Dimensionality(Statistic):
         self.total.zero_()
         self.count.zero_()
 
-    def extra_repr(self) -> str:
-        """Neighbors and window."""
-        return f"k={self.k}, window={self.window}"
-
 
 @method(
     "label", "positive", "prior", "sample",
     equation="10 with a trust from the dimensionality",
     reference="Ma et al., Dimensionality-Driven Learning with Noisy Labels, ICML 2018",
+    record="loss",
     needs=["model", "features", "epochs", "steps"],
     limits="Cross entropy until the features begin to spread, at the earliest after window + patience epochs.",
 )  # fmt: skip
-def d2l(
-    *,
-    num_samples: int | None = None,
-    k: int = 20,
-    window: int = 5,
-    patience: int = 5,
-    guess: Literal["hard", "soft"] = "hard",
-    weight: Weights | None = None,
-) -> Compensated:
-    r"""Dimensionality-driven learning: once the features spread in order to fit wrong labels, predictions are trusted.
+def d2l(*, k: int = 20, window: int = 5, patience: int = 5, guess: Literal["hard", "soft"] = "hard") -> Compensated:
+    r"""Dimensionality-driven learning: predictions are trusted once the features spread to fit wrong labels.
 
     .. math:: \Delta y_i = (1 - \alpha_e)(o_i - y_i), \qquad
               \alpha_e = \exp\left( -\frac{e}{E} \frac{\mathrm{LID}_e}{\min_j \mathrm{LID}_j} \right)
 
-    from the turning point of the local intrinsic dimensionality on, else nothing; see
-    :class:`~compensate.methods.label_correction.Dimensionality`, which also says where this differs from the authors'.
+    from the turning point of the local intrinsic dimensionality on, and zero before; see
+    :class:`~compensate.methods.label_correction.Dimensionality`, which also lists the differences from the authors' code.
 
     Args:
-        num_samples: the size of the training set; given, the criterion keeps a record of each sample's plain loss.
         k: the number of neighbors in the batch.
-        window: epochs that the present one is compared with.
+        window: earlier epochs that the current one is compared with.
         patience: further epochs before the first comparison.
         guess: :math:`o_i`, the most likely class ("hard", the authors' code) or the prediction itself ("soft").
-        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
-    >>> criterion = d2l(num_samples=100)
-    >>> print(criterion.taxonomy)
+    >>> print(d2l(num_samples=100).taxonomy)
     label · positive · prior · sample
     """
-    if guess not in ("hard", "soft"):
-        raise InputError(f'guess is "{guess}"; expected "hard" or "soft".')
-    q = Decision(soft=guess == "soft")
-    return Compensated(
-        label=Toward(q, Dimensionality(k, window, patience)), record=recorded(num_samples), weight=weight
-    )
+    one_of("guess", guess, "hard", "soft")
+    return Compensated(label=Toward(Decision(soft=guess == "soft"), Dimensionality(k, window, patience)))

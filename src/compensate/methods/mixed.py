@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, final
+from typing import Any, Literal, final
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from compensate.core.batch import Batch, Value, at
-from compensate.core.criterion import BinaryBase, Compensated, Weights
+from compensate.core.criterion import BinaryBase, Compensated
 from compensate.core.proximal import Norm
-from compensate.core.statistics import labels_of, recorded
+from compensate.core.statistics import labels_of
 from compensate.errors import InputError
-from compensate.methods.registry import Choice, PaperData, Real, Space, each, method
+from compensate.methods.registry import Block, Choice, PaperData, Real, Space, each, method, one_of
 from compensate.terms.adversarial import Adversarial, Pull
 from compensate.terms.gates import Where, above, below
 from compensate.terms.prior import Toward, uniform
@@ -20,9 +20,13 @@ from compensate.terms.schedules import Ramp, Top, Warmup
 
 __all__ = ["mixcomp", "mixcomp_adaptive", "semantics_preserving_at"]
 
+Bounds = tuple[float, float] | None
+
+LOG_2 = math.log(2)
+"""The loss of a label with probability one half."""
 
 _AT_ONCE = {"warmup": 0.0, "floor": 0.0}
-"""The form of the paper."""
+"""The settings of the paper."""
 
 _PRO = Choice((0, 5, 7.5, 15, 25, 35, 45, 50))
 _TEXT = Space(
@@ -36,7 +40,7 @@ _PAPER_SEARCH: dict[PaperData, Space] = {
     "imdb": _TEXT,
     "sst2": _TEXT,
 }
-# The paper's best on texts compensates in both directions, and with smaller steps on logits.
+# On texts the paper's best compensates in both directions, with smaller steps on logits.
 _TEXT_CANDIDATES = [
     {"eta": 5.0, "pro": 35.0} | _AT_ONCE,
     {"eta": 5.0, "pro": 25.0} | _AT_ONCE,
@@ -47,7 +51,7 @@ _TEXT_CANDIDATES = [
 
 
 def _warmed(eta: Value, warmup: float | tuple[float, float], num_samples: int | None) -> Value:
-    """The bound with its warm-up; a schedule has its own."""
+    """The bound with its warm-up; a schedule keeps its own."""
     if isinstance(warmup, int | float):
         if not warmup or num_samples is None or callable(eta):
             return eta
@@ -60,14 +64,19 @@ def _warmed(eta: Value, warmup: float | tuple[float, float], num_samples: int | 
     return Ramp(0.0, float(eta), begin=begin, finish=finish)
 
 
-EVEN = math.log(2)
-"""The loss of a label that the model finds as likely as not."""
+def _in_both_directions(
+    threshold: Value, eta: Value, eps: Value, loop: dict[str, Any], base: BinaryBase = None
+) -> Compensated:
+    """Logits of samples above a threshold move to lower the loss; features of the others, if `eps` is not 0, to raise it."""
+    attack = Where(below(threshold), Adversarial(eps, sign=1, **loop)) if callable(eps) or eps else None
+    return Compensated(logit=Where(above(threshold), Pull(eta)), feature=attack, base=base)
 
 
 @method(
     "logit", "positive", "adversarial", "sample",
     equation="44, 45, 47",
     reference="Yao and Wu, Compensation Learning, 2021, Algorithm 2",
+    record="margin",
     needs=["index"],
     limits="A threshold above every loss leaves adversarial training; eps2 = 0 leaves the positive part, which is drop-in.",
     search=Space({"eta": Real(0.5, 10.0, log=True), "pro": Real(0.0, 60.0)}),
@@ -81,7 +90,7 @@ def mixcomp(
     eta: Value = 5.0,
     pro: Value = 35.0,
     tau: Value | None = None,
-    floor: float = EVEN,
+    floor: float = LOG_2,
     over: Literal["batch", "epoch"] = "batch",
     warmup: float | tuple[float, float] = 2.0,
     preset: Literal["paper"] | None = None,
@@ -90,78 +99,58 @@ def mixcomp(
     steps: int = 7,
     step_size: float | None = None,
     random_start: bool = True,
-    bounds: tuple[float, float] | None = None,
+    bounds: Bounds = None,
     base: BinaryBase = None,
-    weight: Weights | None = None,
 ) -> Compensated:
-    r"""Mixed compensation: lowers the loss of the samples that fit worst, raises that of the others.
+    r"""Mixed compensation: lowers the loss of the samples that fit worst, raises the loss of the others.
 
     .. math:: L = \sum_{i: l_i \ge \tau} l(S(u_i + v_i), y_i)
               + \sum_{i: l_i < \tau} \max_{\|\delta_i\| \le \epsilon_2} l(S(f(x_i + \delta_i)), y_i), \qquad
               v_i = \eta (y_i - S(u_i))
 
-    where :math:`l_i` is the plain loss. With :math:`\epsilon_2 = 0` (the paper's choice for clean accuracy, and the
-    default) no feature term is built and the criterion is drop-in; else it needs `criterion.evaluate`, and :math:`\delta_i` is found
-    by projected gradient steps from a random point of the ball. Line 6 of
-    Algorithm 2 has the two groups the wrong way round; this follows Eq. 45. With several labels, :math:`i` runs over the labels of all
-    samples, and :math:`v_{i,c} = \eta (y_{i,c} - \sigma(u_{i,c}))` where the loss of the label reaches :math:`\tau`.
+    where :math:`l_i` is the plain loss. With :math:`\epsilon_2 = 0` (the paper's choice for clean accuracy, and the default) there is no
+    feature term and the criterion is drop-in; else it needs `criterion.evaluate`, and projected gradient steps from a random point
+    of the ball find :math:`\delta_i`. Line 6 of Algorithm 2 exchanges the two groups; this follows Eq. 45. With several labels per
+    sample, :math:`i` runs over the labels of all samples, and :math:`v_{i,c} = \eta (y_{i,c} - \sigma(u_{i,c}))` if the loss of the
+    label reaches :math:`\tau`.
 
     Args:
-        num_samples: the size of the training set; given, the criterion keeps a record of each sample's compensation.
-        num_classes: the number of classes, for a record under `base="bce"`.
+        num_classes: the number of classes, for a record with `base="bce"`.
         eta: the bound :math:`\eta = \epsilon_1` of the logit compensation.
-        pro: percent of samples above the threshold, if `tau` is not given.
+        pro: the percentage of samples above the threshold, if `tau` is not given.
         tau: the threshold :math:`\tau` itself.
-        floor: the smallest threshold that `pro` may give. log 2, if not given, leaves labels alone that the model finds likelier than not; 0 takes `pro`
-            percent of every batch, as in the paper, right labels too once a model fits most of them.
-        over: the losses that `pro` counts: those of the "batch", or of the last "epoch" (needs `num_samples`).
-        warmup: epochs over which `eta`, a number, rises from 0 to its value, if `num_samples` tells how long an epoch is; or the shares
-            of the training between which it does; 0 for at once, as in the paper. A model that is compensated before it knows
-            anything takes long to learn, and may explain a whole class away.
-        preset: "paper" compensates from the first step on and `pro` percent of every batch: `warmup=0, floor=0`.
-        eps2: the radius :math:`\epsilon_2` of the feature compensation.
-        norm, steps, step_size, bounds: of its inner loop, as in :func:`pgd_at`.
-        random_start: start the inner loop at a random point of the ball; false starts it at the sample itself.
-        base: "bce" for several labels a sample; then eps2 is 0.
-        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
+        floor: the smallest threshold that `pro` may give. The default, log 2, excludes labels with a probability above one half; 0 takes
+            `pro` percent of every batch, as in the paper, including right labels once a model fits most of them.
+        over: the losses that `pro` counts: of the "batch", or of the last "epoch" (needs `num_samples`).
+        warmup: epochs over which `eta`, a number, rises from 0 to its value, if `num_samples` gives the length of an epoch; or the
+            shares of the training between which it rises; 0 for none, as in the paper. A model that is compensated before it has
+            learned anything learns slowly, and may ignore a whole class.
+        preset: "paper" compensates `pro` percent of every batch from the first step: `warmup=0, floor=0`.
+        eps2: the radius :math:`\epsilon_2` of the feature compensation; 0 with `base="bce"`.
 
     >>> import torch
     >>> criterion = mixcomp(pro=50, eta=1.0)
     >>> criterion(torch.tensor([[3.0, 0.8, 0.2], [2.0, 0.0, 0.0]]), torch.tensor([1, 0]))
     tensor(0.6283)
     """
+    one_of("preset", preset, None, "paper")
     if base == "bce" and eps2:
         raise InputError(
             f'eps2 is {eps2}: features are compensated where the loss of a sample is small, and with base="bce" a sample has a loss for '
             "each label. Leave out eps2."
         )
-    labels = labels_of(base, num_samples, num_classes)
-    rows = None if num_samples is None else num_samples * labels
-    if preset not in (None, "paper"):
-        raise InputError(f'preset is "{preset}"; expected "paper".')
     if not floor >= 0:
         raise InputError(f"floor is {floor}; expected a loss, at least 0.")
+    rows = None if num_samples is None else num_samples * labels_of(base, num_samples, num_classes)
     threshold = Top(pro, over, rows, floor=0.0 if preset == "paper" else floor) if tau is None else tau
     eta = eta if preset == "paper" else _warmed(eta, warmup, num_samples)
-    harder = Where(above(threshold), Pull(eta))
-    easier = None
-    if eps2:
-        attack = Adversarial(
-            eps2, sign=1, norm=norm, steps=steps, step_size=step_size, random_start=random_start, bounds=bounds
-        )
-        easier = Where(below(threshold), attack)
-    record = recorded(num_samples, "margin", labels)
-    return Compensated(logit=harder, feature=easier, base=base, record=record, weight=weight)
+    loop = {"norm": norm, "steps": steps, "step_size": step_size, "random_start": random_start, "bounds": bounds}
+    return _in_both_directions(threshold, eta, eps2, loop, base)
 
 
 @final
-class ByLoss(nn.Module):
-    r"""A bound that grows with the distance of a plain loss from the threshold, (B,).
-
-    .. math:: \epsilon \left( 1 + \frac{|l_i - \tau|}{\tau} \right)
-
-    which is :math:`\epsilon\, l_i / \tau` from the threshold on and :math:`\epsilon\, (2 - l_i / \tau)` below it.
-    """
+class ByLoss(Block):
+    """The bounds of :func:`mixcomp_adaptive`, (B,), from the bound `eps` at the threshold `tau`."""
 
     def __init__(self, eps: float, tau: Value) -> None:
         super().__init__()
@@ -170,18 +159,15 @@ class ByLoss(nn.Module):
     def forward(self, s: Batch) -> Tensor:
         """(B,) the bound of each sample."""
         ratio = s.plain_losses / at(self.tau, s)
-        # Where the gate is closed the value does not matter, but it must be a number: a threshold of 0 is met by all.
+        # If the gate is closed the value does not matter, but it must be finite: all losses reach a threshold of 0.
         return self.eps * (1 + (ratio - 1).abs()).nan_to_num(posinf=2.0)
-
-    def extra_repr(self) -> str:
-        """The bound at the threshold."""
-        return f"{self.eps:g} at the threshold"
 
 
 @method(
     "logit", "positive", "adversarial", "sample",
     equation="53",
     reference="Yao and Wu, Compensation Learning, 2021, Eq. (53)",
+    record="margin",
     needs=["index"],
     limits="All losses at the threshold leave mixcomp. A threshold near 0 makes bounds without measure; eps2 = 0 is drop-in.",
     search=Space({"eps1": Real(0.5, 10.0, log=True), "pro": Real(0.0, 60.0)}),
@@ -198,26 +184,21 @@ def mixcomp_adaptive(
     steps: int = 7,
     step_size: float | None = None,
     random_start: bool = True,
-    bounds: tuple[float, float] | None = None,
-    weight: Weights | None = None,
+    bounds: Bounds = None,
 ) -> Compensated:
     r"""Mixed compensation whose bounds follow the loss: the worse a sample fits, the more its loss is lowered.
 
     .. math:: \|v_i\| \le \epsilon_1 \frac{l_i}{\tau} \;\text{ if } l_i \ge \tau, \qquad
               \|\delta_i\| \le \epsilon_2 \left(2 - \frac{l_i}{\tau}\right) \;\text{ if } l_i < \tau
 
-    where :math:`v_i = \eta_i (y_i - S(u_i))` with :math:`\eta_i` its bound, :math:`\delta_i` is a feature compensation that
-    raises the loss, and :math:`l_i` is the plain loss. The paper's Eq. 53 writes :math:`\delta_i` in both places and leaves out
-    the norms.
+    that is, :math:`\epsilon \left( 1 + |l_i - \tau| / \tau \right)` on both sides, where :math:`v_i = \eta_i (y_i - S(u_i))` with
+    :math:`\eta_i` its bound, :math:`\delta_i` is a feature compensation that raises the loss, and :math:`l_i` is the plain loss. The
+    paper's Eq. 53 writes :math:`\delta_i` in both places and leaves out the norms.
 
     Args:
-        num_samples: the size of the training set; given, the criterion keeps a record of each sample's compensation.
         eps1: :math:`\epsilon_1`, the bound of a logit compensation at the threshold.
         pro, tau, over: the threshold, as in :func:`mixcomp`.
-        eps2: :math:`\epsilon_2`, the bound of a feature compensation at the threshold; 0 builds none.
-        norm, steps, step_size, bounds: of its inner loop, as in :func:`pgd_at`.
-        random_start: start the inner loop at a random point of the ball; false starts it at the sample itself.
-        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
+        eps2: :math:`\epsilon_2`, the bound of a feature compensation at the threshold; 0 for none.
 
     >>> import torch
     >>> criterion = mixcomp_adaptive(tau=1.0, eps1=1.0)
@@ -225,47 +206,24 @@ def mixcomp_adaptive(
     tensor(0.1823)
     """
     threshold = Top(pro, over, num_samples) if tau is None else tau
-    harder = Where(above(threshold), Pull(ByLoss(eps1, threshold)))
-    easier = None
-    if eps2:
-        attack = Adversarial(
-            ByLoss(eps2, threshold), sign=1, norm=norm, steps=steps, step_size=step_size, random_start=random_start,
-            bounds=bounds,
-        )  # fmt: skip
-        easier = Where(below(threshold), attack)
-    record = recorded(num_samples, "margin")
-    return Compensated(logit=harder, feature=easier, record=record, weight=weight)
+    loop = {"norm": norm, "steps": steps, "step_size": step_size, "random_start": random_start, "bounds": bounds}
+    return _in_both_directions(
+        threshold, ByLoss(eps1, threshold), ByLoss(eps2, threshold) if eps2 else 0.0, loop
+    )  # fmt: skip
 
 
 @final
-class Under(nn.Module):
-    """A feature term whose inner loop sees compensated labels.
-
-    Features are settled before labels; this lends the label term to the inner loop ahead of its time.
-    """
+class AttackOnLabels(Block):
+    """A feature term whose inner loop sees compensated labels, which are otherwise inferred after the features."""
 
     def __init__(self, label: Toward, attack: Adversarial) -> None:
         super().__init__()
         self.label, self.attack = label, attack
-
-    @property
-    def direction(self) -> str:
-        """That of the attack."""
-        return self.attack.direction
-
-    @property
-    def inference(self) -> str:
-        """That of the attack."""
-        return self.attack.inference
-
-    @property
-    def granularity(self) -> str:
-        """That of the attack."""
-        return self.attack.granularity
+        self.direction, self.inference, self.granularity = attack.direction, attack.inference, attack.granularity
 
     def forward(self, s: Batch) -> Tensor:
         """The feature compensation."""
-        _ = s.plain  # how many classes there are is known once logits are
+        _ = s.plain  # the number of classes is known only after the logits
         s.dy = self.label(s)
         try:
             return self.attack(s)
@@ -289,32 +247,27 @@ def semantics_preserving_at(
     steps: int = 7,
     step_size: float | None = None,
     random_start: bool = True,
-    bounds: tuple[float, float] | None = None,
-    weight: Weights | None = None,
+    bounds: Bounds = None,
 ) -> Compensated:
     r"""Adversarial training with smoothed labels: features and labels are compensated together.
 
     .. math:: L = \frac1B \sum_i l(S(f(x_i + \Delta x_i)), y_i + \Delta y_i), \qquad \Delta y_i = \lambda (I/C - y_i), \qquad
               \Delta x_i = \arg\max_{\|\Delta\| \le \epsilon} l(S(f(x_i + \Delta)), y_i + \Delta y_i)
 
-    An attack on smoothed labels moves less in what tells the classes apart, so that the input keeps its meaning.
+    An attack on smoothed labels changes the features that separate the classes less, and the input keeps its meaning.
 
     Args:
         eps: the radius :math:`\epsilon`.
         lam: the smoothing :math:`\lambda`.
-        attack_on: the labels that the inner loop sees, "smoothed" or "given".
-        norm, steps, step_size, random_start, bounds: of the inner loop, as in :func:`pgd_at`.
-        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
+        attack_on: the labels of the inner loop, "smoothed" or "given".
 
     >>> print(semantics_preserving_at().taxonomy)
     feature+label · mixed · adversarial+prior · sample
     """
     smooth = Toward(uniform, lam)
     if not eps:
-        return Compensated(label=smooth, weight=weight)
+        return Compensated(label=smooth)
     attack = Adversarial(
         eps, sign=1, norm=norm, steps=steps, step_size=step_size, random_start=random_start, bounds=bounds
     )
-    return Compensated(
-        feature=Under(smooth, attack) if attack_on == "smoothed" else attack, label=smooth, weight=weight
-    )
+    return Compensated(feature=AttackOnLabels(smooth, attack) if attack_on == "smoothed" else attack, label=smooth)

@@ -8,22 +8,22 @@ from typing import Any, final
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from compensate.core.batch import Batch
-from compensate.core.criterion import Compensated, Weights
-from compensate.core.layout import distinct_rows
+from compensate.core.criterion import Compensated
+from compensate.core.fast import Fused, blocks, log_softmax
+from compensate.core.proximal import SMALLEST
+from compensate.core.rows import distinct_rows
 from compensate.core.stages import full_precision
-from compensate.core.statistics import Evidence, Statistic, largest, recorded
-from compensate.core.validation import is_eager_cpu
+from compensate.core.statistics import Statistic, largest
+from compensate.core.tables import finite
+from compensate.core.validation import at_hand
 from compensate.errors import InputError
-from compensate.methods.registry import Real, Space, each, method
+from compensate.methods.registry import Block, Real, Space, each, method
 from compensate.methods.weighting import of_given
 
-__all__ = [
-    "epsilon_softmax",
-    "sop",
-]
+__all__ = ["epsilon_softmax", "sop"]
 
 REFERENCE_BATCH = 128
 """The authors' steps act on the mean over a batch of this size."""
@@ -84,26 +84,12 @@ def _put(kept: Tensor, index: Tensor, new: Tensor) -> None:
 
 @final
 class OverParameterized(Statistic):
-    r"""A prediction compensation for each sample, kept sparse by its form instead of a penalty.
+    r"""The prediction term of :func:`sop`: a correction for each sample, sparse by its form instead of a penalty.
 
-    .. math:: q_i = \mathrm{normalize}\bigl(\max(p_i + a_i - b_i,\, \epsilon)\bigr), \qquad
-              a_i = \mu_i^2\, y_i, \quad b_i = \nu_i^2 (1 - y_i), \qquad \Delta p_i = q_i - p_i
-
-    where :math:`\mu_i` (one number) and :math:`\nu_i` (C numbers) start near zero. In each step :math:`\mu_i` descends
-    :math:`-\sum_c y_{i,c} \log q_{i,c}` and :math:`\nu_i` descends the squared error
-    :math:`\|o_i + a_i - b_i - y_i\|^2`, where :math:`o_i` is the most likely class, one-hot. Products with themselves
-    grow by a factor, not by a summand: a sample without doubt stays near zero (implicit regularization).
-
-    Args:
-        num_samples: the size of the training set.
-        num_classes: the number of classes.
-        lr_u: the step of :math:`\mu` per sample and visit.
-        lr_v: the step of :math:`\nu`.
-        spread: the standard deviation of the start.
-        floor: the smallest entry :math:`\epsilon` before the division by the sum.
-        joint: let :math:`\mu` descend the squared error too, as the authors' code does and their paper does not.
-
-    Reference: Liu et al., Robust Training under Label Noise by Over-parameterization, ICML 2022.
+    In each step :math:`\mu_i` (one number) descends :math:`-\sum_c y_{i,c} \log q_{i,c}` and :math:`\nu_i` (C numbers) descends the
+    squared error :math:`\|o_i + a_i - b_i - y_i\|^2`, where :math:`o_i` is the most likely class, one-hot, :math:`a_i = \mu_i^2 y_i`
+    and :math:`b_i = \nu_i^2 (1 - y_i)`. Squares grow by a factor instead of a summand: a sample without doubt stays near zero
+    (implicit regularization).
     """
 
     reader = "over-parameterized noise"
@@ -124,8 +110,8 @@ class OverParameterized(Statistic):
         super().__init__()
         if lr_u <= 0 or lr_v <= 0 or spread <= 0 or not 0 < floor < 1:
             raise InputError(
-                f"lr_u={lr_u}, lr_v={lr_v}, spread={spread}, floor={floor}; expected positive steps and spread (from "
-                "zero nothing grows), and a floor in (0, 1)."
+                f"lr_u={lr_u}, lr_v={lr_v}, spread={spread}, floor={floor}; expected positive steps and spread (zero "
+                "never grows), and a floor in (0, 1)."
             )
         self.num_classes = num_classes
         self.num_samples, self.lr_u, self.lr_v, self.floor, self.joint = num_samples, lr_u, lr_v, floor, joint
@@ -192,15 +178,12 @@ class OverParameterized(Statistic):
     def observe(self, s: Batch) -> None:
         """The term has moved its rows."""
 
-    def extra_repr(self) -> str:
-        """Size."""
-        return f"{self.num_samples} samples"
-
 
 @method(
     "prediction", "positive", "regularized", "sample",
     equation="5-ii",
     reference="Liu et al., Robust Training under Label Noise by Over-parameterization, ICML 2022",
+    record="loss",
     needs=["index"],
     limits="Cross entropy until the rows have grown from almost nothing, which takes some epochs.",
     search=Space({"lr_u": Real(0.01, 10.0, log=True), "lr_v": Real(0.01, 100.0, log=True)}),
@@ -215,47 +198,41 @@ def sop(
     spread: float = 1e-8,
     floor: float = 1e-4,
     joint: bool = True,
-    weight: Weights | None = None,
 ) -> Compensated:
-    r"""Sparse over-parameterization: each sample has a correction of its prediction that starts at almost nothing.
+    r"""Sparse over-parameterization: each sample has a correction of its prediction that starts near zero.
 
-    .. math:: \Delta p_i = \mathrm{normalize}(\max(p_i + \mu_i^2 y_i - \nu_i^2 (1 - y_i), \epsilon)) - p_i
+    .. math:: \Delta p_i = q_i - p_i, \qquad
+              q_i = \mathrm{normalize}(\max(p_i + \mu_i^2 y_i - \nu_i^2 (1 - y_i), \epsilon))
 
-    where :math:`\mu_i` descends the cross entropy and :math:`\nu_i` the squared error of the most likely class. The
-    sum is divided by its total where the equation of this library would project (Eq. 6). The authors' SOP+ adds a
-    consistency loss over two views and a balance loss, which are left out.
+    where :math:`\mu_i` descends the cross entropy and :math:`\nu_i` the squared error of the most likely class. The sum is divided by
+    its total instead of projected (Eq. 6). The authors' SOP+ adds a consistency loss over two views and a balance loss, which are
+    left out.
 
     Args:
-        num_samples: the size of the training set.
-        num_classes: the number of classes.
         lr_u: the step of :math:`\mu` per sample and visit; the authors use 10 (CIFAR-10) or 1 (CIFAR-100) on the mean
-            over a batch of 128, hence the default.
+            over a batch of 128, which gives the default.
         lr_v: the step of :math:`\nu`; the authors use 10, or 100 for asymmetric noise, on the same mean.
         spread: the standard deviation of the start.
-        floor: the smallest entry :math:`\epsilon` before the division. The authors cut off at it once more afterwards.
+        floor: the smallest entry :math:`\epsilon` before the division. The authors apply it again afterwards.
         joint: let :math:`\mu` descend the squared error too, as the authors' code does and their paper does not.
-        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> import torch
     >>> criterion = sop(num_samples=1000, num_classes=3)
     >>> criterion(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]), torch.tensor([7]))
     tensor(2.3584)
     """
-    term = OverParameterized(
-        num_samples, num_classes, lr_u=lr_u, lr_v=lr_v, spread=spread, floor=floor, joint=joint
-    )  # fmt: skip
-    return Compensated(prediction=term, record=Evidence(num_samples), weight=weight)
+    return Compensated(
+        prediction=OverParameterized(
+            num_samples, num_classes, lr_u=lr_u, lr_v=lr_v, spread=spread, floor=floor, joint=joint
+        )
+    )
 
 
 @final
-class TowardDecision(nn.Module):
-    r"""Adds to the likeliest class, :math:`\Delta p_i = m\, e_{\arg\max p_i}`, before the sum is divided by its total.
+class TowardDecision(Block):
+    """The prediction term of :func:`epsilon_softmax`, before the division by its total.
 
-    Entries that would end below `floor` are lifted to it and have no gradient, as in the authors' code.
-
-    Args:
-        m: :math:`m`.
-        floor: the smallest entry after the division.
+    Entries that would end below `floor` are raised to it and have no gradient, as in the authors' code.
     """
 
     def __init__(self, m: float, floor: float) -> None:
@@ -272,17 +249,10 @@ class TowardDecision(nn.Module):
         lifted = p.clamp(min=self.floor * (1 + self.m)) - p
         return lifted + self.m * F.one_hot(p.argmax(-1), p.shape[-1]).to(p.dtype)
 
-    def extra_repr(self) -> str:
-        """The weight of the decision."""
-        return f"m={self.m:g}"
-
 
 @final
-class WithAbsoluteError(nn.Module):
-    r"""The loss and the mean absolute error of the plain prediction in given shares.
-
-    .. math:: \Delta l_i = (\alpha - 1)\, l_i + \beta\, (2 - 2 p_{i,y_i})
-    """
+class WithAbsoluteError(Block):
+    r"""The loss term of :func:`epsilon_softmax`, :math:`\Delta l_i = (\alpha - 1)\, l_i + \beta\, (2 - 2 p_{i,y_i})`."""
 
     def __init__(self, alpha: float, beta: float) -> None:
         super().__init__()
@@ -295,31 +265,20 @@ class WithAbsoluteError(nn.Module):
         error = 2 - 2 * of_given(s, s.p)
         return torch.where(s.valid, (self.alpha - 1) * s.l + self.beta * error, 0.0)
 
-    def extra_repr(self) -> str:
-        """The weights."""
-        return f"alpha={self.alpha:g}, beta={self.beta:g}"
-
 
 @method(
     "prediction+loss", "mixed", "prior", "sample",
     equation="5-ii",
     reference="Wang et al., epsilon-Softmax: Approximating One-Hot Vectors for Mitigating Label Noise, NeurIPS 2024",
+    record="loss",
     limits="m = 0, alpha = 1, beta = 0 is cross entropy. With a large m the mean absolute error must do the learning: keep beta > 0.",
     search=Space({"m": Real(1.0, 1e6, log=True), "alpha": Real(0.01, 1.0, log=True), "beta": Real(0.5, 10.0, log=True)}),
     candidates=each(
         m=(1e5, 1e4, 1e5, 10.0, 1e5), alpha=(0.01, 0.05, 0.1, 0.5, 1.0), beta=(5.0, 5.0, 5.0, 1.0, 1.0)
     ),
 )  # fmt: skip
-def epsilon_softmax(
-    *,
-    num_samples: int | None = None,
-    m: float = 1e5,
-    alpha: float = 0.01,
-    beta: float = 5.0,
-    floor: float = 1e-8,
-    weight: Weights | None = None,
-) -> Compensated:
-    r"""Epsilon-softmax: predictions are pulled to the class that they hold likeliest, whatever the label says.
+def epsilon_softmax(*, m: float = 1e5, alpha: float = 0.01, beta: float = 5.0, floor: float = 1e-8) -> Compensated:
+    r"""Epsilon-softmax: predictions move toward their most likely class, for any label.
 
     .. math:: l'_i = -\alpha \log \tilde p_{i,y_i} + \beta\, (2 - 2 p_{i,y_i}), \qquad
               \tilde p_i = \frac{p_i + m\, e_{\arg\max p_i}}{1 + m}
@@ -327,16 +286,13 @@ def epsilon_softmax(
     The distance of :math:`\tilde p_i` to a corner of the simplex is at most :math:`\epsilon = 2 (1 - 1/C) / (1 + m)`, hence the name.
 
     Args:
-        num_samples: the size of the training set; given, the criterion keeps a record of each sample's plain loss.
         m: the weight of the decision; the authors use 1e5 on CIFAR-10 and 1e4 on CIFAR-100.
         alpha, beta: the weights of the two losses; the authors use 0.01 and 5 on CIFAR-10.
         floor: the smallest entry of :math:`\tilde p_i`, as in the authors' code.
-        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
 
     >>> epsilon_softmax()(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
     tensor(9.1930)
     """
     return Compensated(
-        prediction=TowardDecision(m, floor), loss=WithAbsoluteError(alpha, beta), onto="normalize",
-        record=recorded(num_samples), weight=weight,
+        prediction=TowardDecision(m, floor), loss=WithAbsoluteError(alpha, beta), onto="normalize"
     )  # fmt: skip

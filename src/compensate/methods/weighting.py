@@ -1,4 +1,4 @@
-"""Peers that weight or reshape the loss, for contrast: they are not compensation."""
+"""Methods that weight or replace the loss, for comparison with compensation, and self-paced logit compensation."""
 
 from __future__ import annotations
 
@@ -9,36 +9,25 @@ import torch
 from torch import Tensor, nn
 
 from compensate.core.batch import Batch, Value
-from compensate.core.criterion import Compensated, Weights
-from compensate.core.statistics import ClassMean, Evidence, recorded
+from compensate.core.criterion import Compensated
+from compensate.core.statistics import ClassMean
 from compensate.core.tables import Sample
 from compensate.errors import InputError
-from compensate.methods.registry import Real, Space, each, method
+from compensate.methods.registry import Block, Real, Space, each, method, one_of
 from compensate.terms.adversarial import Pull
 from compensate.terms.gates import Where, above
 
-__all__ = [
-    "focal",
-    "gce",
-    "meta_weight",
-    "reweight",
-    "self_paced_logit",
-    "self_paced_weights",
-]
+__all__ = ["focal", "gce", "meta_weight", "reweight", "self_paced_logit", "self_paced_weights"]
 
 
 def of_given(s: Batch, p: Tensor) -> Tensor:
-    """(B,) the entry of the given class in each row of `p`; a mean of entries where the label is a distribution."""
+    """(B,) the entry of the given class in each row of `p`; the expected entry if the label is a distribution."""
     return p.gather(1, s.labels[:, None])[:, 0] if s.hard else (s.y * p).sum(-1)
 
 
 @final
-class Weighted(nn.Module):
-    r"""A weight on the loss, as the term :math:`\Delta l_i = (w_i - 1)\, l_i`.
-
-    Args:
-        weight: :math:`w_i`, a callable of the state that returns (B,).
-    """
+class Weighted(Block):
+    r"""A weight on the loss as a loss term, :math:`\Delta l_i = (w_i - 1)\, l_i`; `weight` is a callable of the batch."""
 
     def __init__(self, weight: Any) -> None:
         super().__init__()
@@ -50,12 +39,8 @@ class Weighted(nn.Module):
 
 
 @final
-class Becomes(nn.Module):
-    r"""Another loss in place of the base loss, as the term :math:`\Delta l_i = l'_i - l_i`.
-
-    Args:
-        loss: :math:`l'_i`, a callable of the state that returns (B,).
-    """
+class Becomes(Block):
+    r"""Another loss as a loss term, :math:`\Delta l_i = l'_i - l_i`; `loss` is a callable of the batch."""
 
     def __init__(self, loss: Any) -> None:
         super().__init__()
@@ -67,13 +52,8 @@ class Becomes(nn.Module):
 
 
 @final
-class Focus(nn.Module):
-    r"""The weight of the focal loss, :math:`w_i = (1 - p_{i,y_i})^\gamma`.
-
-    Args:
-        gamma: :math:`\gamma`.
-        mean: if given, the mean prediction of the class stands for the sample's own (the category-level form).
-    """
+class Focus(Block):
+    """The weight of :func:`focal`; with `mean`, the mean prediction of the class replaces the sample's own."""
 
     direction = "positive"
 
@@ -85,30 +65,53 @@ class Focus(nn.Module):
 
     @property
     def granularity(self) -> str:
-        """Whose prediction sets the weight."""
+        """The level of the prediction that sets the weight."""
         return "sample" if self.mean is None else "category"
 
     def forward(self, s: Batch) -> Tensor:
         """(B,) the weights."""
         p = of_given(s, s.p if self.mean is None else self.mean(s).to(s.p.dtype))
-        # Kept off zero, where the slope of a root is infinite.
+        # Kept above zero, where the slope of a root is infinite.
         return (1 - p).clamp(min=torch.finfo(p.dtype).tiny) ** self.gamma
 
-    def extra_repr(self) -> str:
-        """The exponent."""
-        return f"gamma={self.gamma:g}"
+
+@method(
+    "loss", "positive", "prior", "sample",
+    equation="2",
+    reference="Lin et al., Focal Loss for Dense Object Detection, ICCV 2017",
+    record="loss",
+    kind="weighting",
+    limits="Not compensation: a weight. gamma = 0 is cross entropy. Favors hard samples, and wrong labels count more.",
+    search=Space({"gamma": Real(0.0, 5.0)}),
+    candidates=each(gamma=(2.0, 0.5, 1.0, 3.0, 5.0)),
+)  # fmt: skip
+def focal(
+    *, num_classes: int | None = None, gamma: float = 2.0, per: Literal["sample", "category"] = "sample"
+) -> Compensated:
+    r"""The focal loss, a weight and not compensation: easy samples count less.
+
+    .. math:: l'_i = (1 - p_{i,y_i})^\gamma\, l_i
+
+    Args:
+        num_classes: the number of classes, for `per="category"`.
+        gamma: :math:`\gamma`.
+        per: "category" replaces :math:`p_{i,y_i}` by its mean over the samples of the class in the previous epoch, as a
+            footnote of the paper suggests; it needs `end_epoch()`.
+
+    >>> focal()(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
+    tensor(1.9334)
+    """
+    one_of("per", per, "sample", "category")
+    if per == "sample":
+        return Compensated(loss=Weighted(Focus(gamma)))
+    if num_classes is None:
+        raise InputError('per="category" keeps a mean for each class: give num_classes.')
+    return Compensated(loss=Weighted(Focus(gamma, ClassMean(num_classes, "all"))))
 
 
 @final
-class BoxCox(nn.Module):
-    r"""The generalized cross entropy, between cross entropy (q to 0) and mean absolute error (q = 1).
-
-    .. math:: l'_i = \frac{1 - \max(p_{i,y_i}, k)^q}{q}
-
-    Args:
-        q: :math:`q`, in (0, 1].
-        k: predictions below it count no longer (the truncated form); 0 for none.
-    """
+class BoxCox(Block):
+    r"""The loss of :func:`gce`, :math:`(1 - \max(p_{i,y_i}, k)^q) / q`."""
 
     direction = "positive"
 
@@ -124,18 +127,38 @@ class BoxCox(nn.Module):
         power = torch.exp(self.q * of_given(s, s.logp)) if s.hard else of_given(s, s.p) ** self.q
         return (1 - power.clamp(min=self.k**self.q if self.k else 0.0)) / self.q
 
-    def extra_repr(self) -> str:
-        """The exponent."""
-        return f"q={self.q:g}"
+
+@method(
+    "loss", "positive", "prior", "sample",
+    equation="2",
+    reference="Zhang and Sabuncu, Generalized Cross Entropy Loss for Training with Noisy Labels, NeurIPS 2018",
+    record="loss",
+    kind="weighting",
+    limits="Not compensation: another loss. q to 0 is cross entropy, q = 1 mean absolute error, which learns slowly.",
+    search=Space({"q": Real(0.1, 1.0)}),
+    candidates=each(q=(0.7, 0.3, 0.5, 0.9, 1.0)),
+)  # fmt: skip
+def gce(*, q: float = 0.7, k: float = 0.0) -> Compensated:
+    r"""Generalized cross entropy, a reshaped loss and not compensation: samples that fit badly count less.
+
+    .. math:: l'_i = \frac{1 - p_{i,y_i}^q}{q}
+
+    Its gradient is the gradient of cross entropy times the weight :math:`p_{i,y_i}^q`.
+
+    Args:
+        q: :math:`q` in (0, 1], between cross entropy (q to 0) and mean absolute error (q = 1).
+        k: samples with a probability below `k` (the authors use 0.5) do not count, the truncated form; 0 for none. The
+            authors alternate it with pruning, which is left out.
+
+    >>> gce()(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
+    tensor(1.1545)
+    """
+    return Compensated(loss=Becomes(BoxCox(q, k)))
 
 
 @final
-class WeightNet(nn.Module):
-    r"""A small network that turns a loss into a weight, :math:`w_i = V(l_i) \in (0, 1)`, learned by meta steps.
-
-    Args:
-        hidden: units of its one hidden layer.
-    """
+class WeightNet(Block):
+    """The network of :func:`meta_weight`, from a loss to a weight in (0, 1)."""
 
     inference, granularity, direction = "meta", "sample", "positive"
 
@@ -144,26 +167,42 @@ class WeightNet(nn.Module):
         self.layers = nn.Sequential(nn.Linear(1, hidden), nn.ReLU(), nn.Linear(hidden, 1), nn.Sigmoid())
 
     def forward(self, s: Batch) -> Tensor:
-        """(B,) the weights; constants but in a meta step, so that the training step does not move the network."""
+        """(B,) the weights; constants outside a meta step, because the training step must not move the network."""
         first = next(self.layers.parameters())
         w: Tensor = self.layers(s.l.detach()[:, None].to(first.dtype))[:, 0].to(s.l.dtype)
         return w if s.meta else w.detach()
 
 
-@final
-class LearnedWeights(nn.Module):
-    r"""Weights that one look ahead at clean data gives to the samples of the batch, used once.
+@method(
+    "loss", "positive", "meta", "sample",
+    equation="2 with 12-14",
+    reference="Shu et al., Meta-Weight-Net: Learning an Explicit Mapping for Sample Weighting, NeurIPS 2019",
+    record="loss",
+    kind="weighting",
+    needs=["clean"],
+    limits="Not compensation: a weight. meta_step needs an optimizer for the network, such as Adam with a step of 1e-3.",
+)  # fmt: skip
+def meta_weight(*, hidden: int = 100) -> Compensated:
+    r"""Meta-Weight-Net, a weight and not compensation: a small network, learned on clean data, weights each loss.
 
-    .. math:: w_i = B \frac{\max(0, -g_i)}{\sum_j \max(0, -g_j)}, \qquad
-              g_i = \frac{\partial}{\partial \varepsilon_i} \sum_{\Omega} l(\Theta - \eta \nabla_\Theta
-              \textstyle\sum_j \varepsilon_j l_j) \Big|_{\varepsilon = 0}
+    .. math:: l'_i = V(l_i; \Phi)\, l_i
 
-    where :math:`\Omega` is clean data. Where no sample of the batch helps, all weights are 0. Without a meta step on the
-    batch, all are 1.
+    where :math:`V` has one hidden layer and ends in a sigmoid. Learn :math:`\Phi` by
+    `meta_step(criterion, model, batch, clean, lr=..., optimizer=torch.optim.Adam(criterion.parameters(), 1e-3))`; the
+    training step does not move it.
 
     Args:
-        num_samples: the size of the training set.
+        hidden: the number of hidden units.
+
+    >>> print(meta_weight().taxonomy)
+    loss · positive · meta · sample
     """
+    return Compensated(loss=Weighted(WeightNet(hidden)))
+
+
+@final
+class LearnedWeights(Block):
+    """The weights of :func:`reweight`, each used once; all are 1 without a meta step on the batch."""
 
     inference, granularity, direction = "meta", "sample", "mixed"
 
@@ -185,134 +224,32 @@ class LearnedWeights(nn.Module):
 
 
 @method(
-    "loss", "positive", "prior", "sample",
-    equation="2",
-    reference="Lin et al., Focal Loss for Dense Object Detection, ICCV 2017",
-    kind="weighting",
-    limits="Not compensation: a weight. gamma = 0 is cross entropy. Turns to hard samples, so wrong labels count more.",
-    search=Space({"gamma": Real(0.0, 5.0)}),
-    candidates=each(gamma=(2.0, 0.5, 1.0, 3.0, 5.0)),
-)  # fmt: skip
-def focal(
-    *,
-    num_classes: int | None = None,
-    num_samples: int | None = None,
-    gamma: float = 2.0,
-    per: Literal["sample", "category"] = "sample",
-    weight: Weights | None = None,
-) -> Compensated:
-    r"""The focal loss, a weight and not compensation: easy samples count less.
-
-    .. math:: l'_i = (1 - p_{i,y_i})^\gamma\, l_i
-
-    Args:
-        num_classes: the number of classes, for `per="category"`.
-        num_samples: the size of the training set; given, the criterion keeps a record of each sample's plain loss.
-        gamma: :math:`\gamma`.
-        per: "category" puts the mean over the samples of the class in the previous epoch in place of
-            :math:`p_{i,y_i}`, as a footnote of the paper suggests; it needs `end_epoch()`.
-        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
-
-    >>> import torch
-    >>> focal()(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
-    tensor(1.9334)
-    """
-    if per not in ("sample", "category"):
-        raise InputError(f'per is "{per}"; expected "sample" or "category".')
-    if per == "category" and num_classes is None:
-        raise InputError('per="category" keeps a mean for each class: give num_classes.')
-    mean = ClassMean(num_classes, "all") if per == "category" and num_classes is not None else None
-    return Compensated(loss=Weighted(Focus(gamma, mean)), record=recorded(num_samples), weight=weight)
-
-
-@method(
-    "loss", "positive", "prior", "sample",
-    equation="2",
-    reference="Zhang and Sabuncu, Generalized Cross Entropy Loss for Training with Noisy Labels, NeurIPS 2018",
-    kind="weighting",
-    limits="Not compensation: another loss. q to 0 is cross entropy, q = 1 mean absolute error, which learns slowly.",
-    search=Space({"q": Real(0.1, 1.0)}),
-    candidates=each(q=(0.7, 0.3, 0.5, 0.9, 1.0)),
-)  # fmt: skip
-def gce(
-    *, num_samples: int | None = None, q: float = 0.7, k: float = 0.0, weight: Weights | None = None
-) -> Compensated:
-    r"""Generalized cross entropy, a reshaped loss and not compensation: samples that fit badly count less.
-
-    .. math:: l'_i = \frac{1 - p_{i,y_i}^q}{q}
-
-    Its gradient is that of cross entropy times the weight :math:`p_{i,y_i}^q`.
-
-    Args:
-        num_samples: the size of the training set; given, the criterion keeps a record of each sample's plain loss.
-        q: :math:`q`.
-        k: the truncated form: samples with a probability below `k` (the authors use 0.5) count no longer. They
-            alternate it with pruning; here the threshold alone decides.
-        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
-
-    >>> import torch
-    >>> gce()(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
-    tensor(1.1545)
-    """
-    return Compensated(loss=Becomes(BoxCox(q, k)), record=recorded(num_samples), weight=weight)
-
-
-@method(
-    "loss", "positive", "meta", "sample",
-    equation="2 with 12-14",
-    reference="Shu et al., Meta-Weight-Net: Learning an Explicit Mapping for Sample Weighting, NeurIPS 2019",
-    kind="weighting",
-    needs=["clean"],
-    limits="Not compensation: a weight. meta_step needs an optimizer for the network, such as Adam with a step of 1e-3.",
-)  # fmt: skip
-def meta_weight(*, num_samples: int | None = None, hidden: int = 100, weight: Weights | None = None) -> Compensated:
-    r"""Meta-Weight-Net, a weight and not compensation: a small network, learned on clean data, weighs each loss.
-
-    .. math:: l'_i = V(l_i; \Phi)\, l_i
-
-    where :math:`V` has one hidden layer and ends in a sigmoid. Learn :math:`\Phi` by
-    `meta_step(criterion, model, batch, clean, lr=..., optimizer=torch.optim.Adam(criterion.parameters(), 1e-3))`; the
-    training step leaves it alone.
-
-    Args:
-        num_samples: the size of the training set; given, the criterion keeps a record of each sample's plain loss.
-        hidden: units of the hidden layer.
-        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
-
-    >>> print(meta_weight().taxonomy)
-    loss · positive · meta · sample
-    """
-    return Compensated(loss=Weighted(WeightNet(hidden)), record=recorded(num_samples), weight=weight)
-
-
-@method(
     "loss", "mixed", "meta", "sample",
     equation="2 with 12-14",
     reference="Ren et al., Learning to Reweight Examples for Robust Deep Learning, ICML 2018",
+    record="loss",
     kind="weighting",
     needs=["index", "clean"],
     limits="Not compensation: a weight. Cross entropy for batches without a meta_step before them.",
 )  # fmt: skip
-def reweight(*, num_samples: int, weight: Weights | None = None) -> Compensated:
-    r"""Learning to reweight, a weight and not compensation: samples count as their gradient helps on clean data.
+def reweight(*, num_samples: int) -> Compensated:
+    r"""Learning to reweight, a weight and not compensation: a sample counts as much as its gradient helps on clean data.
 
-    .. math:: l'_i = w_i\, l_i, \qquad w_i = B \frac{\max(0, -g_i)}{\sum_j \max(0, -g_j)}
+    .. math:: l'_i = w_i\, l_i, \qquad w_i = B \frac{\max(0, -g_i)}{\sum_j \max(0, -g_j)}, \qquad
+              g_i = \frac{\partial}{\partial \varepsilon_i} \sum_{\Omega} l(\Theta - \eta \nabla_\Theta
+              \textstyle\sum_j \varepsilon_j l_j) \Big|_{\varepsilon = 0}
 
-    where :math:`g_i` is the derivative of the loss on clean data, after a step, by the weight of sample i. Call
-    `meta_step(criterion, model, batch, clean, lr=...)` before each training step on the same batch; weights serve once.
-
-    Args:
-        num_samples: the size of the training set.
-        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
+    where :math:`\Omega` is clean data. If no sample of the batch helps, all weights are 0. Call
+    `meta_step(criterion, model, batch, clean, lr=...)` before each training step on the same batch; weights are used once.
 
     >>> print(reweight(num_samples=100).taxonomy)
     loss · mixed · meta · sample
     """
-    return Compensated(loss=Weighted(LearnedWeights(num_samples)), record=Evidence(num_samples), weight=weight)
+    return Compensated(loss=Weighted(LearnedWeights(num_samples)))
 
 
 @final
-class Growing(nn.Module):
+class Growing(Block):
     r"""A number that grows by a factor each epoch: :math:`\tau^t = \tau^0 \rho^t`."""
 
     def __init__(self, start: float, growth: float) -> None:
@@ -324,28 +261,24 @@ class Growing(nn.Module):
         self.start, self.growth = start, growth
 
     def forward(self, s: Batch) -> Tensor:
-        """The value now, a scalar tensor."""
+        """The current value, a scalar tensor."""
         return self.start * self.growth ** s.epoch.to(s.target.device)
-
-    def extra_repr(self) -> str:
-        """Start and growth."""
-        return f"{self.start:.3g} x {self.growth:g}^epoch"
 
 
 @final
-class BeyondLogits(nn.Module):
-    r"""A step beyond all logits of the batch: :math:`\max(\epsilon_0, 2 \max_i \|u_i\|)`."""
+class BeyondLogits(Block):
+    r"""A step longer than all logits of the batch: :math:`\max(\epsilon_0, 2 \max_i \|u_i\|)`."""
 
     def __init__(self, least: float) -> None:
         super().__init__()
         self.least = least
 
     def forward(self, s: Batch) -> Tensor:
-        """The step now, a scalar tensor."""
+        """The current step, a scalar tensor."""
         u = s.u.detach()
         if not len(u):
             return u.new_tensor(self.least)
-        # Squares of large logits leave the range of their type; those of logits up to 1 do not.
+        # The square of a large logit may overflow; the square of a logit up to 1 does not.
         largest = u.abs().amax().clamp(min=1.0)
         beyond = 2 * largest * (u / largest).norm(dim=-1).max()
         return beyond.clamp(min=self.least, max=torch.finfo(u.dtype).max / 4)
@@ -359,29 +292,21 @@ class BeyondLogits(nn.Module):
     limits="A tau below every loss compensates all samples, and nothing is learned; one above every loss leaves cross entropy.",
 )  # fmt: skip
 def self_paced_logit(
-    *,
-    num_classes: int,
-    tau: Value | None = None,
-    growth: float = 1.1,
-    eta: Value | None = None,
-    least: float = 20.0,
-    weight: Weights | None = None,
+    *, num_classes: int, tau: Value | None = None, growth: float = 1.1, eta: Value | None = None, least: float = 20.0
 ) -> Compensated:
-    r"""Self-paced logit compensation: samples harder than a growing threshold are explained away.
+    r"""Self-paced logit compensation: removes the loss of samples above a growing threshold.
 
     .. math:: L = \sum_{i: l_i \ge \tau^t} l(S(u_i + v_i), y_i) + \sum_{i: l_i < \tau^t} l_i, \qquad
               v_i = \eta (y_i - S(u_i)), \quad \tau^{t+1} > \tau^t, \quad \eta > 2 \max_i \|u_i\|
 
-    where :math:`l_i` is the plain loss and :math:`t` counts epochs. A compensated loss near 0 has no gradient: the sample is left out,
-    as by a weight of 0. The paper's condition on :math:`\eta` does not ensure that when logits are small, so `least` holds it up.
+    where :math:`l_i` is the plain loss and :math:`t` counts epochs. A compensated loss near 0 has no gradient: the sample is left
+    out, as by a weight of 0. The paper's condition on :math:`\eta` does not ensure that for small logits, hence `least`.
 
     Args:
-        num_classes: the number of classes, for the start of the threshold.
-        tau: the threshold; by default :math:`\log C`, the loss of a guess, times `growth` to the power of the epoch.
+        tau: the threshold; by default :math:`\log C`, the loss of a uniform prediction, times `growth` to the power of the epoch.
         growth: the factor per epoch.
-        eta: the step :math:`\eta`; by default twice the largest norm of the batch's logits, and no less than `least`.
-        least: see there.
-        weight: (C,) class weights, as in :class:`torch.nn.CrossEntropyLoss`.
+        eta: the step :math:`\eta`; by default twice the largest norm of the batch's logits, and at least `least`.
+        least: see `eta`.
 
     >>> criterion = self_paced_logit(num_classes=3)
     >>> s = criterion.evaluate(torch.nn.Identity(), torch.tensor([[3.0, 0.8, 0.2], [2.0, 0.0, 0.0]]), torch.tensor([1, 0]))
@@ -389,7 +314,7 @@ def self_paced_logit(
     tensor([0.0000, 0.2395])
     """
     threshold = Growing(math.log(num_classes), growth) if tau is None else tau
-    return Compensated(logit=Where(above(threshold), Pull(BeyondLogits(least) if eta is None else eta)), weight=weight)
+    return Compensated(logit=Where(above(threshold), Pull(BeyondLogits(least) if eta is None else eta)))
 
 
 def self_paced_weights(
@@ -399,14 +324,14 @@ def self_paced_weights(
     *,
     easy: float | None = None,
 ) -> Tensor:
-    r"""The weights of self-paced learning, for contrast with :func:`self_paced_logit`: they multiply losses.
+    r"""The weights of self-paced learning, for comparison with :func:`self_paced_logit`: they multiply losses.
 
     .. math:: \text{hard}\; [l \le \lambda], \quad
               \text{linear}\; \max(0, 1 - l/\lambda), \quad
               \text{logarithmic}\; \frac{\log(l + \zeta)}{\log \zeta}\,[l < \lambda],\; \zeta = 1 - \lambda, \quad
               \text{mixture}\; \min(1, \max(0, \zeta/l - \zeta/\lambda)),\; \zeta = \frac{\lambda \lambda'}{\lambda - \lambda'}
 
-    where :math:`\lambda` is the age of the learner: the more it has grown, the harder the samples it takes in.
+    where :math:`\lambda` is the age of the learner: an older learner includes harder samples.
 
     Args:
         losses: any shape.
@@ -420,6 +345,7 @@ def self_paced_weights(
 
     References: Yao and Wu, Compensation Learning, 2021, Eq. (51); Jiang et al., Easy Samples First, ACM MM 2014.
     """
+    one_of("kind", kind, "hard", "linear", "logarithmic", "mixture")
     if lam <= 0:
         raise InputError(f"lambda is {lam}; expected a positive threshold.")
     if kind == "hard":
@@ -431,12 +357,9 @@ def self_paced_weights(
             raise InputError(
                 f"lambda is {lam}; the logarithmic kind is defined for 0 < lambda < 1. Scale the losses down."
             )
-        zeta = 1 - lam
-        return torch.where(losses < lam, torch.log(losses + zeta) / math.log(zeta), 0.0)
-    if kind == "mixture":
-        easy = lam / 2 if easy is None else easy
-        if not 0 < easy < lam:
-            raise InputError(f"easy is {easy}; expected a threshold between 0 and lambda = {lam}.")
-        zeta = lam * easy / (lam - easy)
-        return (zeta / losses - zeta / lam).clamp(0, 1)
-    raise InputError(f'kind is "{kind}"; expected "hard", "linear", "logarithmic" or "mixture".')
+        return torch.where(losses < lam, torch.log(losses + 1 - lam) / math.log(1 - lam), 0.0)
+    easy = lam / 2 if easy is None else easy
+    if not 0 < easy < lam:
+        raise InputError(f"easy is {easy}; expected a threshold between 0 and lambda = {lam}.")
+    zeta = lam * easy / (lam - easy)
+    return (zeta / losses - zeta / lam).clamp(0, 1)

@@ -31,7 +31,7 @@ from compensate._version import __version__
 from compensate.errors import InputError
 from compensate.extras import connect_ray, require
 from compensate.files import write_atomically
-from compensate.methods.registry import find
+from compensate.methods.composition import find
 from compensate.training.config import Config
 from compensate.training.fitting import fit
 from compensate.training.run import Run

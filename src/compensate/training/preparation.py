@@ -32,7 +32,8 @@ from compensate.data import (
 from compensate.data.dataset import generator
 from compensate.errors import InputError
 from compensate.files import read_array
-from compensate.methods.registry import Method, find
+from compensate.methods.composition import find
+from compensate.methods.registry import Method
 from compensate.models.registry import build, resolve
 from compensate.terms.margins import CosineHead
 from compensate.training.config import Config, settled

@@ -21,7 +21,7 @@ from compensate.core.statistics import Evidence
 from compensate.data import Dataset
 from compensate.data.dataset import generator
 from compensate.errors import InputError
-from compensate.methods.registry import find
+from compensate.methods.composition import find
 from compensate.training import checkpoint
 from compensate.training.evaluation import Inputs, Rows, Samples, even_batches, predict
 from compensate.training.hardware import Hardware

@@ -12,7 +12,8 @@ import numpy as np
 from compensate.errors import InputError, NotFinite
 from compensate.extras import require
 from compensate.files import make_folder
-from compensate.methods.registry import Choice, PaperData, Preset, Space, find
+from compensate.methods.composition import find
+from compensate.methods.registry import Choice, PaperData, Preset, Space
 from compensate.training.comparison import LOST, side_by_side, trained
 from compensate.training.config import Config
 from compensate.training.preparation import prepare_run
