@@ -1,4 +1,4 @@
-"""From a row of `METHODS` and a data set to module and criterion, with errors that say what a method still needs."""
+"""Any method of `METHODS` as a scikit-learn classifier."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from compensate.core.statistics import Evidence, Statistic
 from compensate.core.tables import Sample
 from compensate.data.dataset import generator
 from compensate.estimators import common
-from compensate.estimators.common import count, one_of, positive, weights
+from compensate.estimators.common import check_parameters, positive, weights
 from compensate.methods.composition import find
 from compensate.methods.registry import SIZES, Method
 from compensate.models.networks import MLP, probe
@@ -41,27 +41,27 @@ if TYPE_CHECKING:
     import pandas as pd
 
 CLEAN = "clean"
-"""The entry of `hyper` that is not for the method but for the training: trusted samples."""
+"""The entry of `hyper` with trusted samples, which the training uses instead of the method."""
 
 HIDDEN = (128,)
 """Hidden units of the default network."""
 
-FEW, FEW_PER_FEATURE = 100, 5
-"""With fewer samples than these, in all or for each feature, the default is linear: more could not be learned from them."""
+MIN_SAMPLES, MIN_PER_FEATURE = 100, 5
+"""With fewer samples, in all or for each feature, the default network is linear."""
 
 PER_STEP, LEAST_RATE, MOST_RATE = 2.0, 1e-3, 0.1
-"""Of Adam, where the user gives no learning rate: see `default_rate`."""
+"""Default learning rates of Adam; see `default_rate`."""
 
 STREAM_RATE = 0.01
-"""Of Adam on a stream, whose length nobody knows."""
+"""The default learning rate of Adam on a stream of unknown length."""
 
 
 def default_rate(optimizer: str, steps: int | None) -> float:
     r"""A learning rate for a training of this many steps: :math:`2 / \mathrm{steps}`, from 0.001 to 0.1; tenfold for SGD.
 
-    Short trainings need large steps to get anywhere, and in long ones large steps would fit wrong labels before their compensation
-    does. Chosen on held-out labels of six tables, as given and with a fifth of them wrong (`python -m experiments choices`). Without a number of steps, that
-    is on a stream, it is 0.01.
+    Short trainings need large steps; in long ones large steps would fit wrong labels before the compensation does. Chosen on held-out
+    labels of six tables, as given and with a fifth of them wrong (`python -m experiments choices`). On a stream, where the number of
+    steps is unknown, it is 0.01.
 
     >>> [round(default_rate("adam", steps), 4) for steps in (10, 100, 500, 10_000)]
     [0.1, 0.02, 0.004, 0.001]
@@ -71,32 +71,18 @@ def default_rate(optimizer: str, steps: int | None) -> float:
 
 
 def default_module(n_samples: int, n_features: int, n_outputs: int) -> MLP:
-    """A network with one hidden layer, or a linear one where there are few samples for the features.
+    """A network with one hidden layer, or a linear one for few samples per feature.
 
     >>> default_module(1500, 64, 10).head, default_module(60, 4, 3).head
     (Linear(in_features=128, out_features=10, bias=True), Linear(in_features=4, out_features=3, bias=True))
     """
-    if n_samples < max(FEW, FEW_PER_FEATURE * n_features):
+    if n_samples < max(MIN_SAMPLES, MIN_PER_FEATURE * n_features):
         return probe(n_features, n_outputs)
     return MLP(n_features, n_outputs, hidden=HIDDEN)
 
 
-def fit_head(module: nn.Module, criterion: Compensated) -> None:
-    """Angular margins ask for cosines: gives the default network the head that its criterion is made for."""
-    scales = [m.scale for m in criterion.modules() if isinstance(m, AngularMargin)]
-    head = module.head
-    if scales and isinstance(head, nn.Linear):
-        module.head = CosineHead(head.in_features, head.out_features, scales[0]).to(head.weight)
-
-
-def check_several_labels(row: Method) -> None:
-    """Raises if a method has no form for several labels a sample."""
-    if "base" not in inspect.signature(row.build).parameters:
-        row.build(base="bce")  # which says why, and which have
-
-
 def check_method(row: Method, hyper: Mapping[str, Any]) -> None:
-    """Raises if the method asks for something that neither the data nor `hyper` gives, or does not know an entry."""
+    """Raises if the method needs something that neither the data nor `hyper` gives, or if it does not know an entry."""
     row.check(name for name in hyper if name != CLEAN or "clean" not in row.needs)
     wanted = inspect.signature(row.build).parameters
     if "clean" in row.needs and CLEAN not in hyper:
@@ -104,7 +90,7 @@ def check_method(row: Method, hyper: Mapping[str, Any]) -> None:
             f'method "{row.name}" learns from clean data: give trusted samples as hyper={{"clean": (X_clean, y_clean)}}.'
         )
     if "group" in row.needs:
-        raise ValueError(f'method "{row.name}" asks for the group of each sample, which a classifier is not given.')
+        raise ValueError(f'method "{row.name}" needs the group of each sample, which a classifier does not have.')
     missing = [
         name
         for name, parameter in wanted.items()
@@ -119,8 +105,8 @@ def check_method(row: Method, hyper: Mapping[str, Any]) -> None:
         raise ValueError(f'method "{row.name}" needs a value for {missing[0]!r}: give hyper={{"{missing[0]}": ...}}.')
 
 
-def taught(hyper: Mapping[str, Any], X: Any, classes: np.ndarray, *, stream: bool) -> dict[str, Any]:
-    """`hyper` with teachers as methods take them: what a fitted classifier says of each row of `X`, arrays as tensors."""
+def with_teachers(hyper: Mapping[str, Any], X: Any, classes: np.ndarray, *, stream: bool) -> dict[str, Any]:
+    """`hyper` with teachers in the form that methods take: a module, or a tensor with a row for each row of `X`."""
     given = dict(hyper)
     for name in ("teacher", "guess"):
         value = given.get(name)
@@ -129,9 +115,7 @@ def taught(hyper: Mapping[str, Any], X: Any, classes: np.ndarray, *, stream: boo
         if value is None or isinstance(value, nn.Module | str):
             continue
         if stream:
-            raise ValueError(
-                f"partial_fit does not know its samples beforehand: {name!r} must be a torch module there."
-            )
+            raise ValueError(f"partial_fit does not know its samples in advance: {name!r} must be a torch module.")
         if hasattr(value, "predict_proba"):
             if not np.array_equal(value.classes_, classes):
                 raise ValueError(f"{name!r} knows the classes {value.classes_}; expected {classes}.")
@@ -146,7 +130,7 @@ def taught(hyper: Mapping[str, Any], X: Any, classes: np.ndarray, *, stream: boo
 
 @torch.no_grad()
 def take_over(new: Compensated, old: Compensated) -> Compensated:
-    """Lets a criterion for more samples know what the old one knew: rows of samples are kept, new ones stay fresh."""
+    """Copies the state of a criterion to one for more samples: rows of known samples are kept, others stay new."""
     fresh = dict(new.named_modules())
     for name, module in old.named_modules():
         for key, value in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
@@ -159,16 +143,15 @@ def take_over(new: Compensated, old: Compensated) -> Compensated:
 
 
 CONSTANT = 1e-10
-"""A column that varies by less than this share of its mean is constant but for rounding."""
+"""A column that varies by less than this share of its mean is constant up to rounding."""
 
 
 def moments(X: Any, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    r"""Mean and variance of each column, samples counted by their weight.
+    r"""Weighted mean and variance of each column.
 
     .. math:: m_j = \frac{\sum_i w_i x_{ij}}{\sum_i w_i}, \qquad v_j = \frac{\sum_i w_i (x_{ij} - m_j)^2}{\sum_i w_i}
 
-    `X` is (n, d), dense or sparse, `weight` (n,). Sparse input is never made dense: entries that are not stored add
-    :math:`m_j^2` each.
+    `X` is (n, d), dense or sparse, `weight` (n,). Sparse input stays sparse: entries that are not stored add :math:`m_j^2` each.
 
     >>> from scipy import sparse
     >>> X = np.array([[0.0, 2.0], [4.0, 2.0]])
@@ -203,23 +186,16 @@ class Standard:
 
     @classmethod
     def of(cls, X: Any, weight: np.ndarray) -> Standard:
-        """What the samples of `X` (n, d), counted by `weight` (n,), need."""
+        """The standardization of samples `X` (n, d) with `weight` (n,)."""
         mean, variance = moments(X, weight)
         scale = np.sqrt(np.maximum(variance, 0.0))
         return cls(mean, np.where(scale > CONSTANT * np.abs(mean), scale, 1.0))
 
-    @classmethod
-    def nothing(cls, columns: int) -> Standard:
-        """Leaves everything as it is."""
-        return cls(np.zeros(columns), np.ones(columns))
-
     def batch(self, X: Any, rows: Any) -> np.ndarray:
-        """(B, d) these rows, dense and standardized; only they are made dense, whatever the size of `X`."""
+        """(B, d) these rows of `X`, dense and standardized."""
         x = X[rows]
         return ((x if isinstance(x, np.ndarray) else x.toarray()) - self.mean) / self.scale
 
-
-SCHEDULES = ("cosine", "linear", "constant")
 
 FLOATS = (np.float64, np.float32)
 
@@ -230,11 +206,11 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     .. math:: \min_\Theta \frac{1}{\sum_i w_i} \sum_i w_i \bigl[ l(S(f(x_i + \Delta x_i; \Theta) + \Delta u_i) + \Delta p_i,\;
               y_i + \Delta y_i) + \Delta l_i + \mathrm{penalty}_i \bigr]
 
-    where :math:`f` is the module, :math:`w_i` the weight of a sample and the :math:`\Delta` are what the method adds.
-    Targets may be an indicator matrix (n, C) of 0 and 1, several labels a sample: then binary cross entropy is the loss, and answers
-    are as those of scikit-learn's other classifiers for several labels.
-    Inputs are standardized first, so that defaults suit data of any unit. Training runs in the precision of `X`: give
-    float32 for speed. Sparse input is made dense a batch at a time.
+    where :math:`f` is the module, :math:`w_i` the weight of a sample and the :math:`\Delta` are the terms of the method.
+    Targets may be an indicator matrix (n, C) of 0 and 1, for several labels per sample: then binary cross entropy is the loss, and
+    predictions have the form of scikit-learn's other multilabel classifiers. Inputs are standardized first, which makes the
+    defaults independent of their units. Training runs in the precision of `X`: give float32 for speed. Sparse input is made dense
+    batch by batch.
 
     Parameters
     ----------
@@ -246,35 +222,34 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         classifier with `predict_proba` and the same classes, an array with a row per sample, or a torch module, which is
         given standardized inputs.
     module : callable or None, default=None
-        Called with the numbers of features and of outputs, returns a torch module from (B, features) to (B, outputs):
-        `compensate.models.MLP`, `compensate.models.probe`, or a function of yours (a named one, so that it can be
-        pickled). Outputs are classes, and one more for methods that abstain. Methods that read features need a module
-        with `features` and `head`. By default a network with one hidden layer, or a linear one if there are fewer than
-        100 samples or than 5 for each feature.
+        Called with the numbers of features and outputs, returns a torch module from (B, features) to (B, outputs):
+        `compensate.models.MLP`, `compensate.models.probe`, or your own function (a named one, for pickling). Outputs are classes,
+        and one more for methods that abstain. Methods that read features need a module with `features` and `head`. By default a
+        network with one hidden layer, or a linear one for fewer than 100 samples or 5 per feature.
     epochs : int, default=50
         Passes over the data in `fit`.
     batch_size : int, default=128
-        Most samples in a step.
+        Maximum number of samples in a step.
     lr : float or None, default=None
-        Learning rate of the module; by default the more, the fewer steps the training has
-        (:func:`~compensate.estimators.classifier.default_rate`). Compensation has its own, in `hyper`.
+        Learning rate of the module; by default it depends on the number of steps
+        (:func:`~compensate.estimators.classifier.default_rate`). The one of the compensation is in `hyper`.
     optimizer : {"adam", "sgd"}, default="adam"
     weight_decay : float, default=0.0
     schedule : {"cosine", "linear", "constant"}, default="cosine"
-        How the learning rate falls over the epochs of `fit`; `partial_fit` keeps it constant.
+        Schedule of the learning rate over the epochs of `fit`; it is constant in `partial_fit`.
     validation : float, default=0.0
-        Share of the samples that is held out, labels as given; the module of the epoch with the best accuracy on it is kept.
-        These samples are not among the suspects.
+        Share of held-out samples, with labels as given; the module of the epoch with the best accuracy on them is kept.
+        They are not among the suspects.
     patience : int or None, default=None
         `fit` stops after this many epochs in which the validation accuracy, or without validation the training loss (by
         more than `tol`), has not improved. None never stops: methods with a schedule need all their epochs.
     tol : float, default=1e-4
     standardize : bool, default=True
-        Whether each feature is brought to mean 0 and deviation 1. In `partial_fit` the first call decides for all.
+        Whether to scale each feature to mean 0 and deviation 1. In `partial_fit` the first call determines the scale.
     random_state : int, RandomState or None, default=None
-        For first weights, order and dropout.
+        For initial weights, order and dropout.
     device : str, default="cpu"
-        Of torch, such as "cuda".
+        A device of torch, such as "cuda".
     verbose : bool, default=False
         Whether to print a line for each epoch.
 
@@ -282,25 +257,24 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     ----------
     classes_ : (C,)
     n_features_in_, feature_names_in_
-        As everywhere in scikit-learn.
+        As in scikit-learn.
     module_ : the trained torch module, which takes standardized inputs
     criterion_ : the :class:`~compensate.Compensated` criterion with its tables
-    suspects_ : DataFrame of all training samples, most suspect first: index (row of `X`), given, suggested, score, flagged; of several
-        labels a sample, each has a row, with one more column `label`, and given and suggested are 0 or 1
+    suspects_ : DataFrame of all training samples, most suspect first: index (row of `X`), given, suggested, score, flagged; with
+        several labels per sample a row for each, a column `label`, and given and suggested are 0 or 1
     multilabel_ : bool, whether the targets were an indicator matrix
     loss_curve_ : list of float, the mean training loss of each epoch
     n_iter_ : int, epochs run
 
     Notes
     -----
-    A sample of weight 0 is left out altogether, and a sample of weight 2 counts as two of its kind (exactly so where all
-    samples fit into one batch). Weights multiply losses; what methods keep for one sample does not feel
-    them, and what they keep for many (means of classes, thresholds of a batch) counts each sample once.
+    A sample of weight 0 is left out, and a sample of weight 2 counts as two (exactly if all samples fit into one batch). Weights
+    multiply losses. They do not affect the rows of single samples, and statistics over samples (means of classes, thresholds of a
+    batch) count each sample once.
 
-    `partial_fit` is one pass over its samples. Each call brings new samples, and tables of samples grow with the stream;
-    memory is that of all samples seen. A table of samples acts from the second visit on, so let samples come back: pass
-    their numbers in the stream as `index`, and they find their rows again. Class counts and the length of schedules
-    (`epochs` calls like the first) are taken from the first call.
+    `partial_fit` is one pass over its samples. Tables of samples grow with the stream, and keep all samples in memory. A table acts
+    from the second visit of a sample: pass the numbers of repeated samples in the stream as `index`. The first call determines
+    class counts and the length of schedules (`epochs` calls like the first).
 
     Examples
     --------
@@ -339,21 +313,10 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         device: str = "cpu",
         verbose: bool = False,
     ) -> None:
-        self.method = method
-        self.hyper = hyper
-        self.module = module
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.lr = lr
-        self.optimizer = optimizer
-        self.weight_decay = weight_decay
-        self.schedule = schedule
-        self.validation = validation
-        self.patience = patience
-        self.tol = tol
-        self.standardize = standardize
-        self.random_state = random_state
-        self.device = device
+        self.method, self.hyper, self.module, self.epochs = method, hyper, module, epochs
+        self.batch_size, self.lr, self.optimizer, self.weight_decay = batch_size, lr, optimizer, weight_decay
+        self.schedule, self.validation, self.patience, self.tol = schedule, validation, patience, tol
+        self.standardize, self.random_state, self.device = standardize, random_state, device
         self.verbose = verbose
 
     def __sklearn_tags__(self) -> Any:
@@ -365,7 +328,7 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     # --- training ---------------------------------------------------------------------------------------------
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> CompensatedClassifier:
-        """Trains anew on samples `X`, (n, d), dense or sparse, and their classes `y`, (n,), of any type, or (n, C) of 0 and 1."""
+        """Trains on samples `X`, (n, d), dense or sparse, and their classes `y`, (n,), of any type, or (n, C) of 0 and 1."""
         self._check_parameters()
         X, y = self._validated(X, y, reset=True)
         weight = weights(sample_weight, X)
@@ -373,20 +336,20 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         if self.multilabel_:
             self.classes_, codes = np.arange(y.shape[1]), y.astype(np.int64)
         else:
-            self.classes_, found = np.unique(y[used], return_inverse=True)
             codes = np.full(len(y), -1)
-            codes[used] = found
-        self._check_classes()
+            self.classes_, codes[used] = np.unique(y[used], return_inverse=True)
+        if len(self.classes_) < 2 and not self.multilabel_:
+            raise ValueError("The number of classes has to be greater than one; got 1 class")
         self._start(X, codes, weight, used, len(y), stream=False)
         train, held = self._parted(used, codes)
-        weight = weight / weight[train].mean()  # the unit of the weights must not act as a learning rate
+        weight = weight / weight[train].mean()  # the unit of the weights must not affect the learning rate
         parts = {"val": self._samples(X, codes, weight, held)} if len(held) else {}
         stopping = EarlyStopping(lambda row: row["val_accuracy"], self.patience)
         if not len(held):
             stopping = EarlyStopping(lambda row: -row["train_loss"], self.patience, self.tol)
         kept: dict[str, Tensor] = {}
 
-        def told(row: Metrics, best: bool) -> None:
+        def on_epoch(row: Metrics, best: bool) -> None:
             if best and len(held):
                 kept.update(copy.deepcopy(self.module_.state_dict()))
             if self.verbose:
@@ -394,7 +357,7 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
                 print(f"epoch {row['epoch']}/{self.epochs}  loss {row['train_loss']:.4f}{more}")
 
         samples = self._samples(X, codes, weight, train)
-        self._train(samples, self.epochs, self.schedule, held_out=parts, stopping=stopping, on_epoch=told)
+        self._train(samples, self.epochs, self.schedule, held_out=parts, stopping=stopping, on_epoch=on_epoch)
         if kept:
             self.module_.load_state_dict(kept)
         return self
@@ -405,12 +368,21 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         """One pass over further samples.
 
         `classes` names all classes of the stream and is needed in the first call. `index`, (n,), numbers the samples in
-        the stream from 0; by default they are all new. Weights are taken as they are, 1 for an ordinary sample.
+        the stream from 0; by default all are new. Weights are not normalized; 1 is an ordinary sample.
         """
         self._check_parameters()
         first = not hasattr(self, "module_")
-        self._settle_classes(classes)
-        self._check_classes()
+        known = getattr(self, "classes_", None)
+        if known is None and classes is None:
+            raise ValueError("classes must be passed on the first call to partial_fit.")
+        if known is None:
+            self.classes_ = unique_labels(classes)
+        elif classes is not None and not np.array_equal(known, unique_labels(classes)):
+            raise ValueError(
+                f"classes is {classes!r} and was {known!r} on the first call to partial_fit; leave it out."
+            )
+        if len(self.classes_) < 2 and not getattr(self, "multilabel_", False):
+            raise ValueError("The number of classes has to be greater than one; got 1 class")
         X, y = self._validated(X, y, reset=first)
         weight = weights(sample_weight, X)
         codes = self._codes(y)
@@ -424,7 +396,7 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return self
 
     def _validated(self, X: Any, y: Any, *, reset: bool) -> tuple[Any, np.ndarray]:
-        """Samples and targets as arrays; notes whether a sample has several labels."""
+        """Samples and targets as arrays; sets `multilabel_`."""
         if sparse.issparse(y):
             y = cast(Any, y).toarray()
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=FLOATS, multi_output=True, reset=reset)
@@ -436,10 +408,11 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             self.multilabel_ = several
         elif several != self.multilabel_:
             raise ValueError(
-                "y has several labels a sample in some calls and one class in others; give all in one form."
+                "y has several labels per sample in some calls and one class in others; give all in one form."
             )
-        if several:
-            check_several_labels(find(self.method))
+        row = find(self.method)
+        if several and "base" not in inspect.signature(row.build).parameters:
+            row.build(base="bce")  # raises, and names the methods that have this form
         return X, y
 
     def _check_parameters(self) -> None:
@@ -450,27 +423,21 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         if self.module is not None and (not callable(self.module) or isinstance(self.module, nn.Module)):
             raise ValueError(
                 "module must be a callable that makes a module from the numbers of features and outputs, such as "
-                f"compensate.models.MLP, so that every fit starts anew. Got {self.module!r} instead."
+                f"compensate.models.MLP; every fit makes a new one. Got {self.module!r} instead."
             )
         check_method(find(self.method), self.hyper or {})
-        count(self.epochs, "epochs")
-        count(self.batch_size, "batch_size")
-        if self.lr is not None:
-            positive(self.lr, "lr")
+        check_parameters(
+            self,
+            counts=["epochs", "batch_size", "patience"],
+            positives=["lr"],
+            optional=["lr", "patience"],
+            options={"optimizer": ["adam", "sgd"], "schedule": ["cosine", "linear", "constant"]},
+        )
         positive(self.weight_decay, "weight_decay", zero=True)
-        positive(self.tol, "tol", zero=True)
-        one_of(self.optimizer, "optimizer", ["adam", "sgd"])
-        one_of(self.schedule, "schedule", SCHEDULES)
         check_scalar(self.validation, "validation", Real, min_val=0, max_val=1, include_boundaries="left")
-        if self.patience is not None:
-            count(self.patience, "patience")
-
-    def _check_classes(self) -> None:
-        if len(self.classes_) < 2 and not getattr(self, "multilabel_", False):
-            raise ValueError("The number of classes has to be greater than one; got 1 class")
 
     def _codes(self, y: np.ndarray) -> np.ndarray:
-        """(n,) classes as numbers; of several labels, (n, C) as they are."""
+        """Classes as numbers (n,), or several labels (n, C)."""
         if self.multilabel_:
             if y.shape[1] != len(self.classes_):
                 raise ValueError(
@@ -492,14 +459,11 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             raise ValueError(f"index must hold one whole number of at least 0 for each of {n} samples.")
         return numbers.astype(np.int64)
 
-    def _steps(self, rows: np.ndarray) -> int:
-        return -(-len(rows) // self.batch_size)
-
     def _seed(self) -> int:
         return int(self._random.integers(2**31))
 
     def _parted(self, used: np.ndarray, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The rows to train on and those held out."""
+        """The rows to train on and the held-out rows."""
         if not self.validation:
             return used, used[:0]
         kind = ShuffleSplit if self.multilabel_ else StratifiedShuffleSplit
@@ -514,14 +478,21 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         row, device, features = find(self.method), torch.device(self.device), X.shape[1]
         self._random = np.random.default_rng(check_random_state(self.random_state).randint(2**31 - 1))
         self._dtype = torch.float32 if X.dtype == np.float32 else torch.float64
-        self._standard = Standard.of(X[used], weight[used]) if self.standardize else Standard.nothing(features)
-        hyper = taught(self.hyper or {}, X, self.classes_, stream=stream)
-        self._clean = self._trusted(*hyper.pop(CLEAN)) if CLEAN in hyper else None
+        self._standard = (
+            Standard.of(X[used], weight[used]) if self.standardize else Standard(np.zeros(features), np.ones(features))
+        )
+        hyper = with_teachers(self.hyper or {}, X, self.classes_, stream=stream)
+        self._clean = None
+        if CLEAN in hyper:
+            X_clean, y_clean = validate_data(
+                self, *hyper.pop(CLEAN), accept_sparse="csr", dtype=FLOATS, reset=False
+            )  # fmt: skip
+            self._clean = X_clean, self._codes(y_clean)
         outputs = len(self.classes_) + row.extra_outputs
-        steps = self.epochs * self._steps(used)
+        steps = self.epochs * -(-len(used) // self.batch_size)
         self._lr = default_rate(self.optimizer, None if stream else steps) if self.lr is None else self.lr
         if self.multilabel_:
-            # A share of a label is its count over all samples, and lies between 0 and 1.
+            # The share of a label is its count over all samples, between 0 and 1.
             counts = np.clip(weight[used] @ codes[used] / weight[used].mean(), 1, max(1, len(used) - 1))
         else:
             counts = np.bincount(codes[used], weight[used], len(self.classes_))
@@ -536,8 +507,10 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
                 **hyper,
             }
             criterion = self._criterion(num_samples)
-            if self.module is None:
-                fit_head(module, criterion)
+            scales = [m.scale for m in criterion.modules() if isinstance(m, AngularMargin)]
+            if self.module is None and scales:  # angular margins need cosines
+                head = cast(nn.Linear, module.head)
+                module.head = CosineHead(head.in_features, head.out_features, scales[0]).to(head.weight)
             make_one = partial(make_optimizer, self.optimizer, lr=self._lr, weight_decay=self.weight_decay)
             needs = row.needs if self._clean is not None else row.needs - {"clean"}
             self._learner = Learner(module, criterion, make_one, needs=needs, hardware=Hardware(device))
@@ -548,7 +521,7 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         self.n_iter_ = 0
 
     def _grow(self, needed: int) -> None:
-        """Room for this many samples; it doubles, so that a stream of many calls is not copied at each of them."""
+        """Makes room for this many samples, by doubling."""
         self._seen = max(self._seen, needed)
         before = len(self._given)
         if needed <= before:
@@ -563,15 +536,10 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         """The criterion in the precision of the module, with a record of each sample."""
         base = {"base": "bce"} if self.multilabel_ else {}
         criterion = find(self.method).make(**self._arguments, **base, num_samples=num_samples)
-        if criterion.record is None and self.multilabel_:
-            criterion.record = Evidence(num_samples, score="margin", num_labels=len(self.classes_))
-        elif criterion.record is None:
-            criterion.record = Evidence(num_samples, score="margin", num_classes=len(self.classes_))
+        if criterion.record is None:
+            size = {"num_labels" if self.multilabel_ else "num_classes": len(self.classes_)}
+            criterion.record = Evidence(num_samples, score="margin", **size)
         return criterion.to(self.device, self._dtype)
-
-    def _trusted(self, X: Any, y: Any) -> tuple[Any, np.ndarray]:
-        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=FLOATS, reset=False)
-        return X, self._codes(y)
 
     def _batch(self, X: Any, rows: Any) -> Tensor:
         return torch.from_numpy(self._standard.batch(X, rows)).to(self._dtype)
@@ -579,7 +547,7 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     def _samples(
         self, X: Any, codes: np.ndarray, weight: np.ndarray, rows: np.ndarray, numbers: np.ndarray | None = None
     ) -> Samples:
-        """These rows of `X`, which have these numbers in the stream."""
+        """Some rows of `X`, with their numbers in the stream."""
         unit = bool((weight[rows] == 1).all())
         samples = Samples(
             lambda some, _: self._batch(X, some),
@@ -596,20 +564,8 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         rows = generator(seed, "clean", step).permutation(len(codes))[: self.batch_size]
         return self._batch(X, rows), torch.from_numpy(codes[rows])
 
-    def _settle_classes(self, classes: Any) -> None:
-        """Those of the first call of `partial_fit`, which later calls may repeat."""
-        known = getattr(self, "classes_", None)
-        if known is None and classes is None:
-            raise ValueError("classes must be passed on the first call to partial_fit.")
-        if known is None:
-            self.classes_ = unique_labels(classes)
-        elif classes is not None and not np.array_equal(known, unique_labels(classes)):
-            raise ValueError(
-                f"classes is {classes!r} and was {known!r} on the first call to partial_fit; leave it out."
-            )
-
     def _train(self, samples: Samples, epochs: int, schedule: str, **options: Any) -> None:
-        """Passes over the samples, with the options of `Trainer`."""
+        """Trains on the samples, with the options of `Trainer`."""
         self._given[samples.index] = samples.labels
         seed, size = self._seed(), self.batch_size
         with torch.enable_grad(), seeded(seed, torch.device(self.device)):
@@ -627,27 +583,26 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         self.loss_curve_ += [row["train_loss"] for row in trainer.history]
         self.n_iter_ = len(self.loss_curve_)
 
-    # --- what it says -----------------------------------------------------------------------------------------
+    # --- predictions ------------------------------------------------------------------------------------------
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """(n, C) the probability of each class, in the order of `classes_`; of several labels, each for itself."""
+        """(n, C) the probability of each class, in the order of `classes_`; with several labels per sample, of each label."""
         logits = self._logits(X)
         return (logits.sigmoid() if self.multilabel_ else logits.softmax(-1)).numpy()
 
     def _logits(self, X: Any) -> Tensor:
         check_is_fitted(self)
         X = validate_data(self, X, accept_sparse="csr", dtype=FLOATS, reset=False)
-        labels = np.zeros(X.shape[0], np.int64)  # of no matter
+        labels = np.zeros(X.shape[0], np.int64)  # not used
         samples = Samples(lambda rows, _: self._batch(X, rows), labels, len(self.classes_))
         return predict(self.module_, samples, device=self.device).double()
 
     def predict(self, X: Any) -> np.ndarray:
-        """(n,) the likeliest class of each row of `X`; of several labels, (n, C), 1 for those that are more likely than not."""
+        """(n,) the likeliest class of each row of `X`; with several labels per sample (n, C), 1 above a probability of one half."""
         check_is_fitted(self)
         if self.multilabel_:
             return (self.predict_proba(X) > 0.5).astype(int)
-        best = self.predict_proba(X).argmax(1)
-        return self.classes_[best]
+        return self.classes_[self.predict_proba(X).argmax(1)]
 
     @property
     def suspects_(self) -> pd.DataFrame:
@@ -656,38 +611,25 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
         check_is_fitted(self)
         assert self.criterion_.record is not None
-        found = self.criterion_.record.suspects()
-        index = found.index.cpu().numpy()
-        if found.label is not None:
-            label = found.label.cpu().numpy()
-            return pd.DataFrame(
-                {
-                    "index": index,
-                    "label": self.classes_[label],
-                    "given": self._given[index, label],
-                    "suggested": found.suggested.cpu().numpy(),
-                    "score": found.score.cpu().numpy(),
-                    "flagged": found.flagged.cpu().numpy(),
-                }
-            )
-        return pd.DataFrame(
-            {
-                "index": index,
-                "given": self.classes_[self._given[index]],
-                "suggested": self.classes_[found.suggested.cpu().numpy()],
-                "score": found.score.cpu().numpy(),
-                "flagged": found.flagged.cpu().numpy(),
-            }
-        )
+        suspects = self.criterion_.record.suspects()
+        index, suggested = suspects.index.cpu().numpy(), suspects.suggested.cpu().numpy()
+        columns = {"index": index}
+        if suspects.label is None:
+            columns |= {"given": self.classes_[self._given[index]], "suggested": self.classes_[suggested]}
+        else:
+            label = suspects.label.cpu().numpy()
+            columns |= {"label": self.classes_[label], "given": self._given[index, label], "suggested": suggested}
+        columns |= {"score": suspects.score.cpu().numpy(), "flagged": suspects.flagged.cpu().numpy()}
+        return pd.DataFrame(columns)
 
     def plot(self, ax: Any = None) -> Any:
-        """How suspect the training samples are: a histogram of their scores, flagged ones apart."""
-        found = self.suspects_
-        flagged = found["flagged"].to_numpy()
+        """A histogram of the scores of the training samples, flagged and others."""
+        suspects = self.suspects_
+        flagged = suspects["flagged"].to_numpy()
         ax = common.axes(ax, f"Suspects: {np.mean(flagged):.1%} of the labels are flagged")
-        edges = np.histogram_bin_edges(found["score"], 40)
+        edges = np.histogram_bin_edges(suspects["score"], 40)
         for which, color, name in ((~flagged, common.color(0), "others"), (flagged, common.OUTLIER, "flagged")):
-            ax.hist(found["score"][which], edges, color=color, alpha=0.8, label=f"{name} ({which.sum()})")
+            ax.hist(suspects["score"][which], edges, color=color, alpha=0.8, label=f"{name} ({which.sum()})")
         ax.set(xlabel="score, larger is more suspect", ylabel="samples")
-        common.key(ax)
+        common.legend(ax)
         return ax

@@ -1,13 +1,12 @@
-r"""K-means that moves its outliers instead of following them.
+"""Robust k-means: outliers are compensated instead of moving the centers.
 
-Use it when a part of the samples belongs to no cluster and would drag the centers away. When nothing is far off, the
-largest penalties make it plain k-means. It does not help against outliers that form a dense group of their own:
-such a group is a cluster.
+Use it if a part of the samples belongs to no cluster and would move the centers. With an infinite penalty it is plain k-means. It
+does not help against outliers that form a dense group: such a group is a cluster.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -21,31 +20,22 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from compensate.core.proximal import group_soft_threshold, soft_threshold
 from compensate.estimators import common
-from compensate.estimators.common import count, one_of, positive, share, weighted_quantile, weights
-from compensate.estimators.registration import fit_kernel_map, fit_random_map, kernel_params
+from compensate.estimators.common import KernelMap, check_parameters, check_random_features, weighted_quantile, weights
 
-PenaltyName = Literal["l2", "l1"]
 PROX = {"l2": group_soft_threshold, "l1": soft_threshold}
-ROWS = 2048  # samples handled at once, so that their distances stay in the cache
-SOFT_STEPS = 1000  # the maximum number of alternations between degrees of membership and compensation of a new sample
+ROWS = 2048  # samples per block; their distances fit into the cache
+SOFT_STEPS = 1000  # maximum alternations between memberships and compensations of new samples
 
 
 def profile(r: np.ndarray, t: float) -> np.ndarray:
-    r"""What a residual of size `r` costs once its compensation is best: :math:`\min_o (r+o)^2 + 2t|o|`.
+    r"""The cost of a residual of size `r` with its best compensation: :math:`\min_o (r+o)^2 + 2t|o|`.
 
-    This is twice Huber's loss: :math:`r^2` up to `t`, then the straight line :math:`2tr - t^2`.
+    This is twice Huber's loss: :math:`r^2` up to `t`, then the line :math:`2tr - t^2`.
 
     >>> profile(np.array([1.0, 3.0]), 2.0)
     array([1., 8.])
     """
     return r**2 - np.maximum(r - t, 0) ** 2
-
-
-def kept(r: np.ndarray, t: float) -> np.ndarray:
-    """The share of a residual that its best compensation leaves: 1 up to `t`, then t / r."""
-    if np.isinf(t):
-        return np.ones_like(r)
-    return t / np.maximum(r, t) if t > 0 else (r == 0).astype(r.dtype)
 
 
 def compensation(residual: np.ndarray, t: float, penalty: str) -> np.ndarray:
@@ -54,7 +44,7 @@ def compensation(residual: np.ndarray, t: float, penalty: str) -> np.ndarray:
 
 
 def nearest_center(X: np.ndarray, centers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Nearest center of each sample and the distance to it, both (n,).
+    """The nearest center of each sample and its distance, both (n,).
 
     >>> nearest_center(np.array([[0.0, 1.0], [4.0, 3.0]]), np.array([[0.0, 0.0], [4.0, 0.0]]))
     (array([0, 1]), array([1., 3.]))
@@ -63,40 +53,38 @@ def nearest_center(X: np.ndarray, centers: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def _columns(X: np.ndarray) -> np.ndarray:
-    """(d + 1, n) the samples as columns, each with a one below: their product with centers takes half as long as that of rows."""
+    """(d + 1, n) the samples as columns with a one appended; products with centers are twice as fast as for rows."""
     return np.ascontiguousarray(np.vstack([X.T, np.ones((1, len(X)), X.dtype)]))
 
 
-Found = tuple[np.ndarray, np.ndarray]
-
-
-def _nearest(columns: np.ndarray, square: np.ndarray, centers: np.ndarray, out: Found | None = None) -> Found:
-    """`nearest_center` for samples as `_columns` and their squared lengths, which an iteration need not find anew.
-
-    The answer is written over `out`, if it is given: fresh memory for every iteration would cost more than the square roots.
-    """
+def _nearest(
+    columns: np.ndarray, square: np.ndarray, centers: np.ndarray, out: tuple[np.ndarray, np.ndarray] | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """`nearest_center` for samples as `_columns` with their squared lengths. The result overwrites `out`: buffers are reused."""
     # |x - m|^2 - |x|^2 = (-2m, |m|^2) (x, 1) is one matrix product.
     product, k, n = np.hstack([-2 * centers, (centers**2).sum(1)[:, None]]), len(centers), columns.shape[1]
     labels, distance = (np.empty(n, np.intp), np.empty(n, columns.dtype)) if out is None else out
     size = min(ROWS, n)
-    # With a row for each center, the least of each column is found in vectors of the processor, and so is the first center that has it:
-    # the one that counts most. An argmin of short rows branches at every number, and took half of the iteration.
+    # The minimum of each column and the first center that attains it are vectorized; argmin over short rows takes twice as long.
     held, kind = np.empty((k, size), columns.dtype), np.min_scalar_type(k)
     nearest, codes = np.empty((k, size), bool), np.empty((k, size), kind)
     left = np.arange(k, 0, -1, dtype=kind)[:, None]
     for start in range(0, n, ROWS):
         part, size = slice(start, start + ROWS), min(ROWS, n - start)
-        found = np.matmul(product, columns[:, part], out=held[:, :size])
-        least = np.min(found, axis=0, out=distance[part])
-        code = np.multiply(np.equal(found, least, out=nearest[:, :size]).view(np.uint8), left, out=codes[:, :size])
-        np.subtract(k, code.max(0, initial=1), out=labels[part], dtype=np.intp)  # of NaN, which equals none, the last
+        values = np.matmul(product, columns[:, part], out=held[:, :size])
+        least = np.min(values, axis=0, out=distance[part])
+        code = np.multiply(np.equal(values, least, out=nearest[:, :size]).view(np.uint8), left, out=codes[:, :size])
+        np.subtract(k, code.max(0, initial=1), out=labels[part], dtype=np.intp)  # NaN gives the last center
     distance += square
     return labels, np.sqrt(np.maximum(distance, 0, out=distance), out=distance)
 
 
 @dataclass(frozen=True)
 class _Problem:
-    """The centered samples, their weights and how the level of the threshold t = lambda / 2 is found."""
+    """The centered samples, their weights, and the threshold t = lambda / 2, or None to choose it by `contamination`.
+
+    Residual sizes `r` are (n,) for the l2 penalty and (n, d) for l1.
+    """
 
     X: np.ndarray
     w: np.ndarray | None
@@ -114,44 +102,50 @@ class _Problem:
 
     @cached_property
     def floor(self) -> float:
-        """A length that is as good as zero for these data."""
+        """A length that counts as zero for these data."""
         return 1e-6 * float(np.sqrt(np.average(self.square, weights=self.w)))
 
-    def assign(self, centers: np.ndarray, out: Found | None = None) -> Found:
-        """Labels and residual sizes: (n,) for l2, (n, d) for l1. The label is the center of least profiled cost."""
+    def assign(self, centers: np.ndarray, out: Any = None) -> tuple[np.ndarray, np.ndarray]:
+        """Labels, by the least cost, and residual sizes."""
         if self.penalty == "l2":
             return _nearest(self.columns, self.square, centers, out)
         t = self.t
         if t is None:
             labels, _ = _nearest(self.columns, self.square, centers)
             t = self.level(np.abs(self.X - centers[labels]))
-        costs = np.stack([profile(np.abs(self.X - m), t).sum(1) for m in centers], axis=1)
-        labels = costs.argmin(1)
+        labels = np.stack([profile(np.abs(self.X - m), t).sum(1) for m in centers], axis=1).argmin(1)
         return labels, np.abs(self.X - centers[labels])
 
     def level(self, r: np.ndarray) -> float:
         """The threshold: as given, or the distance that the expected share of the samples exceeds."""
         if self.t is not None:
             return self.t
-        # Distances that are mere rounding are no outliers, even where most samples sit on their centers.
+        # Distances due to rounding are not outliers, even if most samples lie on their centers.
         return max(weighted_quantile(r if r.ndim == 1 else r.max(1), 1 - self.contamination, self.w), self.floor)
 
-    def cost(self, r: np.ndarray, t: float) -> float:
-        """Eq. (21) with its compensations at their best."""
-        each = profile(r, t) if r.ndim == 1 else profile(r, t).sum(1)
+    def total(self, values: np.ndarray) -> float:
+        """The weighted sum of values (n,) or (n, d)."""
+        each = values if values.ndim == 1 else values.sum(1)
         return float(each.sum() if self.w is None else each @ self.w)
 
+    def cost(self, r: np.ndarray, t: float) -> float:
+        """Eq. (21) with the best compensations."""
+        return self.total(profile(r, t))
+
     def trimmed(self, r: np.ndarray, t: float) -> float:
-        """The plain cost of the samples within `t`: comparable between starts whose thresholds differ."""
-        t = t * (1 + 1e-9)  # equal samples whose distances differ by rounding are either all within or all outside
-        within = r <= t if r.ndim == 1 else (r <= t).all(1)
+        """The plain cost of the samples within `t`, comparable between starts with different thresholds."""
         each = r**2 if r.ndim == 1 else (r**2).sum(1)
-        return float((each * within).sum() if self.w is None else (each * within) @ self.w)
+        return self.total(each * _within(r, t * (1 + 1e-9)))  # equal samples must not be separated by rounding
 
     def centers(self, old: np.ndarray, labels: np.ndarray, r: np.ndarray, t: float) -> np.ndarray:
-        """The centers that majorize-minimize Eq. (21): means of the samples by what compensation leaves of them."""
+        """The centers of a majorize-minimize step for Eq. (21): means weighted by the uncompensated share of each residual."""
         n, k = len(self.X), len(old)
-        left = kept(r, t) if self.w is None else kept(r, t) * (self.w if r.ndim == 1 else self.w[:, None])
+        if np.isinf(t):
+            left = np.ones_like(r)
+        else:
+            left = t / np.maximum(r, t) if t > 0 else (r == 0).astype(r.dtype)
+        if self.w is not None:
+            left = left * (self.w if r.ndim == 1 else self.w[:, None])
         if left.ndim == 1:
             member = csc_array((left, labels, np.arange(n + 1)), shape=(k, n))
             mass, total = np.bincount(labels, left, k)[:, None], member @ self.X
@@ -161,43 +155,45 @@ class _Problem:
         new = np.divide(total, mass, out=old.copy(), where=mass > 0)
         empty = np.flatnonzero(np.bincount(labels, self.w, k) == 0)
         if len(empty):
-            # An empty cluster moves to the farthest samples that are not themselves outliers.
+            # An empty cluster moves to the farthest samples that are not outliers.
             far = r if r.ndim == 1 else np.sqrt((r**2).sum(1))
-            inside = (r <= t if r.ndim == 1 else (r <= t).all(1)) & (True if self.w is None else self.w > 0)
+            inside = _within(r, t) & (True if self.w is None else self.w > 0)
             candidates = np.lexsort((*self.X.T, np.where(inside, far, -far)))[::-1]
             new[empty] = self.X[candidates[: len(empty)]]
         return new
 
 
+def _within(r: np.ndarray, t: float) -> np.ndarray:
+    """(n,) true for samples without compensation."""
+    return r <= t if r.ndim == 1 else (r <= t).all(1)
+
+
 def _seeds(problem: _Problem, k: int, random: np.random.RandomState) -> np.ndarray:
-    """Starting centers by greedy k-means++, with squared distances capped so that outliers do not lure it.
+    """Initial centers by greedy k-means++ with capped squared distances, which keeps outliers from being chosen.
 
-    The cap is the distance that the expected share of the samples exceeds, or lambda / 2 where that is more: without
-    a penalty on compensation this is plain k-means++.
-
-    Draws run over the samples by their distance from the mean: the outcome depends neither on the order of the rows,
-    nor on a rotation, nor on whether a sample is given twice or has weight two.
+    The cap is the distance that the expected share of the samples exceeds, or lambda / 2 if that is larger: without a
+    penalty this is plain k-means++. Draws run over the samples by their distance from the mean: the result does not depend on the
+    order of the rows, on a rotation, or on whether a sample is given twice or has weight two.
     """
-    X = problem.X
+    X, square = problem.X, problem.square
     w = np.ones(len(X)) if problem.w is None else problem.w
     trials = 2 + int(np.log(k))
-    square = problem.square
     order = np.argsort(square, kind="stable")
 
     def draw(probability: np.ndarray, size: int) -> np.ndarray:
         mass = np.cumsum(probability[order])
         return order[np.minimum(np.searchsorted(mass, random.uniform(size=size) * mass[-1], side="right"), len(X) - 1)]
 
-    def to(picks: Any) -> np.ndarray:
+    def squared_distances(picks: Any) -> np.ndarray:
         return np.maximum(square - 2 * X[picks] @ X.T + square[picks, None], 0)
 
     chosen = [int(draw(w, 1)[0])]
-    distance = to(chosen)[0]
+    distance = squared_distances(chosen)[0]
     for _ in range(1, k):
         cap = max(weighted_quantile(distance, 1 - problem.contamination, problem.w), (problem.t or 0) ** 2)
         cost = np.minimum(distance, cap) * w
         picks = draw(cost if cost.sum() > 0 else w, trials)
-        closer = np.minimum(distance, to(picks))
+        closer = np.minimum(distance, squared_distances(picks))
         best = int(np.argmin(np.minimum(closer, cap) @ w))
         chosen.append(int(picks[best]))
         distance = closer[best]
@@ -208,10 +204,10 @@ def _descend(
     problem: _Problem, centers: np.ndarray, max_iter: int, tol: float
 ) -> tuple[np.ndarray, np.ndarray, float, int]:
     """Alternates assignment, compensation and centers. Returns centers, residual sizes, threshold and steps."""
-    steps, held = 0, None
+    steps, buffers = 0, None
     while steps < max_iter:
         steps += 1
-        held = labels, r = problem.assign(centers, held)
+        buffers = labels, r = problem.assign(centers, buffers)
         new = problem.centers(centers, labels, r, problem.level(r))
         shift = float(((new - centers) ** 2).sum())
         centers = new
@@ -219,10 +215,6 @@ def _descend(
             break
     _, r = problem.assign(centers)
     return centers, r, problem.level(r), steps
-
-
-def _is_soft(estimator: RobustKMeans) -> bool:
-    return bool(estimator.soft)
 
 
 @dataclass(frozen=True)
@@ -270,7 +262,7 @@ class RobustKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMix
         The penalty :math:`\lambda`; infinity gives plain k-means. None chooses it from `contamination`.
     contamination : float in [0, 0.5), default=0.1
         The expected share of outliers, used to choose `lam`: :math:`\lambda/2` is then the distance that this share
-        of the samples exceeds. Rather too much than too little: outliers beyond the expected share pass as samples.
+        of the samples exceeds. Choose it rather too large: outliers beyond the expected share count as samples.
     penalty : {"l2", "l1"}, default="l2"
         l2 compensates a sample as a whole, l1 single features of it (:math:`\lambda \|o_i\|_1`).
     soft : bool, default=False
@@ -278,12 +270,11 @@ class RobustKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMix
         :math:`\sigma^2`; minimizes :math:`\sum_i -2\sigma^2 \log \sum_c \pi_c \exp(-\|x_i + o_i - m_c\|^2 / 2\sigma^2)
         + \lambda \|o_i\|`, which tends to the equation above as :math:`\sigma \to 0`.
     scale : float or None, default=None
-        The :math:`\sigma` of the soft variant; None takes that of the uncompensated samples around the hard solution.
+        The :math:`\sigma` of the soft variant; None takes the deviation of the uncompensated samples from the hard solution.
     kernel : {None, "linear", "rbf", "poly"}, default=None
-        Clusters in the kernel's feature space, exactly. Centers and compensations are then given in coordinates of
-        that space.
+        Clusters in the kernel's feature space, exactly. Centers and compensations are in coordinates of that space.
     gamma, degree, coef0
-        Numbers of the kernel, as in `sklearn.svm.SVC`.
+        Parameters of the kernel, as in `sklearn.svm.SVC`.
     random_features : int or None, default=None
         Random Fourier features of the rbf kernel instead of its exact coordinates, for many samples.
     n_init : int, default=10
@@ -325,7 +316,7 @@ class RobustKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMix
         *,
         lam: float | None = None,
         contamination: float = 0.1,
-        penalty: PenaltyName = "l2",
+        penalty: Literal["l2", "l1"] = "l2",
         soft: bool = False,
         scale: float | None = None,
         kernel: Literal["linear", "rbf", "poly"] | None = None,
@@ -338,120 +329,89 @@ class RobustKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMix
         tol: float = 1e-4,
         random_state: Any = None,
     ) -> None:
-        self.n_clusters = n_clusters
-        self.lam = lam
-        self.contamination = contamination
-        self.penalty = penalty
-        self.soft = soft
-        self.scale = scale
-        self.kernel = kernel
-        self.gamma = gamma
-        self.degree = degree
-        self.coef0 = coef0
-        self.random_features = random_features
-        self.n_init = n_init
-        self.max_iter = max_iter
-        self.tol = tol
-        self.random_state = random_state
+        self.n_clusters, self.lam, self.contamination, self.penalty = n_clusters, lam, contamination, penalty
+        self.soft, self.scale, self.kernel, self.gamma, self.degree = soft, scale, kernel, gamma, degree
+        self.coef0, self.random_features, self.n_init, self.max_iter = coef0, random_features, n_init, max_iter
+        self.tol, self.random_state = tol, random_state
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> RobustKMeans:
         """Clusters the rows of `X`, (n, d). `y` is ignored."""
-        X, w, random = self._prepare(X, sample_weight)
-        problem, mean, tol = self._problem(X, w)
+        problem, mean, tol, random = self._prepare(X, sample_weight)
         centers, _, t, steps = self._best(problem, [], random, tol)
         if problem.t is None:
-            # With lambda found, the last steps minimize Eq. (21) itself.
-            problem = _Problem(problem.X, problem.w, self.penalty, t, self.contamination)
+            # With lambda known, the last steps minimize Eq. (21) itself.
+            problem = replace(problem, t=t)
             centers, _, _, more = _descend(problem, centers, self.max_iter, tol)
             steps += more
-        self._finish(problem, centers, mean, steps)
+        labels, r = problem.assign(centers)
+        t = problem.level(r)
+        self.lam_, self.n_iter_ = 2 * t, steps
+        if self.soft:
+            self._soften(problem, centers, labels, r, t, mean)
+        else:
+            self.cluster_centers_ = centers + mean
+            self.labels_ = labels.astype(np.int32)
+            self.compensations_ = compensation(problem.X - centers[labels], t, self.penalty)
+            self.inertia_ = problem.cost(r, t)
+        self.outliers_ = self.compensations_.any(axis=1)
+        self._n_features_out = self.n_clusters
         return self
 
     def _best(
         self, problem: _Problem, starts: list[np.ndarray], random: np.random.RandomState, tol: float
     ) -> tuple[np.ndarray, np.ndarray, float, int]:
-        """The best descent from the given and from `n_init` fresh starts."""
+        """The best descent from the given starts and `n_init` new ones."""
         starts = [*starts, *(_seeds(problem, self.n_clusters, random) for _ in range(self.n_init))]
         best, best_score = None, np.inf
         for start in starts:
-            found = _descend(problem, start, self.max_iter, tol)
-            score = (problem.trimmed if problem.t is None else problem.cost)(found[1], found[2])
-            # A start must be better by more than rounding: ties go to the first, in whatever order the rows come.
+            result = _descend(problem, start, self.max_iter, tol)
+            score = (problem.trimmed if problem.t is None else problem.cost)(result[1], result[2])
+            # A start must be better by more than rounding: ties go to the first, in any order of the rows.
             if best is None or score < best_score * (1 - 1e-9):
-                best, best_score = found, score
+                best, best_score = result, score
         assert best is not None
         return best
 
-    def _check_parameters(self) -> None:
-        for name in ("n_clusters", "n_init", "max_iter"):
-            count(getattr(self, name), name)
-        for name in ("lam", "scale"):
-            if getattr(self, name) is not None:
-                positive(getattr(self, name), name)
-        positive(self.tol, "tol", zero=True)
-        share(self.contamination, "contamination")
-        one_of(self.penalty, "penalty", ["l2", "l1"])
-        one_of(self.kernel, "kernel", [None, "linear", "rbf", "poly"])
+    def _prepare(self, X: Any, sample_weight: Any) -> tuple[_Problem, np.ndarray, float, np.random.RandomState]:
+        """The problem, the mean of the samples, the tolerance and the random state."""
+        check_parameters(
+            self,
+            counts=["n_clusters", "n_init", "max_iter"],
+            positives=["lam", "scale"],
+            optional=["lam", "scale"],
+            options={"penalty": ["l2", "l1"], "kernel": [None, "linear", "rbf", "poly"]},
+        )
+        check_random_features(self)
         if self.kernel is not None and self.penalty == "l1":
-            raise ValueError("penalty='l1' looks at single features, which a kernel has not; use penalty='l2'.")
-        if self.random_features is not None:
-            count(self.random_features, "random_features")
-            if self.kernel != "rbf":
-                raise ValueError(f"random_features needs kernel='rbf'. Got kernel={self.kernel!r}.")
-
-    def _prepare(self, X: Any, sample_weight: Any) -> tuple[np.ndarray, np.ndarray | None, np.random.RandomState]:
-        self._check_parameters()
+            raise ValueError("penalty='l1' acts on single features, which a kernel does not have; use penalty='l2'.")
         X = validate_data(self, X, dtype=[np.float64, np.float32], order="C")
         w = weights(sample_weight, X)
         if len(X) < self.n_clusters:
             raise ValueError(f"n_samples={len(X)} should be >= n_clusters={self.n_clusters}.")
         random = check_random_state(self.random_state)
-        self._map = None
-        if self.kernel is not None:
-            params = kernel_params(self.kernel, self.gamma, self.degree, self.coef0, X, w)
-            self._map = (
-                fit_kernel_map(X, self.kernel, params)
-                if self.random_features is None
-                else fit_random_map(X, params, self.random_features, random)
-            )
+        self._map = None if self.kernel is None else KernelMap.fit(self, X, w, random)
+        if self._map is not None:
             X = np.ascontiguousarray(self._map(X))
-        return X, (None if sample_weight is None else w), random
-
-    def _problem(self, X: np.ndarray, w: np.ndarray | None) -> tuple[_Problem, np.ndarray, float]:
-        mean = np.average(X, axis=0, weights=w).astype(X.dtype)
+        given = None if sample_weight is None else w
+        mean = np.average(X, axis=0, weights=given).astype(X.dtype)
         centered = X - mean  # distances by a matrix product lose digits far from the origin
-        tol = self.tol * float(np.average((centered**2).mean(1), weights=w))
+        tol = self.tol * float(np.average((centered**2).mean(1), weights=given))
         t = None if self.lam is None else self.lam / 2
-        return _Problem(centered, w, self.penalty, t, self.contamination), mean, tol
-
-    def _finish(self, problem: _Problem, centers: np.ndarray, mean: np.ndarray, steps: int) -> None:
-        labels, r = problem.assign(centers)
-        t = problem.level(r)
-        self.lam_, self.n_iter_ = 2 * t, steps
-        if not self.soft:
-            self.cluster_centers_ = centers + mean
-            self.labels_ = labels.astype(np.int32)
-            self.compensations_ = compensation(problem.X - centers[labels], t, self.penalty)
-            self.inertia_ = problem.cost(r, t)
-        else:
-            self._soften(problem, centers, labels, r, t, mean)
-        self.outliers_ = self.compensations_.any(axis=1)
-        self._n_features_out = self.n_clusters
+        return _Problem(centered, given, self.penalty, t, self.contamination), mean, tol, random
 
     def _soften(
         self, problem: _Problem, centers: np.ndarray, labels: np.ndarray, r: np.ndarray, t: float, mean: np.ndarray
     ) -> None:
         """EM on the soft objective, from the hard solution; every step lowers it."""
         X, w = problem.X, np.ones(len(problem.X)) if problem.w is None else problem.w
-        within = w * (r <= t if r.ndim == 1 else (r <= t).all(1))
+        within = w * _within(r, t)
         square = ((X - centers[labels]) ** 2).sum(1)
         scale = np.sqrt(within @ square / max(within.sum() * X.shape[1], 1)) if self.scale is None else self.scale
         self.scale_ = float(max(scale, 1e-6 * np.sqrt(np.average(X**2, weights=np.broadcast_to(w[:, None], X.shape)))))
         self.mixture_ = np.bincount(labels, w, len(centers)) / w.sum()
         o, last = compensation(X - centers[labels], t, self.penalty), np.inf
         for _ in range(self.max_iter):
-            q, energy = self._degrees(X + o, centers)
-            value = float(w @ (energy + self.lam_ * self._size(o)))
+            q, value = self._memberships(X, o, centers, w)
             if last - value <= 1e-3 * self.tol * abs(value):
                 break
             last = value
@@ -462,82 +422,71 @@ class RobustKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMix
             self.mixture_ = mass / mass.sum()
             self.n_iter_ += 1
         self.cluster_centers_ = centers + mean
-        self.responsibilities_, self.compensations_, energy = self._settle(X, centers, o)
+        self.responsibilities_, self.compensations_ = self._soft_solution(X, centers, o)
         self.labels_ = self.responsibilities_.argmax(1).astype(np.int32)
-        self.inertia_ = float(w @ (energy + self.lam_ * self._size(self.compensations_)))
+        _, self.inertia_ = self._memberships(X, self.compensations_, centers, w)
 
-    def _size(self, o: np.ndarray) -> np.ndarray:
-        return np.sqrt((o**2).sum(1)) if self.penalty == "l2" else np.abs(o).sum(1)
-
-    def _degrees(self, points: np.ndarray, centers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Degrees of membership, (n, k), and the cost of each (compensated) point, (n,)."""
-        square = ((points[:, None] - centers) ** 2).sum(2)
+    def _memberships(
+        self, X: np.ndarray, o: np.ndarray, centers: np.ndarray, w: np.ndarray | float = 1.0
+    ) -> tuple[np.ndarray, float]:
+        """Degrees of membership, (n, k), of compensated samples, and the value of the soft objective."""
+        square = ((X + o)[:, None] - centers) ** 2
         with np.errstate(divide="ignore"):
-            logits = np.log(self.mixture_) - square / (2 * self.scale_**2)
-        return softmax(logits, axis=1), -2 * self.scale_**2 * logsumexp(logits, axis=1)
+            logits = np.log(self.mixture_) - square.sum(2) / (2 * self.scale_**2)
+        price = np.sqrt((o**2).sum(1)) if self.penalty == "l2" else np.abs(o).sum(1)
+        each = self.lam_ * price if np.isfinite(self.lam_) else 0.0
+        value = np.sum(w * (each - 2 * self.scale_**2 * logsumexp(logits, axis=1)))
+        return softmax(logits, axis=1), float(value)
 
-    def _settle(
+    def _soft_solution(
         self, X: np.ndarray, centers: np.ndarray, o: np.ndarray | None = None
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Degrees, compensations and costs of samples for fixed centers, by alternation until each row rests."""
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Memberships and compensations for fixed centers, by alternation until each row converges."""
         t = self.lam_ / 2
         o = compensation(X - centers[nearest_center(X, centers)[0]], t, self.penalty) if o is None else o.copy()
         moving = np.arange(len(X))
         for _ in range(SOFT_STEPS):
-            q, _ = self._degrees(X[moving] + o[moving], centers)
+            q, _ = self._memberships(X[moving], o[moving], centers)
             new = compensation(X[moving] - q @ centers, t, self.penalty)
             step = np.abs(new - o[moving]).max(1, initial=0)
             o[moving] = new
             moving = moving[step > 1e-10 * t]
             if not len(moving):
                 break
-        q, energy = self._degrees(X + o, centers)
-        return q, o, energy
+        return self._memberships(X, o, centers)[0], o
 
     def path(self, X: Any, lams: Any = None, *, n_lams: int = 20, sample_weight: Any = None) -> LambdaPath:
-        """Solutions over a falling sequence of penalties, each the best of fresh starts and of the one before.
+        """Solutions over a decreasing sequence of penalties, each the best of new starts and the previous solution.
 
         `lams` defaults to `n_lams` values, evenly spaced in logarithm from the one that compensates no sample down to
-        the one at which half of them would be.
+        the one that would compensate half of them.
         """
-        X, w, random = self._prepare(X, sample_weight)
-        _, mean, tol = self._problem(X, w)
-
-        def problem_at(t: float | None) -> _Problem:
-            return _Problem(X - mean, w, self.penalty, t, self.contamination)
-
-        centers, r, t, _ = self._best(problem_at(np.inf), [], random, tol)
+        problem, mean, tol, random = self._prepare(X, sample_weight)
+        free = replace(problem, t=None)
+        centers, r, t, _ = self._best(replace(problem, t=np.inf), [], random, tol)
         if lams is None:
             most = 2 * (r if r.ndim == 1 else r.max(1)).max()
-            _, r, t, _ = self._best(problem_at(None), [], random, tol)
-            half = 2 * weighted_quantile(r if r.ndim == 1 else r.max(1), 0.5, w)
-            lams = np.geomspace(most, max(half, 2 * problem_at(None).floor), n_lams)
+            _, r, t, _ = self._best(free, [], random, tol)
+            half = 2 * weighted_quantile(r if r.ndim == 1 else r.max(1), 0.5, problem.w)
+            lams = np.geomspace(most, max(half, 2 * free.floor), n_lams)
         lams = np.sort(check_array(lams, ensure_2d=False, dtype=np.float64))[::-1]
         shares, inertias, all_centers = [], [], []
         for lam in lams:
-            problem = problem_at(lam / 2)
-            centers, r, t, _ = self._best(problem, [centers], random, tol)
-            out = (r > t) if r.ndim == 1 else (r > t).any(1)
-            shares.append(np.average(out, weights=w))
-            inertias.append(problem.cost(r, t))
+            at_lam = replace(problem, t=lam / 2)
+            centers, r, t, _ = self._best(at_lam, [centers], random, tol)
+            shares.append(np.average(~_within(r, t), weights=problem.w))
+            inertias.append(at_lam.cost(r, t))
             all_centers.append(centers + mean)
         return LambdaPath(lams, np.array(shares), np.array(inertias), np.array(all_centers))
 
     def _coordinates(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Checked samples where the centers live, and what of their squared length lies outside, (n,)."""
+        """Checked samples in the coordinates of the centers, and their squared length outside, (n,)."""
         check_is_fitted(self)
         X = validate_data(self, X, reset=False, dtype=[np.float64, np.float32], order="C")
         if self._map is None:
             return X.astype(self.cluster_centers_.dtype, copy=False), np.zeros(len(X))
         Z = np.ascontiguousarray(self._map(X))
-        return Z, self._map.extra(X, Z)  # nosec B610
-
-    def predict(self, X: Any) -> np.ndarray:
-        """The cluster of each row of `X`."""
-        Z, _ = self._coordinates(X)
-        if self.soft:
-            return self._settle(Z, self.cluster_centers_)[0].argmax(1).astype(np.int32)
-        return self._assigned(Z, None)[1].astype(np.int32)
+        return Z, self._map.outside(X, Z)
 
     def _assigned(self, Z: np.ndarray, w: np.ndarray | None) -> tuple[_Problem, np.ndarray, np.ndarray]:
         """The problem with the fitted centers on other samples: itself, labels and residual sizes."""
@@ -545,23 +494,32 @@ class RobustKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMix
         problem = _Problem(Z - mean, w, self.penalty, self.lam_ / 2, self.contamination)
         return problem, *problem.assign(self.cluster_centers_ - mean)
 
-    @available_if(_is_soft)  # type: ignore[untyped-decorator]
+    def _labels_and_shifts(self, Z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Cluster and compensation of samples in the coordinates of the centers."""
+        if self.soft:
+            q, o = self._soft_solution(Z, self.cluster_centers_)
+            return q.argmax(1).astype(np.int32), o
+        labels = self._assigned(Z, None)[1].astype(np.int32)
+        return labels, compensation(Z - self.cluster_centers_[labels], self.lam_ / 2, self.penalty)
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The cluster of each row of `X`."""
+        return self._labels_and_shifts(self._coordinates(X)[0])[0]
+
+    @available_if(lambda self: bool(self.soft))  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any) -> np.ndarray:
         """Degrees of membership, (n, n_clusters), of the soft variant."""
-        return self._settle(self._coordinates(X)[0], self.cluster_centers_)[0]
+        return self._soft_solution(self._coordinates(X)[0], self.cluster_centers_)[0]
 
     def transform(self, X: Any) -> np.ndarray:
         """Distances to the centers, (n, n_clusters)."""
-        Z, extra = self._coordinates(X)
+        Z, outside = self._coordinates(X)
         square = np.stack([((Z - m) ** 2).sum(1) for m in self.cluster_centers_], axis=1)
-        return np.sqrt(square + extra[:, None]).astype(Z.dtype)
+        return np.sqrt(square + outside[:, None]).astype(Z.dtype)
 
     def compensate(self, X: Any) -> np.ndarray:
-        """The compensations of the rows of `X`, zero for those within lambda / 2 of their center."""
-        Z, _ = self._coordinates(X)
-        if self.soft:
-            return self._settle(Z, self.cluster_centers_)[1]
-        return compensation(Z - self.cluster_centers_[self.predict(X)], self.lam_ / 2, self.penalty)
+        """The compensations of the rows of `X`, zero within lambda / 2 of their center."""
+        return self._labels_and_shifts(self._coordinates(X)[0])[1]
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Minus the value of the (hard) equation on `X`: larger is better."""
@@ -570,16 +528,11 @@ class RobustKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMix
         return -problem.cost(r, self.lam_ / 2)
 
     def plot(self, X: Any, ax: Any = None) -> Any:
-        """Clusters with their centers; outliers as crosses, each with the arrow of its compensation."""
+        """Clusters with their centers; outliers as crosses, each with an arrow along its compensation."""
         Z, _ = self._coordinates(X)
-        labels, o = self.predict(X), self.compensate(X)
+        labels, o = self._labels_and_shifts(Z)
         out = o.any(axis=1)
         ax = common.axes(ax, f"Robust k-means: {out.mean():.1%} of the samples compensated")
-        flat, moved, centers = common.flat(Z, Z + o, self.cluster_centers_)
-        common.arrows(ax, flat[out], (moved - flat)[out])
-        for k in range(self.n_clusters):
-            ax.scatter(*flat[(labels == k) & ~out].T, s=9, color=common.color(k), alpha=0.7)
-        common.crosses(ax, flat[out], "outlier and its compensation")
-        ax.scatter(*centers.T, marker="P", s=90, color="black", edgecolor="white", label="center", zorder=4)
-        common.key(ax)
+        flat, moved, centers = common.plane(Z, Z + o, self.cluster_centers_)
+        common.clusters(ax, flat, labels, centers, out, "outlier and its compensation", moved - flat)
         return ax

@@ -1,7 +1,7 @@
-r"""Clustering of samples seen in several views, some of which are corrupted for some samples.
+"""Clustering of samples with several views, some of which are corrupted for some samples.
 
-Use it when every sample is described twice or more (text and image, several sensors) and a description may fail for
-single samples. The views share one representation; a compensation per sample and view takes up what does not fit.
+Use it if every sample has two or more descriptions (text and image, several sensors) and a description may fail for single
+samples. The views share one representation; a compensation per sample and view absorbs the rest.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from sklearn.utils.validation import check_is_fitted
 
 from compensate.core.proximal import project_ball, row_norm
 from compensate.estimators import common
-from compensate.estimators.common import count, one_of, positive, share, weighted_quantile
+from compensate.estimators.common import check_parameters, weighted_quantile
 from compensate.estimators.kmeans import RobustKMeans, compensation, nearest_center
 
-EMBED_STEPS = 500  # most alternations for the representation of given samples
-WIDE = 1.5  # bound of a representation, relative to the median length of the first one
-FAR = 3.0  # residuals of this many times the median one count as corrupted in any case
-REST = 1e-9  # movement at which they stop
+EMBED_STEPS = 500  # maximum alternations for the representation of given samples
+MAX_RADIUS = 1.5  # bound of a representation, relative to the median length of the first one
+MAX_RESIDUAL = 3.0  # residuals above this multiple of the median count as corrupted in any case
+MIN_STEP = 1e-9  # movement at which the alternations stop
 
 
 class MultiViewRobustClustering(ClusterMixin, BaseEstimator):  # type: ignore[misc]
@@ -33,7 +33,7 @@ class MultiViewRobustClustering(ClusterMixin, BaseEstimator):  # type: ignore[mi
     where :math:`X_v` (n, :math:`d_v`) is view v, brought to unit size, H (n, r) the shared representation with rows
     :math:`h_i`, :math:`B = (B_1, \ldots, B_V)` the basis, :math:`\mu_v` the center of a view and :math:`o_{vi}` the
     compensation of sample i in view v: zero for most, large where a view is corrupted. The bound :math:`\rho` keeps a
-    corrupted row from claiming a direction of the basis for itself. With `level="sample"` the penalty is
+    corrupted row from determining a direction of the basis. With `level="sample"` the penalty is
     :math:`\lambda \sum_i \|(o_{1i}, \ldots, o_{Vi})\|_2`: a sample is compensated in all views or in none. The
     representation is then clustered by `RobustKMeans`.
 
@@ -101,20 +101,19 @@ class MultiViewRobustClustering(ClusterMixin, BaseEstimator):  # type: ignore[mi
         tol: float = 1e-7,
         random_state: Any = None,
     ) -> None:
-        self.n_clusters = n_clusters
-        self.n_components = n_components
-        self.lam = lam
-        self.contamination = contamination
-        self.level = level
-        self.penalty = penalty
-        self.n_init = n_init
-        self.max_iter = max_iter
-        self.tol = tol
-        self.random_state = random_state
+        self.n_clusters, self.n_components, self.lam = n_clusters, n_components, lam
+        self.contamination, self.level, self.penalty, self.n_init = contamination, level, penalty, n_init
+        self.max_iter, self.tol, self.random_state = max_iter, tol, random_state
 
     def fit(self, X: Any, y: Any = None) -> MultiViewRobustClustering:
         """Clusters samples given as a list of views, each (n, d_v). `y` is ignored."""
-        self._check_parameters()
+        check_parameters(
+            self,
+            counts=["n_clusters", "n_init", "max_iter", "n_components"],
+            positives=["lam"],
+            optional=["lam", "n_components"],
+            options={"level": ["view", "sample"], "penalty": ["l20", "l21"]},
+        )
         views = self._check_views(X, reset=True)
         if len(views[0]) < self.n_clusters:
             raise ValueError(f"n_samples={len(views[0])} should be >= n_clusters={self.n_clusters}.")
@@ -140,18 +139,6 @@ class MultiViewRobustClustering(ClusterMixin, BaseEstimator):  # type: ignore[mi
         self.labels_ = nearest_center(self.embedding_, self.cluster_centers_)[0].astype(np.int32)
         return self
 
-    def _check_parameters(self) -> None:
-        for name in ("n_clusters", "n_init", "max_iter"):
-            count(getattr(self, name), name)
-        if self.n_components is not None:
-            count(self.n_components, "n_components")
-        if self.lam is not None:
-            positive(self.lam, "lam")
-        share(self.contamination, "contamination")
-        positive(self.tol, "tol", zero=True)
-        one_of(self.level, "level", ["view", "sample"])
-        one_of(self.penalty, "penalty", ["l20", "l21"])
-
     def _check_views(self, X: Any, *, reset: bool) -> list[np.ndarray]:
         if not isinstance(X, (list, tuple)) or not len(X):
             raise TypeError(f"X should be a list of views, each an array (n_samples, n_features). Got {type(X)}.")
@@ -168,7 +155,7 @@ class MultiViewRobustClustering(ClusterMixin, BaseEstimator):  # type: ignore[mi
         return views
 
     def _scale(self, views: list[np.ndarray]) -> np.ndarray:
-        """The views side by side, each of unit size, so that none outweighs the others, (n, sum d_v)."""
+        """The views side by side, each scaled to unit size, (n, sum d_v)."""
         parts = zip(views, self._centers, self._sizes, strict=True)
         return np.hstack([(view - m) / s for view, m, s in parts])
 
@@ -197,23 +184,23 @@ class MultiViewRobustClustering(ClusterMixin, BaseEstimator):  # type: ignore[mi
             return self.lam / 2
         length = self._lengths(residual).ravel()
         level = weighted_quantile(length, 1 - self.contamination)
-        # Rows far from the bulk are corrupted even if there are more of them than expected.
-        return max(min(level, FAR * float(np.median(length))) if self.contamination > 0 else level, 1e-9)
+        # Rows with very large residuals are corrupted even if there are more of them than expected.
+        return max(min(level, MAX_RESIDUAL * float(np.median(length))) if self.contamination > 0 else level, 1e-9)
 
     def _descend(self, Z: np.ndarray, rank: int) -> None:
         """Alternates compensation, representation and basis; each has a closed form and lowers the value.
 
-        With lambda to be found, it is estimated anew at every step of the first stages and kept in the last.
+        If lambda is not given, it is estimated at every step of the first stages and fixed in the last.
         """
         guarded = self.lam is None and self.contamination > 0
-        # The first compensation is about the medians, down to the median length: no corrupted row may claim a
-        # direction of its own.
+        # The first compensation is relative to the medians, down to the median length: no corrupted row may get a direction of
+        # the basis.
         t = float(np.median(self._lengths(Z))) if guarded else self._threshold(Z)
         shift = self._shift(Z, t, "l21")
         self._mean = (Z + shift).mean(0)
         self._basis = np.linalg.svd(Z + shift - self._mean, full_matrices=False)[2][:rank]
         H = (Z + shift - self._mean) @ self._basis.T
-        self._radius = WIDE * float(np.median(row_norm(H))) if np.isfinite(t) and shift.any() else np.inf
+        self._radius = MAX_RADIUS * float(np.median(row_norm(H))) if np.isfinite(t) and shift.any() else np.inf
         stages = [("l21", False)] + [("l20", False)] * (self.penalty == "l20")
         if self.lam is None:
             stages = [(penalty, True) for penalty, _ in stages] + [stages[-1]]
@@ -248,7 +235,7 @@ class MultiViewRobustClustering(ClusterMixin, BaseEstimator):  # type: ignore[mi
             for _ in range(EMBED_STEPS):
                 shift = self._shift(Y - H @ self._basis, t, penalty)
                 new = self._bounded((Y + shift) @ self._basis.T)
-                rest = np.abs(new - H).max() <= REST
+                rest = np.abs(new - H).max() <= MIN_STEP
                 H = new
                 if rest:
                     break
@@ -268,13 +255,8 @@ class MultiViewRobustClustering(ClusterMixin, BaseEstimator):  # type: ignore[mi
         check_is_fitted(self)
         H, shift = self._embed(self._scale(self._check_views(X, reset=False)))
         labels, out = nearest_center(H, self.cluster_centers_)[0], shift.any(axis=1)
-        flat, centers = common.flat(H, self.cluster_centers_)
+        flat, centers = common.plane(H, self.cluster_centers_)
         views = self._lengths(shift).astype(bool).mean()
         ax = common.axes(ax, f"Shared representation: {views:.1%} of the rows of all views compensated")
-        for k in range(self.n_clusters):
-            ax.scatter(*flat[(labels == k) & ~out].T, s=10, color=common.color(k), alpha=0.75)
-            ax.scatter(*flat[(labels == k) & out].T, s=10, color=common.color(k), alpha=0.75)
-        common.crosses(ax, flat[out], "a view compensated")
-        ax.scatter(*centers.T, marker="P", s=90, color="black", edgecolor="white", label="center", zorder=4)
-        common.key(ax)
+        common.clusters(ax, flat, labels, centers, out, "a view compensated")
         return ax

@@ -1,106 +1,22 @@
-r"""Kernels as coordinates: a linear method on `Z` is the kernel method on `X`.
-
-With the eigenvectors of the kernel matrix, :math:`K = U \Lambda U^T`, the rows of :math:`Z = U \Lambda^{1/2}` have the
-inner products of the feature space, :math:`Z Z^T = K`, so clustering or a linear SVM on `Z` is exact. This costs
-:math:`O(n^3)` once; for many samples random Fourier features stand in (Rahimi and Recht, 2007).
-"""
+"""Registration of point clouds in which some points have no partner."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from scipy.spatial import cKDTree
 from scipy.stats import special_ortho_group
 from sklearn.base import BaseEstimator
-from sklearn.kernel_approximation import RBFSampler
-from sklearn.metrics.pairwise import pairwise_kernels
 from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from compensate.core.proximal import group_soft_threshold, row_norm
 from compensate.estimators import common
-from compensate.estimators.common import count, one_of, positive
-
-Kernel = Literal["linear", "rbf", "poly"]
-
-
-@dataclass(frozen=True)
-class KernelMap:
-    """The map of a fitted kernel from features to coordinates. `extra` is the squared length it cannot show."""
-
-    kernel: str
-    params: dict[str, Any]
-    anchors: np.ndarray
-    axes: np.ndarray
-
-    def __call__(self, X: np.ndarray) -> np.ndarray:
-        return pairwise_kernels(X, self.anchors, metric=self.kernel, **self.params) @ self.axes
-
-    def extra(self, X: np.ndarray, Z: np.ndarray) -> np.ndarray:
-        """What of each sample lies outside the span of the fitted ones, as a squared length, (n,)."""
-        square = np.einsum("ij,ij->i", X, X)
-        if self.kernel == "rbf":
-            square = np.ones(len(X))
-        elif self.kernel == "poly":
-            square = (self.params["gamma"] * square + self.params["coef0"]) ** self.params["degree"]
-        return np.maximum(square - np.einsum("ij,ij->i", Z, Z), 0)
-
-
-@dataclass(frozen=True)
-class RandomMap:
-    """Random Fourier features of the rbf kernel."""
-
-    sampler: RBFSampler
-
-    def __call__(self, X: np.ndarray) -> np.ndarray:
-        return self.sampler.transform(X)
-
-    def extra(self, X: np.ndarray, Z: np.ndarray) -> np.ndarray:
-        return np.zeros(len(X))
-
-
-def kernel_params(
-    kernel: str, gamma: float | Literal["scale"], degree: int, coef0: float, X: np.ndarray, weights: np.ndarray
-) -> dict[str, Any]:
-    """The numbers of a kernel. `gamma="scale"` is 1 / (features * variance), as in `sklearn.svm.SVC`."""
-    one_of(kernel, "kernel", ["linear", "rbf", "poly"])
-    if kernel == "linear":
-        return {}
-    if gamma == "scale":
-        mean = np.average(X, weights=np.broadcast_to(weights[:, None], X.shape))
-        variance = np.average((X - mean) ** 2, weights=np.broadcast_to(weights[:, None], X.shape))
-        gamma = 1.0 / (X.shape[1] * variance) if variance > 0 else 1.0
-    positive(gamma, "gamma")
-    if kernel == "rbf":
-        return {"gamma": gamma}
-    count(degree, "degree")
-    positive(coef0, "coef0", zero=True)
-    return {"gamma": gamma, "degree": degree, "coef0": coef0}
-
-
-def fit_kernel_map(X: np.ndarray, kernel: str, params: dict[str, Any]) -> KernelMap:
-    """Exact coordinates of a kernel, from the samples `X`, (n, d).
-
-    >>> X = np.array([[0.0, 1.0], [1.0, 1.0], [3.0, 0.0]])
-    >>> Z = fit_kernel_map(X, "poly", {"gamma": 1.0, "degree": 2, "coef0": 1.0})(X)
-    >>> bool(np.allclose(Z @ Z.T, (X @ X.T + 1) ** 2))
-    True
-    """
-    values, vectors = np.linalg.eigh(pairwise_kernels(X, metric=kernel, **params))
-    # Directions below this level are rounding noise, and dividing by their root would blow them up.
-    kept = values > 1e-10 * max(values[-1], np.finfo(float).tiny)
-    return KernelMap(kernel, params, X, vectors[:, kept] / np.sqrt(values[kept]))
-
-
-def fit_random_map(X: np.ndarray, params: dict[str, Any], size: int, random_state: Any) -> RandomMap:
-    """Random Fourier features of the rbf kernel, `size` of them."""
-    return RandomMap(RBFSampler(gamma=params["gamma"], n_components=size, random_state=random_state).fit(X))
-
+from compensate.estimators.common import check_parameters
 
 Motion = Literal["rigid", "affine", "nonrigid"]
-TIGHTEN = 0.95  # least share of the threshold that a step keeps while it follows the bulk of the distances
+TIGHTEN = 0.95  # a step lowers the threshold to this share at most
 
 
 def rigid(P: np.ndarray, Q: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -126,21 +42,8 @@ def affine(P: np.ndarray, Q: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.
 
 
 def bumps(A: np.ndarray, B: np.ndarray, width: float) -> np.ndarray:
-    """Gaussian bumps of the given width around the rows of `B`, seen at the rows of `A`, (len(A), len(B))."""
+    """Gaussian functions around the rows of `B`, evaluated at the rows of `A`, (len(A), len(B))."""
     return np.exp(-((A[:, None] - B) ** 2).sum(2) / (2 * width**2))
-
-
-def closest(tree: cKDTree, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Distance to the nearest point of the tree, and which one that is, both (n,)."""
-    distance, position = tree.query(points)
-    return np.asarray(distance), np.asarray(position)
-
-
-def _left(r: np.ndarray, t: float, penalty: str) -> np.ndarray:
-    """What the best compensation leaves of residuals of length `r`, as a share."""
-    if np.isinf(t):
-        return np.ones_like(r)
-    return t / np.maximum(r, t) if penalty == "l2" else (r <= t).astype(float)
 
 
 class RobustICP(BaseEstimator):  # type: ignore[misc]
@@ -158,12 +61,12 @@ class RobustICP(BaseEstimator):  # type: ignore[misc]
     ----------
     motion : {"rigid", "affine", "nonrigid"}, default="rigid"
     lam : float or None, default=None
-        Infinity is plain ICP. None follows the bulk: :math:`\lambda/2` is `spread` times the median distance to the
-        partners, found anew at each step, so that it tightens as the clouds come together.
+        Infinity is plain ICP. None sets :math:`\lambda/2` to `spread` times the median distance to the
+        partners at each step; it decreases as the clouds approach.
     spread : float, default=2.5
     penalty : {"l2", "l0"}, default="l0"
-        With l2 every outlier keeps a pull of :math:`\lambda/2`. Along a surface nothing but such pulls acts on a cloud,
-        so outliers on one side make it slide; l0 frees it of them.
+        With l2 every outlier keeps a pull of :math:`\lambda/2`. Along a surface only such pulls act on a cloud, and
+        outliers on one side make it slide; with l0 outliers have no effect.
     smoothness : float, default=1.0
         :math:`\beta` of the non-rigid motion; more is stiffer.
     width : float, default=0.3
@@ -218,21 +121,19 @@ class RobustICP(BaseEstimator):  # type: ignore[misc]
         tol: float = 1e-8,
         random_state: Any = None,
     ) -> None:
-        self.motion = motion
-        self.lam = lam
-        self.spread = spread
-        self.penalty = penalty
-        self.smoothness = smoothness
-        self.width = width
-        self.init = init
-        self.n_init = n_init
-        self.max_iter = max_iter
-        self.tol = tol
-        self.random_state = random_state
+        self.motion, self.lam, self.spread, self.penalty = motion, lam, spread, penalty
+        self.smoothness, self.width, self.init, self.n_init = smoothness, width, init, n_init
+        self.max_iter, self.tol, self.random_state = max_iter, tol, random_state
 
     def fit(self, X: Any, target: Any) -> RobustICP:
         """Finds the motion that takes the source `X`, (n, d), onto `target`, (m, d); d is 2 or 3."""
-        self._check_parameters()
+        check_parameters(
+            self,
+            counts=["n_init", "max_iter"],
+            positives=["lam", "spread", "smoothness", "width"],
+            optional=["lam"],
+            options={"motion": ["rigid", "affine", "nonrigid"], "penalty": ["l2", "l0"]},
+        )
         P = validate_data(self, X, dtype=np.float64)
         if P.shape[1] not in (2, 3):
             raise ValueError(f"RobustICP registers clouds in 2 or 3 dimensions. Got X with {P.shape[1]} features.")
@@ -242,8 +143,7 @@ class RobustICP(BaseEstimator):  # type: ignore[misc]
         if Q.shape[1] != P.shape[1]:
             raise ValueError(f"target has {Q.shape[1]} features, but X has {P.shape[1]}.")
         random = check_random_state(self.random_state)
-        found = [self._descend(P, Q, start) for start in self._starts(P, Q, random)]
-        best = min(found, key=lambda end: end["median"])
+        best = min((self._descend(P, Q, start) for start in self._starts(P, Q, random)), key=lambda end: end["median"])
         M, b = best["M"], best["b"]
         self.rotation_, self.translation_ = M, b
         self.matrix_ = np.eye(len(b) + 1)
@@ -256,17 +156,6 @@ class RobustICP(BaseEstimator):  # type: ignore[misc]
         self.outliers_ = self.compensations_.any(axis=1)
         return self
 
-    def _check_parameters(self) -> None:
-        one_of(self.motion, "motion", ["rigid", "affine", "nonrigid"])
-        one_of(self.penalty, "penalty", ["l2", "l0"])
-        if self.lam is not None:
-            positive(self.lam, "lam")
-        for name in ("spread", "smoothness", "width"):
-            positive(getattr(self, name), name)
-        positive(self.tol, "tol", zero=True)
-        for name in ("n_init", "max_iter"):
-            count(getattr(self, name), name)
-
     def _starts(self, P: np.ndarray, Q: np.ndarray, random: np.random.RandomState) -> list[Any]:
         d = P.shape[1]
         if self.init is not None:
@@ -275,7 +164,7 @@ class RobustICP(BaseEstimator):  # type: ignore[misc]
                 raise ValueError(f"init has shape {first.shape}, but ({d + 1}, {d + 1}) was expected.")
             starts = [(first[:d, :d], first[:d, d])]
         else:
-            # Medians, because the mean of a cloud goes with its outliers.
+            # Medians, because outliers move the mean of a cloud.
             starts = [(np.eye(d), np.median(Q, axis=0) - np.median(P, axis=0))]
         for _ in range(1, self.n_init):
             R = special_ortho_group.rvs(d, random_state=random)
@@ -286,10 +175,10 @@ class RobustICP(BaseEstimator):  # type: ignore[misc]
         return float(max(self.spread * np.median(r), 1e-9 * size)) if self.lam is None else self.lam / 2
 
     def _descend(self, P: np.ndarray, Q: np.ndarray, start: tuple[np.ndarray, np.ndarray]) -> dict[str, Any]:
-        """Alternates partners, compensation and motion until all rest.
+        """Alternates partners, compensation and motion until convergence.
 
-        An affine motion or a displacement field joins once the rigid motion rests: started from far off, they would
-        rather shrink the cloud onto a part of the target.
+        An affine motion or a displacement field starts after the rigid motion has converged: from far away they would shrink the
+        cloud onto a part of the target.
         """
         tree, (M, b) = cKDTree(Q), start
         size = float(np.sqrt(((P - P.mean(0)) ** 2).sum(1).mean())) or 1.0
@@ -299,11 +188,15 @@ class RobustICP(BaseEstimator):  # type: ignore[misc]
             rest = False
             while not rest and steps < self.max_iter:
                 steps += 1
-                r, c = closest(tree, moved)
+                r, c = tree.query(moved)
                 level = self._level(r, size)
-                # Tightening by a few percent a step, lest points be cut off before they have come near.
+                # A slow decrease keeps points that are still on their way.
                 t = level if np.isinf(t) else max(level, TIGHTEN * t)
-                w = _left(r, t, self.penalty)
+                # The share of each residual that its best compensation leaves.
+                if np.isinf(t):
+                    w = np.ones_like(r)
+                else:
+                    w = t / np.maximum(r, t) if self.penalty == "l2" else (r <= t).astype(float)
                 if w.sum() == 0:
                     break
                 if stage == "nonrigid":
@@ -315,12 +208,12 @@ class RobustICP(BaseEstimator):  # type: ignore[misc]
                     new = P @ M.T + b
                 rest = bool(np.abs(new - moved).max() <= self.tol * size) and t <= level * (1 + 1e-9)
                 moved = new
-        r, _ = closest(tree, moved)
+        r, _ = tree.query(moved)
         return {"M": M, "b": b, "field": field, "t": self._level(r, size), "median": np.median(r), "steps": steps,
                 "size": size}  # fmt: skip
 
     def _compensate(self, moved: np.ndarray, Q: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
-        r, c = closest(cKDTree(Q), moved)
+        r, c = cKDTree(Q).query(moved)
         residual, t = moved - Q[c], self.lam_ / 2
         if np.isinf(t):
             o, price = np.zeros_like(residual), np.zeros(len(r))
@@ -333,14 +226,14 @@ class RobustICP(BaseEstimator):  # type: ignore[misc]
         return c, o, float(((residual + o) ** 2).sum() + price.sum())
 
     def transform(self, X: Any) -> np.ndarray:
-        """Where the motion takes the points `X`, (n, d)."""
+        """The points `X`, (n, d), after the motion."""
         check_is_fitted(self)
         X = validate_data(self, X, reset=False, dtype=np.float64)
         moved = X @ self.rotation_.T + self.translation_
         return moved + bumps(X, self._anchors, self._width) @ self.field_ if self.motion == "nonrigid" else moved
 
     def fit_transform(self, X: Any, target: Any) -> np.ndarray:
-        """Registers `X` onto `target` and returns it moved."""
+        """Registers `X` onto `target` and returns the moved points."""
         return self.fit(X, target).transform(X)
 
     def score(self, X: Any, target: Any) -> float:
@@ -355,10 +248,10 @@ class RobustICP(BaseEstimator):  # type: ignore[misc]
         out = o.any(axis=1)
         ax = common.axes(ax, f"Registered: {out.mean():.1%} of the points compensated", depth=Q.shape[1] == 3)
         ax.scatter(*Q.T, s=14, color="#999999", label="target", alpha=0.8)
-        if Q.shape[1] == 2:
-            common.arrows(ax, moved[out], o[out])
-            ax.set_aspect("equal", adjustable="datalim")
         ax.scatter(*moved[~out].T, s=6, color=common.color(0), label="source, moved")
-        common.crosses(ax, moved[out], "outlier and its compensation" if Q.shape[1] == 2 else "outlier")
-        common.key(ax)
+        if Q.shape[1] == 2:
+            ax.set_aspect("equal", adjustable="datalim")
+            common.outliers(ax, moved[out], "outlier and its compensation", o[out])
+        else:
+            common.outliers(ax, moved[out], "outlier")
         return ax

@@ -1,7 +1,7 @@
-r"""Linear regression that shifts doubtful responses instead of bending to them.
+"""Linear regression that shifts doubtful responses instead of following them.
 
-Use it when some responses are grossly wrong, or when a few were given to the wrong rows (`permuted=True` then says
-which, and how to put them back). It does not guard against rows whose *features* are wrong and far out.
+Use it if some responses are grossly wrong, or were assigned to the wrong rows (`permuted=True` finds these rows and puts the
+responses back). It does not protect against rows with wrong *features* far from the others.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from compensate.core.proximal import hard_threshold, soft_threshold
 from compensate.estimators import common
-from compensate.estimators.common import count, mad, one_of, positive, weights
+from compensate.estimators.common import check_parameters, mad, weights
 
 PROX = {"l1": soft_threshold, "l0": hard_threshold}
-# Huber's constant loses 5 % to least squares on normal noise; a hard threshold must hardly ever cut a clean sample.
+# Huber's constant loses 5 % against least squares on normal noise; a hard threshold must rarely cut a clean sample.
 SIGMAS = {"l1": 1.345, "l0": 3.0}
-EXCHANGE_PRICE = 9.0  # squared sigmas that an exchange must save per row: the evidence of a residual of three sigmas
+EXCHANGE_PRICE = 9.0  # squared sigmas that an exchange must save per row, as a residual of three sigmas
 SCALE_ROUNDS = 30
 
 
 def huber(r: np.ndarray, t: float) -> np.ndarray:
-    r"""The cost of residuals once the shifts are best: :math:`\min_\gamma \tfrac12 (r-\gamma)^2 + t|\gamma|`.
+    r"""The cost of residuals with the best shifts: :math:`\min_\gamma \tfrac12 (r-\gamma)^2 + t|\gamma|`.
 
     >>> huber(np.array([1.0, -3.0]), 2.0)
     array([0.5, 4. ])
@@ -76,7 +76,7 @@ def fit_l0(
 def unshuffle(response: np.ndarray, predicted: np.ndarray, suspects: np.ndarray) -> np.ndarray:
     r"""The permutation of the suspects' responses with the least squared error: largest to largest, and so on.
 
-    Returns `order` (n,) with `response[order]` the responses put back; rows that are no suspects keep theirs.
+    Returns `order` (n,); `response[order]` are the responses put back, and rows that are not suspect keep theirs.
 
     >>> unshuffle(np.array([5.0, 1.0, 3.0]), np.array([1.1, 4.8, 3.0]), np.array([True, True, False]))
     array([1, 0, 2])
@@ -89,14 +89,14 @@ def unshuffle(response: np.ndarray, predicted: np.ndarray, suspects: np.ndarray)
 def shuffled(response: np.ndarray, predicted: np.ndarray, scale: float) -> np.ndarray:
     r"""The rows whose responses seem exchanged, (n,) bool.
 
-    A set S of rows is judged by what remains after the best exchange within it, plus a price per row:
+    A set S of rows is scored by the error after the best exchange within it, plus a price per row:
 
     .. math:: \sum_{i \notin S} \frac{(y_i - \hat y_i)^2}{\sigma^2}
               + \min_\pi \sum_{i \in S} \frac{(y_{\pi(i)} - \hat y_i)^2}{\sigma^2} + \kappa |S|
 
-    From the residuals above three sigmas on, rows enter and leave as long as that falls. This finds more than a
-    threshold does: a displaced response leaves a gap where it belongs, so two residuals speak for it. A lone outlier,
-    which fits nowhere else, may stay in S; `unshuffle` then leaves it in place.
+    Starting with the residuals above three sigmas, rows enter and leave S while the score falls. This finds more than a
+    threshold: a displaced response also leaves a gap where it belongs. A lone outlier may stay in S; `unshuffle` then leaves
+    it in place.
     """
     y, f = response / scale, predicted / scale
     size = np.abs(y - f)
@@ -136,7 +136,7 @@ class ShiftRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     where :math:`\gamma_i` is the shift of response i (the label compensation is :math:`\Delta y_i = -\gamma_i`) and
     :math:`P` is :math:`\lambda \|\gamma\|_1` or :math:`\tfrac{\lambda^2}{2} \|\gamma\|_0`. With l1 the fit is exactly
-    that of Huber's loss with threshold :math:`\lambda`; with l0 residuals above :math:`\lambda` do not count at all.
+    that of Huber's loss with threshold :math:`\lambda`; with l0 residuals above :math:`\lambda` do not count.
 
     Parameters
     ----------
@@ -190,17 +190,18 @@ class ShiftRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         tol: float = 1e-10,
         max_iter: int = 200,
     ) -> None:
-        self.lam = lam
-        self.penalty = penalty
-        self.sigmas = sigmas
-        self.permuted = permuted
-        self.fit_intercept = fit_intercept
-        self.tol = tol
-        self.max_iter = max_iter
+        self.lam, self.penalty, self.sigmas, self.permuted = lam, penalty, sigmas, permuted
+        self.fit_intercept, self.tol, self.max_iter = fit_intercept, tol, max_iter
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> ShiftRegressor:
         """Fits to samples `X`, (n, d), and responses `y`, (n,)."""
-        self._check_parameters()
+        check_parameters(
+            self,
+            counts=["max_iter"],
+            positives=["lam", "sigmas"],
+            optional=["lam", "sigmas"],
+            options={"penalty": ["l1", "l0"]},
+        )
         X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
         y = y.astype(np.float64)
         w = weights(sample_weight, X)
@@ -211,29 +212,22 @@ class ShiftRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         beta = self._descend(A, y - y_mean, w)
         self.coef_ = beta[: X.shape[1]]
         self.intercept_ = float(beta[-1] + y_mean - x_mean @ self.coef_) if self.fit_intercept else 0.0
-        residual = y - self.predict(X)
-        self.shifts_ = np.zeros_like(residual) if np.isinf(self.lam_) else PROX[self.penalty](residual, self.lam_)
+        predicted = self.predict(X)
+        self.shifts_ = self._shifts(y - predicted)
         self.outliers_ = self.shifts_ != 0
         if self.permuted:
-            if np.isinf(self.lam_):  # the fit is exact
-                self.suspects_ = np.zeros(len(y), dtype=bool)
-            else:
-                self.suspects_ = shuffled(y, self.predict(X), self.scale_)
-            self.permutation_ = unshuffle(y, self.predict(X), self.suspects_)
+            exact = np.isinf(self.lam_)
+            self.suspects_ = np.zeros(len(y), dtype=bool) if exact else shuffled(y, predicted, self.scale_)
+            self.permutation_ = unshuffle(y, predicted, self.suspects_)
         return self
 
-    def _check_parameters(self) -> None:
-        for name in ("lam", "sigmas"):
-            if getattr(self, name) is not None:
-                positive(getattr(self, name), name)
-        positive(self.tol, "tol", zero=True)
-        count(self.max_iter, "max_iter")
-        one_of(self.penalty, "penalty", ["l1", "l0"])
+    def _shifts(self, residual: np.ndarray) -> np.ndarray:
+        return np.zeros_like(residual) if np.isinf(self.lam_) else PROX[self.penalty](residual, self.lam_)
 
     def _descend(self, A: np.ndarray, y: np.ndarray, w: np.ndarray) -> np.ndarray:
         beta = _least_squares(A, y, w)
         self.n_iter_ = 1
-        # Residuals that are mere rounding have no scale: the fit is exact, and nothing needs a shift.
+        # If residuals are only rounding errors, the fit is exact and nothing needs a shift.
         nothing = 1e-12 * float(np.sqrt(np.average(y**2, weights=w)))
 
         def level(sigmas: float, beta: np.ndarray) -> float:
@@ -276,7 +270,7 @@ class ShiftRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         predicted = self.predict(X)
         _, y = validate_data(self, X, y, reset=False, dtype=np.float64, y_numeric=True)
         residual = y - predicted
-        shift = np.zeros_like(residual) if np.isinf(self.lam_) else PROX[self.penalty](residual, self.lam_)
+        shift = self._shifts(residual)
         out = shift != 0
         ax = common.axes(ax, f"Shift regression: {out.mean():.1%} of the responses shifted")
         if np.isfinite(self.lam_):
@@ -284,7 +278,6 @@ class ShiftRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         ax.axhline(0, color="black", lw=0.8)
         ax.vlines(predicted[out], (residual - shift)[out], residual[out], color=common.OUTLIER, alpha=0.45, lw=0.9)
         ax.scatter(predicted[~out], residual[~out], s=9, color=common.color(0), alpha=0.7)
-        common.crosses(ax, np.column_stack([predicted, residual])[out], "shifted response")
         ax.set(xlabel="prediction", ylabel="residual")
-        common.key(ax)
+        common.outliers(ax, np.column_stack([predicted, residual])[out], "shifted response")
         return ax

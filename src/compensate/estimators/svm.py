@@ -1,7 +1,7 @@
-r"""The support vector machine read as compensation: slack variables compensate losses, flips compensate labels.
+"""The support vector machine as compensation: slack variables compensate losses, flips compensate labels.
 
-Use `compensate="loss"` for the ordinary soft-margin SVM with its slacks as an attribute, and `compensate="label"` when some
-labels are plainly wrong: a sample deep on the other side then changes its label instead of bending the boundary.
+Use `compensate="loss"` for the ordinary soft-margin SVM with its slacks as an attribute, and `compensate="label"` for data with
+clearly wrong labels: a sample far on the other side changes its label instead of moving the boundary.
 """
 
 from __future__ import annotations
@@ -13,16 +13,14 @@ from typing import Any, Literal
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils import check_random_state
 from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from compensate.estimators import common
-from compensate.estimators.common import count, one_of, positive, weights
-from compensate.estimators.registration import fit_kernel_map, fit_random_map, kernel_params
+from compensate.estimators.common import KernelMap, check_parameters, check_random_features, weights
 
-LABEL_ROUNDS = 50  # alternations between the machine and its labels; each lowers the objective, a handful is usual
+LABEL_ROUNDS = 50  # maximum alternations between machine and labels; each lowers the objective, a few suffice
 
 
 def interior_point(
@@ -31,7 +29,7 @@ def interior_point(
     r"""Minimizes Eq. (33), :math:`\tfrac12\|w\|^2 + \sum_i c_i \xi_i` with :math:`y_i(w^T x_i + b) + \xi_i \ge 1`.
 
     A primal-dual interior-point method with Mehrotra's corrector. The multipliers :math:`\alpha_i` of the margins lie
-    between 0 and :math:`c_i`; a step solves a system of size d + 1, so n only enters by one product.
+    between 0 and :math:`c_i`; a step solves a system of size d + 1, and n enters by one product only.
 
     `X` is (n, d), `y` any real signs (n,), `c` positive (n,). Returns w, b and the number of steps.
 
@@ -61,7 +59,7 @@ def interior_point(
         move, da, ds, dxi = system.step(-alpha * s, -beta * xi)
         far = min(_longest(alpha, da), _longest(beta, -da), _longest(s, ds), _longest(xi, dxi))
         ahead = ((alpha + far * da) @ (s + far * ds) + (beta - far * da) @ (xi + far * dxi)) / (2 * n)
-        target = mu * (ahead / mu) ** 3  # Mehrotra: the better the plain step, the bolder the next
+        target = mu * (ahead / mu) ** 3  # Mehrotra's rule
         move, da, ds, dxi = system.step(target - alpha * s - da * ds, target - beta * xi + da * dxi)
         far = 0.995 * min(_longest(alpha, da), _longest(beta, -da), _longest(s, ds), _longest(xi, dxi))
         wb, s, xi = wb + far * move, s + far * ds, xi + far * dxi
@@ -70,7 +68,7 @@ def interior_point(
         if value < best_value:
             best, best_value = wb, value
         elif far < 1e-6 or gap <= 1e-10 * (1 + value):
-            break  # rounding allows no further step
+            break  # no further progress beyond rounding
     return best[:-1], float(best[-1]), steps
 
 
@@ -149,8 +147,8 @@ class SlackSVC(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     .. math:: \tfrac12\|w\|^2 + C \sum_i \big[ \max(0, 1 - (y_i + \Delta y_i)(w^T x_i + b)) + \rho\,|\Delta y_i| \big]
 
-    It is not convex; machine and labels are solved in turn, from the ordinary SVM on. Several classes are each parted
-    from the rest.
+    It is not convex; machine and labels are solved in turn, from the ordinary SVM. Several classes are solved one against
+    the rest.
 
     Parameters
     ----------
@@ -163,12 +161,12 @@ class SlackSVC(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         :math:`\rho`: labels of samples with a margin below :math:`-\rho` are compensated.
     kernel : {"linear", "rbf", "poly"}, default="linear"
     gamma, degree, coef0
-        Numbers of the kernel, as in `sklearn.svm.SVC`.
+        Parameters of the kernel, as in `sklearn.svm.SVC`.
     random_features : int or None, default=None
         Number of random Fourier features instead of the exact rbf kernel, which costs :math:`O(n^3)`.
     class_weight : dict, "balanced" or None, default=None
     max_iter : int, default=200
-        Most steps of the interior-point method.
+        Maximum number of steps of the interior-point method.
     random_state : int, RandomState or None, default=None
         For the random features.
 
@@ -211,22 +209,20 @@ class SlackSVC(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         max_iter: int = 200,
         random_state: Any = None,
     ) -> None:
-        self.C = C
-        self.compensate = compensate
-        self.form = form
-        self.label_penalty = label_penalty
-        self.kernel = kernel
-        self.gamma = gamma
-        self.degree = degree
-        self.coef0 = coef0
-        self.random_features = random_features
-        self.class_weight = class_weight
-        self.max_iter = max_iter
+        self.C, self.compensate, self.form, self.label_penalty = C, compensate, form, label_penalty
+        self.kernel, self.gamma, self.degree, self.coef0 = kernel, gamma, degree, coef0
+        self.random_features, self.class_weight, self.max_iter = random_features, class_weight, max_iter
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> SlackSVC:
         """Fits to samples `X`, (n, d), and their classes `y`, (n,)."""
-        self._check_parameters()
+        check_parameters(
+            self,
+            counts=["max_iter"],
+            positives=["C", "label_penalty"],
+            options={"compensate": ["loss", "label"], "form": ["eq33", "eq32"], "kernel": ["linear", "rbf", "poly"]},
+        )
+        check_random_features(self)
         X, y = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(y)
         given = weights(sample_weight, X)
@@ -234,15 +230,8 @@ class SlackSVC(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if len(np.unique(codes[given > 0])) < 2:
             raise ValueError("The number of classes has to be greater than one; got 1 class")
         w = given * compute_sample_weight(self.class_weight, y)
-        Z, self._map = X, None
-        if self.kernel != "linear":
-            params = kernel_params(self.kernel, self.gamma, self.degree, self.coef0, X, given)
-            self._map = (
-                fit_kernel_map(X, self.kernel, params)
-                if self.random_features is None
-                else fit_random_map(X, params, self.random_features, check_random_state(self.random_state))
-            )
-            Z = self._map(X)
+        self._map = None if self.kernel == "linear" else KernelMap.fit(self, X, given, self.random_state)
+        Z = X if self._map is None else self._map(X)
         positives = [1] if len(self.classes_) == 2 else range(len(self.classes_))
         machines = [self._machine(Z, np.where(codes == k, 1.0, -1.0), w) for k in positives]
         self._w, self.intercept_ = np.stack([m[0] for m in machines]), np.array([m[1] for m in machines])
@@ -254,18 +243,6 @@ class SlackSVC(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.n_iter_ = max(m[5] for m in machines)
         return self
 
-    def _check_parameters(self) -> None:
-        positive(self.C, "C")
-        positive(self.label_penalty, "label_penalty")
-        count(self.max_iter, "max_iter")
-        one_of(self.compensate, "compensate", ["loss", "label"])
-        one_of(self.form, "form", ["eq33", "eq32"])
-        one_of(self.kernel, "kernel", ["linear", "rbf", "poly"])
-        if self.random_features is not None:
-            count(self.random_features, "random_features")
-            if self.kernel != "rbf":
-                raise ValueError(f"random_features needs kernel='rbf'. Got kernel={self.kernel!r}.")
-
     def _machine(
         self, X: np.ndarray, y: np.ndarray, w: np.ndarray
     ) -> tuple[np.ndarray, float, np.ndarray, np.ndarray, float, int]:
@@ -274,7 +251,7 @@ class SlackSVC(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         v, b, steps = self._solve(X, y, price * w)
         if self.compensate == "loss":
             loss = np.maximum(1 - y * (X @ v + b), 0)
-            # In Eq. (32) beyond lambda = 1 nobody buys slack: the loss itself is paid.
+            # In Eq. (32) with lambda > 1 slack costs more than the loss, and all slacks are zero.
             slack = np.zeros_like(loss) if self.form == "eq32" and self.C > 1 else loss
             return v, b, loss, -slack, float(0.5 * v @ v + price * (w @ loss)), steps
         tau, value = np.zeros(len(y)), np.inf
@@ -324,13 +301,10 @@ class SlackSVC(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         X, y = validate_data(self, X, y, reset=False, dtype=np.float64)
         codes = np.searchsorted(self.classes_, y)
-        if len(self.classes_) == 2 and X.shape[1] == 2:
-            return self._plot_plane(X, codes, ax)
         values = self.decision_function(X)
-        if values.ndim == 1:
-            margin = np.where(codes == 1, 1, -1) * values
-        else:
-            margin = values[np.arange(len(X)), codes]
+        margin = np.where(codes == 1, 1, -1) * values if values.ndim == 1 else values[np.arange(len(X)), codes]
+        if len(self.classes_) == 2 and X.shape[1] == 2:
+            return self._plot_plane(X, codes, margin, ax)
         order = np.argsort(margin)
         rank, margin = np.arange(len(X)), margin[order]
         ax = common.axes(ax, f"Margins: {np.mean(margin < 1):.1%} of the samples need slack")
@@ -340,12 +314,10 @@ class SlackSVC(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             ax.scatter(rank[here], margin[here], s=9, color=common.color(k), label=str(name), zorder=3)
         ax.axhline(1, color="black", lw=0.8, ls="--")
         ax.set(xlabel="sample, by margin", ylabel="margin")
-        common.key(ax)
+        common.legend(ax)
         return ax
 
-    def _plot_plane(self, X: np.ndarray, codes: np.ndarray, ax: Any) -> Any:
-        signs = np.where(codes == 1, 1.0, -1.0)
-        margin = signs * self.decision_function(X)
+    def _plot_plane(self, X: np.ndarray, codes: np.ndarray, margin: np.ndarray, ax: Any) -> Any:
         slack = np.maximum(1 - margin, 0)
         title = f"Margins: {np.mean(slack > 1e-6):.1%} of the samples need slack"
         if self.compensate == "label":
@@ -366,6 +338,6 @@ class SlackSVC(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             ax.scatter(*X[need].T, s=20 + 60 * slack[need], facecolors="none", edgecolors=common.OUTLIER,
                        linewidths=0.8, label="slack (ring size)")  # fmt: skip
         if self.compensate == "label":
-            common.crosses(ax, X[flipped], "label compensated")
-        common.key(ax)
+            common.outliers(ax, X[flipped], "label compensated")
+        common.legend(ax)
         return ax
