@@ -1,4 +1,4 @@
-"""Small pieces of HTML for notebooks. Every text is escaped; nothing is fetched and nothing runs."""
+"""HTML for notebooks. Every text is escaped; nothing is fetched or executed."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import html
 import re
 from collections.abc import Iterable, Sequence
 
-# What is not seen but changes what is: control codes, and signs that turn the direction of writing.
-_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+# Control characters and marks of the writing direction.
+_INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class Html(str):
@@ -17,16 +17,16 @@ class Html(str):
 
 
 def escape(text: object, longest: int = 200) -> Html:
-    """A text as HTML: markup is shown and not obeyed, and what cannot be seen is a mark.
+    """A text as HTML, with markup escaped and invisible characters replaced.
 
     >>> escape("<b>&")
     '&lt;b&gt;&amp;'
     """
     if isinstance(text, Html):
         return text
-    said = str(text)
-    said = said if len(said) <= longest else said[: longest - 1] + "…"
-    return Html(html.escape(_UNSEEN.sub("\ufffd", said)))
+    plain = str(text)
+    plain = plain if len(plain) <= longest else plain[: longest - 1] + "…"
+    return Html(html.escape(_INVISIBLE.sub("\ufffd", plain)))
 
 
 def element(tag: str, *parts: object, style: str = "") -> Html:
@@ -35,8 +35,8 @@ def element(tag: str, *parts: object, style: str = "") -> Html:
     >>> element("b", "1 < 2")
     '<b>1 &lt; 2</b>'
     """
-    look = f' style="{html.escape(style)}"' if style else ""
-    return Html(f"<{tag}{look}>{''.join(map(escape, parts))}</{tag}>")
+    attributes = f' style="{html.escape(style)}"' if style else ""
+    return Html(f"<{tag}{attributes}>{''.join(map(escape, parts))}</{tag}>")
 
 
 def table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> Html:

@@ -1,4 +1,4 @@
-"""The first layer of a model for images or features: so that perturbations are in the data's own units."""
+"""Networks in three stages, `forward(x) = head(features(embed(x)))`, and heads and layers for them."""
 
 from __future__ import annotations
 
@@ -44,8 +44,21 @@ class Normalize(nn.Module):
         return f"channels={len(self.mean)}"
 
 
+class _Network(nn.Module):
+    head: nn.Linear
+
+    def embed(self, x: Tensor) -> Tensor:
+        return x
+
+    def features(self, e: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(self.embed(x)))
+
+
 def normalizer(channels: int, mean: Sequence[float] | None, std: Sequence[float] | None) -> nn.Module:
-    """`Normalize` with the given statistics, or with 0.5 and 0.25, the middle of the range of pixels."""
+    """`Normalize` with the given statistics, or with 0.5 and 0.25, for pixels in [0, 1]."""
     mean = [0.5] * channels if mean is None else mean
     std = [0.25] * channels if std is None else std
     if len(mean) != channels:
@@ -53,10 +66,10 @@ def normalizer(channels: int, mean: Sequence[float] | None, std: Sequence[float]
     return Normalize(mean, std)
 
 
-class CNN(nn.Module):
-    """Convolutions of 3 x 3, each halving the image after it, then an average: good for digits and MNIST.
+class CNN(_Network):
+    """Convolutions of 3 x 3, each followed by halving the image, then an average: for digits and MNIST.
 
-    It has neither BatchNorm nor dropout by default, so that a batch's samples do not touch each other.
+    It has no BatchNorm or dropout by default: the samples of a batch are independent.
 
     Args:
         num_classes: number of logits.
@@ -100,17 +113,11 @@ class CNN(nn.Module):
         self.hidden = nn.Sequential(nn.Linear(4 * widths[-1], hidden), nn.ReLU(), nn.Dropout(dropout))
         self.head = nn.Linear(hidden, num_classes)
 
-    def embed(self, x: Tensor) -> Tensor:
-        return x
-
     def features(self, e: Tensor) -> Tensor:
         return self.hidden(self.body(self.normalize(e)))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.features(self.embed(x)))
 
-
-class MLP(nn.Module):
+class MLP(_Network):
     """Fully connected layers on features; anything after the batch dimension is flattened.
 
     Args:
@@ -136,18 +143,12 @@ class MLP(nn.Module):
         self.body = nn.Sequential(*layers)
         self.head = nn.Linear([num_features, *hidden][-1], num_classes)
 
-    def embed(self, x: Tensor) -> Tensor:
-        return x
-
     def features(self, e: Tensor) -> Tensor:
         return self.body(e)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.features(self.embed(x)))
-
 
 def probe(num_features: int, num_classes: int) -> MLP:
-    """A linear classifier, as is usual on embeddings of a large model: an `MLP` without hidden layers.
+    """A linear classifier, such as for embeddings of a large model: an `MLP` without hidden layers.
 
     >>> probe(5, 3).head
     Linear(in_features=5, out_features=3, bias=True)
@@ -158,11 +159,11 @@ def probe(num_features: int, num_classes: int) -> MLP:
 DEPTHS = (8, 14, 20, 32, 44, 56, 110)
 
 
-class ResNet(nn.Module):
+class ResNet(_Network):
     """The network of He et al. for CIFAR: three stages of 16, 32 and 64 channels, depth 6n + 2.
 
-    Where a stage begins the shortcut takes every second pixel and adds zero channels (the reference's option A), so
-    that it has no parameters.
+    At the start of a stage the shortcut takes every second pixel and adds zero channels (the reference's option A), without
+    parameters.
 
     Args:
         depth: 8, 14, 20, 32, 44, 56, 110 or any other 6n + 2.
@@ -196,8 +197,9 @@ class ResNet(nn.Module):
             raise InputError(f"a CIFAR ResNet has depth 6n + 2, and {depth} is not; choose one of {DEPTHS}.")
         blocks = (depth - 2) // 6
         self.normalize = normalizer(channels, mean, std)
-        # A stride of two or more reads patches that overlap by half.
-        first = _conv(channels, width) if stride == 1 else _patches(channels, width, stride)
+        # With a stride of two or more, patches overlap by half.
+        size, padding = (3, 1) if stride == 1 else (2 * stride, stride // 2)
+        first = nn.Conv2d(channels, width, size, stride=stride, padding=padding, bias=False)
         self.stem = nn.Sequential(first, nn.BatchNorm2d(width), nn.ReLU(inplace=True))
         widths = [width] * blocks + [2 * width] * blocks + [4 * width] * blocks
         self.blocks = nn.Sequential(*(ResidualBlock(a, b) for a, b in zip([width, *widths], widths, strict=False)))
@@ -206,18 +208,12 @@ class ResNet(nn.Module):
             if isinstance(module, (nn.Conv2d, nn.Linear)):
                 nn.init.kaiming_normal_(module.weight)
 
-    def embed(self, x: Tensor) -> Tensor:
-        return x
-
     def features(self, e: Tensor) -> Tensor:
         return self.blocks(self.stem(self.normalize(e))).mean((2, 3))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.features(self.embed(x)))
-
 
 class ResidualBlock(nn.Module):
-    """Two convolutions and a shortcut: ``relu(x + f(x))``; halves the image where the number of channels grows."""
+    """Two convolutions and a shortcut: ``relu(x + f(x))``; halves the image if the number of channels grows."""
 
     def __init__(self, before: int, after: int) -> None:
         super().__init__()
@@ -240,11 +236,7 @@ def _conv(before: int, after: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False)
 
 
-def _patches(before: int, after: int, stride: int) -> nn.Conv2d:
-    return nn.Conv2d(before, after, 2 * stride, stride=stride, padding=stride // 2, bias=False)
-
-
-class BiLSTM(nn.Module):
+class BiLSTM(_Network):
     r"""The paper's network for texts.
 
     .. math::
@@ -266,8 +258,8 @@ class BiLSTM(nn.Module):
 
     Shapes: x (B, T) token ids; ``embed(x)`` (B, T, size); ``features(e)`` (B, 2H); logits (B, C).
 
-    A text's padding has the zero vector, which is how ``features`` knows it: it needs no second argument, and terms
-    added to ``embed(x)`` must be zero there (`padding` says where).
+    Padding has the zero vector, by which ``features`` recognizes it; terms added to ``embed(x)`` must be zero there
+    (see `padding`).
 
     >>> model = BiLSTM(100, 2, size=8, hidden=4)
     >>> x = torch.tensor([[5, 6, 7], [8, 0, 0]])
@@ -305,7 +297,7 @@ class BiLSTM(nn.Module):
                 self.embedding.weight.copy_(vectors)
             self.embedding.weight[0].zero_()
         self.embedding.weight.requires_grad_(train_vectors)
-        # Two one-way LSTMs and an explicit reversal equal a packed two-way one, and stay on the fast kernels.
+        # Two one-way LSTMs and an explicit reversal equal a packed two-way LSTM, on the fast kernels.
         self.forth = nn.LSTM(size, hidden, batch_first=True)
         self.back = nn.LSTM(size, hidden, batch_first=True)
         self.attention = nn.Linear(2 * hidden, 1, bias=False)
@@ -330,24 +322,21 @@ class BiLSTM(nn.Module):
         alpha = score.masked_fill(~word, torch.finfo(score.dtype).min).softmax(-1)
         return self.dropout(torch.tanh((alpha[..., None] * h).sum(1)))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.features(self.embed(x)))
-
 
 def reversal(word: Tensor) -> Tensor:
-    """(B, T) positions that turn each text round and leave its padding where it is; its own inverse.
+    """(B, T) positions that reverse each text but not its padding; its own inverse.
 
     >>> reversal(torch.tensor([[True, True, True, False]])).tolist()
     [[2, 1, 0, 3]]
     """
     t = torch.arange(word.shape[1], device=word.device)
-    # The last word, not the number of words: a word whose vector happens to be zero must not shift the others.
+    # The last word instead of the number of words: a word with a zero vector must not shift the others.
     length = torch.where(word, t + 1, 0).amax(1, keepdim=True)
     return torch.where(t < length, length - 1 - t, t)
 
 
 class GCN(nn.Module):
-    r"""Two graph convolutions over one graph, whose edges have weights that compensation may change.
+    r"""Two graph convolutions over one graph with weighted edges, which compensation may change.
 
     .. math:: u = \hat A\, \mathrm{ReLU}(\hat A X W_1) W_2, \qquad \hat A = D^{-1/2} (A + I) D^{-1/2}
 
@@ -361,7 +350,7 @@ class GCN(nn.Module):
         dropout: share of the hidden units dropped in training.
         weight: (E,) weights of the edges; 1 if not given. An edge of weight 0 is a candidate that compensation may add.
 
-    The input of `forward` are numbers of nodes (B,); it gives their logits (B, C), and takes a change of the edges (E,).
+    `forward` takes node numbers (B,) and optionally a change of the edges (E,), and returns logits (B, C).
 
     >>> edges = torch.tensor([[0, 1], [1, 2]])
     >>> net = GCN(torch.eye(3), edges, 2)
@@ -409,7 +398,7 @@ class GCN(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, nodes: Tensor, change: Tensor | None = None) -> Tensor:
-        """(B, C) logits of some nodes, with the weights of the edges changed."""
+        """(B, C) logits of some nodes."""
         a = self.structure if change is None else (self.structure + change).clamp(0, 1)
         one, other = self.edges
         degree = torch.ones_like(self.x[:, 0]).index_add(0, one, a).index_add(0, other, a)
@@ -427,16 +416,15 @@ class GCN(nn.Module):
 
 @final
 class GatedHead(nn.Module):
-    r"""The head of a model for :func:`~compensate.methods.logit.gated_category`: logits, and after them the gate.
+    r"""The head of a model for :func:`~compensate.methods.logit.gated_category`: logits followed by the gate.
 
     .. math:: h(z) = [\text{head}(z),\; w^\top \mathrm{BN}(V z + c)]
 
-    The gate reads the same features as the classifier, place by place, by two linear layers with batch normalization between them.
-    Its last weights start ten times smaller than usual, and gates half open.
+    The gate reads the features of the classifier at each place, by two linear layers with batch normalization in between. Its last
+    weights start ten times smaller than usual, and gates half open.
 
     Args:
-        head: the layer or layers that give the logits, (B, D, d1, ...) -> (B, C, d1, ...). If they return images of another size, the
-            gate is interpolated to it.
+        head: the layers for the logits, (B, D, d1, ...) -> (B, C, d1, ...). If they return another size, the gate is interpolated.
         in_features: the number of features D.
         hidden: the number of hidden units.
 

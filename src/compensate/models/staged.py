@@ -1,4 +1,4 @@
-"""Any model of the user's, seen as embed, features and head."""
+"""Any model as embed, features and head."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from compensate.errors import InputError, nearest
 
 
 class Staged(nn.Module):
-    r"""A model cut in stages, :math:`f = \text{head} \circ \text{features} \circ \text{embed}`.
+    r"""A model split into stages, :math:`f = \text{head} \circ \text{features} \circ \text{embed}`.
 
     Feature compensation acts on ``embed(x)``, and some terms read the classifier ``head`` or the features before it.
 
     Args:
-        model: any module whose logits come out of one linear layer. It is not changed, and its parameters are shared:
-            training either trains both.
+        model: any module whose last layer is linear. It is not changed, and its parameters are shared: training either
+            trains both.
         head: the name of that layer, such as ``"fc"`` or ``"classifier.6"``, or the layer itself.
-        embed: for texts, the name of the embedding layer (or the layer): ``embed(x)`` are then the word vectors.
-        example: a batch to try: that the stages together give what the model gives is then checked at once.
+        embed: for texts, the embedding layer or its name: ``embed(x)`` are then the word vectors.
+        example: a batch on which the stages are compared with the model.
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     >>> staged = Staged(model, head="2", example=torch.rand(5, 4))
@@ -55,7 +55,7 @@ class Staged(nn.Module):
             self._try(model, example)
 
     def padding(self, x: Tensor) -> Tensor:
-        """(B, T) true where there is no word, by the embedding layer's ``padding_idx``; all false without one."""
+        """(B, T) true for padding, by the ``padding_idx`` of the embedding layer; all false without one."""
         blank = getattr(self.embedding, "padding_idx", None)
         return torch.zeros_like(x, dtype=torch.bool) if blank is None else x == blank
 
@@ -67,7 +67,7 @@ class Staged(nn.Module):
         if not isinstance(z, Tensor) or z.shape[-1] != self.head.in_features:
             got = tuple(z.shape) if isinstance(z, Tensor) else type(z).__name__
             raise InputError(
-                f"with its head taken out the model gives {got}; expected features (B, {self.head.in_features}). "
+                f"without its head the model returns {got}; expected features (B, {self.head.in_features}). "
                 "Something follows the head in its forward pass: use compensate.models.Stages with your own functions."
             )
         return z
@@ -78,7 +78,7 @@ class Staged(nn.Module):
     def _try(self, model: nn.Module, example: Tensor) -> None:
         modes = {module: module.training for module in (*model.modules(), *self.modules())}
         try:
-            model.eval(), self.eval()  # dropout must not decide the comparison
+            model.eval(), self.eval()  # without dropout
             with torch.no_grad():
                 ours, theirs = self(example), model(example)
         finally:
@@ -86,8 +86,8 @@ class Staged(nn.Module):
                 module.training = mode
         if ours.shape != theirs.shape or not torch.allclose(ours, theirs, atol=1e-5, rtol=1e-4):
             raise InputError(
-                "the stages do not give what the model gives on the example: its forward pass does something after the "
-                "head (a softmax?) or uses x beside the embedding. Use compensate.models.Stages with your own functions."
+                "the stages and the model differ on the example: the forward pass does something after the head (a softmax?) "
+                "or uses x outside the embedding. Use compensate.models.Stages with your own functions."
             )
 
 
@@ -95,11 +95,11 @@ class Stages(nn.Module):
     """A model from functions or modules for its stages.
 
     Args:
-        features: takes ``embed(x)`` and gives (B, F). Modules are trained; a plain function is only called, and must
-            be one of a module's top level if the model is to be pickled.
+        features: takes ``embed(x)`` and returns (B, F). Modules are trained; a plain function must be at the top level of a
+            Python module for pickling.
         head: the linear layer that gives the logits.
         embed: takes the batch; the identity by default.
-        padding: takes the batch and gives (B, T), true where there is no word; for texts.
+        padding: takes the batch and returns (B, T), true for padding; for texts.
 
     >>> body = nn.Sequential(nn.Flatten(), nn.Linear(4, 8))
     >>> Stages(torch.tanh, nn.Linear(4, 2))(torch.rand(3, 4)).shape
@@ -159,10 +159,10 @@ def _linear(model: nn.Module) -> str:
 
 
 def _without(model: nn.Module, name: str) -> nn.Module:
-    """The model with one layer replaced by the identity; the modules on the way to it are copied, the rest is shared.
+    """The model with one layer replaced by the identity; the modules that contain it are copied, the rest is shared.
 
-    Only the copies' tables of children are new. Parameters and buffers stay the same objects, so an optimizer of the
-    user's model still trains this one, and neither hooks nor closures are needed.
+    Only the copies' dictionaries of children are new. Parameters and buffers stay the same objects, and an optimizer of the
+    user's model still trains this one.
     """
     first, _, rest = name.partition(".")
     twin = copy.copy(model)
