@@ -537,7 +537,7 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         base = {"base": "bce"} if self.multilabel_ else {}
         criterion = find(self.method).make(**self._arguments, **base, num_samples=num_samples)
         if criterion.record is None:
-            size = {"num_labels" if self.multilabel_ else "num_classes": len(self.classes_)}
+            size: dict[str, Any] = {"num_labels" if self.multilabel_ else "num_classes": len(self.classes_)}
             criterion.record = Evidence(num_samples, score="margin", **size)
         return criterion.to(self.device, self._dtype)
 

@@ -264,7 +264,7 @@ def outliers(ax: Any, points: np.ndarray, label: str, step: np.ndarray | None = 
 
 
 def clusters(
-    ax: Any, points: np.ndarray, labels: np.ndarray, centers: np.ndarray, out: np.ndarray, label: str, step: Any = None
+    ax: Any, points: np.ndarray, labels: np.ndarray, centers: np.ndarray, out: Any, label: str, step: Any = None
 ) -> None:
     """Draws samples by cluster, the centers, and outliers as crosses with arrows along `step`."""
     for k in range(len(centers)):

@@ -165,7 +165,7 @@ class _Problem:
 
 def _within(r: np.ndarray, t: float) -> np.ndarray:
     """(n,) true for samples without compensation."""
-    return r <= t if r.ndim == 1 else (r <= t).all(1)
+    return np.asarray(r <= t if r.ndim == 1 else (r <= t).all(1))
 
 
 def _seeds(problem: _Problem, k: int, random: np.random.RandomState) -> np.ndarray:

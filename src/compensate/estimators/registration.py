@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from scipy.spatial import cKDTree
@@ -180,7 +180,7 @@ class RobustICP(BaseEstimator):  # type: ignore[misc]
         An affine motion or a displacement field starts after the rigid motion has converged: from far away they would shrink the
         cloud onto a part of the target.
         """
-        tree, (M, b) = cKDTree(Q), start
+        tree, (M, b) = cast(Any, cKDTree(Q)), start
         size = float(np.sqrt(((P - P.mean(0)) ** 2).sum(1).mean())) or 1.0
         field, G = np.zeros_like(P), bumps(P, P, self.width * size) if self.motion == "nonrigid" else np.empty(0)
         moved, steps, t = P @ M.T + b, 0, np.inf
@@ -213,7 +213,7 @@ class RobustICP(BaseEstimator):  # type: ignore[misc]
                 "size": size}  # fmt: skip
 
     def _compensate(self, moved: np.ndarray, Q: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
-        r, c = cKDTree(Q).query(moved)
+        r, c = cast(Any, cKDTree(Q)).query(moved)
         residual, t = moved - Q[c], self.lam_ / 2
         if np.isinf(t):
             o, price = np.zeros_like(residual), np.zeros(len(r))

@@ -6,8 +6,7 @@ clearly wrong labels: a sample far on the other side changes its label instead o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -54,13 +53,16 @@ def interior_point(
         size = 1 + np.abs(A).T @ alpha
         if gap <= tol * (1 + abs(value)) and (np.abs(dual) <= 1e-9 * size).all() and np.abs(primal).max() <= 1e-9:
             break
-        system = _Newton(A, s / alpha + xi / beta, ridge, dual, primal, alpha, beta, s, xi)
+        # Eliminating all unknowns but (w, b) leaves a system of size d + 1.
+        D = s / alpha + xi / beta
+        factor = _factor(A.T @ (A / D[:, None]) + np.diag(ridge))
+        solve = partial(_newton_step, A, D, factor, dual, primal, alpha, beta, s, xi)
         mu = gap / (2 * n)
-        move, da, ds, dxi = system.step(-alpha * s, -beta * xi)
+        move, da, ds, dxi = solve(-alpha * s, -beta * xi)
         far = min(_longest(alpha, da), _longest(beta, -da), _longest(s, ds), _longest(xi, dxi))
         ahead = ((alpha + far * da) @ (s + far * ds) + (beta - far * da) @ (xi + far * dxi)) / (2 * n)
         target = mu * (ahead / mu) ** 3  # Mehrotra's rule
-        move, da, ds, dxi = system.step(target - alpha * s - da * ds, target - beta * xi + da * dxi)
+        move, da, ds, dxi = solve(target - alpha * s - da * ds, target - beta * xi + da * dxi)
         far = 0.995 * min(_longest(alpha, da), _longest(beta, -da), _longest(s, ds), _longest(xi, dxi))
         wb, s, xi = wb + far * move, s + far * ds, xi + far * dxi
         alpha, beta = alpha + far * da, beta - far * da
@@ -72,30 +74,15 @@ def interior_point(
     return best[:-1], float(best[-1]), steps
 
 
-@dataclass(frozen=True)
-class _Newton:
-    """The linear system of one step. Eliminating all but (w, b) leaves a matrix of size d + 1."""
-
-    A: np.ndarray
-    D: np.ndarray
-    ridge: np.ndarray
-    dual: np.ndarray
-    primal: np.ndarray
-    alpha: np.ndarray
-    beta: np.ndarray
-    s: np.ndarray
-    xi: np.ndarray
-
-    @cached_property
-    def factor(self) -> Any:
-        return _factor(self.A.T @ (self.A / self.D[:, None]) + np.diag(self.ridge))
-
-    def step(self, push_s: np.ndarray, push_xi: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Changes of (w, b), alpha, s and xi that change alpha * s by `push_s` and beta * xi by `push_xi`."""
-        g = -self.primal + push_s / self.alpha - push_xi / self.beta
-        move = cho_solve(self.factor, self.A.T @ (g / self.D) - self.dual)
-        d_alpha = (g - self.A @ move) / self.D
-        return move, d_alpha, (push_s - self.s * d_alpha) / self.alpha, (push_xi + self.xi * d_alpha) / self.beta
+def _newton_step(
+    A: np.ndarray, D: np.ndarray, factor: Any, dual: np.ndarray, primal: np.ndarray, alpha: np.ndarray, beta: np.ndarray,
+    s: np.ndarray, xi: np.ndarray, push_s: np.ndarray, push_xi: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
+    """Changes of (w, b), alpha, s and xi that change alpha * s by `push_s` and beta * xi by `push_xi`."""
+    g = -primal + push_s / alpha - push_xi / beta
+    move = cho_solve(factor, A.T @ (g / D) - dual)
+    d_alpha = (g - A @ move) / D
+    return move, d_alpha, (push_s - s * d_alpha) / alpha, (push_xi + xi * d_alpha) / beta
 
 
 def _factor(M: np.ndarray) -> Any:
@@ -175,7 +162,7 @@ class SlackSVC(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     classes_ : (k,)
     coef_, intercept_ : (1, d) and (1,) for two classes, (k, d) and (k,) for more; `coef_` for the linear kernel only
     slacks_ : (n,) or (n, k), the hinge loss of each sample; :math:`\xi_i` of Eq. (33)
-    compensations_ : (n,) or (n, k), what was added: :math:`-\xi_i` to the loss, or :math:`\Delta y_i` to the label
+    compensations_ : (n,) or (n, k), the compensation: :math:`-\xi_i` of the loss, or :math:`\Delta y_i` of the label
     objective_ : float, or (k,) for more than two classes
     n_iter_ : int
 

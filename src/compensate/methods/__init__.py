@@ -9,12 +9,10 @@ from compensate.methods.feature import *
 from compensate.methods.gradient import *
 from compensate.methods.imbalance import *
 from compensate.methods.label import *
-from compensate.methods.label_correction import *
 from compensate.methods.logit import *
 from compensate.methods.loss import *
 from compensate.methods.mixed import *
 from compensate.methods.prediction import *
 from compensate.methods.registry import METHODS as METHODS
 from compensate.methods.registry import Method as Method
-from compensate.methods.robust_losses import *
 from compensate.methods.weighting import *

@@ -1,35 +1,57 @@
-"""Methods that compensate labels: smoothing, meta-learned labels, and labels from plausible classes."""
+"""Methods that compensate labels: smoothing, guesses of the model or a teacher, meta steps, plausible classes."""
 
 from __future__ import annotations
 
 import math
-from typing import Literal, final
+from collections.abc import Mapping
+from typing import Any, Literal, final
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from compensate.core.batch import Batch, Value, at
 from compensate.core.criterion import BinaryBase, Compensated
 from compensate.core.layout import rowwise
-from compensate.core.proximal import Ball
+from compensate.core.penalties import Ball
+from compensate.core.rows import put_rows
 from compensate.core.stages import full_precision
-from compensate.core.statistics import ClassMean
+from compensate.core.statistics import ClassMean, Statistic
 from compensate.core.tables import Category, Sample
+from compensate.core.validation import checked_features
 from compensate.errors import InputError
 from compensate.methods.registry import Block, Real, Space, each, method, one_of
 from compensate.terms.classes import Counts, checked_counts
-from compensate.terms.guesses import OfClass, Worst
+from compensate.terms.guesses import (
+    Blend,
+    Decision,
+    OfClass,
+    ProgressiveTrust,
+    Softened,
+    Worst,
+    decided,
+    guess_of,
+    live_prediction,
+    logits_of,
+)
 from compensate.terms.prior import Toward, prediction, uniform
-from compensate.terms.schedules import Ramp
+from compensate.terms.schedules import Ramp, StepSchedule
 
 __all__ = [
     "adversarial_label_smoothing",
+    "bootstrap_hard",
+    "bootstrap_soft",
+    "d2l",
     "data_ambiguation",
+    "deep_self_learning",
+    "distillation",
+    "guess_label",
     "label_smoothing",
     "meta_label",
+    "mix_bootstrap",
     "mix_level_label",
     "online_label_smoothing",
+    "proselflc",
 ]
 
 
@@ -307,3 +329,575 @@ def data_ambiguation(*, alpha: float = 0.05, beta: float = 0.75, beta_end: float
     constant = beta_end is None or beta_end == beta
     moving: Value = beta if constant or beta_end is None else Ramp(beta, beta_end, shape="cosine")
     return Compensated(label=Ambiguate(alpha, moving), base=divergence)
+
+
+def _random_logits(sizes: Mapping[str, Any]) -> Tensor:
+    """Outputs of a teacher without knowledge, the same each time."""
+    return torch.randn(sizes["num_samples"], sizes["num_classes"], generator=torch.Generator().manual_seed(0))
+
+
+@method(
+    "label", "mixed", "prior", "sample",
+    equation="9",
+    reference="Yao and Wu, Compensation Learning, 2021",
+    record="loss",
+    needs=["teacher", "index"],
+    limits="As good as the other model: lam = 0 ignores it, lam = 1 ignores the labels.",
+    example=lambda sizes: {"guess": _random_logits(sizes).softmax(-1)},
+    search=Space({"lam": Real(0.05, 0.95)}),
+)  # fmt: skip
+def guess_label(*, guess: nn.Module | Tensor, lam: Value = 0.5, num_classes: int | None = None) -> Compensated:
+    r"""Labels move toward the predictions of another model.
+
+    .. math:: \Delta y_i = \lambda (y'_i - y_i)
+
+    Args:
+        guess: :math:`y'`: the other model, which is run on each batch (and needs `criterion.evaluate`); or its predictions for all
+            samples, distributions (N, C) or class numbers (N,), which need the index.
+        lam: the trust :math:`\lambda`.
+        num_classes: the number of classes, for class numbers.
+
+    >>> criterion = guess_label(guess=torch.tensor([0, 2]), lam=0.5, num_classes=3)
+    >>> criterion(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]), torch.tensor([0]))
+    tensor(1.2584)
+    """
+    return Compensated(label=Toward(guess_of(guess, num_classes), lam))
+
+
+class _FromTeacher(Block):
+    inference, granularity = "prior", "sample"
+
+    def __init__(self, teacher: nn.Module, lam: Value, temperature: float) -> None:
+        super().__init__()
+        self.q, self.lam, self.temperature = Softened(teacher, temperature), lam, temperature
+
+
+@final
+class Distilled(_FromTeacher):
+    """The label term of :func:`distillation`."""
+
+    def forward(self, s: Batch) -> Tensor:
+        """(B, C) the label compensation, a constant."""
+        own = (s.u.detach() / self.temperature).softmax(-1)
+        return rowwise(at(self.lam, s), s.y) * (self.q(s) - own)
+
+
+@final
+class SoftTargetLoss(_FromTeacher):
+    """The loss term of :func:`distillation` in its classic form."""
+
+    direction, adds = "negative", True
+
+    def forward(self, s: Batch) -> Tensor:
+        """(B,) the loss compensation."""
+        q, logp = self.q(s), (s.u / self.temperature).log_softmax(-1)
+        return at(self.lam, s) * self.temperature * (q.xlogy(q) - q * logp).sum(-1) * s.valid
+
+
+@method(
+    "label", "mixed", "prior", "sample",
+    equation="34, 35",
+    reference="Hinton et al., Distilling the Knowledge in a Neural Network, 2015",
+    record="loss",
+    needs=["teacher", "index"],
+    limits="As good as the teacher. lam = 0 is cross entropy. In the label form the loss itself may be negative.",
+    example=lambda sizes: {"teacher": _random_logits(sizes)},
+    search=Space({"lam": Real(0.1, 4.0, log=True), "temperature": Real(1.0, 10.0)}),
+)  # fmt: skip
+def distillation(
+    *,
+    teacher: nn.Module | Tensor,
+    lam: Value = 1.0,
+    temperature: float = 4.0,
+    form: Literal["label", "classic"] = "label",
+) -> Compensated:
+    r"""Knowledge distillation: labels are corrected by the difference between teacher and student.
+
+    .. math:: \Delta y_i = \lambda (q_i - p'_i), \qquad q_i = S(z_i / T), \quad p'_i = S(u_i / T)
+
+    where :math:`z_i` are the teacher's logits and :math:`p'_i` is a constant in the gradient. The classic form is
+    :math:`l'_i = l_i + \frac{\lambda}{T}\, T^2\, \mathrm{KL}(q_i \| p'_i)`. The two have the same gradient,
+    :math:`(p_i - y_i) + \lambda (p'_i - q_i)`, but different values; the paper calls them equal in this sense. The
+    corrected label of the first form may have negative entries and is not projected (Eq. 6 does not hold).
+
+    Args:
+        teacher: a model, which is run on each batch (and needs `criterion.evaluate`); or its logits for all samples, (N, C),
+            which need the index.
+        lam: the weight :math:`\lambda`; it is :math:`\alpha T` where others write
+            :math:`\mathrm{CE} + \alpha T^2 \mathrm{KL}`.
+        temperature: :math:`T`.
+        form: "label", Eq. 35, or "classic", a loss term.
+
+    >>> criterion = distillation(teacher=torch.tensor([[4.0, 0.0, 0.0]]), form="classic")
+    >>> criterion(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]), torch.tensor([0]))
+    tensor(2.4338)
+    """
+    one_of("form", form, "label", "classic")
+    if form == "label":
+        return Compensated(label=Distilled(logits_of(teacher), lam, temperature), onto="none")
+    return Compensated(loss=SoftTargetLoss(logits_of(teacher), lam, temperature))
+
+
+def choose_prototypes(z: Tensor, count: int = 8, rank: float = 0.4, limit: float = 0.95) -> Tensor:
+    r"""The rows of `z` (m, D), features of one class, that are typical of it but differ from each other.
+
+    .. math:: S_{ij} = \cos(z_i, z_j), \quad \rho_i = \sum_j \mathrm{sign}(S_{ij} - S_c), \quad
+              \eta_i = \begin{cases} \max_{j: \rho_j > \rho_i} S_{ij} & \rho_i < \rho_{\max} \\
+                       \min_j S_{ij} & \rho_i = \rho_{\max} \end{cases}
+
+    The `count` densest rows (largest :math:`\rho`) with :math:`\eta <` `limit` are chosen, and rows beyond the limit only if others
+    do not suffice. :math:`S_c` is the entry of :math:`S` at `rank`, in ascending order.
+
+    Returns:
+        (min(count, m),) row numbers, densest first.
+
+    Reference: Han et al., Deep Self-Learning From Noisy Labels, ICCV 2019.
+    """
+    unit = F.normalize(z, dim=-1)
+    similar = unit @ unit.T
+    entries = similar.flatten()
+    above = similar - entries.kthvalue(min(int(rank * len(entries)) + 1, len(entries))).values
+    density = torch.sign(above.masked_fill(above.abs() < 1e-6, 0.0)).sum(1)  # differences by rounding do not count
+    denser = density[None, :] > density[:, None]
+    nearest = similar.masked_fill(~denser, -torch.inf).amax(1)
+    nearest = torch.where(density == density.max(), similar.amin(1), nearest)
+    span = 2 * len(z) + 1  # larger than any difference of densities
+    return (density - span * (nearest >= limit)).argsort(descending=True, stable=True)[:count]
+
+
+@final
+class Prototypes(Statistic):
+    r"""Labels from the prototypes of the previous epoch, as in :func:`deep_self_learning`; as a value, (B, C) one-hot.
+
+    Until the first epoch has ended the guess is the given label. The authors relabel the whole set between epochs, in an extra pass;
+    this class relabels a sample at its visit, by its current features and the prototypes of the previous epoch.
+    """
+
+    reader = "a choice of prototypes"
+
+    def __init__(
+        self,
+        num_samples: int,
+        num_classes: int,
+        feature_dim: int,
+        *,
+        count: int = 8,
+        sampled: int = 1280,
+        rank: float = 0.4,
+        limit: float = 0.95,
+    ) -> None:
+        super().__init__()
+        if count < 1 or sampled < 1:
+            raise InputError(f"count={count}, sampled={sampled}; expected at least one prototype and one sample.")
+        self.num_samples, self.num_classes, self.rolls = num_samples, num_classes, True
+        self.count, self.rank, self.limit = count, rank, limit
+        kept = min(num_samples, sampled * num_classes)
+        # A fixed seed: all processes must agree on the samples, and a new run too.
+        chosen = torch.randperm(num_samples, generator=torch.Generator().manual_seed(0))[:kept]
+        slot = torch.full((num_samples,), -1).index_copy_(0, chosen, torch.arange(kept))
+        self.track("slot", slot, merge="same")
+        self.track("features", torch.zeros(kept, feature_dim), merge="rows")
+        self.track("given", torch.full((kept,), -1), merge="rows")
+        self.track("prototypes", torch.zeros(num_classes, count, feature_dim), merge="same")
+        self.track("known", torch.zeros(num_classes, count), merge="same")
+        self.slot: Tensor
+        self.features: Tensor
+        self.given: Tensor
+        self.prototypes: Tensor
+        self.known: Tensor
+
+    def forward(self, s: Batch) -> Tensor:
+        """(B, C) the guess."""
+        z = F.normalize(s.z.detach().flatten(1).to(self.prototypes.dtype), dim=-1)
+        similar = torch.einsum("bd,cpd->bcp", z, self.prototypes)  # prototypes are unit vectors, or zero if unknown
+        counts = self.known.sum(-1)
+        score = (similar.sum(-1) / counts.clamp(min=1)).masked_fill(counts == 0, -torch.inf)
+        guess = F.one_hot(score.argmax(-1), s.u.shape[-1]).to(s.u.dtype)
+        return torch.where(counts.any(), guess, s.y)
+
+    def check(self, s: Batch) -> None:
+        """Also checks the features."""
+        super().check(s)
+        checked_features(s, self.features.shape[-1])
+
+    def observe(self, s: Batch) -> None:
+        """Stores the features of the chosen samples in the batch."""
+        slots = self.slot[self.index(s)]
+        kept, z = (slots >= 0) & s.valid, s.z.detach().flatten(1).to(self.features.dtype)
+        put_rows(self.features, slots, z, kept)
+        put_rows(self.given, slots, s.labels, kept)
+
+    def end_epoch(self) -> None:
+        """Chooses the prototypes of each class; a class without samples keeps the old ones."""
+        for c in range(len(self.prototypes)):
+            z = self.features[self.given == c]
+            if len(z):
+                best = z[choose_prototypes(z, self.count, self.rank, self.limit)]
+                self.prototypes[c].zero_()[: len(best)] = F.normalize(best, dim=-1)
+                self.known[c].zero_()[: len(best)] = 1
+        self.given.fill_(-1)
+
+
+@method(
+    "label", "mixed", "prior", "sample",
+    equation="9 with labels from prototypes",
+    reference="Han et al., Deep Self-Learning From Noisy Labels, ICCV 2019",
+    record="loss",
+    needs=["model", "features", "index", "epochs"],
+    limits="Cross entropy until epoch `start`. Keeps features of up to `sampled` samples per class.",
+)  # fmt: skip
+def deep_self_learning(
+    *,
+    num_samples: int,
+    num_classes: int,
+    feature_dim: int,
+    alpha: float = 0.5,
+    start: int = 3,
+    count: int = 8,
+    sampled: int = 1280,
+    rank: float = 0.4,
+    limit: float = 0.95,
+) -> Compensated:
+    r"""Deep self-learning: labels move toward the class whose prototypes are most similar to the features.
+
+    .. math:: \Delta y_i = \alpha (\hat y_i - y_i), \qquad
+              \hat y_i = \arg\max_c \frac1p \sum_{k=1}^p \cos(z_i, z_{c,k})
+
+    where :math:`z_{c,k}` are the :math:`p` prototypes of class c, chosen again at the end of each epoch; see
+    :class:`~compensate.methods.label.Prototypes`, which also lists the differences from the authors' code.
+
+    Args:
+        alpha: the share :math:`\alpha` of the new label.
+        start: epochs before labels change. Prototypes of a barely trained network are poor, and their labels may collapse all
+            classes into one: with ``start=1`` one of three trainings on digits collapsed.
+        count: prototypes per class.
+        sampled: samples per class (on average) that prototypes are chosen from, always the same ones.
+        rank: the position of the similarity threshold among all similarities, in ascending order.
+        limit: the similarity beyond which two prototypes are too much alike.
+
+    >>> criterion = deep_self_learning(num_samples=100, num_classes=3, feature_dim=8)
+    >>> print(criterion.taxonomy)
+    label · mixed · prior · sample
+    """
+    if start < 1:
+        raise InputError(f"start is {start}; prototypes are known after the first epoch, so expected at least 1.")
+    q = Prototypes(num_samples, num_classes, feature_dim, count=count, sampled=sampled, rank=rank, limit=limit)
+    return Compensated(label=Toward(q, StepSchedule({0: 0.0, start: alpha})))
+
+
+Guess = Literal["current", "previous_epoch"]
+
+
+@final
+class LastPrediction(Statistic):
+    """The prediction at the previous visit of each sample; as a value, (B, C), the given label before the first visit.
+
+    With `hard` the value is the most likely class, one-hot, instead of the distribution.
+    """
+
+    reader, binary = "the memory of the previous epoch", True
+
+    def __init__(self, num_samples: int, num_classes: int, hard: bool = False) -> None:
+        super().__init__()
+        self.num_samples, self.num_classes, self.hard = num_samples, num_classes, hard
+        self.track("rows", torch.zeros(num_samples, num_classes), merge="rows")
+        self.rows: Tensor
+
+    def forward(self, s: Batch) -> Tensor:
+        """(B, C) the guess."""
+        rows = self.rows[self.index(s)].to(s.u.dtype)
+        guess = decided(rows, 0.5 if s.places.binary else None) if self.hard else rows
+        return torch.where(rows.sum(-1, keepdim=True) > 0, guess, s.y)
+
+    def observe(self, s: Batch) -> None:
+        """Stores the predictions of the batch."""
+        p = s.plain.sigmoid() if s.places.binary else s.plain.softmax(-1)
+        padded = s.places.dense and not s.complete  # padding has no row
+        put_rows(self.rows, self.index(s), p.to(self.rows.dtype), s.valid if padded else None)
+
+
+def _bootstrap(
+    guess: Guess,
+    current: Value,
+    beta: float,
+    num_samples: int | None,
+    num_classes: int | None,
+    base: BinaryBase,
+    *,
+    hard: bool = False,
+) -> Compensated:
+    one_of("guess", guess, "current", "previous_epoch")
+    if guess == "previous_epoch":
+        if num_samples is None or num_classes is None:
+            raise InputError(
+                'guess="previous_epoch" keeps a prediction for each sample: give num_samples and num_classes.'
+            )
+        rows, columns = (num_samples * num_classes, 1) if base == "bce" else (num_samples, num_classes)
+        current = LastPrediction(rows, columns, hard)
+    return Compensated(label=Toward(current, round(1 - beta, 12)), base=base)
+
+
+@method(
+    "label", "mixed", "prior", "sample",
+    equation="10",
+    reference="Reed et al., Training Deep Neural Networks on Noisy Labels with Bootstrapping, ICLR workshop 2015",
+    record="loss",
+    limits="beta = 1 is cross entropy. A prediction that is trusted too early confirms itself.",
+    search=Space({"beta": Real(0.3, 1.0)}),
+    candidates=each(beta=(0.95, 0.9, 0.8, 0.6, 0.4)),
+)  # fmt: skip
+def bootstrap_soft(
+    *,
+    num_samples: int | None = None,
+    num_classes: int | None = None,
+    beta: float = 0.95,
+    guess: Guess = "current",
+    detach: bool = False,
+    base: BinaryBase = None,
+) -> Compensated:
+    r"""Soft bootstrapping: labels move toward the model's own prediction.
+
+    .. math:: \Delta y_i = \lambda (p_i - y_i), \qquad \lambda = 1 - \beta
+
+    With several labels per sample, :math:`\Delta y_{i,c} = \lambda (\sigma(u_{i,c}) - y_{i,c})`.
+
+    Args:
+        beta: the share :math:`\beta` of the given label.
+        guess: "current", the prediction of this step, which is the loss of Reed et al.; or "previous_epoch", the prediction of
+            the sample's previous visit, which is the paper's text (and needs `num_samples` and `num_classes`).
+        detach: treat the current prediction as a constant in the gradient. Reed et al. do not: their loss adds
+            minimum-entropy regularization.
+
+    >>> bootstrap_soft(beta=0.95)(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
+    tensor(2.2661)
+    """
+    return _bootstrap(guess, prediction if detach else live_prediction, beta, num_samples, num_classes, base)
+
+
+@method(
+    "label", "positive", "prior", "sample",
+    equation="10",
+    reference="Reed et al., Training Deep Neural Networks on Noisy Labels with Bootstrapping, ICLR workshop 2015",
+    record="loss",
+    limits="beta = 1 is cross entropy. A decision that is trusted too early confirms itself.",
+    search=Space({"beta": Real(0.3, 1.0)}),
+    candidates=each(beta=(0.9, 0.8, 0.6, 0.4, 0.3)),
+)  # fmt: skip
+def bootstrap_hard(
+    *,
+    num_samples: int | None = None,
+    num_classes: int | None = None,
+    beta: float = 0.8,
+    guess: Guess = "current",
+    base: BinaryBase = None,
+) -> Compensated:
+    r"""Hard bootstrapping: labels move toward the model's most likely class.
+
+    .. math:: \Delta y_i = \lambda (o_i - y_i), \qquad \lambda = 1 - \beta
+
+    where :math:`o_i` is one-hot at the largest entry of the prediction. With several labels per sample, :math:`o_{i,c}` is 1 if
+    :math:`u_{i,c} > 0`.
+
+    Args:
+        beta: the share :math:`\beta` of the given label.
+        guess: "current" (Reed et al.) or "previous_epoch" (the paper's text; needs `num_samples` and `num_classes`).
+
+    >>> bootstrap_hard(beta=0.8)(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
+    tensor(1.9184)
+    """
+    return _bootstrap(guess, Decision(), beta, num_samples, num_classes, base, hard=True)
+
+
+@method(
+    "label", "mixed", "prior", "sample+category",
+    equation="54-56",
+    reference="Yao and Wu, Compensation Learning, 2021",
+    record="loss",
+    needs=["epochs"],
+    limits="beta = 0 is soft bootstrapping with its beta = 1 - alpha; beta = 1 is online label smoothing.",
+    search=Space({"alpha": Real(0.05, 0.8), "beta": Real(0.0, 1.0)}),
+)  # fmt: skip
+def mix_bootstrap(
+    *,
+    num_classes: int,
+    alpha: Value = 0.2,
+    beta: Value = 0.5,
+    conf: Literal["all", "correct"] = "correct",
+    detach: bool = False,
+) -> Compensated:
+    r"""mixBootstrapping: labels move toward the prediction of the sample and the mean prediction of its class.
+
+    .. math:: \Delta y_i = \alpha (\beta \tilde p_{y_i} + (1 - \beta) p_i - y_i)
+
+    where :math:`\tilde p_c` is the mean prediction of class c in the previous epoch.
+
+    Args:
+        alpha: the share of the guess. The paper gives no value, neither for this nor for `beta`.
+        beta: the share :math:`\beta` of the class.
+        conf: the two definitions of Eq. 56: "all" predictions count, or only "correct" ones.
+        detach: treat :math:`p_i` as a constant in the gradient; soft bootstrapping does not.
+
+    >>> mix_bootstrap(num_classes=3, alpha=0.1)(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
+    tensor(2.2394)
+    """
+    q = Blend(ClassMean(num_classes, conf), prediction if detach else live_prediction, beta)
+    return Compensated(label=Toward(q, alpha))
+
+
+@method(
+    "label", "mixed", "prior", "sample",
+    equation="10 with a trust for each sample",
+    reference="Wang et al., ProSelfLC: Progressive Self Label Correction, CVPR 2021",
+    record="loss",
+    needs=["steps"],
+    limits="Needs the length of the training: before its middle hardly anything changes.",
+    search=Space({"sharpness": Real(4.0, 32.0), "middle": Real(0.2, 0.8)}),
+    candidates=each(sharpness=(16.0, 8.0, 24.0, 16.0, 16.0), middle=(0.5, 0.5, 0.5, 0.3, 0.15)),
+)  # fmt: skip
+def proselflc(*, sharpness: float = 16.0, middle: float = 0.5, detach: bool = False) -> Compensated:
+    r"""Progressive self label correction: trust in the prediction grows with time and with its certainty.
+
+    .. math:: \Delta y_i = \epsilon_i (p_i - y_i), \qquad
+              \epsilon_i = \frac{1}{1 + e^{-b(t - t_0)}} \left(1 - \frac{H(p_i)}{\log C}\right)
+
+    where :math:`t \in [0, 1]` is the progress of the training.
+
+    Args:
+        sharpness: :math:`b`.
+        middle: :math:`t_0`, the time of half trust.
+        detach: treat :math:`p_i` in the label as a constant in the gradient; the authors' code does not. :math:`\epsilon_i`
+            is a constant in both.
+
+    >>> criterion = proselflc().start(total_steps=100)
+    >>> loss = criterion(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
+    """
+    guess = prediction if detach else live_prediction
+    return Compensated(label=Toward(guess, ProgressiveTrust(sharpness, middle)))
+
+
+SMALL = 1e-8
+"""Keeps the logarithm of a ratio of distances finite."""
+
+
+def local_dimensionality(z: Tensor, k: int = 20) -> Tensor:
+    r"""(B,) the maximum-likelihood estimate of the dimension around each row of `z`, from its neighbors in the batch.
+
+    .. math:: \mathrm{LID}_i = -\left( \frac1k \sum_{j=1}^k \log \frac{r_{ij}}{r_{ik}} \right)^{-1}
+
+    where :math:`r_{i1} \le \dots \le r_{ik}` are the distances to the `k` nearest other rows.
+
+    Reference: Amsaleg et al., Estimating Local Intrinsic Dimensionality, KDD 2015.
+    """
+    k = min(k, len(z) - 1)
+    if k < 2:
+        return z.new_full((len(z),), torch.nan)
+    z = full_precision(z)  # distances are not defined for half precision
+    distances = torch.cdist(z, z, compute_mode="donot_use_mm_for_euclid_dist")
+    r = distances.topk(k + 1, largest=False).values[:, 1:]  # the nearest row is the row itself
+    return -k / torch.log(r / r[:, -1:] + SMALL).sum(-1)
+
+
+@final
+class Dimensionality(Statistic):
+    r"""Observes the dimensionality of the features; as a value, the trust in the predictions of the model.
+
+    .. math:: \lambda = 1 - \exp\left( -\frac{e}{E} \frac{\mathrm{LID}_e}{\min_{j \le e} \mathrm{LID}_j} \right)
+
+    from the turning point on and 0 before, where :math:`\mathrm{LID}_e` is the mean over epoch :math:`e` of the
+    :math:`E` epochs. The turning point is the first epoch, after `patience + window` epochs, whose LID exceeds the mean of the
+    `window` epochs before it by two of their standard deviations: from there the model spreads its features to fit wrong labels.
+
+    The authors measure 1,280 samples at the start of each epoch, and return to the weights of the turning point; this class measures
+    all batches during the epoch, and leaves the weights to the training loop.
+    """
+
+    direction = "positive"  # for the most likely class; a guess with another direction declares it
+    whole_batch = True  # neighbors come from the batch
+
+    def __init__(self, k: int = 20, window: int = 5, patience: int = 5) -> None:
+        super().__init__()
+        if k < 2 or window < 1 or patience < 0:
+            raise InputError(
+                f"k={k}, window={window}, patience={patience}; expected k >= 2, window >= 1, patience >= 0."
+            )
+        self.k, self.window, self.patience, self.rolls = k, window, patience, True
+        self.track("total", torch.zeros(()), merge="sum")
+        self.track("count", torch.zeros(()), merge="sum")
+        self.track("recent", torch.zeros(window + 1), merge="same")
+        self.track("lowest", torch.tensor(torch.inf), merge="same")
+        for name, start in (("epochs", 0), ("turned", -1), ("seen", 0), ("begun", 0)):
+            self.track(name, torch.tensor(start), merge="same")
+        self.total: Tensor
+        self.count: Tensor
+        self.recent: Tensor
+        self.lowest: Tensor
+        self.epochs: Tensor
+        self.turned: Tensor
+        self.seen: Tensor
+        self.begun: Tensor
+
+    def forward(self, s: Batch) -> Tensor:
+        """The current trust, a scalar tensor."""
+        s.criterion.require_total()
+        time = self.begun / s.criterion.total
+        trust = 1 - torch.exp(-time * self.recent[-1] / self.lowest)
+        return torch.where(self.turned >= 0, trust, 0.0).to(s.u.dtype)
+
+    def check(self, s: Batch) -> None:
+        """Also requires features."""
+        super().check(s)
+        _ = s.z
+
+    def observe(self, s: Batch) -> None:
+        """Adds the dimensionality of the batch."""
+        if not len(s.target):
+            return
+        lid = local_dimensionality(s.z.detach().flatten(1), self.k)
+        usable = lid.isfinite() & (lid > 0)
+        self.total += torch.where(usable, lid, 0.0).sum()
+        self.count += usable.sum()
+        self.seen += 1
+
+    def end_epoch(self) -> None:
+        """Compares the epoch with the epochs before it."""
+        now = torch.where(self.count > 0, self.total / self.count, self.recent[-1])
+        self.recent.copy_(torch.cat([self.recent[1:], now[None]]))
+        self.lowest.copy_(torch.where(now > 0, torch.minimum(self.lowest, now), self.lowest))
+        self.epochs += 1
+        before = self.recent[:-1]
+        spreads = now - before.mean() > 2 * before.std(correction=0)
+        turns = (self.turned < 0) & (self.epochs > self.patience + self.window) & spreads
+        self.turned.copy_(torch.where(turns, self.epochs - 2, self.turned))
+        self.begun.copy_(self.seen)
+        self.total.zero_()
+        self.count.zero_()
+
+
+@method(
+    "label", "positive", "prior", "sample",
+    equation="10 with a trust from the dimensionality",
+    reference="Ma et al., Dimensionality-Driven Learning with Noisy Labels, ICML 2018",
+    record="loss",
+    needs=["model", "features", "epochs", "steps"],
+    limits="Cross entropy until the features begin to spread, at the earliest after window + patience epochs.",
+)  # fmt: skip
+def d2l(*, k: int = 20, window: int = 5, patience: int = 5, guess: Literal["hard", "soft"] = "hard") -> Compensated:
+    r"""Dimensionality-driven learning: predictions are trusted once the features spread to fit wrong labels.
+
+    .. math:: \Delta y_i = (1 - \alpha_e)(o_i - y_i), \qquad
+              \alpha_e = \exp\left( -\frac{e}{E} \frac{\mathrm{LID}_e}{\min_j \mathrm{LID}_j} \right)
+
+    from the turning point of the local intrinsic dimensionality on, and zero before; see
+    :class:`~compensate.methods.label.Dimensionality`, which also lists the differences from the authors' code.
+
+    Args:
+        k: the number of neighbors in the batch.
+        window: earlier epochs that the current one is compared with.
+        patience: further epochs before the first comparison.
+        guess: :math:`o_i`, the most likely class ("hard", the authors' code) or the prediction itself ("soft").
+
+    >>> print(d2l(num_samples=100).taxonomy)
+    label · positive · prior · sample
+    """
+    one_of("guess", guess, "hard", "soft")
+    return Compensated(label=Toward(Decision(soft=guess == "soft"), Dimensionality(k, window, patience)))

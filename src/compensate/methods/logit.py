@@ -597,7 +597,7 @@ class PerturbationNet(Block):
     limits="Cross entropy until the first meta_step, which needs an optimizer for the network, such as Adam with a step of 1e-3.",
 )  # fmt: skip
 def causal_logit(*, hidden: int = 32, bound: float = 5.0) -> Compensated:
-    r"""Causal logit perturbation: a small network, learned on clean data, compensates each logit; there is no table.
+    r"""Causal logit perturbation: a small network, learned on clean data, compensates each logit without a table.
 
     .. math:: \Delta u_{i,c} = b \tanh(g(t_i, p_{i,c}, y_{i,c}; \Phi) / b)
 

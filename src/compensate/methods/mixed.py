@@ -108,8 +108,8 @@ def mixcomp(
               + \sum_{i: l_i < \tau} \max_{\|\delta_i\| \le \epsilon_2} l(S(f(x_i + \delta_i)), y_i), \qquad
               v_i = \eta (y_i - S(u_i))
 
-    where :math:`l_i` is the plain loss. With :math:`\epsilon_2 = 0` (the paper's choice for clean accuracy, and the default) there is no
-    feature term and the criterion is drop-in; else it needs `criterion.evaluate`, and projected gradient steps from a random point
+    where :math:`l_i` is the plain loss. With :math:`\epsilon_2 = 0` (the paper's choice for clean accuracy, and the default) features are
+    not compensated and the criterion is drop-in; else it needs `criterion.evaluate`, and projected gradient steps from a random point
     of the ball find :math:`\delta_i`. Line 6 of Algorithm 2 exchanges the two groups; this follows Eq. 45. With several labels per
     sample, :math:`i` runs over the labels of all samples, and :math:`v_{i,c} = \eta (y_{i,c} - \sigma(u_{i,c}))` if the loss of the
     label reaches :math:`\tau`.

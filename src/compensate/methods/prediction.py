@@ -75,6 +75,18 @@ def _error_(noise: Tensor, given: Tensor, decided: Tensor) -> Tensor:
     return own
 
 
+def _losses(given: Tensor, r: Tensor, floor: float, u: Tensor) -> Tensor:
+    """(B,) the losses as a function of logits near the ones of `r`."""
+    p = u.softmax(-1)
+    r = r + torch.where(r <= floor, 0.0, p - p.detach())
+    return (r.sum(-1, keepdim=True) / r.gather(1, given)).log()[:, 0]
+
+
+def _change(r: Tensor, total: Tensor, u: Tensor) -> Tensor:
+    """(B, C) the difference between r over its sum and the predictions."""
+    return r / total - log_softmax(u).exp()
+
+
 def _put(kept: Tensor, index: Tensor, new: Tensor) -> None:
     """Writes rows where they belong; one that is not finite stays as it was."""
     if not (is_eager_cpu(new) and math.isfinite(new.sum().item())):
@@ -141,7 +153,7 @@ class OverParameterized(Statistic):
         .. math:: \frac{\partial}{\partial \mu} = 2 \mu \sum_c y_c \Bigl( \frac1S - \frac{y_c}{r_c} + 2 e_c \Bigr), \qquad
                   \frac{\partial}{\partial \nu_c} = -4\, \nu_c (1 - y_c)\, e_c, \qquad e = o + a - b - y
 
-        where :math:`r = \max(p + a - b, \epsilon)` and :math:`S` is its sum; there is no slope where a part is cut off.
+        where :math:`r = \max(p + a - b, \epsilon)` and :math:`S` is its sum; clamped parts have no slope.
         """
         decided = largest(s.p.detach())[1][:, None]
         if s.hard:

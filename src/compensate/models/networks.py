@@ -305,7 +305,7 @@ class BiLSTM(_Network):
         self.head = nn.Linear(2 * hidden, num_classes)
 
     def padding(self, x: Tensor) -> Tensor:
-        """(B, T) true where there is no word."""
+        """(B, T) true for padding."""
         return x == 0
 
     def embed(self, x: Tensor) -> Tensor:
