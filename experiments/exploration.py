@@ -18,7 +18,7 @@ from compensate.core.taxonomy import DIRECTIONS, GRANULARITIES, INFERENCES, TARG
 from compensate.errors import InputError, NotFinite
 from compensate.extras import require
 from compensate.files import make_folder, write_atomically
-from compensate.methods.composition import cell_method, cells, find, why_not
+from compensate.methods.composition import cell_method, find, why_not
 from compensate.methods.registry import Method
 from compensate.training import comparison
 from compensate.training.comparison import side_by_side
@@ -26,6 +26,7 @@ from compensate.training.config import Config
 from compensate.training.preparation import prepare_run
 from compensate.training.run import Run
 from compensate.training.tuning import open_study, search_space, take_up_abandoned, trial_score
+from experiments.taxonomy import cells
 
 PEERS = ("base", "gce", "elr", "sop")
 """What a cell must beat: no compensation, the usual robust loss, and two published compensations."""

@@ -16,9 +16,9 @@ from rich.console import Console
 
 from compensate.core.taxonomy import DIRECTIONS, INFERENCES, TARGETS, Taxonomy
 from compensate.files import write_atomically
-from compensate.methods.composition import compose, published, why_not
+from compensate.methods.composition import compose, why_not
 from compensate.methods.pages import first_sentence
-from compensate.methods.registry import Method
+from compensate.methods.registry import METHODS, Method
 
 LEVELS = ("sample", "category", "corpus", "mixed")
 SIGNS = {"positive": "+", "negative": "-", "mixed": "±"}
@@ -34,6 +34,28 @@ _NEEDED = {
     "corpus": [],
     "mixed": ["num_samples", "num_classes", "class_counts"],
 }
+
+
+def cells() -> Iterator[Taxonomy]:
+    """The whole grid: 8 targets, 3 directions, 6 ways of inference, 4 granularities."""
+    for cell in product(TARGETS, DIRECTIONS, INFERENCES, LEVELS):
+        yield Taxonomy(*cell)
+
+
+def published(target: str, inference: str, granularity: str) -> list[Method]:
+    """The methods in a cell, in any direction; joined names count as mixed."""
+
+    def fits(have: str, wanted: str) -> bool:
+        return wanted == "mixed" if "+" in have else have == wanted
+
+    return [
+        row
+        for row in METHODS.values()
+        if row.kind == "compensation"
+        and target in row.taxonomy.target.split("+")
+        and fits(row.taxonomy.inference, inference)
+        and fits(row.taxonomy.granularity, granularity)
+    ]
 
 
 @dataclass(frozen=True)

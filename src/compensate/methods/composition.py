@@ -285,28 +285,6 @@ def why_not(cell: Taxonomy) -> str | None:
     return None
 
 
-def cells() -> Iterator[Taxonomy]:
-    """The whole grid: 8 targets, 3 directions, 6 ways of inference, 4 granularities."""
-    for cell in product(TARGETS, DIRECTIONS, INFERENCES, ("sample", "category", "corpus", "mixed")):
-        yield Taxonomy(*cell)
-
-
-def published(target: str, inference: str, granularity: str) -> list[Method]:
-    """The methods in a cell, in any direction; joined names count as mixed."""
-
-    def fits(have: str, wanted: str) -> bool:
-        return wanted == "mixed" if "+" in have else have == wanted
-
-    return [
-        row
-        for row in METHODS.values()
-        if row.kind == "compensation"
-        and target in row.taxonomy.target.split("+")
-        and fits(row.taxonomy.inference, inference)
-        and fits(row.taxonomy.granularity, granularity)
-    ]
-
-
 def cell_method(name: str) -> Method:
     """A cell of the taxonomy as a row that can be trained, tuned and compared, from its four words joined by dots.
 
