@@ -9,7 +9,7 @@ from compensate import InputError, compose, meta_step, methods, swap
 from compensate.core.taxonomy import change, measured
 from compensate.methods.composition import why_not
 from compensate.models import GCN
-from experiments.taxonomy import cells, published
+from experiments.taxonomy import cells
 
 SIZES = {
     "num_samples": 20, "num_classes": 3, "class_counts": [9, 6, 5], "feature_shape": (4,), "num_groups": 2, "num_edges": 14,

@@ -13,7 +13,6 @@ from torch import nn
 
 from compensate import Compensated, InputError, methods
 from compensate.core.taxonomy import measured, overall_sign
-from compensate.terms.views import DEFAULT, Views, blurred, darkened, moved, shifted
 from compensate.methods import (
     augmix,
     center_feature,
@@ -29,7 +28,7 @@ from compensate.methods import (
 )
 from compensate.models import GatedHead
 from compensate.terms import L1, Adversarial, Sample
-from compensate.terms.views import ExtremeView, RandomMix
+from compensate.terms.views import DEFAULT, ExtremeView, RandomMix, Views, blurred, darkened, moved, shifted
 
 
 # Feature adversarial

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from compensate.methods.label_correction import Dimensionality, Prototypes, choose_prototypes, local_dimensionality
 from scipy.optimize import minimize
 from torch import nn
 
@@ -31,7 +32,6 @@ from compensate.methods import (
     online_label_smoothing,
     proselflc,
 )
-from compensate.methods.label_correction import Dimensionality, Prototypes, choose_prototypes, local_dimensionality
 from compensate.terms.meta import meta_gradient
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from compensate.core.batch import Batch, Value, at
 from compensate.core.criterion import Compensated, Weights
-from compensate.core.rows import present_rows
+from compensate.core.layout import present_rows
 from compensate.core.statistics import Statistic
 from compensate.core.tables import Category
 from compensate.core.validation import checked_features, is_eager_cpu
@@ -71,7 +71,7 @@ class ClassCovariance(Statistic):
         self.total.index_add_(0, labels, z)
         if self.kind == "diagonal":
             self.second.index_add_(0, labels, z.square())
-        elif at_hand(labels):  # one product per class: the outer products of a batch are B x D x D
+        elif is_eager_cpu(labels):  # one product per class: the outer products of a batch are B x D x D
             for c in labels.unique().tolist():
                 mine = z[labels == c]
                 self.second[c].addmm_(mine.T, mine)
@@ -157,7 +157,7 @@ class SemanticAugmentation(Block):
             return torch.zeros_like(s.u)
         present, which = present_rows(s.labels, len(w))
         offset = self._offset(s, present, which)
-        if self.covariance.kind == "diagonal" or not at_hand(s.labels):
+        if self.covariance.kind == "diagonal" or not is_eager_cpu(s.labels):
             sigma = self.covariance.of(present).to(w.dtype)
             forms = spread(w, present, sigma if offset is None else sigma + offset)
         else:  # class by class: the products of all classes are K x C x D

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from compensate.core.batch import Batch
 from compensate.core.criterion import Compensated
-from compensate.core.rows import present_rows
+from compensate.core.layout import present_rows
 from compensate.errors import InputError
 from compensate.methods.logit import By, by_probability, by_share, checked_by
 from compensate.methods.registry import Block, Real, Space, each, method

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from compensate.core.batch import Batch, Value, at
 from compensate.core.criterion import BinaryBase, Compensated
-from compensate.core.layout import rowwise
-from compensate.core.penalties import Ball
-from compensate.core.rows import put_rows
+from compensate.core.layout import put_rows, rowwise
+from compensate.core.proximal import Ball
 from compensate.core.stages import full_precision
 from compensate.core.statistics import ClassMean, Statistic
 from compensate.core.tables import Category, Sample

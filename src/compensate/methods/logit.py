@@ -11,13 +11,12 @@ from torch import Tensor, nn
 
 from compensate.core.batch import Batch, Value
 from compensate.core.criterion import BinaryBase, Compensated
-from compensate.core.penalties import L1, L2
-from compensate.core.proximal import TINY, Norm, row_norm, soft_threshold
-from compensate.core.rows import Touched, present_rows
+from compensate.core.layout import present_rows
+from compensate.core.proximal import L1, L2, TINY, Norm, row_norm, soft_threshold
 from compensate.core.stages import full_precision
 from compensate.core.statistics import Evidence
 from compensate.core.stores import Store
-from compensate.core.tables import Category, Sample, Table
+from compensate.core.tables import Category, Sample, Table, TouchedRows
 from compensate.core.validation import checked_classes, checked_keys
 from compensate.errors import InputError
 from compensate.methods.registry import Block, Choice, PaperData, Real, Space, each, method, one_of
@@ -582,7 +581,7 @@ class PerturbationNet(Block):
         """(B, C) the rows; constants outside a meta step, because the training step must not move the network."""
         first = next(self.layers.parameters())
         of_sample = dynamics(s)[:, None].expand(-1, s.u.shape[-1], -1)
-        of_class = torch.stack([s.logq.exp().to(of_sample.dtype), s.y.to(of_sample.dtype)], -1)
+        of_class = torch.stack([s.p.detach().to(of_sample.dtype), s.y.to(of_sample.dtype)], -1)
         g = self.layers(torch.cat([of_sample, of_class], -1).to(first.dtype))[..., 0]
         v: Tensor = (self.bound * torch.tanh(g / self.bound)).to(s.u.dtype)
         return v if s.meta else v.detach()

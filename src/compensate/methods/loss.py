@@ -12,9 +12,8 @@ from torch import Tensor
 
 from compensate.core.batch import Batch, Value, at
 from compensate.core.criterion import BinaryBase, Compensated
-from compensate.core.fast import Fused, blocks, log_softmax
-from compensate.core.penalties import L1, AtLeast
-from compensate.core.rows import put_rows
+from compensate.core.layout import put_rows
+from compensate.core.proximal import L1, AtLeast
 from compensate.core.stages import full_precision
 from compensate.core.statistics import Statistic
 from compensate.core.tables import Sample
@@ -121,44 +120,6 @@ class EarlyLearning(Block):
         p = self.ensemble.bounded(s.p)
         delta = at(self.lam, s) * _disagreement(self.ensemble.moved(s, p), p)
         return delta if s.complete else torch.where(s.valid, delta, 0.0)
-
-    @torch.no_grad()
-    def fused(self, s: Batch) -> Fused | None:
-        r"""The same, with the base losses and the slope of both.
-
-        .. math:: \frac{\partial (l_i + \Delta l_i)}{\partial u_i} = p_i - y_i + \frac{\lambda}{1 - \langle t_i, p_i \rangle}
-                  (\langle t_i, p_i \rangle - t_i)\, p_i
-
-        where classes whose probability is out of bounds have no part in the second summand.
-        """
-        ensemble, u, given = self.ensemble, s.u.detach(), s.labels[:, None]
-        if callable(self.lam) or ensemble.rows.dtype != u.dtype:
-            return None
-        index, low, high = ensemble.index(s), ensemble.floor, 1 - ensemble.floor
-        means, slope, losses, delta = torch.empty_like(u), torch.empty_like(u), u.new_empty(len(u)), u.new_empty(len(u))
-        held = torch.empty_like(u[blocks(u)[0]])
-        for part in blocks(u):
-            logp = log_softmax(u[part], out=slope[part])
-            losses[part] = -logp.gather(1, given[part])[:, 0]
-            p = torch.exp(logp, out=slope[part])
-            bounded = torch.clamp(p, low, high, out=held[: len(p)])
-            t = ensemble.move_(torch.index_select(ensemble.rows, 0, index[part], out=means[part]), bounded)
-            pull = bounded.mul_(t)
-            left = 1 - pull.sum(-1, keepdim=True)
-            delta[part] = left[:, 0]
-            weight = self.lam / left
-            torch.ops.aten.hardtanh_backward.grad_input(pull, p, low, high, grad_input=pull)
-            along = 1 + weight * pull.sum(-1, keepdim=True)
-            torch.addcmul(pull.mul_(-weight), p, along, out=p)
-        ensemble.later(s, means)
-        definition = partial(self._losses, means, s.labels)
-        slope.scatter_(1, given, -1.0, reduce="add")
-        return Fused(delta.log_().mul_(self.lam), losses, losses, slope, definition)
-
-    def _losses(self, t: Tensor, labels: Tensor, u: Tensor) -> Tensor:
-        """(B,) losses with compensation by known running means."""
-        delta = self.lam * _disagreement(t, self.ensemble.bounded(u.softmax(-1)))
-        return F.cross_entropy(u, labels, reduction="none") + delta
 
 
 @method(
@@ -346,9 +307,9 @@ class Floor(Block):
     def forward(self, s: Batch) -> Tensor:
         """(B,) the loss compensation, the same for all samples."""
         divisor = s.criterion.divisor(s)
-        gap = F.relu(self.bound - weighed(s, s.l).sum() / divisor) * (1 if self.below == "stop" else 2)
+        gap = F.relu(self.bound - s.criterion.weighted(s, s.l).sum() / divisor) * (1 if self.below == "stop" else 2)
         # If the mean does not divide by the weights, the added term must not either.
-        return torch.where(s.valid, gap * (divisor / total_weight(s)).to(s.l.dtype), 0.0)
+        return torch.where(s.valid, gap * (divisor / s.criterion.total_weight(s)).to(s.l.dtype), 0.0)
 
 
 @method(

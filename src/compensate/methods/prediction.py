@@ -12,13 +12,10 @@ from torch import Tensor
 
 from compensate.core.batch import Batch
 from compensate.core.criterion import Compensated
-from compensate.core.fast import Fused, blocks, log_softmax
-from compensate.core.proximal import SMALLEST
-from compensate.core.rows import distinct_rows
+from compensate.core.layout import distinct_rows
 from compensate.core.stages import full_precision
 from compensate.core.statistics import Statistic, largest
-from compensate.core.tables import finite
-from compensate.core.validation import at_hand
+from compensate.core.validation import is_eager_cpu
 from compensate.errors import InputError
 from compensate.methods.registry import Block, Real, Space, each, method
 from compensate.methods.weighting import of_given
@@ -73,18 +70,6 @@ def _error_(noise: Tensor, given: Tensor, decided: Tensor) -> Tensor:
     if over is not None:
         noise.masked_fill_(over, 0.0)
     return own
-
-
-def _losses(given: Tensor, r: Tensor, floor: float, u: Tensor) -> Tensor:
-    """(B,) the losses as a function of logits near the ones of `r`."""
-    p = u.softmax(-1)
-    r = r + torch.where(r <= floor, 0.0, p - p.detach())
-    return (r.sum(-1, keepdim=True) / r.gather(1, given)).log()[:, 0]
-
-
-def _change(r: Tensor, total: Tensor, u: Tensor) -> Tensor:
-    """(B, C) the difference between r over its sum and the predictions."""
-    return r / total - log_softmax(u).exp()
 
 
 def _put(kept: Tensor, index: Tensor, new: Tensor) -> None:
