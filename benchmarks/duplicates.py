@@ -27,6 +27,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from PIL import Image
 
+import experiments.data  # noqa: F401  registers cifar10, sst2 and imdb
 from benchmarks.measure import run_or_show
 from compensate import __version__
 from compensate.auditing.issues.duplicates import SIMILAR_IMAGES, SIMILAR_TEXTS, text_pairs

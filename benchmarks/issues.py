@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+import experiments.data  # noqa: F401  registers cifar10, sst2 and imdb
 from benchmarks.measure import run_or_show
 from compensate import __version__
 from compensate.auditing.api import audit

@@ -13,12 +13,13 @@ from torch import Tensor
 
 from compensate import Compensated
 from compensate._version import __version__
-from compensate.data import load, neighbor_graph, with_wrong_edges
+from compensate.data import load
 from compensate.data.dataset import generator
 from compensate.files import make_folder, write_atomically
 from compensate.models import GCN
 from compensate.terms import L1, Between, EdgeRecord, Edges
 from experiments.comparing import table_lines
+from experiments.data import neighbor_graph, with_wrong_edges
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from compensate.data import SOURCES, Dataset, find_vectors, gather
-from compensate.data.named.catalog import find_source
+from compensate.data import Dataset, find_vectors, gather
 from compensate.errors import InputError
 from compensate.files import make_folder, write_atomically
 from compensate.training.comparison import LOST, Backend, side_by_side, trained
@@ -23,6 +22,7 @@ from compensate.training.preparation import prepare_run
 from compensate.training.run import load_model
 from compensate.training.tuning import LAST
 from experiments.archive import Archive, Record, record_of
+from experiments.data import SOURCES, find_source
 from experiments.protocols import ATTACKS, Cell, Scale, trials
 from experiments.tables import Published
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from compensate.core.stages import seeded
 from compensate.data import noise
-from compensate.data.named.image_sets import digits
+from compensate.data.load import digits
 from compensate.errors import InputError
 from compensate.extras import require
 from compensate.files import write_atomically

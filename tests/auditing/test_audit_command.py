@@ -14,6 +14,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import compensate
+import experiments.data  # noqa: F401  reads pickled labels
 from compensate.auditing.source import read
 from compensate.cli import app
 from compensate.cli.audit import describe_data

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 
 from compensate import Compensated, InputError, compose, meta_step
 from compensate.core.taxonomy import change
-from compensate.data import neighbor_graph, with_wrong_edges
 from compensate.models import GCN
 from compensate.terms import L1, Between
 from compensate.terms.structure import Dissimilarity, Edges
+from experiments.data import neighbor_graph, with_wrong_edges
 
 
 def small(weight=None):

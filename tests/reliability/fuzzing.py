@@ -39,11 +39,10 @@ from compensate.auditing.source import read as read_audited
 from compensate.data import Splits, load, read_vectors
 from compensate.data.dataset import Source
 from compensate.data.labels import read_labels
-from compensate.data.named.image_sets import read_cifar, read_mnist
-from compensate.data.named.text_sets import read_imdb, read_sst2
 from compensate.data.tables import read_frame
 from compensate.errors import InputError
 from compensate.training import Config, checkpoint, read_toml
+from experiments.data import read_cifar, read_imdb, read_mnist, read_sst2
 
 SECONDS = 20
 """Of the processor, after which a reader hangs."""

@@ -19,7 +19,7 @@ import torch
 from compensate import InputError, files
 from compensate.auditing.page import Estimate, Page, write_page
 from compensate.cli import main
-from compensate.data.named.image_sets import digits
+from compensate.data.load import digits
 from compensate.training import Config, Run, checkpoint, comparison, fit, run
 from compensate.training.comparison import LOST
 from compensate.training.run import alone

@@ -23,10 +23,7 @@ from compensate.data.folder import read_folder
 from compensate.data.hub import from_hub
 from compensate.data.label_column import SeveralLabels, UnclearLabel
 from compensate.data.labels import encode_labels, override_labels
-from compensate.data.load import load
-from compensate.data.named.catalog import read_source
-from compensate.data.named.image_sets import digits_splits, read_cifar, read_mnist
-from compensate.data.named.text_sets import read_imdb, read_sst2
+from compensate.data.load import LAYOUTS, NAMED, load
 from compensate.data.parquet import is_pattern
 from compensate.data.tables import OTHERS, is_table, read_frame, read_table
 from compensate.errors import InputError, nearest
@@ -70,15 +67,9 @@ def labeled(data: Dataset) -> Dataset:
 
 READERS = (
     load,
-    read_source,
-    digits_splits,
     from_hub,
-    read_cifar,
     read_folder,
-    read_imdb,
-    read_mnist,
     read_npz,
-    read_sst2,
     read_table,
     read_label_sets,
     read_tokens,
@@ -90,7 +81,8 @@ def _check_options(options: Mapping[str, Any]) -> None:
 
     Which options a kind of data takes is its reader's to say.
     """
-    readers = {name for reader in READERS for name in inspect.signature(reader).parameters}
+    known_readers = (*READERS, *NAMED.values(), *(reader for _, reader in LAYOUTS))
+    readers = {name for reader in known_readers for name in inspect.signature(reader).parameters}
     odd = [name for name in options if name not in readers]
     if odd:
         from compensate.auditing.api import audit

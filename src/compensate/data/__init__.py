@@ -1,6 +1,6 @@
 """Data that training code can index by rows, each sample with a stable index; and label noise for experiments.
 
-`load` reads everything: named public sets, your own tables, image folders and arrays. `batches` gives an epoch of it.
+`load` reads tables, image folders, arrays and data sets by name. `batches` gives an epoch of it.
 """
 
 from __future__ import annotations
@@ -14,16 +14,11 @@ from compensate.data.columns import Column, analyze
 from compensate.data.dataset import UNLABELED, Dataset, Ragged, Splits
 from compensate.data.features import TableEncoder, TableViews, table_views
 from compensate.data.folder import read_folder
-from compensate.data.graphs import neighbor_graph, with_wrong_edges
 from compensate.data.hub import from_hub
 from compensate.data.images import CropFlip, channel_statistics
 from compensate.data.label_column import UnclearLabel, choose_label
 from compensate.data.labels import encode_labels, override_labels, read_labels
-from compensate.data.load import load
-from compensate.data.named.catalog import SOURCES, data_folder
-from compensate.data.named.download import fetch
-from compensate.data.named.image_sets import digits, digits_splits, read_cifar, read_idx, read_mnist
-from compensate.data.named.text_sets import read_imdb, read_sst2
+from compensate.data.load import data_folder, digits, digits_splits, load
 from compensate.data.noise import class_sizes, long_tailed
 from compensate.data.tables import choose_text, from_frame, read_frame, read_table
 from compensate.data.text import Tfidf, Vocabulary, encode_texts, text_features, tokenize
@@ -33,7 +28,6 @@ if TYPE_CHECKING:
     from compensate.data.indexed import Indexed
 
 __all__ = [
-    "SOURCES",
     "UNLABELED",
     "Column",
     "CropFlip",
@@ -59,7 +53,6 @@ __all__ = [
     "embedding_matrix",
     "encode_labels",
     "encode_texts",
-    "fetch",
     "find_vectors",
     "from_arrays",
     "from_frame",
@@ -67,27 +60,20 @@ __all__ = [
     "gather",
     "load",
     "long_tailed",
-    "neighbor_graph",
     "noise",
     "order",
     "order_in_ranges",
     "override_labels",
     "ranges_of",
-    "read_cifar",
     "read_folder",
     "read_frame",
-    "read_idx",
-    "read_imdb",
     "read_labels",
-    "read_mnist",
     "read_npz",
-    "read_sst2",
     "read_table",
     "read_vectors",
     "table_views",
     "text_features",
     "tokenize",
-    "with_wrong_edges",
 ]
 
 

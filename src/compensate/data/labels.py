@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from compensate.data.dataset import UNLABELED, Dataset
-from compensate.data.unpickle import load_arrays
 from compensate.errors import InputError, nearest
 from compensate.files import members, numpy_damage, opened, read_numpy, read_text
 
@@ -208,8 +207,8 @@ KEYS = ("index", "id", "file", "file_name", "path", "filename")
 def read_labels(path: str | Path, labels_key: str | None = None) -> LabelFile:
     r"""Labels from a file: the cells, and the index or id of each if the file has them, and which of the two.
 
-    - ``.npy``, ``.npz``: an array; a pickled dictionary of arrays (as CIFAR-N has it) is read without running anything.
-    - ``.pt``: a dictionary of arrays saved by torch, read likewise.
+    - ``.npy``, ``.npz``: an array, or several named ones. Pickled dictionaries of arrays (``.npy`` of CIFAR-N, ``.pt``) need
+      `experiments.data`, see `PICKLE_READERS`.
     - ``.txt``: a label a line.
     - a table (``.csv``, ``.tsv``, ``.jsonl``, ``.xlsx``, ``.parquet``): a label column, and perhaps a column index, id, file or
       file_name; without one, a label for each row.
@@ -264,15 +263,28 @@ def _arrays(path: Path) -> Any:
         inner = [content for _, content in members(path, lambda name: name.endswith("data.pkl"), packed=".zip")]
         if len(inner) != 1:
             raise InputError(f"{path} is not a file saved by torch.")
-        return load_arrays(inner[0], str(path))
+        return _unpickled(inner[0], path)
     with opened(path) as file, numpy_damage(path):
         # An object array of one dictionary: its pickle follows the header.
         if b"'descr': '|O'" in file.read(200):
             file.seek(0)
             version = np.lib.format.read_magic(file)
             (np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0)(file)
-            return _inner(load_arrays(file.read(), str(path)))
+            return _inner(_unpickled(file.read(), path))
     return read_numpy(path)
+
+
+PICKLE_READERS: list[Callable[[bytes, str], Any]] = []
+"""Readers of pickled arrays. `experiments.data` adds one that runs no code; the package itself reads no pickle."""
+
+
+def _unpickled(content: bytes, path: Path) -> Any:
+    for reader in PICKLE_READERS:
+        return reader(content, str(path))
+    raise InputError(
+        f"{path} is a pickle, which is read in a checkout only (python -m experiments audit ... --labels {path.name}). "
+        "Save the labels as plain arrays: numpy.savez."
+    )
 
 
 def _inner(value: Any) -> Any:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from compensate.data.arrays import read_npz
@@ -14,16 +17,68 @@ from compensate.data.dataset import Dataset, Splits
 from compensate.data.folder import is_image, read_folder
 from compensate.data.hub import from_disk, from_hub, is_hub, is_saved
 from compensate.data.labels import override_labels
-from compensate.data.named.catalog import SOURCES, read_source
-from compensate.data.named.image_sets import digits_splits, read_cifar, read_mnist
-from compensate.data.named.text_sets import read_imdb, read_sst2
 from compensate.data.parquet import is_pattern, parquet_files
 from compensate.data.tables import from_frame, is_table, read_table
 from compensate.errors import InputError, nearest
 from compensate.extras import require
-from compensate.files import check_width, is_address, is_archive
+from compensate.files import check_width, is_address
 
-ALIASES = {"cifar-10": "cifar10", "cifar-100": "cifar100", "fashionmnist": "fashion-mnist", "sst-2": "sst2"}
+DATA_VARIABLE = "COMPENSATE_DATA"
+
+
+def data_folder(data_dir: str | Path | None = None) -> Path:
+    """The folder of named data sets and word vectors: `data_dir`, else the environment variable COMPENSATE_DATA, else the user's cache.
+
+    >>> data_folder("my/data").name
+    'data'
+    """
+    given = data_dir or os.environ.get(DATA_VARIABLE)
+    if given:
+        return Path(given).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "compensate"
+
+
+def digits() -> Dataset:
+    """The 1,797 digits of scikit-learn in their stored order: ``x`` is (1797, 1, 8, 8), float32 in [0, 1].
+
+    >>> digits().x.shape
+    (1797, 1, 8, 8)
+
+    Reference: Alpaydin and Kaynak, Optical Recognition of Handwritten Digits, UCI, 1998.
+    """
+    x, target = _stored_digits()
+    images = (x / 16).astype(np.float32).reshape(-1, 1, 8, 8)
+    return Dataset(images, target.astype(np.int64), tuple("0123456789"))
+
+
+@cache
+def _stored_digits() -> tuple[Any, Any]:
+    """Pixels and labels; scikit-learn parses a text file, which takes longer than a short training."""
+    from sklearn.datasets import load_digits
+
+    return load_digits(return_X_y=True)
+
+
+def digits_splits(data_dir: str | Path | None = None, *, test: float = 0.3, seed: int = 0) -> Splits:
+    """The digits in a training and a test part, stratified by class; the same parts for the same seed.
+
+    >>> splits = digits_splits()
+    >>> len(splits.train), len(splits.test)
+    (1258, 539)
+    """
+    return Splits(*digits().split((1 - test, test), seed=seed))
+
+
+Reader = Callable[..., Splits]
+
+NAMED: dict[str, Reader] = {"digits": digits_splits}
+"""Readers of data sets by name, called as ``reader(data_dir, **options)``. `experiments.data` adds the public sets of the paper."""
+
+CHECKOUT = "python -m experiments train cifar10"
+"""The command of a checkout for public data sets."""
+
+LAYOUTS: list[tuple[Callable[[Path], bool], Reader]] = []
+"""Detectors of further folder and archive layouts with their readers, called as ``reader(path, **options)``."""
 
 
 def load(
@@ -37,22 +92,22 @@ def load(
     """A data set by its name, its path, or itself.
 
     Args:
-        data: a name (digits, cifar10, cifar100, mnist, fashion-mnist, sst2, imdb); a file (.csv, .tsv, .jsonl, .xlsx,
+        data: a name (digits; in a checkout with `experiments.data` also public sets such as cifar10); a file (.csv, .tsv, .jsonl, .xlsx,
             .parquet, .npz, .npy), several Parquet files (a folder, or a pattern such as ``data/*.parquet``), a folder of images, or
             a saved Hugging Face data set; a table of pandas, polars, duckdb, pyarrow or any library with the Arrow interface; a
             Hugging Face data set; or a `Dataset` or `Splits`, which is returned.
-        data_dir: where named data sets are, or are put; else the environment variable COMPENSATE_DATA says.
+        data_dir: folder of named data sets; see `data_folder`.
         labels: labels of the training part from elsewhere, an array or a file (see `read_labels`); for a folder of
             images a table of file and label.
         labels_key: which of several label sets of that file.
         options: of the reader: ``label``, ``text``, ``task``, ``ignore``, ``columns``, ``encoding``, ``delimiter`` for tables, ``size`` for
-            images, ``phrases`` for SST-2, ``seed`` and ``test`` for the digits, ``download=False``.
+            images, ``seed`` and ``test`` for the digits.
 
     >>> len(load("digits").train)
     1258
     """
-    if isinstance(data, str) and (name := ALIASES.get(data.lower(), data.lower())) in (*SOURCES, "digits"):
-        splits = _options(data, digits_splits if name == "digits" else _named(name, data_dir), options)
+    if isinstance(data, str) and data.lower() in NAMED:
+        splits = _options(data, NAMED[data.lower()], options, data_dir)
     elif is_address(data):
         raise InputError(
             f"{data} is the address of files on remote storage, which `compensate audit` reads in pieces. For this task copy them to a "
@@ -123,20 +178,13 @@ def _hint(data: Any) -> str:
     return "" if later is None else f" Call .{later}() first."
 
 
-def _named(name: str, data_dir: str | Path | None) -> Any:
-    def read(**options: Any) -> Splits:
-        return read_source(name, data_dir, **options)
-
-    return read
-
-
 def _path(path: Path, options: Mapping[str, Any]) -> Splits:
     if is_pattern(path):
         return _options(str(path), read_table, options, path)
     if not path.exists():
-        known = (*SOURCES, "digits")
+        checkout = "" if len(NAMED) > 1 else f" Public data sets such as cifar10 are read in a checkout: {CHECKOUT}."
         raise InputError(
-            f'there is no file or folder {path}, and no data set has the name "{path}"; {nearest(str(path), known)}'
+            f'there is no file or folder {path}, and no data set has the name "{path}"; {nearest(str(path), NAMED)}{checkout}'
         )
     where = str(path)
     if path.is_file() and is_table(path):
@@ -147,22 +195,13 @@ def _path(path: Path, options: Mapping[str, Any]) -> Splits:
         return _options(where, from_disk, options, path)
     if parquet_files(path):
         return _options(where, read_table, options, path)
-    names = {p.name for p in path.iterdir()} if path.is_dir() else {path.name}
-    lower = path.name.lower()
-    if "train.tsv" in names or (is_archive(path) and lower.startswith("sst")):
-        return _options(where, read_sst2, options, path)
-    if (path / "train" / "pos").is_dir() or (is_archive(path) and lower.startswith(("aclimdb", "imdb"))):
-        return _options(where, read_imdb, options, path)
-    if names & {"train.bin", "meta"} or (is_archive(path) and "cifar-100" in lower):
-        return _options(where, read_cifar, {**options, "classes": 100}, path)
-    if names & {"data_batch_1", "data_batch_1.bin"} or (is_archive(path) and "cifar" in lower):
-        return _options(where, read_cifar, options, path)
-    if any("idx3-ubyte" in name for name in names):
-        return _options(where, read_mnist, options, path)
+    for detects, reader in LAYOUTS:
+        if detects(path):
+            return _options(where, reader, options, path)
     raise InputError(
-        f"{path} is no kind of data that is known; expected a .csv, .tsv, .jsonl, .xlsx, .parquet, .npz or .npy file (for an audit also .conll), a "
+        f"{path} is not in a known format; expected a .csv, .tsv, .jsonl, .xlsx, .parquet, .npz or .npy file (for an audit also .conll), a "
         "folder of images (one folder a class, or with a labels.csv or metadata.csv), of Parquet files or of a saved Hugging Face "
-        "data set, or the folder or archive of CIFAR, MNIST, SST-2 or IMDB."
+        f"data set. The folders and archives of CIFAR, MNIST, SST-2 and IMDB are read in a checkout: {CHECKOUT}."
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compensate.data.dataset import generator
-from compensate.data.named.catalog import data_folder
+from compensate.data.load import data_folder
 from compensate.data.text import Vocabulary
 from compensate.errors import InputError
 from compensate.files import read_lines

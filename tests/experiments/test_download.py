@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from compensate.data.named import catalog
-from compensate.data.named.catalog import File, Source, read_source
-from compensate.data.named.download import fetch
 from compensate.errors import InputError
+from experiments.data import sources
+from experiments.data.sources import File, Source, fetch, read_source
 
 CONTENT = np.random.default_rng(0).bytes(1_000_000)
 SHA = "sha256:" + hashlib.sha256(CONTENT).hexdigest()
@@ -200,8 +199,8 @@ def test_a_named_set_is_fetched_into_the_folder_and_found_there(tmp_path, monkey
     content = packed.getvalue()
     with serve(content=content) as server:
         file = File(server.url, "sha256:" + hashlib.sha256(content).hexdigest(), "SST-2.zip")
-        known = catalog.SOURCES["sst2"]
-        monkeypatch.setitem(catalog.SOURCES, "sst2", Source(known.read, known.places, (file,), known.holds))
+        known = sources.SOURCES["sst2"]
+        monkeypatch.setitem(sources.SOURCES, "sst2", Source(known.read, known.places, (file,), known.holds))
         monkeypatch.setenv("COMPENSATE_DATA", str(tmp_path))
         assert len(read_source("sst2").train) == 2
         assert len(read_source("sst2").train) == 2
@@ -212,9 +211,9 @@ def test_a_named_set_is_fetched_into_the_folder_and_found_there(tmp_path, monkey
 def test_offline_says_which_file_to_put_where(tmp_path, monkeypatch):
     with serve() as server:
         gone = server.url
-    known = catalog.SOURCES["cifar10"]
+    known = sources.SOURCES["cifar10"]
     monkeypatch.setitem(
-        catalog.SOURCES,
+        sources.SOURCES,
         "cifar10",
         Source(known.read, known.places, (File(gone, SHA, "cifar-10-binary.tar.gz"),), known.holds),
     )
