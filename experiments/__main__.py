@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import typer
 
+import experiments.data  # noqa: F401  the public data sets by name
 from compensate.cli import Commands, run
+from compensate.cli.audit import audit
+from compensate.cli.compare import compare, tune
+from compensate.cli.train import train
 from experiments.commands.choices import choices
 from experiments.commands.defaults import defaults
 from experiments.commands.figure import figure
@@ -14,18 +18,22 @@ from experiments.commands.reproduce import reproduce
 from experiments.commands.search import search
 from experiments.commands.sentences import sentences
 from experiments.commands.taxonomy import taxonomy
+from experiments.demo_search import demo_search
 
 app = typer.Typer(
     cls=Commands,
     name="python -m experiments",
-    help="The tables, figures and sentences of the paper, trained again, and the studies behind the library's defaults.",
+    help="The tables, figures and sentences of the paper, trained again, and the studies behind the library's defaults. The commands train, "
+    "compare, tune and audit are those of `compensate`, with public data sets by name: `python -m experiments train cifar10`.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for command in (reproduce, human, defaults, choices, figure, sentences, graph, search, taxonomy):
+for command in (reproduce, human, defaults, choices, figure, sentences, graph, search, taxonomy, demo_search):
     app.command()(command)
+for command in (train, compare, tune, audit):
+    app.command(rich_help_panel="Commands of compensate")(command)
 
 
 def main() -> None:

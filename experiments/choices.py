@@ -21,8 +21,7 @@ from compensate.data import gather
 from compensate.methods.feature import universal_perturbation
 from compensate.training.config import Config
 from compensate.training.evaluation import Samples
-from compensate.training.fitting import fit
-from compensate.training.run import Result
+from compensate.training.fitting import Result, fit
 from experiments.archive import Archive
 from experiments.comparing import table_lines
 

@@ -21,11 +21,11 @@ from compensate.files import make_folder, write_atomically
 from compensate.methods.composition import cell_method, find, why_not
 from compensate.methods.registry import Method
 from compensate.training import comparison
-from compensate.training.comparison import side_by_side
 from compensate.training.config import Config
 from compensate.training.preparation import prepare_run
 from compensate.training.run import Run
-from compensate.training.tuning import open_study, search_space, take_up_abandoned, trial_score
+from compensate.training.tuning import open_study, restart_abandoned, search_space, trial_score
+from compensate.training.workers import side_by_side
 from experiments.taxonomy import cells
 
 PEERS = ("base", "gce", "elr", "sop")
@@ -140,7 +140,7 @@ def explore(
     best = _best(tried, budget.finalists)
     peers = _tuned_peers(config, folder, budget, workers, data_dir, done)
     methods = {**peers, **{row["cell"]: row["hyper"] for row in best}}
-    configs = comparison.plan(config.but(seed=config.seed + FRESH), methods, budget.seeds)
+    configs = comparison.plan(config.replace(seed=config.seed + FRESH), methods, budget.seeds)
     runs, failed = _compared(configs, folder, workers, data_dir, done)
     tables = {peer: comparison.comparison_table(runs, list(methods), peer) for peer in PEERS if _has(runs, peer)}
     found = {
@@ -156,7 +156,7 @@ def explore(
         "runs": [{"method": r["config"]["method"], "seed": r["config"]["seed"], **r["result"]} for r in runs],
         "failed": failed,
     }
-    found = comparison.plain(found)
+    found = comparison.json_safe(found)
     write_atomically(folder / "search.json", (json.dumps(found, indent=1) + "\n").encode())
     return found
 
@@ -164,7 +164,7 @@ def explore(
 def searched(config: Config, part: Part) -> Config:
     """The run in which cells take the place of the method. All do without the clean samples if some need them, so that all train on the same."""
     share = CLEAN if "meta" in part.inferences else 0.0
-    return config.but(method="base", hyper={}, clean=share if config.clean is None else config.clean)
+    return config.replace(method="base", hyper={}, clean=share if config.clean is None else config.clean)
 
 
 # --- trials -------------------------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ def _try_cells(
     done: Callable[[str, int, int], None],
 ) -> None:
     study = open_study(folder, name, config.seed)
-    take_up_abandoned(study)
+    restart_abandoned(study)
     begun, ended = len(study.trials), _ended(study, part)
     done("trying cells", ended, trials)
     jobs = [(config, folder, name, part, epochs, data_dir, begun + k) for k in range(max(trials - ended, 0))]
@@ -200,7 +200,7 @@ def _trial(
     # A third of the trials goes on at each of three stages; every process decides for itself.
     pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=max(1, epochs // 6), reduction_factor=3)
     study = open_study(folder, name, config.seed + 1000 * (number + 1), pruner)
-    take_up_abandoned(study, number)
+    restart_abandoned(study, number)
     trial, row = _next_cell(study, part, number)
     assert row.search is not None
     hyper = {key: _at(span, trial.suggest_float(key, 0.0, 1.0)) for key, span in row.search.ranges.items()}
@@ -213,7 +213,7 @@ def _trial(
             raise Pruned
 
     try:
-        study.tell(trial, trial_score(config.but(method=row.name, hyper=hyper), folder, data_dir, 1, watch))
+        study.tell(trial, trial_score(config.replace(method=row.name, hyper=hyper), folder, data_dir, 1, watch))
     except Pruned:
         study.tell(trial, state=TrialState.PRUNED)
     except NotFinite:
@@ -316,7 +316,12 @@ def _tuned_peers(
             done(f"tuning {peer}", number, budget.peer_trials)
 
         found = search_space(
-            config.but(method=peer), folder, trials=budget.peer_trials, workers=workers, data_dir=data_dir, done=told
+            config.replace(method=peer),
+            folder,
+            trials=budget.peer_trials,
+            workers=workers,
+            data_dir=data_dir,
+            done=told,
         )
         tuned[peer] = found["best"]["hyper"]
     return tuned
@@ -333,7 +338,7 @@ def _compared(
     finished, failed = {stored["id"] for stored in runs}, []
     jobs = [(c, folder / "runs", data_dir) for c in configs if c.id not in finished]
     done("comparing", len(runs), len(configs))
-    for config, outcome in side_by_side(comparison.attempt, jobs, workers, lost=comparison.lost):
+    for config, outcome in side_by_side(comparison.attempt, jobs, workers, lost=comparison.lost_run):
         if isinstance(outcome, str):
             failed.append({"method": config.method, "seed": config.seed, "reason": outcome})
         else:

@@ -15,12 +15,12 @@ from torch import nn
 from compensate.data import Dataset, find_vectors, gather
 from compensate.errors import InputError
 from compensate.files import make_folder, write_atomically
-from compensate.training.comparison import LOST, Backend, side_by_side, trained
+from compensate.training.comparison import finished_run
 from compensate.training.config import Config
 from compensate.training.evaluation import BATCH, Samples
-from compensate.training.preparation import prepare_run
-from compensate.training.run import load_model
+from compensate.training.preparation import load_model, prepare_run
 from compensate.training.tuning import LAST
+from compensate.training.workers import LOST, Backend, side_by_side
 from experiments.archive import Archive, Record, record_of
 from experiments.data import SOURCES, find_source
 from experiments.protocols import ATTACKS, Cell, Scale, trials
@@ -60,7 +60,7 @@ class Place:
 def work(config: Config, attacked: bool, runs: Path, data_dir: Path | None) -> tuple[Config, Record | str]:
     """Trains one run to its end and returns its record, or what was wrong with its input."""
     try:
-        stored = trained(config, runs, data_dir)
+        stored = finished_run(config, runs, data_dir)
         folder = runs / config.name
         history = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
         more: dict[str, Any] = {}

@@ -220,7 +220,7 @@ def cells(
             hyper.pop("steps", None)
             hyper |= {} if row == "mixcomp-positive" else radius
             hyper |= {"eta": 0.0} if row == "mixcomp-negative" else {}
-        config = _config(table.dataset, protocol, scale, method, hyper, given).but(
+        config = _config(table.dataset, protocol, scale, method, hyper, given).replace(
             noise="none" if noise == "none" else f"{NOISE[noise]}:{rate}",
             imbalance=given.get("imbalance", "none"),
             seed=seed,
@@ -234,7 +234,9 @@ def trials(table: Published, scale: Scale, method: str) -> list[Config]:
     protocol = PROTOCOLS[scale][table.dataset]
     given = {**table.fixed, "model": protocol.options.get("model", "resnet20")}
     return [
-        _config(table.dataset, protocol, scale, method, hyper, given).but(noise=protocol.tuned_at, **protocol.tuned_on)
+        _config(table.dataset, protocol, scale, method, hyper, given).replace(
+            noise=protocol.tuned_at, **protocol.tuned_on
+        )
         for hyper in protocol.candidates.get(method, ())
     ]
 

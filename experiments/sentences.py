@@ -139,7 +139,7 @@ def find_sentences(
     splits = Splits(_first(splits.train, config.limit), splits.test, splits.validation)
     sizes, against, votes = [], [], []
     for seed in range(seeds):
-        one = config.but(seed=seed)
+        one = config.replace(seed=seed)
         folder = None if runs is None else runs / one.name
         result = fit(one, data=splits, data_dir=data_dir, folder=folder, resume=folder is not None, console=console)
         record, index = result.criterion.record, torch.from_numpy(result.prepared.train.index)

@@ -56,7 +56,7 @@ def reproduce(
     every cell is trained over the seeds. The same command resumes: finished runs are read. Without a name it lists all tables, with those that the
     paper does not have.
     """
-    from compensate.training.comparison import BACKENDS
+    from compensate.training.workers import BACKENDS
     from experiments import comparing
     from experiments.grid import Place, choose, run
     from experiments.protocols import SCALES, cells, method_of, trials

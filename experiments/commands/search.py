@@ -45,7 +45,7 @@ def search(
 
     axes = {"targets": targets, "directions": directions, "inferences": inferences, "granularities": granularities}
     part = Part(**{axis: tuple(word.strip() for word in words.split(",")) for axis, words in axes.items() if words})
-    name = "-".join(filter(None, ("search", asked.but(method="base", hyper={}).name, part.name)))
+    name = "-".join(filter(None, ("search", asked.replace(method="base", hyper={}).name, part.name)))
     folder = out if out is not None else Path("runs") / name
     announce(searched(asked, part), shared.data_dir)
     with progress_bar("searching", "steps") as bar:

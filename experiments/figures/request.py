@@ -14,8 +14,7 @@ from compensate.data import Splits, load
 from compensate.encoders import encode_data
 from compensate.errors import InputError
 from compensate.training.config import Config
-from compensate.training.fitting import fit
-from compensate.training.run import Result
+from compensate.training.fitting import Result, fit
 
 _CIFAR = {
     "data_options": {"size": 16}, "limit": 5000, "limit_test": 1000, "model": "resnet8", "augment": "none", "epochs": 12,

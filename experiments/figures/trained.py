@@ -16,7 +16,7 @@ from compensate.data import gather, load
 from compensate.errors import InputError
 from compensate.training.config import Config
 from compensate.training.evaluation import BATCH, Samples
-from compensate.training.run import Result
+from compensate.training.fitting import Result
 from experiments.figures.request import Request
 
 if TYPE_CHECKING:

@@ -1,23 +1,15 @@
-"""The demonstration: wrong labels found in real data, in about a minute.
-
-Scikit-learn's digits get 20 % wrong labels. Plain cross entropy, LogComp and MixComp train on them for as long as it takes
-cross entropy to learn the errors by heart; each run keeps a record of its samples, from which the errors are found.
-"""
+"""The runs behind `compensate demo`: digits with 20 % wrong labels, three methods, and an audit."""
 
 from __future__ import annotations
 
 import io
-import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from compensate.core.stages import seeded
 from compensate.data import noise
@@ -27,10 +19,10 @@ from compensate.extras import require
 from compensate.files import write_atomically
 from compensate.methods import find
 from compensate.models.networks import CNN
-from compensate.training.comparison import LOST, side_by_side
 from compensate.training.evaluation import Samples
 from compensate.training.step import Learner, make_optimizer, rate
 from compensate.training.trainer import Trainer
+from compensate.training.workers import LOST
 
 if TYPE_CHECKING:
     from compensate.auditing.result import Audit
@@ -40,20 +32,11 @@ DEMO_METHODS: dict[str, dict[str, Any]] = {
     "logcomp": {"lam": 0.05, "lr": 2.0},
     "mixcomp": {"eta": 5.0, "pro": 45.0, "warmup": 0.0, "floor": 0.0},
 }
-"""The methods of the demonstration with the hyper-parameters that `search` found."""
-
-GRID: dict[str, dict[str, tuple[Any, ...]]] = {
-    "logcomp": {"lam": (0.03, 0.05, 0.1), "lr": (0.5, 1.0, 2.0)},
-    "mixcomp": {"eta": (2.0, 5.0, 8.0), "pro": (25.0, 35.0, 45.0), "warmup": (0.0,), "floor": (0.0,)},
-}
-"""What `search` tries: nine settings each. Cross entropy has none; the optimizer is the same for all."""
-
-SEARCH_SEEDS = (100, 101, 102)
-"""Not those of the demonstration, which count from 0."""
+"""The methods of the demonstration; `python -m experiments demo-search` found their hyper-parameters on other seeds."""
 
 
 class Job(NamedTuple):
-    """One run: everything else is the setting, common to all."""
+    """A method, a seed and the hyper-parameters of one run."""
 
     method: str
     seed: int
@@ -62,7 +45,7 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True)
 class Setting:
-    """How the demonstration trains. A share `held_out` of the noisy training set may be kept for validation."""
+    """How all runs train. A share `held_out` of the noisy training set may be kept for validation."""
 
     rate: float = 0.2
     epochs: int = 60
@@ -73,21 +56,26 @@ class Setting:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one run gave. Indices are rows of the training set."""
+    """The outcome of one run. Indices are rows of the training set.
+
+    Attributes:
+        job: the run.
+        accuracy: test accuracy after each epoch.
+        validation: accuracy on the held-out noisy samples after each epoch; empty without any.
+        suspects, score, suggested, flagged: see `Compensated.suspects`.
+        changed: whether the label of each suspect was made wrong.
+        true: the class of each suspect before the noise.
+    """
 
     job: Job
     accuracy: list[float]
-    """Test accuracy after each epoch."""
     validation: list[float]
-    """Accuracy on the held-out noisy samples after each epoch; empty without any."""
     suspects: list[int]
     score: list[float]
     suggested: list[int]
     flagged: list[bool]
     changed: list[bool]
-    """For each suspect, whether its label was made wrong."""
     true: list[int]
-    """For each suspect, its class before the noise."""
 
     @property
     def figures(self) -> dict[str, float]:
@@ -96,18 +84,19 @@ class Outcome:
 
         changed, flagged = np.array(self.changed), np.array(self.flagged)
         right = np.array(self.suggested) == np.array(self.true)
+        hits = flagged & changed
         return {
             "last": self.accuracy[-1],
             "best": max(self.accuracy),
             "average_precision": float(average_precision_score(changed, self.score)),
-            "precision": float((flagged & changed).sum() / max(flagged.sum(), 1)),
-            "recall": float((flagged & changed).sum() / changed.sum()),
-            "suggested": float(right[flagged & changed].mean()) if (flagged & changed).any() else 0.0,
+            "precision": float(hits.sum() / max(flagged.sum(), 1)),
+            "recall": float(hits.sum() / changed.sum()),
+            "suggested": float(right[hits].mean()) if hits.any() else 0.0,
         }
 
 
 def run_job(job: Job, setting: Setting) -> Outcome:
-    """One run, in which only the criterion differs from plain training. The seed fixes split, noise, weights and order."""
+    """Trains one run; only the criterion differs between methods. The seed fixes split, noise, weights and order."""
     method, seed, hyper = job
     given, test = digits().split((0.7, 0.3), seed=seed)
     flipped = noise.symmetric(given.target, 10, setting.rate, seed=seed)
@@ -130,7 +119,7 @@ def run_job(job: Job, setting: Setting) -> Outcome:
             samples,
             epochs=setting.epochs,
             order=order.__getitem__,
-            # The learning rate falls from epoch to epoch.
+            # The learning rate is constant within an epoch.
             rate=lambda step, total: rate(setting.lr, step // len(order[0]), setting.epochs, schedule="cosine"),
             held_out=parts,
         )
@@ -148,18 +137,9 @@ def run_job(job: Job, setting: Setting) -> Outcome:
     )  # fmt: skip
 
 
-def run_all(jobs: list[Job], setting: Setting) -> Iterator[Outcome]:
-    """Runs side by side in one process per core, each on one thread; yields them as they end."""
-    yield from side_by_side(run_job, [(job, setting) for job in jobs], None, lost=_lost)
-
-
-def _lost(job: Job, setting: Setting) -> Outcome:
+def lost_job(job: Job, setting: Setting) -> Outcome:
+    """Raises for a run whose process was killed repeatedly."""
     raise InputError(f"the run of {job.method} with seed {job.seed} was lost: {LOST}")
-
-
-def jobs(seeds: int) -> list[Job]:
-    """The runs of the demonstration."""
-    return [Job(method, seed, hyper) for seed in range(seeds) for method, hyper in DEMO_METHODS.items()]
 
 
 def figures_by_method(outcomes: list[Outcome]) -> dict[str, dict[str, tuple[float, float]]]:
@@ -173,58 +153,28 @@ def figures_by_method(outcomes: list[Outcome]) -> dict[str, dict[str, tuple[floa
     return table
 
 
-def search_jobs() -> list[Job]:
-    """The trials of the search: every point of the grid with every seed."""
-    points = [
-        (method, dict(zip(grid, values, strict=True)))
-        for method, grid in GRID.items()
-        for values in product(*grid.values())
-    ]
-    return [Job(method, seed, hyper) for method, hyper in points for seed in SEARCH_SEEDS]
-
-
-def chosen(outcomes: list[Outcome], setting: Setting) -> dict[str, Any]:
-    """The trials of a search, and the best setting of each method.
-
-    Settings are judged by the accuracy on held-out *noisy* samples, the mean over the last five epochs and all seeds:
-    nothing that a user with noisy data would not have. The seeds are not those of the demonstration.
-    """
-    scores: dict[str, list[float]] = {}
-    for o in outcomes:
-        scores.setdefault(json.dumps([o.job.method, o.job.hyper]), []).append(float(np.mean(o.validation[-5:])))
-    trials = [
-        {"method": method, "hyper": hyper, "validation": round(float(np.mean(scores[key])), 5)}
-        for key in sorted(scores)
-        for method, hyper in [json.loads(key)]
-    ]
-    best = {m: max((t for t in trials if t["method"] == m), key=lambda t: t["validation"])["hyper"] for m in GRID}
-    return {"setting": asdict(setting), "seeds": SEARCH_SEEDS, "best": best, "trials": trials}
-
-
 def audit_digits(path: Path, setting: Setting, *, seed: int = 0) -> Audit:
-    """Audits the digits of one run, wrong labels included, and writes the page on which a person decides on them."""
+    """Audits the digits of one run, wrong labels included, and writes the review page to `path`."""
     from compensate.auditing.api import audit
 
     given, _ = digits().split((0.7, 0.3), seed=seed)
     flipped = noise.symmetric(given.target, 10, setting.rate, seed=seed)
-    noisy = replace(
-        given.relabel(flipped.labels),
-        source=replace(given.source, title=f"digits, {setting.rate:.0%} of them mislabeled"),
+    title = f"digits, {setting.rate:.0%} of them mislabeled"
+    result = audit(
+        replace(given.relabel(flipped.labels), source=replace(given.source, title=title)), encoder="none", seed=seed
     )
-    found = audit(noisy, encoder="none", seed=seed)
-    found.report(path)
-    return found
+    result.report(path)
+    return result
 
 
 def picture(outcome: Outcome, path: Path, *, rows: int = 4, columns: int = 10) -> Path:
     """Draws the most suspect digits: the given label, the suggested one, and whether the label was really wrong."""
     made = require("matplotlib.figure", "the picture of the demonstration", "plots")
     train_set, _ = digits().split((0.7, 0.3), seed=outcome.job.seed)
-    images: NDArray[np.float32] = train_set.x[outcome.suspects[: rows * columns], 0]
+    images = train_set.x[outcome.suspects[: rows * columns], 0]
     given = noise.symmetric(train_set.target, 10, Setting().rate, seed=outcome.job.seed).labels[outcome.suspects]
     figure = made.Figure(figsize=(columns * 1.05, rows * 1.4))
-    axes = figure.subplots(rows, columns)
-    for place, (axis, image) in enumerate(zip(axes.flat, images, strict=True)):
+    for place, (axis, image) in enumerate(zip(figure.subplots(rows, columns).flat, images, strict=True)):
         wrong = outcome.changed[place]
         axis.imshow(image, cmap="gray_r")
         axis.set_xticks([])

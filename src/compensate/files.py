@@ -34,6 +34,9 @@ DAMAGE = (
 )
 """What the standard library raises for truncated or broken archives: a length or an offset in one may say anything."""
 
+Progress = Callable[[int, int], None]
+"""Called with the number of finished units of work, and of all."""
+
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".zip")
 
 _OPENERS: dict[str, Callable[..., IO[bytes]]] = {

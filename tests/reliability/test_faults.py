@@ -20,9 +20,9 @@ from compensate import InputError, files
 from compensate.auditing.page import Estimate, Page, write_page
 from compensate.cli import main
 from compensate.data.load import digits
-from compensate.training import Config, Run, checkpoint, comparison, fit, run
-from compensate.training.comparison import LOST
-from compensate.training.run import alone
+from compensate.training import Config, Run, checkpoint, comparison, fit, run, workers
+from compensate.training.run import locked
+from compensate.training.workers import LOST
 from processes import start
 
 pytestmark = pytest.mark.slow
@@ -132,14 +132,14 @@ def test_a_read_only_folder(tmp_path):
 
 # killed workers
 def test_a_killed_worker_is_replaced_and_one_that_always_dies_is_given_up(tmp_path, monkeypatch):
-    assert comparison.RETRIES == 2
-    monkeypatch.setattr(comparison, "RETRIES", 1)  # each start of a process takes seconds
+    assert workers.RETRIES == 2
+    monkeypatch.setattr(workers, "RETRIES", 1)  # each start of a process takes seconds
     jobs = [(number, str(tmp_path), deaths) for number, deaths in enumerate([0, 1, 9])]
-    answers = dict(comparison.side_by_side(faults.dies, jobs, 2, lost=faults.lost))
+    answers = dict(workers.side_by_side(faults.dies, jobs, 2, lost=faults.lost))
     assert answers == {0: 1, 1: 2, 2: -1}
     assert (tmp_path / "2").read_text() == "xx"  # once, and one retry
     with pytest.raises(TypeError):  # a mistake in the work itself is no loss
-        list(comparison._here(faults.dies, [(1,)], 1, faults.lost))
+        list(workers._in_processes(faults.dies, [(1,)], 1, faults.lost))
 
 
 def test_compare_survives_the_loss_of_a_worker(tmp_path):
@@ -165,13 +165,12 @@ def test_compare_survives_the_loss_of_a_worker(tmp_path):
 
 
 def test_what_is_lost_is_reported_and_what_is_finished_is_kept(tmp_path, monkeypatch, capsys):
-    from compensate.training import comparison
 
     def half(work, jobs, count, *, lost, backend="local"):
         for number, job in enumerate(jobs):
             yield lost(*job) if number else work(*job)
 
-    monkeypatch.setattr(comparison, "side_by_side", half)
+    monkeypatch.setattr(workers, "side_by_side", half)
     out = tmp_path / "out"
     monkeypatch.setattr(
         sys, "argv",
@@ -183,11 +182,11 @@ def test_what_is_lost_is_reported_and_what_is_finished_is_kept(tmp_path, monkeyp
     assert end.value.code == 1
     assert "ended from outside" in capsys.readouterr().out
     assert [r["method"] for r in json.loads((out / "comparison.json").read_text())["runs"]] == ["base"]
-    assert comparison.lost(faults.TINY, tmp_path, None) == (faults.TINY, LOST)
+    assert comparison.lost_run(faults.TINY, tmp_path, None) == (faults.TINY, LOST)
 
 
 def test_a_search_takes_up_the_setting_of_a_lost_trial(tmp_path):
-    from compensate.training.tuning import open_study, take_up_abandoned
+    from compensate.training.tuning import open_study, restart_abandoned
 
     study = open_study(tmp_path, "s", 0)
     for job in (4, 5):
@@ -195,7 +194,7 @@ def test_a_search_takes_up_the_setting_of_a_lost_trial(tmp_path):
         trial.set_user_attr("job", job)
         trial.suggest_float("lam", 0.1, 0.2)
     setting = study.trials[0].params
-    take_up_abandoned(study, 4)
+    restart_abandoned(study, 4)
     assert [t.state.name for t in study.trials] == ["FAIL", "RUNNING", "WAITING"]
     assert study.ask().suggest_float("lam", 0.1, 0.2) == setting["lam"]
 
@@ -221,12 +220,12 @@ def test_the_second_process_in_a_folder_is_refused_and_the_lock_of_a_dead_one_is
 
 
 def test_a_lock_is_of_one_at_a_time_and_ends_with_an_error(tmp_path):
-    with alone(tmp_path), pytest.raises(InputError, match=f"process {os.getpid()}"), alone(tmp_path):
+    with locked(tmp_path), pytest.raises(InputError, match=f"process {os.getpid()}"), locked(tmp_path):
         pass
-    with pytest.raises(RuntimeError, match="on purpose"), alone(tmp_path):
+    with pytest.raises(RuntimeError, match="on purpose"), locked(tmp_path):
         raise RuntimeError("on purpose")
     (tmp_path / "process.json").write_text("not json")  # of a process that is gone
-    with alone(tmp_path):
+    with locked(tmp_path):
         assert json.loads((tmp_path / "process.json").read_text())["pid"] == os.getpid()
     assert not (tmp_path / "process.json").exists()
 
@@ -236,7 +235,7 @@ def test_a_disk_without_locks_is_trained_on(tmp_path, monkeypatch):
         raise NotImplementedError("no locks")
 
     monkeypatch.setattr(run.FileLock, "acquire", refuse)
-    with alone(tmp_path):
+    with locked(tmp_path):
         pass
 
 
@@ -288,7 +287,7 @@ def test_a_clock_that_goes_back_changes_nothing(tmp_path, monkeypatch):
 
 # divergence
 def test_a_training_that_diverges_says_where_and_why_and_leaves_the_last_good_checkpoint(tmp_path):
-    config = faults.TINY.but(lr=1e9, optimizer="sgd", schedule="constant", weight_decay=1.0, epochs=3)
+    config = faults.TINY.replace(lr=1e9, optimizer="sgd", schedule="constant", weight_decay=1.0, epochs=3)
     with pytest.raises(
         InputError, match=r"diverged at step \d+ \(epoch \d, batch \d of \d, learning rate 1e\+09\).*lower"
     ) as said:

@@ -14,8 +14,8 @@ from pathlib import Path
 import faults
 import pytest
 
-from compensate.training import comparison, tuning
-from compensate.training.comparison import LOST, RETRIES
+from compensate.training import tuning, workers
+from compensate.training.workers import LOST, RETRIES
 
 pytestmark = pytest.mark.slow
 
@@ -97,9 +97,9 @@ def test_reproduce_gives_up_a_run_that_always_dies_and_finishes_the_others(tmp_p
 
 
 def test_a_worker_that_dies_while_idle_costs_no_job(tmp_path, monkeypatch):
-    monkeypatch.setattr(comparison, "RETRIES", 0)
+    monkeypatch.setattr(workers, "RETRIES", 0)
     jobs = [(number,) for number in range(2)]
-    answers = comparison._here(faults.who, jobs, 1, faults.lost)
+    answers = workers._in_processes(faults.who, jobs, 1, faults.lost)
     number, pid = next(answers)
     os.kill(pid, signal.SIGKILL)
     faults.wait_until_gone(pid)
@@ -134,14 +134,14 @@ def test_on_a_cluster_too(tmp_path, monkeypatch):
     ray = pytest.importorskip("ray", reason="the extra `cluster` is not installed")
     # Ray's own processes are no matter of ours, but they must find the module of the work.
     monkeypatch.setenv("PYTHONPATH", str(Path(faults.__file__).parent))
-    monkeypatch.setattr(comparison, "RETRIES", 1)
+    monkeypatch.setattr(workers, "RETRIES", 1)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     jobs = [(number, str(tmp_path), times) for number, times in enumerate([0, 1, 9])]
     try:
-        answers = dict(comparison.side_by_side(faults.dies, jobs, 2, backend="ray", lost=faults.lost))
+        answers = dict(workers.side_by_side(faults.dies, jobs, 2, backend="ray", lost=faults.lost))
         assert answers == {0: 1, 1: 2, 2: -1}
         assert (tmp_path / "2").read_text() == "xx"
         with pytest.raises(TypeError):  # a mistake in the work itself is no loss
-            list(comparison.side_by_side(faults.dies, [(1,)], 1, backend="ray", lost=faults.lost))
+            list(workers.side_by_side(faults.dies, [(1,)], 1, backend="ray", lost=faults.lost))
     finally:
         ray.shutdown()

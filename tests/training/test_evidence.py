@@ -163,7 +163,7 @@ def test_functions_tensors_arrays_and_data_sets_are_one():
         ({"method": "meta_weight"}, "needs more than samples and labels"),
         ({"rows": [0, 400]}, "expected positions from 0 to 89"),
         ({"rows": [3]}, "expected two or more"),
-        ({"labels": np.r_[-1, np.zeros(N - 1, int)], "rows": [0, 1, 2]}, "row 0 is to be trained on and has no label"),
+        ({"labels": np.r_[-1, np.zeros(N - 1, int)], "rows": [0, 1, 2]}, "row 0 has no label"),
         ({"labels": np.zeros(5, int)}, "one label a sample"),
     ],
 )

@@ -63,7 +63,7 @@ def test_one_seed_gives_one_result_and_leaves_other_random_numbers_alone():
     assert torch.equal(torch.get_rng_state(), before)
     torch.rand(7)
     assert fit(config).history == first.history
-    assert fit(config.but(seed=1)).history != first.history
+    assert fit(config.replace(seed=1)).history != first.history
 
 
 def test_rows_without_a_label_and_imbalance():
@@ -94,12 +94,14 @@ def test_accumulated_batches_are_one_large_batch():
     data = Splits(digits().subset(np.arange(100)), digits().subset(np.arange(100, 200)))
     common = small(limit=None, validation=0.0, optimizer="sgd", lr=0.1, epochs=1, schedule="constant")
     # 100 samples: batches of 50 and 50 against two each of 25; a plain mean has the same gradient either way.
-    one = fit(common.but(batch_size=50), data=data)
-    two = fit(common.but(batch_size=25, accumulate=2), data=data)
+    one = fit(common.replace(batch_size=50), data=data)
+    two = fit(common.replace(batch_size=25, accumulate=2), data=data)
     for a, b in zip(one.model.parameters(), two.model.parameters(), strict=True):
         assert torch.allclose(a, b, atol=1e-6)
-    uneven = fit(common.but(batch_size=40, accumulate=3), data=data)  # 40, 40 and 20: one step with the mean of all 100
-    whole = fit(common.but(batch_size=100), data=data)
+    uneven = fit(
+        common.replace(batch_size=40, accumulate=3), data=data
+    )  # 40, 40 and 20: one step with the mean of all 100
+    whole = fit(common.replace(batch_size=100), data=data)
     for a, b in zip(whole.model.parameters(), uneven.model.parameters(), strict=True):
         assert torch.allclose(a, b, atol=1e-6)
 
@@ -208,7 +210,7 @@ def test_a_teacher_is_a_finished_run_or_a_file(tmp_path):
     rows = np.zeros((first.prepared.train.rows, 10), dtype=np.float32)
     rows[first.prepared.train.index] = predict(first.model, first.prepared.train).numpy()
     np.save(tmp_path / "t.npy", rows)
-    by_file = fit(student.but(teacher=str(tmp_path / "t.npy")))
+    by_file = fit(student.replace(teacher=str(tmp_path / "t.npy")))
     assert by_run.last == pytest.approx(by_file.last)
     with pytest.raises(InputError, match="learns from a teacher"):
         fit(small(method="distillation"))
@@ -216,7 +218,7 @@ def test_a_teacher_is_a_finished_run_or_a_file(tmp_path):
         fit(small(method="distillation", teacher="nowhere"))
     np.save(tmp_path / "t.npy", rows[:5])
     with pytest.raises(InputError, match="shape"):
-        fit(student.but(teacher=str(tmp_path / "t.npy")))
+        fit(student.replace(teacher=str(tmp_path / "t.npy")))
 
 
 @pytest.mark.parametrize(

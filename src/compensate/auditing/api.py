@@ -396,9 +396,9 @@ def _check_training(
     if lr is not None and not 0 < lr < np.inf:
         raise InputError(f"lr is {lr}; expected a positive number.")
     if deep:
-        from compensate.training.hardware import Hardware, found_device
+        from compensate.training.hardware import Hardware, default_device
 
-        Hardware(found_device(device), precision)
+        Hardware(default_device(device), precision)
 
 
 def _check_classes(given: Ints, label: Any) -> None:

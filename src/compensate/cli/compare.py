@@ -1,4 +1,4 @@
-"""`compensate compare`: methods side by side over seeds."""
+"""`compensate compare` and `compensate tune`: methods over seeds, and the search for hyper-parameters."""
 
 from __future__ import annotations
 
@@ -43,18 +43,20 @@ def compare(
     The same command resumes: finished runs are read, unfinished ones continue from their checkpoints.
     """
     from compensate.files import make_folder
+    from compensate.methods import find
     from compensate.training import Run, comparison
-    from compensate.training.comparison import side_by_side
+    from compensate.training.workers import side_by_side
 
     merged = shared.merged()
-    wanted = _methods(methods, merged.pop("methods", None), o.nested(o.pairs(hyper, "--hyper")))
-    count = seeds if seeds is not None else int(merged.pop("seeds", 3))
-    merged.pop("seeds", None)
-    first = _named(baseline or merged.pop("baseline", None) or next(iter(wanted)), wanted)
-    merged.pop("baseline", None)
+    from_file = {name: merged.pop(name, None) for name in ("methods", "seeds", "baseline")}
+    hypers = _methods(methods, from_file["methods"], o.nested(o.pairs(hyper, "--hyper")))
+    count = seeds or int(from_file["seeds"] or 3)
+    first = find(baseline or from_file["baseline"] or next(iter(hypers))).name
+    _require_compared(first, hypers)
     common = shared.build(merged)
-    configs = comparison.plan(common, wanted, count)
-    folder = out if out is not None else Path("runs") / f"compare-{_digest([c.id for c in configs])}"
+    configs = comparison.plan(common, hypers, count)
+    digest = hashlib.sha256(json.dumps([c.id for c in configs]).encode()).hexdigest()[:8]
+    folder = out if out is not None else Path("runs") / f"compare-{digest}"
     make_folder(folder / "runs")
     announce(configs[0], shared.data_dir)
 
@@ -64,17 +66,17 @@ def compare(
         task = bar.add_task("", total=len(configs), completed=len(runs))
         finished = {stored["id"] for stored in runs}
         jobs = [(c, folder / "runs", shared.data_dir) for c in configs if c.id not in finished]
-        for done, outcome in side_by_side(comparison.attempt, jobs, workers, lost=comparison.lost):
+        for config, outcome in side_by_side(comparison.attempt, jobs, workers, lost=comparison.lost_run):
             bar.advance(task)
             if isinstance(outcome, str):
-                failed.append((done, outcome))
+                failed.append((config, outcome))
             else:
                 runs.append(outcome)
-    for done, message in failed:
-        console.print(f"[red]{done.method}, seed {done.seed}:[/red] {message}")
+    for config, message in failed:
+        console.print(f"[red]{config.method}, seed {config.seed}:[/red] {message}")
     if not any(r["config"]["method"] == first for r in runs):
-        raise InputError(f"no run of the baseline {first} came to its end, so there is nothing to compare with.")
-    rows = comparison.comparison_table(runs, list(wanted), first)
+        raise InputError(f"no run of the baseline {first} has finished, so nothing can be compared with it.")
+    rows = comparison.comparison_table(runs, list(hypers), first)
     console.print(console_table(rows, first))
     table = comparison.store(folder, common, runs, rows, first)
     title = f"{Path(common.data).name}, noise {common.noise}, {count} seed{'s' * (count > 1)}"
@@ -89,64 +91,46 @@ def compare(
 
 
 def console_table(rows: Sequence[Row], baseline: str) -> Table:
-    """The table for people: test accuracy in percent."""
-    table = Table(
-        "method",
-        "last epoch",
-        "best epoch",
-        f"last, minus {baseline.replace('_', '-')} (95 %)",
-        box=None,
-        pad_edge=False,
-    )
+    """The table for the terminal: test accuracy in percent."""
+    heads = ("method", "last epoch", "best epoch", f"last, minus {baseline.replace('_', '-')} (95 %)")
+    table = Table(*heads, box=None, pad_edge=False)
     for row in rows:
         if row.difference is None:
             gap = "" if row.method == baseline else "no shared seed"
         else:
             mean, low, high = (100 * v for v in row.difference)
             gap = f"{mean:+.2f}" + ("" if math.isnan(low) else f"  ({low:+.2f} to {high:+.2f})")
-        table.add_row(row.method.replace("_", "-"), _percent(row.last), _percent(row.best), gap)
+        last, best = (
+            f"{100 * m:.2f}" + ("" if math.isnan(d) else f" ± {100 * d:.2f}") for m, d in (row.last, row.best)
+        )
+        table.add_row(row.method.replace("_", "-"), last, best, gap)
     return table
 
 
-def _percent(value: tuple[float, float]) -> str:
-    mean, std = (100 * v for v in value)
-    return f"{mean:.2f}" + ("" if math.isnan(std) else f" ± {std:.2f}")
-
-
 def _methods(names: str | None, from_file: Any, hyper: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Each method and its hyper-parameters, from the command line and the file's ``methods`` list or tables."""
+    """Each method with its hyper-parameters, from the command line and the file's ``methods`` list or tables."""
     from compensate.methods import find
 
-    found: dict[str, dict[str, Any]] = {}
-    if isinstance(from_file, Mapping):
-        found = {find(name).name: dict(values) for name, values in from_file.items()}
-    elif isinstance(from_file, list):
-        found = {find(name).name: {} for name in from_file}
+    tables = from_file if isinstance(from_file, Mapping) else {name: {} for name in from_file or ()}
+    known = {find(name).name: dict(values) for name, values in tables.items()}
     if names is not None:
-        chosen = [find(name.strip()).name for name in names.split(",") if name.strip()]
-        found = {name: found.get(name, {}) for name in chosen}
-    if not found:
-        found = {"base": {}, "logcomp": {}, "mixcomp": {}}
+        named = [find(name.strip()).name for name in names.split(",") if name.strip()]
+        known = {name: known.get(name, {}) for name in named}
+    known = known or {"base": {}, "logcomp": {}, "mixcomp": {}}
     for name, values in hyper.items():
         if not isinstance(values, Mapping):
             raise InputError(
                 f"--hyper {name}={values} does not say of which method; write for example logcomp.{name}={values}."
             )
-        found[_named(name, found)].update(values)
-    return found
+        method = find(name).name
+        _require_compared(method, known)
+        known[method].update(values)
+    return known
 
 
-def _named(name: str, known: Mapping[str, Any]) -> str:
-    from compensate.methods import find
-
-    row = find(name)
-    if row.name not in known:
-        raise InputError(f"{row.name} is not among the methods of the comparison: {', '.join(known)}.")
-    return row.name
-
-
-def _digest(ids: list[str]) -> str:
-    return hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:8]
+def _require_compared(method: str, methods: Mapping[str, Any]) -> None:
+    if method not in methods:
+        raise InputError(f"{method} is not among the methods of the comparison: {', '.join(methods)}.")
 
 
 @o.with_shared
@@ -169,39 +153,37 @@ def tune(
     (paper) or per sample (paper-per-sample).
     """
     merged = shared.merged(method=method, hyper=o.pairs(hyper, "--hyper"))
-    asked = shared.build(merged)
-    if asked.method == "base":
+    config = shared.build(merged)
+    if config.method == "base":
         raise InputError("base has nothing to tune; name a method: --method logcomp.")
     from compensate.files import write_atomically
     from compensate.training.tuning import search_space
 
-    folder = out if out is not None else Path("runs") / f"tune-{asked.name}"
-    announce(asked, shared.data_dir)
+    folder = out if out is not None else Path("runs") / f"tune-{config.name}"
+    announce(config, shared.data_dir)
     with progress_bar("searching", "trials") as bar:
         task = bar.add_task("", total=trials)
-        found = search_space(
-            asked, folder, preset=cast("Preset", preset), trials=trials, seeds=seeds, workers=workers, data_dir=shared.data_dir,
+        result = search_space(
+            config, folder, preset=cast("Preset", preset), trials=trials, seeds=seeds, workers=workers, data_dir=shared.data_dir,
             done=lambda n: bar.update(task, completed=n),
         )  # fmt: skip
-    write_atomically(folder / "tuning.json", (json.dumps(found, indent=1) + "\n").encode())
-    names = list(found["best"]["hyper"])
-    table = Table(*names, "validation accuracy", box=None, pad_edge=False)
-    for row in found["trials"][:5]:
-        table.add_row(
-            *(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row["hyper"].values()), f"{row['validation']:.4f}"
-        )
-    if found["lost"]:
-        console.print(f"[red]{found['lost']} trials were lost:[/red] their processes were ended from outside")
-    console.print(f"{len(found['trials'])} trials, the best first; accuracy is on held-out noisy labels")
+    write_atomically(folder / "tuning.json", (json.dumps(result, indent=1) + "\n").encode())
+    best = result["best"]["hyper"]
+    table = Table(*best, "validation accuracy", box=None, pad_edge=False)
+    for row in result["trials"][:5]:
+        values = (f"{v:.4g}" if isinstance(v, float) else str(v) for v in row["hyper"].values())
+        table.add_row(*values, f"{row['validation']:.4f}")
+    if result["lost"]:
+        console.print(f"[red]{result['lost']} trials were lost:[/red] their processes were ended from outside")
+    console.print(f"{len(result['trials'])} trials, the best first; accuracy is on held-out noisy labels")
     console.print(table)
-    hyper_best = {**asked.hyper, **found["best"]["hyper"]}
     line = o.training_command(
         merged,
-        method=asked.method.replace("_", "-"),
-        hyper=hyper_best,
+        method=config.method.replace("_", "-"),
+        hyper={**config.hyper, **best},
         data_dir=shared.data_dir and str(shared.data_dir),
     )
     console.print(f"use it:     {line}", soft_wrap=True, markup=False)
     console.print(f"all trials: {folder / 'tuning.json'}", soft_wrap=True)
-    if found["lost"]:
+    if result["lost"]:
         raise typer.Exit(1)

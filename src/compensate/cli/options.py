@@ -33,7 +33,7 @@ def option(text: str, *names: str, **more: Any) -> Any:
 
 Data = Annotated[
     str | None,
-    typer.Argument(help="Data set: a name (cifar10, sst2, imdb, digits, ...) or a path.", show_default=False),
+    typer.Argument(help="Data set: a path, or a name such as digits.", show_default=False),
 ]
 DataDir = Annotated[Path | None, option("Data folder of named data sets [env: COMPENSATE_DATA].")]
 ConfigFile = Annotated[Path | None, option("TOML file of settings; the command line takes precedence.", "--config")]
@@ -101,7 +101,7 @@ class TrainingOptions:
         from compensate.training.config import Config
 
         asked = Config.of(merged, str(self.config or "the command line"))
-        return asked.but(content=content_digest(*(p for p in (asked.data, asked.labels) if p is not None)))
+        return asked.replace(content=content_digest(*(p for p in (asked.data, asked.labels) if p is not None)))
 
 
 READER = ("label", "text", "ignore", "columns")
@@ -262,9 +262,16 @@ def training_command(given: Mapping[str, Any], **more: Any) -> str:
     from compensate.cli.train import train
 
     merged = {**given, **more}
-    parts = ["compensate", "train", str(merged.pop("data"))]
+    parts = ["train", str(merged.pop("data"))]
     parts += _flags(merged.pop("data_options", {}), inspect.signature(train).parameters, "data_options.")
-    return shlex.join([*parts, *_flags(merged, inspect.signature(train).parameters)])
+    return f"{program()} {shlex.join([*parts, *_flags(merged, inspect.signature(train).parameters)])}"
+
+
+def program() -> str:
+    """How this command line was started: ``compensate``, or ``python -m experiments`` in a checkout."""
+    path = Path(sys.argv[0])
+    as_module = path.name == "__main__.py" and path.parent.name in ("compensate", "experiments")
+    return f"python -m {path.parent.name}" if as_module else "compensate"
 
 
 def _flags(options: Mapping[str, Any], own: Container[str], prefix: str = "") -> list[str]:
@@ -318,14 +325,15 @@ def describe_unused(source: Source, parts: Any = None) -> list[str]:
     return [said]
 
 
-def announce(config: Config, data_dir: Path | None) -> None:
-    """Prints which columns and rows a training uses, before it starts."""
+def announce(config: Config, data_dir: Path | None) -> Prepared:
+    """Prints the data that a training uses, before it starts, and returns it."""
     from compensate.training.preparation import prepare_run
 
     prepared = prepare_run(config, data_dir=data_dir)
     for line in (_data(prepared), _clean(prepared), _test(prepared)):
         if line:
             console.print(line, markup=False, soft_wrap=True)
+    return prepared
 
 
 def _data(prepared: Prepared) -> str:

@@ -1,4 +1,4 @@
-"""`compensate train`: one run."""
+"""`compensate train`: train one run."""
 
 from __future__ import annotations
 
@@ -45,18 +45,16 @@ def train(
         method=method, hyper=o.pairs(hyper, "--hyper"), clean=clean, teacher=teacher, patience=patience,
         precision=precision, accumulate=accumulate,
     )  # fmt: skip
-    asked = shared.build(merged)
+    config = shared.build(merged)
     from compensate.training.distributed import Processes
-    from compensate.training.fitting import fit
-    from compensate.training.run import LEAST_AGREEMENT, agreement_with_labels
+    from compensate.training.fitting import MIN_AGREEMENT, agreement_with_labels, fit
     from compensate.training.trainer import Interrupted
 
-    folder = out if out is not None else Path("runs") / asked.name
-    if Processes.launched().main:
-        announce(asked, shared.data_dir)
+    folder = out if out is not None else Path("runs") / config.name
+    prepared = announce(config, shared.data_dir) if Processes.launched().main else None
     try:
         result = fit(
-            asked, data_dir=shared.data_dir, folder=folder, resume=resume, every=every, console=None if quiet else console,
+            config, data=prepared, data_dir=shared.data_dir, folder=folder, resume=resume, every=every, console=None if quiet else console,
             trackers=tuple(tracker or ()), backend=backend or "local", workers=workers,
         )  # fmt: skip
     except Interrupted as stop:
@@ -64,28 +62,26 @@ def train(
             console.print(
                 f"stopped after step {stop.step}; the checkpoint is in {folder}. Resume with:", soft_wrap=True
             )
-            console.print(_resuming(sys.argv), markup=False, soft_wrap=True)
+            resume_command = [*sys.argv[1:], *([] if resume else ["--resume"])]
+            console.print(f"{o.program()} {shlex.join(resume_command)}", markup=False, soft_wrap=True)
         raise typer.Exit(130) from None
     if not Processes.current().main:
         return
-    settled, epochs = result.config, len(result.history)
+    config, epochs = result.config, len(result.history)
     console.print(
-        f"{settled.method.replace('_', '-')} on {settled.model}, {epochs} epoch{'s' * (epochs > 1)}, {result.seconds:.0f} s"
+        f"{config.method.replace('_', '-')} on {config.model}, {epochs} epoch{'s' * (epochs > 1)}, {result.seconds:.0f} s"
     )
     for name, row in (("last", result.last), ("best", result.best)):
-        said = [
-            f"{k.replace('_', ' ')} {row[k]:.4f}"
-            for k in ("test_accuracy", "val_accuracy", "train_accuracy")
-            if k in row
-        ]
+        names = [k for k in ("test_accuracy", "val_accuracy", "train_accuracy") if k in row]
+        metrics = [f"{k.replace('_', ' ')} {row[k]:.4f}" for k in names]
         note = f" (chosen on {result.selected_on})" if name == "best" else ""
-        console.print(f"{name} epoch {row['epoch']:>3.0f}: {' · '.join(said)}{note}", soft_wrap=True)
+        console.print(f"{name} epoch {row['epoch']:>3.0f}: {' · '.join(metrics)}{note}", soft_wrap=True)
     console.print(f"run:  {folder}", soft_wrap=True)
     suspects = result.suspects()
     if suspects is None or not len(suspects):
         return
     flagged = suspects["flagged"].sum()
-    if agreement_with_labels(suspects) < LEAST_AGREEMENT:
+    if agreement_with_labels(suspects) < MIN_AGREEMENT:
         (folder / "suspects.csv").unlink(missing_ok=True)
         console.print(
             f"no list of suspects: the model contradicts {flagged:,} of {len(suspects):,} labels, so it has learned too little to judge them; "
@@ -100,14 +96,3 @@ def train(
         f"suspects: {folder / 'suspects.csv'}, {flagged:,} flagged; compensate audit judges by models that did not see the label",
         markup=False, soft_wrap=True,
     )  # fmt: skip
-
-
-def _resuming(command: list[str]) -> str:
-    """The command that goes on with the run of this command line.
-
-    >>> _resuming(["/bin/compensate", "train", "my data.csv", "--epochs", "9"])
-    "compensate train 'my data.csv' --epochs 9 --resume"
-    """
-    name = "python -m compensate" if command[0].endswith("__main__.py") else Path(command[0]).name
-    options = [*command[1:], *([] if "--resume" in command else ["--resume"])]
-    return f"{name} {shlex.join(options)}"

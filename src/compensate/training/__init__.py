@@ -1,16 +1,16 @@
-"""Training for real: one resumable loop for every method, in one process or many.
+"""Training: one resumable loop for every method, in one process or several.
 
-`fit(Config(data="cifar10", noise="pair:0.2", method="logcomp"))` is a run; the command ``compensate train`` is the same.
+`fit(Config(data="digits", noise="pair:0.2", method="logcomp"))` trains one run, like the command ``compensate train``.
 """
 
-from compensate.training.config import PROTOCOL, RECIPES, Config, read_toml, settled
+from compensate.training.config import PROTOCOL, RECIPES, Config, read_toml, with_recipe
 from compensate.training.distributed import Exchange, Processes, together
 from compensate.training.evaluation import Samples, evaluate, predict
-from compensate.training.fitting import fit
+from compensate.training.fitting import Result, fit
 from compensate.training.hardware import Hardware
-from compensate.training.preparation import Prepared, make_criterion, make_model, prepare_run
+from compensate.training.preparation import Prepared, load_model, make_criterion, make_model, prepare_run
 from compensate.training.record import train_and_record
-from compensate.training.run import Result, Run, load_config, load_model
+from compensate.training.run import Run, load_config
 from compensate.training.step import OPTIMIZERS, SCHEDULES, Learner, TrainingBatch
 from compensate.training.trainer import EarlyStopping, Interrupted, Trainer
 
@@ -41,7 +41,7 @@ __all__ = [
     "predict",
     "prepare_run",
     "read_toml",
-    "settled",
     "together",
     "train_and_record",
+    "with_recipe",
 ]

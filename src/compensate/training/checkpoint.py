@@ -1,8 +1,7 @@
-"""Checkpoints without pickle: tensors as safetensors, everything else as JSON, and never half-written.
+"""Checkpoints without pickle: tensors as safetensors, everything else as JSON.
 
-A checkpoint is two files, ``step-N.safetensors`` and ``step-N.json``. The JSON comes last, holds the checksum of the
-tensors and of itself, and so says that the pair is complete. The pair before it stays, and goes when the next one is
-complete: whenever the process is killed, and even if a disk damages the newest pair, there is one to go on from.
+A checkpoint is two files, ``step-N.safetensors`` and ``step-N.json``. The JSON is written last, with checksums of the tensors and of
+itself. The previous checkpoint is kept until the next one is complete, in case the process is killed or a file is damaged.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _NAME = re.compile(r"step-(\d+)\.json")
 
 
 def pack(tree: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
-    """The tree as JSON values; its tensors go to `tensors`, and their names take their places.
+    """The tree as JSON values; tensors go to `tensors` and are replaced by their names.
 
     >>> tensors = {}
     >>> pack({"a": torch.ones(2), "b": (1, {3: "c"})}, tensors)
@@ -34,7 +33,7 @@ def pack(tree: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
     {'a': tensor([1., 1.]), 'b': (1, {3: 'c'})}
     """
     if isinstance(tree, Tensor):
-        # A copy of its own: safetensors refuses tensors that share memory, as tied weights do.
+        # A copy: safetensors refuses tensors that share memory, such as tied weights.
         tensors[path] = tree.detach().cpu().contiguous().clone()
         return {"$tensor": path}
     if isinstance(tree, Mapping):
@@ -65,7 +64,7 @@ def unpack(packed: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def save_checkpoint(folder: str | Path, step: int, tree: Mapping[str, Any]) -> None:
-    """Writes a checkpoint of this step; once it is complete, it and the one before it are all that stays."""
+    """Writes the checkpoint of a step, then deletes all but this one and the one before."""
     folder = Path(folder)
     make_folder(folder)
     tensors: dict[str, Tensor] = {}
@@ -83,18 +82,18 @@ def save_checkpoint(folder: str | Path, step: int, tree: Mapping[str, Any]) -> N
 
 
 def latest(folder: str | Path) -> dict[str, Any] | None:
-    """The newest complete checkpoint, or None if there is none; damaged ones are passed over."""
+    """The newest complete checkpoint, or None; damaged ones are skipped."""
     folder = Path(folder)
     damaged = []
     for step in sorted(_steps(folder), reverse=True):
-        found = _read(folder, step)
-        if found is not None:
-            return found
+        state = _read(folder, step)
+        if state is not None:
+            return state
         damaged.append(step)
     if damaged:
         raise InputError(
             f"the checkpoint of step {damaged[0]} in {folder} is damaged (its checksum differs) and there is no other. "
-            "Delete the folder and train anew."
+            "Delete the folder and train again."
         )
     return None
 
@@ -119,7 +118,7 @@ def _digest(head: Mapping[str, Any]) -> str:
 
 
 def save_weights(path: str | Path, state: Mapping[str, Tensor]) -> None:
-    """The weights of a model alone, as one safetensors file."""
+    """Writes the weights of a model to a safetensors file."""
     write_atomically(path, safetensors.torch.save({k: v.detach().cpu().contiguous().clone() for k, v in state.items()}))
 
 
@@ -127,7 +126,7 @@ def load_weights(path: str | Path) -> dict[str, Tensor]:
     """Reads what `save_weights` wrote."""
     path = Path(path)
     if not path.is_file():
-        raise InputError(f"there is no file {path}; the run has not ended, or its folder is another one.")
+        raise InputError(f"there is no file {path}; the run has not finished, or it is in another folder.")
     try:
         return dict(safetensors.torch.load(path.read_bytes()))
     except safetensors.SafetensorError as error:
@@ -135,13 +134,13 @@ def load_weights(path: str | Path) -> dict[str, Tensor]:
 
 
 def random_state() -> dict[str, Any]:
-    """The state of torch's random numbers, on the processor and on every graphics card."""
+    """The state of torch's random number generators on the CPU and on every graphics card."""
     cards = [torch.cuda.get_rng_state(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
     return {"cpu": torch.get_rng_state(), "cuda": cards}
 
 
 def set_random_state(state: Mapping[str, Any]) -> None:
-    """Goes back to a state of the random numbers."""
+    """Restores the state of the random number generators."""
     torch.set_rng_state(state["cpu"])
     for i, card in enumerate(state["cuda"][: torch.cuda.device_count()]):
         torch.cuda.set_rng_state(card, i)

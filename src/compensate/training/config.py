@@ -1,4 +1,4 @@
-"""What a run is: its data, noise, method, model and optimizer, as one frozen value with a name of its own."""
+"""The configuration of a run: data, noise, method, model and optimizer."""
 
 from __future__ import annotations
 
@@ -19,48 +19,47 @@ else:
     import tomli as tomllib
 
 PROTOCOL = 2
-"""Raised by hand whenever the same configuration would train differently, a new default of a method included, so that old runs are not taken for new ones."""
+"""Raised by hand whenever the same configuration would train differently, also by a new default of a method."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """One run. The seed fixes split, noise, first weights, order and augmentation alike for every method.
+    """One run. The seed fixes split, noise, initial weights, order and augmentation, equally for every method.
 
-    Values that are None are chosen by the kind of model (see `RECIPES`); `settled` shows them.
+    Values that are None depend on the model, see `RECIPES` and `with_recipe`.
 
     Attributes:
-        data: a name or path that `compensate.data.load` knows.
-        content: of data at a path, the digest of what is there (`compensate.files.content_digest`), so that a changed file makes another run;
-            the commands fill it in.
-        data_options: of the reader, such as ``label`` and ``text``.
+        data: a name or path for `compensate.data.load`.
+        content: digest of the files of `data` and `labels` (`compensate.files.content_digest`); the commands fill it in, and
+            changed files then give another run.
+        data_options: options of the reader, such as ``label`` and ``text``.
         labels: a file with other labels for the training part.
-        labels_key: which of several label sets of that file.
+        labels_key: the name of a label set in that file.
         limit: the maximum number of training samples, the same share of each class.
         limit_test: the maximum number of test samples, the same for every seed.
-        imbalance: ``none``, or ``exponential:R`` or ``step:R``, the largest class R times the smallest.
-        noise: ``none``, or a scheme and a rate such as ``pair:0.2``; it also hits the validation part.
-        test: share of the data held out for the test, where the data has no test part.
-        validation: share of the noisy training part held out, where the data has no validation part.
-        clean: share of the training part that keeps its labels, for methods that ask for clean data; by default 2 % for
-            those and nothing for others.
-        method: a row of `compensate.METHODS`.
+        imbalance: ``none``, or ``exponential:R`` or ``step:R``, with the largest class R times the smallest.
+        noise: ``none``, or a scheme and a rate such as ``pair:0.2``; it also applies to the validation part.
+        test: share of the data held out for the test, if the data has no test part.
+        validation: share of the noisy training part held out, if the data has no validation part.
+        clean: share of the training part that keeps its labels; by default 2 % for methods that need clean data, else 0.
+        method: a name in `compensate.METHODS`.
         hyper: its hyper-parameters.
-        teacher: for methods that ask for one: the folder of a finished run, or a .npy file of logits (rows, C).
+        teacher: for methods with a teacher: the folder of a finished run, or a .npy file of logits (rows, C).
         model: a name in `compensate.models.MODELS`, or ``auto``.
-        model_options: of the model, such as ``hidden``.
-        vectors: word vectors in the data folder, such as ``glove.6B.100d``, or a file.
+        model_options: options of the model, such as ``hidden``.
+        vectors: a file of word vectors, or its name in the data folder, such as ``glove.6B.100d``.
         max_length: the maximum number of words of a text.
         augment: ``crop-flip``, ``crop`` or ``none``.
-        epochs, batch_size: of the training; a batch is shared among processes.
-        order: ``random``, or ``ranges``: every batch has the same share of every range of samples, and where several processes
-            train, each owns the samples of one range and holds the rows of tables for these alone.
-        optimizer: a name in `OPTIMIZERS`; with `lr`, `momentum` (SGD's) and `weight_decay`.
+        epochs, batch_size: of the training; several processes share a batch.
+        order: ``random``, or ``ranges``: every batch has the same share of every range of samples, and each of several processes
+            owns a range and holds the table rows of its samples only.
+        optimizer: a name in `OPTIMIZERS`; with `lr`, `momentum` (for SGD) and `weight_decay`.
         schedule: a name in `SCHEDULES`, after a linear `warmup` (share of all steps).
-        clip: largest norm of the gradient; None for no limit.
-        accumulate: batches whose gradients make one step of the optimizer.
+        clip: maximum norm of the gradient; None for no limit.
+        accumulate: number of batches per optimizer step.
         precision: ``no``, ``bf16`` or ``fp16``.
-        patience: early stopping after this many epochs without a better validation accuracy; None never stops.
-        seed: of everything random.
+        patience: number of epochs without a better validation accuracy before training stops; None never stops.
+        seed: of all random numbers.
 
     >>> Config(data="digits", method="log-comp".replace("-", "")).method
     'logcomp'
@@ -105,10 +104,15 @@ class Config:
 
     def __post_init__(self) -> None:
         for name, kinds in _KINDS.items():
-            self._check(name, kinds)
+            value = getattr(self, name)
+            if float in kinds and isinstance(value, int) and not isinstance(value, bool):
+                object.__setattr__(self, name, float(value))  # 1 and 1.0 are the same run
+            elif not isinstance(value, kinds) or isinstance(value, bool):
+                wanted = " or ".join("nothing" if k is type(None) else _WORDS.get(k, k.__name__) for k in kinds)
+                raise InputError(f"{name} is {value!r}; expected {wanted}.")
         object.__setattr__(self, "method", self.method.replace("-", "_").lower())
         object.__setattr__(self, "noise", str(noises.parse(self.noise)))
-        if self.order == "random":  # what is said and what holds anyway are one run
+        if self.order == "random":  # the default, named or not, is one run
             object.__setattr__(self, "order", None)
         for name, low, high in _RANGES:
             value = getattr(self, name)
@@ -118,25 +122,17 @@ class Config:
             if (value := getattr(self, name)) is not None and value not in choices:
                 raise InputError(f'{name} is "{value}"; {nearest(value, choices)}')
 
-    def _check(self, name: str, kinds: tuple[type, ...]) -> None:
-        value = getattr(self, name)
-        if float in kinds and isinstance(value, int) and not isinstance(value, bool):
-            object.__setattr__(self, name, float(value))  # 1 and 1.0 are the same run
-        elif not isinstance(value, kinds) or isinstance(value, bool):
-            wanted = " or ".join("nothing" if k is type(None) else _WORDS.get(k, k.__name__) for k in kinds)
-            raise InputError(f"{name} is {value!r}; expected {wanted}.")
-
     @classmethod
     def of(cls, given: Mapping[str, Any], where: str = "the options") -> Config:
-        """A configuration from names and values, as a TOML file has them."""
+        """A configuration from names and values, such as those of a TOML file; `where` names their source in errors."""
         known = [f.name for f in fields(cls)]
         for name in given:
             if name.replace("-", "_") not in known:
                 raise InputError(f'{where}: there is no option "{name}"; {nearest(name.replace("-", "_"), known)}')
         return cls(**{name.replace("-", "_"): value for name, value in given.items()})
 
-    def but(self, **changes: Any) -> Config:
-        """The same run but for these."""
+    def replace(self, **changes: Any) -> Config:
+        """The configuration with some values changed."""
         return replace(self, **changes)
 
     @property
@@ -146,18 +142,18 @@ class Config:
 
     @property
     def id(self) -> str:
-        """64 hexadecimal digits that name this run: the SHA-256 of its canonical JSON and of the protocol's number."""
+        """The SHA-256 of the canonical JSON and the protocol number, in hexadecimal digits."""
         try:
-            # What is not given counts for nothing, so that an option that comes later leaves the names of earlier runs as they are.
+            # Values that are None are left out: a new option keeps the ids of earlier runs.
             plain = {name: value for name, value in self.json.items() if value is not None}
             text = json.dumps([PROTOCOL, plain], sort_keys=True, separators=(",", ":"), allow_nan=False)
         except (TypeError, ValueError) as error:
-            raise InputError(f"a run is made of numbers, texts and lists only: {error}.") from error
+            raise InputError(f"a configuration holds numbers, texts and lists only: {error}.") from error
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property
     def name(self) -> str:
-        """A short name for its folder."""
+        """A short name for the folder of the run."""
         return f"{Path(self.data).name.split('.')[0] or 'data'}-{self.method.replace('_', '-')}-{self.id[:8]}"
 
 
@@ -202,23 +198,23 @@ RECIPES: dict[str, dict[str, Any]] = {
     "mlp": {"epochs": 60, "batch_size": 64, **_SMALL},
     "probe": {"epochs": 60, "batch_size": 64, **_SMALL},
 }  # fmt: skip
-"""How each kind of model is trained where the configuration leaves it open."""
+"""Defaults of the configuration for each kind of model."""
 
 
-def settled(config: Config, model: str, *, needs_clean: bool) -> Config:
-    """The configuration with every open value filled in, for the model that was chosen.
+def with_recipe(config: Config, model: str, *, needs_clean: bool) -> Config:
+    """The configuration for this model, with its recipe for values that are None.
 
-    >>> settled(Config(), "cnn", needs_clean=False).lr
+    >>> with_recipe(Config(), "cnn", needs_clean=False).lr
     0.002
     """
     recipe = RECIPES[model.rstrip("0123456789")]
-    open_values = {name: value for name, value in recipe.items() if getattr(config, name) is None}
+    defaults = {name: value for name, value in recipe.items() if getattr(config, name) is None}
     clean = config.clean if config.clean is not None else 0.02 if needs_clean else 0.0
-    return config.but(**open_values, model=model, clean=clean)
+    return config.replace(**defaults, model=model, clean=clean)
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    r"""The options of a TOML file: the names of `Config`, with ``[hyper]`` and the like as tables.
+    r"""The options of a TOML file: the fields of `Config`, with tables such as ``[hyper]``.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "run.toml"

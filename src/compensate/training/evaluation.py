@@ -1,4 +1,4 @@
-"""What a model is trained or evaluated on, whatever it is made of: inputs by row, labels, and the row each sample has in a table."""
+"""Samples for training and evaluation, and the accuracy, loss and predictions of a model."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from compensate.training.hardware import move
 
 Rows = NDArray[np.int64]
 Inputs = Callable[[Rows, int | None], Any]
-"""`batch(rows, epoch)` gives the model's input for these rows, on the processor; `epoch` is None in evaluation, where nothing is
-augmented. What it returns depends on its arguments alone, so that a resumed run sees what an undisturbed one sees."""
+"""`batch(rows, epoch)` gives the model's input for these rows, on the CPU; `epoch` is None in evaluation, without augmentation.
+The result depends only on the arguments, as resumed runs require."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,12 +33,12 @@ class Samples:
     """Inputs and labels of a data set.
 
     Attributes:
-        batch: from rows and epoch to inputs, see `Inputs`.
-        labels: (N,) class numbers, or (N, C) of 0 and 1 where a sample has several labels.
-        num_classes: the number of classes; outputs of a model beyond them are no answer.
-        index: (N,) the row of each sample in the tables of a criterion; 0 to N - 1 if not given.
-        weight: (N,) factors of the losses; none if not given.
-        lengths: (N,) of sequences, so that evaluation pads little.
+        batch: maps rows and epoch to inputs, see `Inputs`.
+        labels: (N,) class numbers, or (N, C) of 0 and 1 for samples with several labels.
+        num_classes: the number of classes; further outputs of a model are ignored.
+        index: (N,) the row of each sample in the tables of a criterion; 0 to N - 1 by default.
+        weight: (N,) factors of the losses.
+        lengths: (N,) lengths of sequences, to reduce padding in evaluation.
 
     >>> samples = Samples.of_arrays(np.eye(3, dtype=np.float32), [0, 1, 0], num_classes=2)
     >>> len(samples), samples.batch(np.array([1]), None)
@@ -71,20 +71,20 @@ class Samples:
 
     @classmethod
     def of(cls, data: Dataset, *, augment: Augment | None = None, seed: int = 0) -> Samples:
-        """Of a data set; with `augment`, images are augmented in training."""
+        """The samples of a data set; `augment` applies to training batches."""
         lengths = data.x.lengths if isinstance(data.x, Ragged) else None
         return cls(_Gathered(data, augment, seed), data.target, data.num_classes, data.index, None, lengths)
 
     @classmethod
     def of_arrays(cls, x: Any, labels: Any, *, num_classes: int) -> Samples:
-        """Of an array or tensor with a row for each sample."""
+        """The rows of an array or tensor."""
         rows = x if isinstance(x, Tensor) else torch.from_numpy(np.ascontiguousarray(x))
         if len(rows) != len(labels):
             raise InputError(f"there are {len(rows)} inputs and {len(labels)} labels; expected one label a sample.")
         return cls(_Indexed(rows), np.asarray(labels), num_classes)
 
     def subset(self, rows: Rows) -> Samples:
-        """Only these rows."""
+        """The samples at these rows."""
         parts = {
             name: value[rows]
             for name in ("labels", "index", "weight", "lengths")
@@ -93,14 +93,14 @@ class Samples:
         return replace(self, batch=_Subset(self.batch, rows), **parts)
 
     def portions(self, size: int) -> list[Rows]:
-        """All rows in batches for evaluation; sequences of like length together."""
+        """All rows in batches for evaluation; sequences are sorted by length."""
         rows = np.arange(len(self)) if self.lengths is None else np.argsort(self.lengths, kind="stable")
         return [rows[i : i + size] for i in range(0, len(rows), size)]
 
 
 @dataclass(eq=False)
 class _Gathered:
-    """Inputs of a data set. The random numbers of the last epoch are kept: drawing them takes all samples."""
+    """Inputs of a data set. The random numbers of the last epoch, which are drawn for all samples at once, are kept."""
 
     data: Dataset
     augment: Augment | None
@@ -135,10 +135,9 @@ class _Subset:
 def even_batches(
     n: int, batch_size: int, *, seed: int, epoch: int, lengths: NDArray[np.int64] | None = None
 ) -> list[Rows]:
-    """A random order of n samples, cut in batches of nearly one size: a last batch of one sample would be too little for batch
-    normalization.
+    """Batches of nearly equal size in random order. (A last batch of one sample would break batch normalization.)
 
-    Sequences, whose `lengths` are given, are sorted by length within pools of batches, so that a batch needs little padding.
+    Sequences with `lengths` are sorted by length within pools of batches, which reduces padding.
 
     >>> [len(rows) for rows in even_batches(9, 4, seed=0, epoch=0)]
     [3, 3, 3]
@@ -155,12 +154,12 @@ def even_batches(
 
 
 BATCH = 256
-"""Samples that are evaluated together."""
+"""Batch size of evaluation."""
 
 
 @contextmanager
-def resting(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside, and no gradients."""
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """A context with the model in evaluation mode and without gradients."""
     was_training = model.training
     model.eval()
     try:
@@ -177,12 +176,12 @@ def outputs(
     processes: Processes | None = None,
     batch_size: int = BATCH,
 ) -> Iterator[tuple[Rows, Tensor]]:
-    """Rows and their logits (B, C), a portion at a time; of several processes, each has portions of its own.
+    """Rows and their logits (B, C), batch by batch; several processes share the batches.
 
-    Outputs past the classes, such as that of abstention, are left out.
+    Outputs beyond the classes, such as abstention, are left out.
     """
     processes = Processes() if processes is None else processes
-    with resting(model):
+    with evaluation_mode(model):
         for rows in samples.portions(batch_size)[processes.rank :: processes.size]:
             u = model(move(samples.batch(rows, None), device))[:, : samples.num_classes]
             yield rows, full_precision(u)
@@ -191,11 +190,15 @@ def outputs(
 def sums(
     model: nn.Module, samples: Samples, device: torch.device | str = "cpu", processes: Processes | None = None
 ) -> Tensor:
-    """(3,) right answers, summed cross entropy, and samples, each counted by its weight."""
+    """(3,) the number of correct predictions, the summed cross-entropy and the number of samples, weighted."""
     total = torch.zeros(3, dtype=torch.float64, device=device)
     for rows, u in outputs(model, samples, device, processes):
         y = torch.from_numpy(samples.labels[rows]).to(device)
-        right, losses = answered(u, y)
+        if y.ndim == 1:
+            right, losses = u.argmax(-1) == y, F.cross_entropy(u, y, reduction="none")
+        else:  # several labels are right if all of them are
+            right = ((u > 0) == (y > 0)).all(-1)
+            losses = F.binary_cross_entropy_with_logits(u, y.to(u.dtype), reduction="none").mean(-1)
         weight = torch.ones(len(y)) if samples.weight is None else torch.from_numpy(samples.weight[rows])
         weight = weight.to(device, torch.float64)
         total[0] += weight @ right.double()
@@ -207,22 +210,14 @@ def sums(
     return total
 
 
-def answered(u: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """(B,) which answers are right, and the losses of logits (B, C); of several labels, all must be right, and losses are means."""
-    if y.ndim == 1:
-        return u.argmax(-1) == y, F.cross_entropy(u, y, reduction="none")
-    losses = F.binary_cross_entropy_with_logits(u, y.to(u.dtype), reduction="none")
-    return ((u > 0) == (y > 0)).all(-1), losses.mean(-1)
-
-
 def means_of(total: Tensor) -> dict[str, float]:
-    """The means that belong to the sums."""
+    """Accuracy and mean loss from `sums`."""
     right, loss, count = total.tolist()
     return {"accuracy": right / (count or 1), "loss": loss / (count or 1)}
 
 
 def evaluate(model: nn.Module, data: Dataset, *, device: torch.device | str = "cpu") -> dict[str, float]:
-    """Accuracy and mean cross entropy of the model on all samples with a label.
+    """Accuracy and mean cross-entropy of the model on all samples with a label.
 
     >>> from compensate.data import digits
     >>> from compensate.models import CNN
@@ -235,9 +230,9 @@ def evaluate(model: nn.Module, data: Dataset, *, device: torch.device | str = "c
 def agreement(
     model: nn.Module, data: Dataset, which: NDArray[np.bool_], *, device: torch.device | str = "cpu"
 ) -> float:
-    """The share of these samples to which the model gives the label they carry; NaN if there are none.
+    """The share of these samples whose given label the model predicts; NaN without samples.
 
-    Of wrong labels of the training data it tells how far the model has learned them by heart.
+    For wrong training labels this measures memorization.
     """
     return evaluate(model, data.subset(which), device=device)["accuracy"] if which.any() else math.nan
 
@@ -250,7 +245,7 @@ def predict(
     processes: Processes | None = None,
     batch_size: int = BATCH,
 ) -> Tensor:
-    """(N, C) logits of every sample, in the order of the data. Several processes share the work, and all have the whole.
+    """(N, C) logits of every sample, in the order of the data. Several processes share the work, and all get the result.
 
     >>> from compensate.data import digits
     >>> from compensate.models import CNN
@@ -258,11 +253,11 @@ def predict(
     torch.Size([5, 10])
     """
     samples = Samples.of(data) if isinstance(data, Dataset) else data
-    found: Tensor | None = None
+    logits: Tensor | None = None
     for rows, u in outputs(model, samples, device, processes, batch_size):
-        if found is None:
-            found = torch.zeros(len(samples), u.shape[-1], dtype=u.dtype)
-        found[torch.from_numpy(rows)] = u.cpu()
-    if found is None:
-        found = torch.zeros(len(samples), samples.num_classes)
-    return found if processes is None else processes.sum(found)
+        if logits is None:
+            logits = torch.zeros(len(samples), u.shape[-1], dtype=u.dtype)
+        logits[torch.from_numpy(rows)] = u.cpu()
+    if logits is None:
+        logits = torch.zeros(len(samples), samples.num_classes)
+    return logits if processes is None else processes.sum(logits)

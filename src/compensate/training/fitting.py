@@ -1,39 +1,121 @@
-"""`fit`: a run as its configuration says, on the one training loop."""
+"""`fit`: trains a run as its configuration says."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from compensate.core.batch import Batch
 from compensate.core.criterion import Compensated
-from compensate.data import Dataset, Splits, gather, order, order_in_ranges
+from compensate.data import Dataset, Splits, order, order_in_ranges
 from compensate.errors import InputError
 from compensate.training import checkpoint
 from compensate.training.config import Config
 from compensate.training.distributed import INSTEAD, Ranges, check_ranges
 from compensate.training.evaluation import Samples, agreement
 from compensate.training.hardware import Hardware, Trackers
-from compensate.training.preparation import Prepared, clean_batch, make_criterion, make_model, prepare_run
-from compensate.training.run import Result, Run, description
+from compensate.training.preparation import Prepared, make_criterion, make_model, prepare_run
+from compensate.training.ray import fit_on_cluster
+from compensate.training.run import Run, describe
 from compensate.training.step import Learner, make_optimizer, rate
 from compensate.training.trainer import EarlyStopping, Metrics, Trainer, by_accuracy
 
 if TYPE_CHECKING:
+    import pandas as pd
     from rich.console import Console
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """A finished run.
+
+    Attributes:
+        config: with the defaults of the model filled in.
+        history: the metrics of each epoch.
+        best: the metrics of the epoch with the highest validation accuracy; without validation part, test accuracy.
+        model, criterion: after the last epoch.
+        prepared: the data.
+        seconds: the duration.
+
+    >>> result = fit(Config(data="digits", epochs=1))
+    >>> result.selected_on, len(result.history), result.best is result.history[0]
+    ('validation', 1, True)
+    """
+
+    config: Config
+    history: list[Metrics]
+    best: Metrics
+    model: nn.Module
+    criterion: Compensated
+    prepared: Prepared
+    seconds: float
+
+    @property
+    def last(self) -> Metrics:
+        """The metrics of the last epoch."""
+        return self.history[-1]
+
+    @property
+    def selected_on(self) -> str:
+        """The part that `best` was selected on: "validation", "test" or "train"."""
+        names = {"val": "validation", "test": "test"}
+        return next((part for name, part in names.items() if f"{name}_accuracy" in self.best), "train")
+
+    def suspects(self) -> pd.DataFrame | None:
+        """The training samples, most suspect first: index (row of the source), given, suggested, score and flagged.
+
+        None if the criterion keeps no record, or only that of some samples, as with ``order="ranges"`` in several processes.
+        """
+        import pandas as pd
+
+        record, train = self.criterion.record, self.prepared.train
+        if record is None or len(record.visits) < train.rows:
+            return None
+        suspects = record.suspects()
+        position = np.zeros(train.rows, dtype=np.int64)
+        position[train.index] = np.arange(len(train))
+        index = suspects.index.cpu().numpy()
+        # Outputs beyond the classes, such as abstention, are never suggested.
+        names = np.array([*train.classes, *[""] * self.prepared.method.extra_outputs], dtype=object)
+        return pd.DataFrame(
+            {
+                "index": index,
+                "given": names[train.target[position[index]]],
+                "suggested": names[suspects.suggested.cpu().numpy()],
+                "score": suspects.score.cpu().numpy(),
+                "flagged": suspects.flagged.cpu().numpy(),
+            }
+        )
+
+
+MIN_AGREEMENT = 0.2
+"""Below this `agreement_with_labels` a model has learned too little to judge labels."""
+
+
+def agreement_with_labels(suspects: pd.DataFrame) -> float:
+    """Agreement of a model with the given labels: 0 for always naming the most common class, 1 for full agreement.
+
+    >>> import pandas as pd
+    >>> agreement_with_labels(pd.DataFrame({"given": ["a", "a", "b", "b"], "flagged": [False, False, False, True]}))
+    0.5
+    """
+    others = 1 - float(suspects["given"].value_counts(normalize=True).max())
+    return 1 - float(suspects["flagged"].mean()) / others if others else 1.0
 
 
 def fit(
     config: Config,
     *,
-    data: Splits | Dataset | None = None,
+    data: Splits | Dataset | Prepared | None = None,
     data_dir: str | Path | None = None,
     folder: str | Path | None = None,
     resume: bool = False,
@@ -51,19 +133,19 @@ def fit(
 
     Args:
         config: the run.
-        data: the data itself, where it is not to be loaded by `config.data`; its name then still names the run.
-        data_dir: where named data sets are.
-        folder: of the run, for checkpoints and results; without one nothing is written.
-        resume: go on from the last checkpoint in the folder, exactly as if nothing had happened.
+        data: data to use instead of loading `config.data`, which still names the run; or the result of `prepare_run`.
+        data_dir: folder of named data sets.
+        folder: run folder for checkpoints and results; without one nothing is written.
+        resume: continue from the last checkpoint in the folder, with the same result as an uninterrupted run.
         every: steps between checkpoints; by default one a minute and one at the end.
         console: shows a progress bar.
         trackers: accelerate's trackers: names such as "tensorboard", or `GeneralTracker` objects.
-        model, criterion: own ones instead of those that the configuration names.
-        on_step: called with the state of every training step.
-        on_epoch: called with the metrics of every epoch; what it raises ends the training, which can be resumed.
-        backend: "local", this process and those that were started beside it; or "ray", the workers of a Ray cluster, among which
-            the rows of tables are cut (`order="ranges"`).
-        workers: of the cluster; a processor each, or a graphics card where there are some. All of them if not given.
+        model, criterion: used instead of the ones that the configuration names.
+        on_step: called with the batch of every training step.
+        on_epoch: called with the metrics of every epoch; an exception ends the training, which can be resumed.
+        backend: "local", this process and its peers under `torchrun`; or "ray", the workers of a Ray cluster, which share the
+            rows of tables (`order="ranges"`).
+        workers: number of Ray workers, with a processor or a graphics card each; all of the cluster if None.
 
     >>> result = fit(Config(data="digits", noise="pair:0.2", method="logcomp", epochs=1))
     >>> sorted(result.last)
@@ -72,16 +154,14 @@ def fit(
     if every is not None and every < 1:
         raise InputError(f"every is {every}; expected at least 1 step between two checkpoints.")
     if backend == "ray":
-        from compensate.training.ray import fit_on_cluster
-
         if criterion is not None or on_step is not None or on_epoch is not None:
             raise InputError(
                 'criterion, on_step and on_epoch belong to one process, and backend="ray" trains in others; leave them out, and name '
                 "the method in the configuration."
             )
         return fit_on_cluster(
-            config, workers=workers, data=data, data_dir=data_dir, folder=folder, resume=resume, every=every,
-            trackers=trackers, model=model,
+            fit, config, workers=workers, data=None if isinstance(data, Prepared) else data, data_dir=data_dir,
+            folder=folder, resume=resume, every=every, trackers=trackers, model=model,
         )  # fmt: skip
     if backend != "local" or workers is not None:
         raise InputError(
@@ -90,55 +170,47 @@ def fit(
         )
     begun = time.monotonic()
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        hardware = Hardware.found(precision=config.precision)
+        hardware = Hardware.detect(precision=config.precision)
         processes = hardware.processes
-        prepared = prepare_run(config, data, data_dir)
+        prepared = data if isinstance(data, Prepared) else prepare_run(config, data, data_dir)
         model = make_model(prepared) if model is None else model
-        ranges = _ranges(prepared, hardware, criterion)
+        ranges = None
+        if config.order == "ranges" and processes.size > 1:
+            if criterion is not None:
+                raise InputError(
+                    'a criterion of your own cannot be cut by order="ranges", for it holds the rows of all samples; name its '
+                    f"method instead, or {INSTEAD}"
+                )
+            ranges = Ranges(prepared.train, prepared.config.batch_size or 1, processes)
         with nullcontext() if ranges is None else ranges.holding():
             criterion = make_criterion(prepared, model, data_dir) if criterion is None else criterion
         if ranges is not None:
             check_ranges(criterion, prepared.method.needs, config.method)
         run = Run(folder)
         tracked = Trackers(trackers if processes.main else (), folder)
-        with run.alone() if processes.main else nullcontext():
-            # Each process reads the checkpoint; the main one makes the folder first.
-            asked = description(config) | {"effective": prepared.config.json}
-            found = run.begin(asked, resume=resume) if processes.main else None
-            processes.wait()
-            if not processes.main and run.path is not None and resume:
-                found = checkpoint.latest(run / "checkpoint")
-            tracked.begin(_flat(prepared.config))
+        description = describe(config) | {"effective": prepared.config.json}
+        with run.open(description, processes, resume=resume) as stored:
+            tracked.begin({k: v for k, v in prepared.config.json.items() if isinstance(v, int | float | str)})
 
-            def told(row: Metrics, best: bool) -> None:
+            def log_epoch(row: Metrics, best: bool) -> None:
                 tracked.log(row, step=int(row["epoch"]))
                 if on_epoch is not None:
                     on_epoch(row)
 
-            trainer = _trainer(prepared, model, criterion, hardware, ranges, run, begun, on_step, told)
-            if found is not None:
-                trainer.restore(found)
+            trainer = _trainer(prepared, model, criterion, hardware, ranges, run, begun, on_step, log_epoch)
+            trainer.start(prepared.config.seed, stored)
             with Bar(console if processes.main else None, trainer) as bar:
                 trainer.run(every=every, progress=bar.step)
             tracked.finish()
-            result = _result(prepared, trainer)
+            history = trainer.history
+            best = history[trainer.stopping.best(history)]
+            result = Result(
+                prepared.config, history, best, trainer.learner.model, trainer.learner.criterion, prepared, trainer.seconds
+            )  # fmt: skip
             if processes.main and run.path is not None and run.result is None:
-                _store(run, asked, trainer, result)
+                _store(run, description, trainer, result)
             processes.wait()
             return result
-
-
-def _ranges(prepared: Prepared, hardware: Hardware, criterion: Compensated | None) -> Ranges | None:
-    """The samples that this process owns, if each of several owns a range."""
-    config, processes = prepared.config, hardware.processes
-    if config.order != "ranges" or processes.size == 1:
-        return None
-    if criterion is not None:
-        raise InputError(
-            'a criterion of your own cannot be cut by order="ranges", for it holds the rows of all samples; name its method '
-            f"instead, or {INSTEAD}"
-        )
-    return Ranges(prepared.train, config.batch_size or 1, processes)
 
 
 def _trainer(
@@ -160,7 +232,7 @@ def _trainer(
     make = partial(make_optimizer, str(config.optimizer), lr=config.lr, momentum=config.momentum, weight_decay=decay)
     parts = {"val": prepared.validation, "test": prepared.test}
     ordered = order_in_ranges if config.order == "ranges" else order
-    trainer = Trainer(
+    return Trainer(
         Learner(
             model, criterion, make, needs=prepared.method.needs, clip=config.clip, hardware=hardware, ranges=ranges
         ),
@@ -170,39 +242,20 @@ def _trainer(
         rate=partial(rate, config.lr, schedule=config.schedule or "constant", warmup=config.warmup),
         accumulate=config.accumulate,
         held_out={name: Samples.of(part) for name, part in parts.items() if part is not None and len(part)},
-        clean=partial(_clean, prepared),
+        clean=prepared.clean_batch,
         stopping=EarlyStopping(by_accuracy, None if prepared.validation is None else config.patience),
         run=run,
         begun=begun,
         on_step=on_step,
         on_epoch=on_epoch,
     )
-    criterion.start(trainer.total)
-    torch.manual_seed(config.seed)  # the same numbers from here on, whatever model and criterion drew
-    return trainer
 
 
-def _clean(prepared: Prepared, step: int) -> tuple[Tensor, Tensor]:
-    assert prepared.clean is not None
-    x, target, _ = gather(prepared.clean, clean_batch(prepared, step))
-    return x, target
-
-
-def _flat(config: Config) -> dict[str, Any]:
-    return {k: v for k, v in config.json.items() if isinstance(v, int | float | str)}
-
-
-def _result(prepared: Prepared, trainer: Trainer) -> Result:
-    history, learner = trainer.history, trainer.learner
-    best = history[trainer.stopping.best(history)]
-    return Result(prepared.config, history, best, learner.model, learner.criterion, prepared, trainer.seconds)
-
-
-def _store(run: Run, asked: dict[str, Any], trainer: Trainer, result: Result) -> None:
+def _store(run: Run, description: dict[str, Any], trainer: Trainer, result: Result) -> None:
     checkpoint.save_weights(run / "model.safetensors", result.model.state_dict())
-    prepared = result.prepared
-    named = {name: getattr(prepared, name) for name in ("train", "clean", "validation", "test")}
-    wrong = prepared.wrong
+    prepared, wrong = result.prepared, result.prepared.wrong
+    parts = {name: getattr(prepared, name) for name in ("train", "clean", "validation", "test")}
+    fitted = agreement(result.model, prepared.train, wrong, device=trainer.device) if wrong.any() else None
     outcome = {
         "last": result.last,
         "best": result.best,
@@ -210,21 +263,15 @@ def _store(run: Run, asked: dict[str, Any], trainer: Trainer, result: Result) ->
         "epochs": len(result.history),
         "seconds": round(result.seconds, 1),
         "processes": trainer.processes.size,
-        "samples": {name: len(part) for name, part in named.items() if part is not None},
+        "samples": {name: len(part) for name, part in parts.items() if part is not None},
         "wrong_labels": float(wrong.mean()),
-        # The share of the wrong training labels that the model predicts at the end.
-        "wrong_labels_fitted": agreement(result.model, prepared.train, wrong, device=trainer.device)
-        if wrong.any()
-        else None,
+        "wrong_labels_fitted": fitted,  # the share of the wrong training labels that the model predicts at the end
     }
-    run.write("result.json", asked | {"result": outcome})
+    run.write("result.json", description | {"result": outcome})
 
 
 class Bar:
-    """A bar over all steps, with loss, accuracy and the share of compensated samples beside it.
-
-    Without a console it is silent, so that the loop need not ask.
-    """
+    """A progress bar over all steps with loss, accuracy and the share of compensated samples; silent without a console."""
 
     def __init__(self, console: Console | None, trainer: Trainer) -> None:
         self.epochs = trainer.epochs
@@ -235,10 +282,10 @@ class Bar:
 
             self._progress = p.Progress(
                 p.TextColumn("training"), p.BarColumn(bar_width=24), p.MofNCompleteColumn(),
-                p.TextColumn("{task.fields[said]}"), p.TimeElapsedColumn(), p.TextColumn("left"),
+                p.TextColumn("{task.fields[metrics]}"), p.TimeElapsedColumn(), p.TextColumn("left"),
                 p.TimeRemainingColumn(), console=console, transient=True,
             )  # fmt: skip
-            self._task = self._progress.add_task("", total=trainer.total, completed=trainer.at.step, said="")
+            self._task = self._progress.add_task("", total=trainer.total, completed=trainer.at.step, metrics="")
 
     def __enter__(self) -> Bar:
         if self._progress is not None:
@@ -250,7 +297,7 @@ class Bar:
             self._progress.stop()
 
     def step(self, epoch: int, done: int, totals: Tensor) -> None:
-        """Shows where the run stands, at most ten times a second: reading a number off a device makes it wait."""
+        """Updates the bar, at most ten times a second, because reading from a device synchronizes."""
         if self._progress is None or time.monotonic() - self._drawn < 0.1:
             return
         self._drawn = time.monotonic()
@@ -259,6 +306,6 @@ class Bar:
         self._progress.update(
             self._task,
             completed=done,
-            said=f"epoch {epoch + 1}/{self.epochs} · loss {loss / count:.3f} · accuracy {right / count:.3f} · "
+            metrics=f"epoch {epoch + 1}/{self.epochs} · loss {loss / count:.3f} · accuracy {right / count:.3f} · "
             f"compensated {moved / count:.1%}",
         )

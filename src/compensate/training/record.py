@@ -1,4 +1,4 @@
-"""A model trained to find wrong labels: what it said of each sample before it learned from it, and of samples it never saw."""
+"""Training that records predictions: of each sample before every step that learns from it, and of held-out samples."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import copy
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,8 +20,8 @@ from compensate.core.statistics import Evidence
 from compensate.data import Dataset
 from compensate.data.dataset import generator
 from compensate.errors import InputError
+from compensate.files import Progress
 from compensate.methods.composition import find
-from compensate.training import checkpoint
 from compensate.training.evaluation import Inputs, Rows, Samples, even_batches, predict
 from compensate.training.hardware import Hardware
 from compensate.training.preparation import model_sizes
@@ -30,30 +29,27 @@ from compensate.training.run import Run, versions
 from compensate.training.step import Learner, make_optimizer, parameter_groups, rate
 from compensate.training.trainer import Metrics, Trainer
 
-Progress = Callable[[int, int], None]
-"""Called after each step with the steps that are done and the number of all."""
-
 PREDICTED = 4
-"""Batches of the training that are predicted together: without gradients they take less memory."""
+"""Prediction uses batches this many times larger than training, because it keeps no gradients."""
 
-LOOKED_AT = 16
-"""Rows whose inputs are part of the identity of a run: reading all of them may take longer than an epoch."""
+DIGEST_ROWS = 16
+"""Rows whose inputs are part of a run's identity; reading all of them may take longer than an epoch."""
 
 
 @dataclass(frozen=True, eq=False)
 class TrainingRecord:
-    """What a training says about each of N rows.
+    """The record of a training on N rows.
 
     Attributes:
-        margin, loss, size, agreement: (N,) means over the visits of a row, each taken before the step that learns from it:
-            the logit of the given label less the largest other one, the plain loss, the size of the compensation, and how
-            often the given label was the likeliest; NaN for a row that was not trained on.
-        probabilities: (N, C) the mean prediction over the visits; NaN likewise.
+        margin, loss, size, agreement: (N,) means over the visits of a row, each before the step that learns from it: the logit
+            of the given label minus the largest other one, the plain loss, the size of the compensation, and how often the
+            given label was the most likely; NaN for rows that were not trained on.
+        probabilities: (N, C) the mean prediction over the visits; NaN for the same rows.
         held_out: the rows that were not trained on.
-        predictions: (len(held_out), C) what the trained model says of those.
+        predictions: (len(held_out), C) predictions of the trained model for these.
         history: metrics of each epoch.
         model: the trained model.
-        evidence: the criterion's record, which the means are taken from.
+        evidence: the criterion's record.
     """
 
     margin: NDArray[np.float64]
@@ -93,80 +89,73 @@ def train_and_record(
     progress: Progress | None = None,
     rows: Sequence[int] | NDArray[Any] | None = None,
 ) -> TrainingRecord:
-    """Trains a model on some rows with any method, and keeps what it said of each of them.
+    """Trains a model on some rows with any method, and records its predictions for each of them.
 
-    In several processes, started by `torchrun`, all of them call it alike and get the same answer.
+    Under `torchrun` all processes call it with the same arguments and get the same answer.
 
     Args:
-        inputs: a function ``batch(rows, epoch)`` that gives the inputs of some rows (`epoch` is None where nothing shall be
-            augmented), an array or tensor with a row for each sample, a data set, or `Samples`.
+        inputs: a function ``batch(rows, epoch)`` that gives the inputs of some rows (`epoch` is None in evaluation, without
+            augmentation), an array or tensor with a row for each sample, a data set, or `Samples`.
         labels: (N,) class numbers; -1 for a row without a label, which is never trained on.
         num_classes: the number of classes.
-        model: a module, trained from its present weights, which stay as they are; or a function that makes one.
-        method: a row of `compensate.METHODS` that needs neither clean data nor a teacher nor groups.
+        model: a module, which is copied and trained from its present weights; or a function that makes one.
+        method: a name in `compensate.METHODS`, of a method without clean data, teacher or groups.
         hyper: its hyper-parameters.
         epochs, batch_size, lr, optimizer, weight_decay, schedule, warmup: of the training; the learning rate follows the
             schedule step by step, after a linear warmup over a share of the steps.
-        factors: of the learning rate, by the name of a part of the model.
+        factors: factors of the learning rate, by the name of a part of the model.
         device: of torch; a graphics card if there is one.
         precision: "no", "bf16" or "fp16".
-        seed: of order, dropout and the weights of a model that is made.
+        seed: of order, dropout and the weights of a new model.
         run_folder: for checkpoints; nothing is written without one.
-        resume: go on from the last checkpoint in the folder, exactly; without one, from the beginning.
+        resume: continue from the last checkpoint in the folder, if there is one.
         every: steps between checkpoints; by default one a minute and one at the end.
-        progress: told after each step.
-        rows: those to train on, all with a label if not given. The trained model predicts the others.
+        progress: called after each step with the number of finished steps and of all steps.
+        rows: the rows to train on, by default all with a label. The trained model predicts the others.
 
     >>> x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
     >>> y = (x[:, 0] > 0).long().numpy()
-    >>> found = train_and_record(x, y, 2, model=lambda: nn.Linear(4, 2), epochs=3, lr=0.1, rows=range(50))
-    >>> found.margin.shape, bool(np.isnan(found.margin[50:]).all()), found.predictions.shape
+    >>> record = train_and_record(x, y, 2, model=lambda: nn.Linear(4, 2), epochs=3, lr=0.1, rows=range(50))
+    >>> record.margin.shape, bool(np.isnan(record.margin[50:]).all()), record.predictions.shape
     ((60,), True, (10, 2))
     """
     samples = _samples(inputs, np.asarray(labels), num_classes)
-    chosen = _chosen(samples.labels, rows)
+    trained_rows = _labeled_rows(samples.labels, rows)
     settings = {
         "method": method, "hyper": dict(hyper or {}), "epochs": epochs, "batch_size": batch_size, "lr": lr,
         "optimizer": optimizer, "weight_decay": weight_decay, "schedule": schedule, "warmup": warmup,
         "factors": dict(factors or {}), "precision": precision, "seed": seed,
     }  # fmt: skip
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        hardware = Hardware.found(device, precision)
+        hardware = Hardware.detect(device, precision)
         processes = hardware.processes
         torch.manual_seed(int(generator(seed, "weights").integers(2**31)))
-        trained = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
-        criterion = _criterion(samples, chosen, trained, method, dict(hyper or {}), batch_size)
+        network = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
+        criterion = _criterion(samples, trained_rows, network, method, dict(hyper or {}))
         run = Run(run_folder)
-        with run.alone() if processes.main else nullcontext():
-            asked = _identity(settings, samples, chosen, trained) if run.path is not None else {}
-            found = run.begin(asked, resume=resume) if processes.main else None
-            processes.wait()
-            if not processes.main and run.path is not None and resume:
-                found = checkpoint.latest(run / "checkpoint")
+        description = {} if run.path is None else _describe(settings, samples, trained_rows, network)
 
-            def told(epoch: int, done: int, totals: Tensor) -> None:
-                if progress is not None and processes.main:
-                    progress(done, trainer.total)
+        def make(parameters: Any) -> torch.optim.Optimizer:
+            groups = parameter_groups(network, factors or {})
+            return make_optimizer(optimizer, groups, lr=lr, weight_decay=weight_decay)
 
-            def make(parameters: Any) -> torch.optim.Optimizer:
-                groups = parameter_groups(trained, factors or {})
-                return make_optimizer(optimizer, groups, lr=lr, weight_decay=weight_decay)
+        def report(epoch: int, done: int, totals: Tensor) -> None:
+            if progress is not None and processes.main:
+                progress(done, trainer.total)
 
-            part = samples.subset(chosen)
+        with run.open(description, processes, resume=resume) as stored:
+            part = samples.subset(trained_rows)
             trainer = Trainer(
-                Learner(trained, criterion, make, needs=find(method).needs, hardware=hardware),
+                Learner(network, criterion, make, needs=find(method).needs, hardware=hardware),
                 part,
                 epochs=epochs,
                 order=lambda epoch: even_batches(len(part), batch_size, seed=seed, epoch=epoch, lengths=part.lengths),
                 rate=partial(rate, lr, schedule=schedule, warmup=warmup),
                 run=run,
             )
-            criterion.start(trainer.total)
-            torch.manual_seed(seed)
-            if found is not None:
-                trainer.restore(found)
-            trainer.run(every=every, progress=told)
-        return _recorded(trainer, samples, chosen, PREDICTED * batch_size)
+            trainer.start(seed, stored)
+            trainer.run(every=every, progress=report)
+        return _recorded(trainer, samples, trained_rows, PREDICTED * batch_size)
 
 
 def _samples(inputs: Any, labels: NDArray[Any], num_classes: int) -> Samples:
@@ -179,27 +168,24 @@ def _samples(inputs: Any, labels: NDArray[Any], num_classes: int) -> Samples:
     return Samples(inputs, labels, num_classes)
 
 
-def _chosen(labels: NDArray[np.int64], rows: Any) -> Rows:
-    labeled = np.flatnonzero(labels >= 0)
+def _labeled_rows(labels: NDArray[np.int64], rows: Any) -> Rows:
     if rows is None:
-        return labeled
+        return np.flatnonzero(labels >= 0)
     chosen = np.unique(np.asarray(rows, dtype=np.int64))
     if len(chosen) and not 0 <= chosen[0] <= chosen[-1] < len(labels):
         raise InputError(f"rows are from {chosen[0]} to {chosen[-1]}; expected positions from 0 to {len(labels) - 1}.")
     if (labels[chosen] < 0).any():
         row = int(chosen[labels[chosen] < 0][0])
-        raise InputError(f"row {row} is to be trained on and has no label; leave it out of rows.")
+        raise InputError(f"row {row} has no label; leave it out of rows.")
     return chosen
 
 
-def _criterion(
-    samples: Samples, chosen: Rows, model: nn.Module, method: str, hyper: dict[str, Any], batch_size: int
-) -> Any:
+def _criterion(samples: Samples, chosen: Rows, model: nn.Module, method: str, hyper: dict[str, Any]) -> Any:
     row = find(method)
-    lacking = sorted(row.needs & {"clean", "teacher", "group"})
-    if lacking:
+    missing = sorted(row.needs & {"clean", "teacher", "group"})
+    if missing:
         raise InputError(
-            f"{row.name} needs more than samples and labels ({', '.join(lacking)}); choose another method."
+            f"{row.name} needs more than samples and labels ({', '.join(missing)}); choose another method."
         )
     if len(chosen) < 2:
         raise InputError(f"{len(chosen)} rows are left to train on; expected two or more with a label.")
@@ -212,9 +198,9 @@ def _criterion(
     return criterion
 
 
-def _identity(settings: dict[str, Any], samples: Samples, chosen: Rows, model: nn.Module) -> dict[str, Any]:
-    """What makes a run this run: its settings, labels, rows, first weights, and the inputs of some rows."""
-    x = samples.batch(chosen[:: max(1, len(chosen) // LOOKED_AT)][:LOOKED_AT], None)
+def _describe(settings: dict[str, Any], samples: Samples, chosen: Rows, model: nn.Module) -> dict[str, Any]:
+    """The settings with digests of labels, rows, initial weights and the inputs of some rows; their hash is the id of the run."""
+    x = samples.batch(chosen[:: max(1, len(chosen) // DIGEST_ROWS)][:DIGEST_ROWS], None)
     config = {
         **settings,
         "labels": _digest(samples.labels),

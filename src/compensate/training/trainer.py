@@ -1,4 +1,4 @@
-"""The training loop: epochs, checkpoints, exact resume, early stopping. It serves every command and estimator."""
+"""The training loop of every command and estimator: epochs, checkpoints, exact resume, early stopping."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from compensate.training.run import Run
 from compensate.training.step import Learner, TrainingBatch
 
 SECONDS = 60.0
-"""Between checkpoints, unless a number of steps is given."""
+"""Seconds between checkpoints, unless a number of steps is given."""
 
 Metrics = dict[str, float]
 
 
 class Interrupted(KeyboardInterrupt):
-    """A training that was asked to stop (Ctrl-C, or the system's request to end) and has stored where it stands.
+    """Raised after Ctrl-C or SIGTERM, once a checkpoint is stored.
 
     >>> Interrupted(7).step
     7
@@ -43,7 +43,7 @@ class Interrupted(KeyboardInterrupt):
 
 @dataclass
 class Position:
-    """Where a run stands; with the weights, all there is to know."""
+    """The progress of a run, as checkpoints store it."""
 
     epoch: int = 0
     batch: int = 0
@@ -54,11 +54,11 @@ class Position:
 
 @dataclass(frozen=True)
 class EarlyStopping:
-    """Which epoch is the best, and how many without a better one end a training.
+    """Selects the best epoch, and stops after `patience` epochs without a better one.
 
     Attributes:
-        score: of an epoch's metrics, larger is better.
-        patience: epochs to wait for a better one; None never stops.
+        score: maps an epoch's metrics to a score; larger is better.
+        patience: number of epochs to wait; None never stops.
         tolerance: gains up to this size do not count.
 
     >>> stopping = EarlyStopping(lambda row: row["val_accuracy"], patience=2)
@@ -72,22 +72,22 @@ class EarlyStopping:
     tolerance: float = 0.0
 
     def best(self, history: Sequence[Metrics]) -> int:
-        """The place of the best epoch, the first of equals."""
-        place, most = 0, -np.inf
+        """The index of the best epoch, the first among equals."""
+        index, best = 0, -np.inf
         for k, row in enumerate(history):
-            if self.score(row) > most + self.tolerance:
-                place, most = k, self.score(row)
-        return place
+            if self.score(row) > best + self.tolerance:
+                index, best = k, self.score(row)
+        return index
 
     def stops(self, history: Sequence[Metrics]) -> bool:
-        """Whether patience is at its end."""
+        """Whether training stops now."""
         if self.patience is None or not history:
             return False
         return len(history) - 1 - self.best(history) >= self.patience
 
 
 def by_accuracy(row: Metrics) -> float:
-    """The accuracy on held-out samples: validation, else test, else training.
+    """Validation accuracy, else test accuracy, else training accuracy.
 
     >>> by_accuracy({"val_accuracy": 0.5, "test_accuracy": 0.7})
     0.5
@@ -96,21 +96,21 @@ def by_accuracy(row: Metrics) -> float:
 
 
 class Trainer:
-    """One run under way.
+    """Trains a `Learner` for some epochs.
 
     Args:
-        learner: the model under training, and its step.
-        samples: what it learns from.
-        epochs: passes over them.
-        order: the batches of an epoch, as rows of `samples`; a function of the epoch alone.
-        rate: the learning rate of a step, from its number and the number of all steps.
-        accumulate: batches whose gradients make one update.
-        held_out: samples that the model is evaluated on after each epoch, by the name that their metrics get.
-        clean: a trusted batch ``(x, target)`` for a step, for methods with a meta step.
-        stopping: the best epoch, and early stopping.
-        run: the folder for metrics, checkpoints and the weights of the best epoch; nothing is written if not given.
-        begun: when the run began, by the monotonic clock.
-        on_step: called with the state of every step.
+        learner: model, criterion and optimizer.
+        samples: the training samples.
+        epochs: number of passes over them.
+        order: maps an epoch to its batches, as rows of `samples`.
+        rate: maps the number of a step and of all steps to the learning rate.
+        accumulate: number of batches per optimizer step.
+        held_out: samples for evaluation after each epoch, by the prefix of their metrics.
+        clean: maps a step to a trusted batch ``(x, target)``, for methods with a meta step.
+        stopping: selection of the best epoch, and early stopping.
+        run: folder for metrics, checkpoints and the best weights; nothing is written without one.
+        begun: start of the run, by the monotonic clock.
+        on_step: called with the batch of every step.
         on_epoch: called with the metrics of every epoch, and whether it is the best so far.
 
     >>> from compensate import methods
@@ -167,30 +167,35 @@ class Trainer:
 
     @property
     def seconds(self) -> float:
-        """The time that the run has taken, interruptions left out."""
+        """The duration of the run, without interruptions."""
         return self._before + time.monotonic() - self._begun
 
     @property
     def done(self) -> bool:
-        """Whether all epochs are over, or patience is."""
+        """Whether the training has finished."""
         return self.at.epoch >= self.epochs or self.stopping.stops(self.history)
 
     def order(self, epoch: int) -> list[Rows]:
-        """The global batches of an epoch; a last one with fewer samples than processes is left out."""
+        """The global batches of an epoch, without batches that have fewer samples than there are processes."""
         return [rows for rows in self._order(epoch) if len(rows) >= self.processes.size]
 
-    # --- the loop ---------------------------------------------------------------------------------------------
+    def start(self, seed: int, stored: dict[str, Any] | None = None) -> None:
+        """Sets the criterion's clock and the seed, which is independent of earlier draws; then restores a checkpoint, if given."""
+        self.learner.criterion.start(self.total)
+        torch.manual_seed(seed)
+        if stored is not None:
+            self.restore(stored)
 
     def run(
         self, *, every: int | None = None, progress: Callable[[int, int, Tensor], None] | None = None
     ) -> list[Metrics]:
-        """All epochs from where the run stands; gives their metrics.
+        """Trains all remaining epochs; returns the metrics of all epochs.
 
-        With a folder, Ctrl-C ends the step under way, stores a checkpoint and raises `Interrupted`.
+        With a folder, Ctrl-C finishes the current step, stores a checkpoint and raises `Interrupted`.
 
         Args:
             every: steps between checkpoints; by default one a minute, and one at the end.
-            progress: told after each step of the epoch, the steps done and the sums of the epoch so far.
+            progress: called after each step with the epoch, the number of finished steps and the sums of the epoch.
         """
         self.learner.train()
         if self.learner.ranges is not None:
@@ -208,21 +213,19 @@ class Trainer:
                         batches = []
                     late, stop = self._agreed(time.monotonic() - saved > SECONDS, bool(signals))
                     due = late if every is None else self.at.step % every == 0
-                    if self._can_save() and (due or stop or self.done):
+                    # Half-accumulated gradients are not part of a checkpoint.
+                    can_save = self.run_folder.path is not None and self.at.batch % self.accumulate == 0
+                    if can_save and (due or stop or self.done):
                         self.save()
                         saved = time.monotonic()
                         if stop and not self.done:
                             raise Interrupted(self.at.step)
         return self.history
 
-    def _can_save(self) -> bool:
-        # Gradients half gathered are not part of a checkpoint.
-        return self.run_folder.path is not None and self.at.batch % self.accumulate == 0
-
     def _agreed(self, *flags: bool) -> list[bool]:
-        """What any process says: clocks and signals differ, and all must decide alike."""
-        found = torch.tensor([float(flag) for flag in flags])
-        return (self.processes.sum(found) > 0).tolist()
+        """Each flag, true if it is true in any process: clocks and signals differ between processes."""
+        counts = torch.tensor([float(flag) for flag in flags])
+        return (self.processes.sum(counts) > 0).tolist()
 
     def _step(self, batches: list[Rows]) -> None:
         at = self.at
@@ -235,7 +238,7 @@ class Trainer:
         s = self.learner.step(
             self._batch(batches[at.batch]),
             lr=lr,
-            clean=None if self.clean is None else self._on_device(*self.clean(at.step)),
+            clean=None if self.clean is None else move(self.clean(at.step), self.device),
             share=len(batches[at.batch]) / sum(map(len, group)),
             first=at.batch == first,
             last=at.batch == first + len(group) - 1,
@@ -248,30 +251,24 @@ class Trainer:
         at.batch, at.step = at.batch + 1, at.step + 1
 
     def _own(self, rows: Rows) -> Rows:
-        """What this process has to do with a batch: all of it, or the samples that it owns."""
+        """The rows of a batch for this process: all, or with ranges the ones it owns."""
         ranges = self.learner.ranges
         return rows if ranges is None else ranges.own(rows, self.samples.index)
 
     def _batch(self, rows: Rows) -> TrainingBatch:
         samples, rows = self.samples, self._own(rows)
         x = samples.batch(rows if self.learner.whole_inputs else self.processes.slice(rows), self.at.epoch)
-        target, index = (torch.from_numpy(a[rows]) for a in (samples.labels, samples.index))
-        x, target = self._on_device(x, target)
-        return TrainingBatch(x, target, index.to(self.device), self._weight(rows, x))
-
-    def _weight(self, rows: Rows, x: Any) -> Tensor | None:
-        if self.samples.weight is None:
-            return None
-        kind = x.dtype if isinstance(x, Tensor) and x.is_floating_point() else torch.float32
-        return torch.from_numpy(self.samples.weight[rows]).to(self.device, kind)
-
-    def _on_device(self, x: Any, target: Tensor) -> tuple[Any, Tensor]:
-        return move(x, self.device), target.to(self.device)
+        weight = None
+        if samples.weight is not None:
+            kind = x.dtype if isinstance(x, Tensor) and x.is_floating_point() else torch.float32
+            weight = torch.from_numpy(samples.weight[rows]).to(kind)
+        given = (x, torch.from_numpy(samples.labels[rows]), torch.from_numpy(samples.index[rows]), weight)
+        return TrainingBatch(*move(given, self.device))
 
     @torch.no_grad()
     def _count(self, s: Batch, rows: Rows) -> None:
         losses, moved = s.losses, is_compensated(s)
-        if s.places.binary:  # of several labels, all must be right
+        if s.places.binary:  # a sample with several labels is right if all of them are
             right = s.places.of_sample((s.u[:, 0] > 0) == (s.labels > 0)).all(1)
             losses, moved = s.places.of_sample(losses).mean(1), s.places.of_sample(moved).any(1)
         else:
@@ -297,12 +294,12 @@ class Trainer:
             "train_accuracy": right / count,
             "compensated": moved / count,
         }
-        # Running means of batch normalization are each process's own; those of the main one count.
-        self.processes.share(learner.model.buffers())
+        # Running means of batch normalization differ between processes; the main process decides.
+        self.processes.broadcast(learner.model.buffers())
         for name, samples in self.held_out.items():
-            found = means_of(self.processes.sum(sums(learner.model, samples, self.device, self.processes)))
-            row |= {f"{name}_{k}": v for k, v in found.items()}
-        learner.check.row(row)
+            means = means_of(self.processes.sum(sums(learner.model, samples, self.device, self.processes)))
+            row |= {f"{name}_{k}": v for k, v in means.items()}
+        learner.check.metrics(row)
         at.history.append(row)
         at.epoch, at.batch = at.epoch + 1, 0
         self.totals.zero_()
@@ -314,25 +311,18 @@ class Trainer:
         if self.on_epoch is not None:
             self.on_epoch(row, best)
 
-    # --- coming back ------------------------------------------------------------------------------------------
-
     def save(self) -> None:
-        """A checkpoint of everything that the next step depends on."""
+        """Writes a checkpoint of everything that the next step depends on."""
         self.at.seconds = self.seconds
-        state, totals = self.learner.state_dict(), self._whole_totals()  # of all processes, if they own a part each
+        state, totals = self.learner.state_dict(), self._whole_totals()  # every process takes part
         if self.processes.main:
             self.learner.check.weights(self.learner.model)
-            tree = {
-                **state,
-                "random": checkpoint.random_state(),
-                "totals": totals,
-                "at": vars(self.at),
-            }
+            tree = {**state, "random": checkpoint.random_state(), "totals": totals, "at": vars(self.at)}
             checkpoint.save_checkpoint(self.run_folder / "checkpoint", self.at.step, tree)
             self.learner.check.saved = self.at.step
 
     def restore(self, tree: dict[str, Any]) -> None:
-        """Goes back to a checkpoint."""
+        """Restores a checkpoint."""
         self.learner.load_state_dict(tree)
         self.totals.copy_(tree["totals"])
         if self.learner.ranges is not None and not self.processes.main:
@@ -346,18 +336,18 @@ class Trainer:
 
 
 def is_compensated(s: Batch) -> Tensor:
-    """(B,) true for samples that some compensation is given to."""
-    found = torch.zeros(len(s.target), dtype=torch.bool, device=s.target.device)
+    """(B,) true for samples with a nonzero compensation."""
+    moved = torch.zeros(len(s.target), dtype=torch.bool, device=s.target.device)
     for delta in (s.dx, s.du, s.dp, s.dy, s.dl, s.dg, s.dv):
         if delta is not None:
             size = delta.detach().abs()
-            found |= (size.flatten(1).amax(1) if size.ndim > 1 else size) > 1e-6
-    return found
+            moved |= (size.flatten(1).amax(1) if size.ndim > 1 else size) > 1e-6
+    return moved
 
 
 @contextmanager
 def _stop_signals(wanted: bool) -> Iterator[list[int]]:
-    """Signals that ask to end are noted instead of obeyed: a step that is cut in half cannot be stored. A second Ctrl-C acts."""
+    """Records SIGINT and SIGTERM: the loop stops after the current step. A second Ctrl-C interrupts at once."""
     noted: list[int] = []
     if not wanted or threading.current_thread() is not threading.main_thread():
         yield noted

@@ -1,4 +1,4 @@
-"""Hyper-parameters by search, judged on labels as noisy as those that are trained on."""
+"""Hyper-parameter search with Optuna, scored on validation labels as noisy as the training labels."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from compensate.extras import require
 from compensate.files import make_folder
 from compensate.methods.composition import find
 from compensate.methods.registry import Choice, PaperData, Preset, Space
-from compensate.training.comparison import LOST, side_by_side, trained
+from compensate.training.comparison import finished_run
 from compensate.training.config import Config
 from compensate.training.preparation import prepare_run
+from compensate.training.workers import LOST, side_by_side
 
 LAST = 5
-"""The score is a mean over this many last epochs: one lucky epoch is not a good setting."""
+"""The score is a mean over this many last epochs, because a single epoch may be lucky."""
 
 
 def open_study(folder: Path, name: str, seed: int, pruner: Any = None) -> Any:
-    """The study in this folder: a file that several processes write to, and that outlives them."""
+    """The Optuna study in this folder, in a journal file that several processes share."""
     optuna = require("optuna", "tuning", "tune")
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
@@ -42,7 +43,7 @@ def open_study(folder: Path, name: str, seed: int, pruner: Any = None) -> Any:
 
 
 def paper_data_of(config: Config, data: Any) -> PaperData:
-    """Which of the paper's settings a data set falls under: texts that are not SST-2 count as IMDB does."""
+    """The paper's setting for a data set: images, SST-2, or IMDB for all other texts."""
     if getattr(data.x, "ndim", 0) == 4:
         return "image"
     return "sst2" if "sst" in Path(config.data).name.lower() else "imdb"
@@ -55,13 +56,12 @@ def trial_score(
     seeds: int,
     on_epoch: Callable[[Mapping[str, float]], None] | None = None,
 ) -> float:
-    """The mean accuracy on held-out noisy labels over the last epochs and all seeds."""
+    """The mean validation accuracy over the last epochs and all seeds."""
     values = []
-    for k in range(seeds):
-        run = config.but(seed=config.seed + k)
-        trained(run, folder / "runs", data_dir, on_epoch)
+    for run in (config.replace(seed=config.seed + k) for k in range(seeds)):
+        finished_run(run, folder / "runs", data_dir, on_epoch)
         lines = (folder / "runs" / run.name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        values += [float(np.mean([json.loads(line)["val_accuracy"] for line in lines[-LAST:]]))]
+        values.append(float(np.mean([json.loads(line)["val_accuracy"] for line in lines[-LAST:]])))
     return float(np.mean(values))
 
 
@@ -76,30 +76,36 @@ def search_space(
     data_dir: Path | None = None,
     done: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
-    """Tries settings until the study has `trials` finished trials; returns the best and all of them.
+    """Searches until the study has `trials` finished trials; returns the best and all of them.
 
-    A study that was interrupted goes on: finished trials stay, and the setting of a trial that was under way comes first,
-    whose training goes on from its checkpoint.
+    An interrupted study continues: finished trials are kept, and interrupted trials resume first, from their checkpoints.
     """
     prepared = prepare_run(config, data_dir=data_dir)
     if prepared.validation is None or not len(prepared.validation):
         raise InputError("tuning needs a validation part; hold out a share of the noisy data: validation=0.1.")
     space = find(config.method).space(preset, paper_data_of(config, prepared.train))
     batch_size = prepared.config.batch_size or 1
-    name = f"{config.method}-{preset}-{config.but(hyper={}).id[:8]}-{seeds}"
+    name = f"{config.method}-{preset}-{config.replace(hyper={}).id[:8]}-{seeds}"
     study = open_study(folder, name, config.seed)
-    take_up_abandoned(study)
-    tried, missing = len(study.trials), max(trials - _finished(study), 0)
-    # A worker's sampler is seeded by the number of its trial, so that neither two workers nor two sessions draw alike.
+    restart_abandoned(study)
+    tried, missing = len(study.trials), max(trials - len(_complete(study)), 0)
+    # The number of the trial seeds a worker's sampler: neither two workers nor two sessions draw alike.
     jobs = [(config, folder, name, space, preset, batch_size, seeds, data_dir, tried + k) for k in range(missing)]
-    failed = 0
-    for ended in side_by_side(_trial, jobs, workers, lost=_lost):
-        failed += not ended
+    lost = 0
+    for finished in side_by_side(_trial, jobs, workers, lost=lambda *job: False):
+        lost += not finished
         if done is not None:
-            done(_finished(study))
-    if not _finished(study):
-        raise InputError(f"no trial came to its end: {LOST}")
-    return _summary(study, config, space, preset, batch_size, seeds) | {"lost": failed}
+            done(len(_complete(study)))
+    rows = [
+        {"number": t.number, "hyper": space.hyper(t.params, preset, batch_size), "validation": t.value}
+        for t in _complete(study)
+    ]
+    if not rows:
+        raise InputError(f"no trial has finished: {LOST}")
+    rows.sort(key=lambda row: (-row["validation"], row["number"]))
+    return {
+        "method": config.method, "preset": preset, "seeds": seeds, "best": rows[0], "trials": rows, "lost": lost,
+    }  # fmt: skip
 
 
 def _trial(
@@ -113,9 +119,10 @@ def _trial(
     data_dir: Path | None,
     number: int,
 ) -> bool:
+    from optuna.trial import TrialState
+
     study = open_study(folder, name, config.seed + 1000 * (number + 1))
-    # A trial under way with this very number: its process was ended, and this one takes its place.
-    take_up_abandoned(study, number)
+    restart_abandoned(study, number)  # a killed process may have left a running trial of this number
     trial = study.ask()
     trial.set_user_attr("job", number)
     values = {}
@@ -126,57 +133,27 @@ def _trial(
             values[key] = trial.suggest_float(key, span.low, span.high, log=span.log)
     hyper = {**config.hyper, **space.hyper(values, preset, batch_size)}
     try:
-        study.tell(trial, trial_score(config.but(hyper=hyper), folder, data_dir, seeds))
+        study.tell(trial, trial_score(config.replace(hyper=hyper), folder, data_dir, seeds))
     except NotFinite:
-        # A setting under which training diverges is a bad setting, not the end of the search.
-        study.tell(trial, 0.0)
+        study.tell(trial, 0.0)  # training diverges with this setting: a bad score, and the search goes on
     except InputError:
-        _give_up(study, trial)
+        study.tell(trial, state=TrialState.FAIL)
         raise
     return True
 
 
-def _lost(*_: Any) -> bool:
-    return False
-
-
-def _give_up(study: Any, trial: Any) -> None:
-    from optuna.trial import TrialState
-
-    study.tell(trial, state=TrialState.FAIL)
-
-
-def take_up_abandoned(study: Any, job: int | None = None) -> None:
-    """Trials of processes that are gone would count as under way for ever; their settings are tried first instead."""
+def restart_abandoned(study: Any, job: int | None = None) -> None:
+    """Marks running trials whose process has ended (all, or those of one job) as failed, and queues their settings first."""
     from optuna.trial import TrialState
 
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        if job is not None and trial.user_attrs.get("job") != job:
-            continue
-        study.tell(trial.number, state=TrialState.FAIL)
-        if trial.params:
-            study.enqueue_trial(trial.params)
+        if job is None or trial.user_attrs.get("job") == job:
+            study.tell(trial.number, state=TrialState.FAIL)
+            if trial.params:
+                study.enqueue_trial(trial.params)
 
 
-def _finished(study: Any) -> int:
+def _complete(study: Any) -> list[Any]:
     from optuna.trial import TrialState
 
-    return len(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)))
-
-
-def _summary(study: Any, config: Config, space: Space, preset: Preset, batch_size: int, seeds: int) -> dict[str, Any]:
-    from optuna.trial import TrialState
-
-    complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-    rows = [
-        {"number": t.number, "hyper": space.hyper(t.params, preset, batch_size), "validation": t.value}
-        for t in complete
-    ]
-    rows.sort(key=lambda row: (-row["validation"], row["number"]))
-    return {
-        "method": config.method,
-        "preset": preset,
-        "seeds": seeds,
-        "best": rows[0] if rows else None,
-        "trials": rows,
-    }
+    return study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
