@@ -304,5 +304,5 @@ def test_a_training_that_diverges_says_where_and_why_and_leaves_the_last_good_ch
 def test_input_that_is_not_finite_is_named():
     data = digits().subset(range(40))
     data.x[7] = float("nan")
-    with pytest.raises(InputError, match=r"The input of the samples \[7\] is not finite: mend"):
+    with pytest.raises(InputError, match=r"The input of the samples \[7\] is not finite: correct"):
         fit(Config(data="odd", epochs=1, batch_size=40, validation=0.0, model="mlp", clean=0.0), data=data)

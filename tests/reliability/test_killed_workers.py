@@ -133,7 +133,9 @@ def test_workers_end_when_their_parent_is_killed_and_leave_a_checkpoint(tmp_path
 def test_on_a_cluster_too(tmp_path, monkeypatch):
     ray = pytest.importorskip("ray", reason="the extra `cluster` is not installed")
     # Ray's own processes are no matter of ours, but they must find the module of the work.
-    monkeypatch.setenv("PYTHONPATH", str(Path(faults.__file__).parent))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(Path(faults.__file__).parent), os.environ.get("PYTHONPATH", "")])
+    )
     monkeypatch.setattr(workers, "RETRIES", 1)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     jobs = [(number, str(tmp_path), times) for number, times in enumerate([0, 1, 9])]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -81,7 +81,7 @@ def _check_options(options: Mapping[str, Any]) -> None:
 
     Which options a kind of data takes is its reader's to say.
     """
-    known_readers = (*READERS, *NAMED.values(), *(reader for _, reader in LAYOUTS))
+    known_readers: list[Callable[..., Any]] = [*READERS, *NAMED.values(), *(reader for _, reader in LAYOUTS)]
     readers = {name for reader in known_readers for name in inspect.signature(reader).parameters}
     odd = [name for name in options if name not in readers]
     if odd:
