@@ -6,6 +6,7 @@ import functools
 import inspect
 import json
 import shlex
+import sys
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, fields
 from glob import glob

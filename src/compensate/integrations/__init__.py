@@ -1,9 +1,8 @@
-"""Compensation inside the training loops of others: Lightning, Hugging Face, accelerate and skorch.
+"""Criteria in the training loops of Lightning, Hugging Face, accelerate and skorch.
 
-Each file here serves one library and is imported by its full name, for example
-``from compensate.integrations.lightning import CompensationCallback``. A library that is not installed is asked for when it
-is first needed. What all of them have in common is here as well: :mod:`~compensate.integrations.common` keeps clock and
-state of a criterion, :mod:`~compensate.integrations.common` sees whether an index still names its sample.
+Each module serves one library and is imported by its full name, for example
+``from compensate.integrations.lightning import CompensationCallback``. A library is imported when it is first needed.
+:mod:`~compensate.integrations.common` holds the hooks and checks of all integrations.
 """
 
 from __future__ import annotations

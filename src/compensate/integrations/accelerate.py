@@ -1,4 +1,4 @@
-"""`accelerate`: a criterion made ready for a custom loop."""
+"""`accelerate`: prepare a criterion for a custom loop."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from compensate.core.criterion import Compensated
 from compensate.errors import InputError
-from compensate.integrations.common import TAKE_THEM, CriterionHooks
+from compensate.integrations.common import CALL_META_STEP, CriterionHooks, loader_length
 
 
 def prepare(
@@ -19,21 +19,21 @@ def prepare(
     own_meta: bool = False,
     fixed_labels: bool = True,
 ) -> Compensated:
-    """Moves the criterion to the device, sets its clock, puts it into checkpoints and checks its index in every batch.
+    """Moves the criterion to the device, sets its clock, adds it to checkpoints and checks its index in every batch.
 
-    In place of `accelerator.prepare`, which would wrap it for several processes. After it, the criterion is called as ever, and
-    `criterion.end_epoch()` after each epoch. Accumulation of gradients changes nothing for it. With several processes write
-    ``criterion(*together(model(x), target, index))``, with :func:`compensate.training.together`; forgetting it is an error
-    at the first batch. The samples that accelerate repeats to fill up the last batch of an epoch are left out. To
-    resume, call this first and `accelerator.load_state` then.
+    Use it instead of `accelerator.prepare`, which would wrap the criterion for several processes. Then call the criterion as usual, and
+    `criterion.end_epoch()` after each epoch. With several processes write ``criterion(*together(model(x), target, index))``, with
+    :func:`compensate.training.together`; the first batch raises an error otherwise. Samples that accelerate repeats to fill the last
+    batch of an epoch are left out. To resume, call `prepare` first and `accelerator.load_state` afterwards.
 
     Args:
         accelerator: an `accelerate.Accelerator`.
         criterion: the criterion.
-        loader: the training loader, as `accelerator.prepare` gave it.
-        epochs: of the training. Without it, or without a length of the loader, methods with a schedule ask for
+        loader: the training loader, as `accelerator.prepare` returned it.
+        epochs: number of epochs. Without it, or with a loader of unknown length, methods with a schedule ask for
             `criterion.start(total_steps)`.
-        optimizer: of the model, or a list of several; given, it is checked that an optimizer or a meta step moves each parameter of the criterion.
+        optimizer: the optimizer of the model, or a list; if given, `prepare` checks that an optimizer or a meta step updates each
+            parameter of the criterion.
         own_meta: true if the loop calls :func:`compensate.meta_step`.
         fixed_labels: false if labels change on purpose during the training.
 
@@ -70,22 +70,20 @@ def prepare(
     if accelerator.num_processes > 1:
         if not accelerator.even_batches:
             raise InputError(
-                "even_batches=False gives the processes slices of different sizes, which cannot be put together. Leave it out: "
-                "samples that are repeated to even out the last batch are left out of the loss."
+                "even_batches=False gives the processes slices of different sizes, which cannot be gathered. Leave it out: "
+                "samples that are repeated to fill the last batch do not count in the loss."
             )
-        hooks.leave_out(lambda size: _real(loader if loader is not None else accelerator.gradient_state, size))
-    many: list[Any] = [optimizer] if hasattr(optimizer, "param_groups") else list(optimizer or ())
-    try:
-        size = None if loader is None else len(loader)
-    except TypeError:
-        size = None
+        source = loader if loader is not None else accelerator.gradient_state
+
+        def kept(size: int) -> slice | None:
+            """The rows of a gathered batch that accelerate did not repeat: the first ones of the last batch."""
+            real = source.remainder if source.end_of_dataloader else 0
+            return slice(0, real) if 0 < real < size else None
+
+        hooks.leave_out(kept)
+    optimizers: list[Any] = [optimizer] if hasattr(optimizer, "param_groups") else list(optimizer or ())
+    size = loader_length(loader)
     total = None if size is None or epochs is None else epochs * size
-    hooks.begin(total=total, optimizers=many, own_meta=own_meta, remedy=TAKE_THEM)
+    hooks.begin(total=total, optimizers=optimizers, own_meta=own_meta, remedy=CALL_META_STEP)
     accelerator.register_for_checkpointing(hooks)
     return criterion
-
-
-def _real(loader: Any, size: int) -> slice | None:
-    """The rows of a gathered batch that were not repeated to fill it up: in the last one of an epoch, the first few."""
-    real = loader.remainder if loader.end_of_dataloader else 0
-    return slice(0, real) if 0 < real < size else None

@@ -1,4 +1,4 @@
-"""Lightning: a callback that does for a criterion what a training loop must do beside calling it."""
+"""Lightning: a callback for the criterion of a module."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from compensate.core.criterion import Compensated
 from compensate.errors import InputError
 from compensate.extras import stand_in
-from compensate.integrations.common import DROP_LAST, CriterionHooks, criteria_in, repeated
+from compensate.integrations.common import DROP_LAST, CriterionHooks, batches_of_steps, loader_length, repeated
 from compensate.training.distributed import Exchange
 
 try:
@@ -24,21 +24,20 @@ except ModuleNotFoundError:  # pragma: no cover
 class CompensationCallback(Callback):
     """Sets the clock of a criterion, ends its epochs, takes its meta steps, stores its state and checks its index.
 
-    The criterion itself is used as in any loop: an attribute of the module, called in `training_step`. In `validation_step`
-    the module, and the criterion with it, is in evaluation mode and gives the plain loss.
+    The criterion is an attribute of the module, called in `training_step`. In `validation_step` it is in evaluation mode, like the
+    module, and gives the plain loss.
 
     Args:
-        criterion: only if it is no attribute of the module; the callback then moves and stores it.
-        clean: batches ``(x, target)`` of trusted data for methods that learn by meta steps, which are then taken before
-            each training step; the module's `forward` must map `x` to logits, and batches be ``(x, target, index)``.
-        meta_optimizer: for methods with parameters beside their tables; Adam if not given.
-        own_meta: true if `training_step` calls `meta_step` itself.
+        criterion: a criterion outside the module; the callback then moves and stores it.
+        clean: batches ``(x, target)`` of trusted data for methods with meta steps, which are taken before each training step; the
+            module's `forward` must map `x` to logits, and batches must be ``(x, target, index)``.
+        meta_optimizer: for methods with networks of their own; Adam by default.
+        own_meta: true if `training_step` calls `meta_step`.
         fixed_labels: false if labels change on purpose during the training.
-        exchange: with several processes, each evaluates its own slice of the batch; the copies of the criterion are made
-            equal after each epoch and before each checkpoint. False if `training_step` uses
-            :func:`compensate.training.together`.
+        exchange: with several processes, each evaluates its own slice of the batch; the copies of the criterion are merged after
+            each epoch and before each checkpoint. False if `training_step` uses :func:`compensate.training.together`.
 
-    Samples that the sampler of several processes repeats at the end of an epoch are left out.
+    Samples that a distributed sampler repeats at the end of an epoch are left out.
 
     >>> import torch, lightning as L
     >>> from compensate import methods
@@ -83,37 +82,35 @@ class CompensationCallback(Callback):
         self._loose = False
         """True if the criterion is not registered in the module."""
 
-    # --- finding it -------------------------------------------------------------------------------------------
-
     def setup(self, trainer: Any, pl_module: nn.Module, stage: str) -> None:
         """Finds the criterion, before a checkpoint is read and before the module is copied to several processes."""
-        found = criteria_in(pl_module)
-        criterion = self.criterion or _only(found, type(pl_module).__name__)
-        self._loose = all(c is not criterion for c in found)
+        registered = [m for m in pl_module.modules() if isinstance(m, Compensated)]
+        if self.criterion is None and len(registered) != 1:
+            count = f"{len(registered)} criteria" if registered else "no criterion"
+            raise InputError(
+                f"{type(pl_module).__name__} has {count} of compensate among its attributes; expected one. Write self.criterion = ... "
+                "in its __init__, or pass it: CompensationCallback(criterion)."
+            )
+        criterion = self.criterion or registered[0]
+        self._loose = all(c is not criterion for c in registered)
         if self._hooks is None or self._hooks.criterion is not criterion:
             self._hooks = CriterionHooks(criterion, **self._options)
         if not self._loose and trainer.world_size > 1:
-            # Else every forward would overwrite the tables of all processes by those of the first.
+            # DDP must not overwrite the tables of all processes with the tables of the first.
             name = next(name for name, module in pl_module.named_modules() if module is criterion)
-            kept = [f"{name}.{key}" for key, _ in (*criterion.named_buffers(), *criterion.named_parameters())]
-            pl_module._ddp_params_and_buffers_to_ignore = [  # type: ignore[assignment]
-                *getattr(pl_module, "_ddp_params_and_buffers_to_ignore", ()),
-                *kept,
-            ]
+            ignored = [f"{name}.{key}" for key, _ in (*criterion.named_buffers(), *criterion.named_parameters())]
+            known = getattr(pl_module, "_ddp_params_and_buffers_to_ignore", ())
+            pl_module._ddp_params_and_buffers_to_ignore = [*known, *ignored]  # type: ignore[assignment]
 
     @property
     def hooks(self) -> CriterionHooks:
-        """The criterion with its clock and state."""
+        """The hooks of the criterion."""
         if self._hooks is None:
-            raise InputError(
-                "the callback has not met its module yet; pass it to Trainer(callbacks=[...]) and call fit."
-            )
+            raise InputError("the callback has no module yet; pass it to Trainer(callbacks=[...]) and call fit.")
         return self._hooks
 
-    # --- training ---------------------------------------------------------------------------------------------
-
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Sets the clock, and looks at the optimizers."""
+        """Sets the clock, and checks the optimizers."""
         criterion = self.hooks.criterion
         if self._loose:
             criterion.to(pl_module.device)
@@ -136,8 +133,8 @@ class CompensationCallback(Callback):
             return
         if len(loaders) > 1 or self.hooks.clean is not None:
             raise InputError(
-                "the sampler repeats samples so that every process has as many, and they would count twice: in meta steps and "
-                f"with several training loaders they cannot be told apart. {DROP_LAST}"
+                "the sampler repeats samples to give every process the same number, and they would count twice: they cannot be "
+                f"identified in meta steps and with several training loaders. {DROP_LAST}"
             )
         (loader,) = loaders
         processes, rank, extra = trainer.world_size, trainer.global_rank, repeated(loader)
@@ -161,15 +158,15 @@ class CompensationCallback(Callback):
             self.hooks.leave_out(kept_of_all)
 
     def on_train_batch_start(self, trainer: Any, pl_module: nn.Module, batch: Any, batch_idx: int) -> None:
-        """The meta step before the training step, if there are clean data."""
+        """Takes the meta step before the training step, if there are clean data."""
         loaders = _loaders(trainer.train_dataloader)
-        self._last = len(loaders) == 1 and batch_idx + 1 == _length(loaders[0])
+        self._last = len(loaders) == 1 and batch_idx + 1 == loader_length(loaders[0])
         if self.hooks.clean is None:
             return
         if not isinstance(batch, tuple | list) or len(batch) < 2:
             raise InputError(
                 f"the training batch is a {type(batch).__name__}; meta steps of the callback read (x, target, index). Call "
-                "compensate.meta_step in training_step instead, and say own_meta=True."
+                "compensate.meta_step in training_step instead, and pass own_meta=True."
             )
         self.hooks.meta(pl_module, tuple(batch), trainer.optimizers[0].param_groups[0]["lr"])
 
@@ -177,33 +174,29 @@ class CompensationCallback(Callback):
         """Ends the epoch of the criterion."""
         self.hooks.catch_up(trainer.current_epoch + 1, None if self._exchange is None else self._exchange.end_epoch)
 
-    # --- evaluation -------------------------------------------------------------------------------------------
-
     def _evaluate(self, evaluating: bool) -> None:
         self.hooks.index_check.evaluating = evaluating
         if self._loose:
             self.hooks.criterion.train(not evaluating)
 
     def on_validation_start(self, trainer: Any, pl_module: nn.Module) -> None:
-        """From here on a batch must not move a row."""
+        """Evaluation batches must not change a row."""
         self._evaluate(True)
 
     def on_validation_end(self, trainer: Any, pl_module: nn.Module) -> None:
-        """Training may go on."""
+        """Training continues."""
         self._evaluate(False)
 
     on_test_start = on_predict_start = on_validation_start
     on_test_end = on_predict_end = on_validation_end
 
-    # --- state ------------------------------------------------------------------------------------------------
-
     def on_save_checkpoint(self, trainer: Any, pl_module: nn.Module, checkpoint: dict[str, Any]) -> None:
-        """Makes the copies of several processes equal; the tensors of the checkpoint are those of the criterion."""
+        """Merges the copies of several processes; the checkpoint holds the tensors of the criterion."""
         if self._exchange is not None:
             self._exchange()
 
     def state_dict(self) -> dict[str, Any]:
-        """What the module's own state does not hold."""
+        """The state of the hooks that is not in the module's state."""
         if self._hooks is None:
             return {}
         state = self._hooks.state_dict()
@@ -212,21 +205,11 @@ class CompensationCallback(Callback):
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Goes back to a state; the module has been restored before."""
+        """Restores a state, after the module."""
         if state_dict and "criterion" not in state_dict:
             state_dict = {**state_dict, "criterion": self.hooks.criterion.state_dict()}
         if state_dict:
             self.hooks.load_state_dict(state_dict)
-
-
-def _only(found: list[Compensated], name: str) -> Compensated:
-    if len(found) != 1:
-        given = f"{len(found)} criteria" if found else "no criterion"
-        raise InputError(
-            f"{name} has {given} of compensate among its attributes; expected one. Write self.criterion = ... in its __init__, or "
-            "pass it: CompensationCallback(criterion)."
-        )
-    return found[0]
 
 
 def _loaders(given: Any) -> list[Any]:
@@ -236,22 +219,12 @@ def _loaders(given: Any) -> list[Any]:
     return [loader for one in given for loader in _loaders(one)] if isinstance(given, list | tuple) else [given]
 
 
-def _length(loader: Any) -> int | None:
-    try:
-        return len(loader)
-    except TypeError:
-        return None
-
-
 def _total(trainer: Any) -> int | None:
-    """Batches of the whole training; None if nobody knows."""
-    per_epoch, epochs, most = trainer.num_training_batches, trainer.max_epochs, trainer.max_steps
-    known = [int(epochs * per_epoch)] if epochs not in (None, -1) and per_epoch != float("inf") else []
-    if most not in (None, -1):
-        # Steps of the optimizer; an epoch ends with one, however few batches were gathered.
-        n = trainer.accumulate_grad_batches
-        steps = -(-int(per_epoch) // n) if per_epoch != float("inf") else None
-        known += [
-            most * n if steps is None else (most // steps) * int(per_epoch) + min(most % steps * n, int(per_epoch))
-        ]
+    """Batches of the whole training; None if unknown."""
+    per_epoch = None if trainer.num_training_batches == float("inf") else int(trainer.num_training_batches)
+    known = []
+    if trainer.max_epochs not in (None, -1) and per_epoch is not None:
+        known.append(int(trainer.max_epochs * per_epoch))
+    if trainer.max_steps not in (None, -1):
+        known.append(batches_of_steps(trainer.max_steps, trainer.accumulate_grad_batches, per_epoch))
     return max(1, min(known)) if known else None

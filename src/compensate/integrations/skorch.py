@@ -1,7 +1,8 @@
-"""skorch: a classifier in scikit-learn's manner around a module and a criterion of compensation."""
+"""skorch: a scikit-learn classifier of a module and a criterion of compensation."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Sized
 from typing import Any
@@ -15,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, default_collate
 from compensate import methods
 from compensate.errors import InputError
 from compensate.extras import stand_in
-from compensate.integrations.common import CriterionHooks
+from compensate.integrations.common import CriterionHooks, loader_length
 from compensate.terms.meta import networks
 
 try:
@@ -34,17 +35,14 @@ def probabilities(logits: Tensor) -> Tensor:
 class CompensatedNet(NeuralNetClassifier):
     """skorch's classifier for modules that return logits, with a criterion of compensation.
 
-    Beside the arguments of `NeuralNetClassifier` it takes:
-
-    Args:
-        criterion: a function that builds one, such as `compensate.methods.logcomp`: each `fit` then begins with a new one, as
-            scikit-learn expects. The sizes that it takes are filled in from the data; other arguments are given as
-            ``criterion__lam=0.1``.
-        clean: ``(X, y)`` or a data set of trusted samples, for methods that learn by meta steps.
+    Args (in addition to the arguments of `NeuralNetClassifier`):
+        criterion: a function that builds a criterion, such as `compensate.methods.logcomp`; each `fit` builds a new one. Its sizes
+            come from the data, other arguments from parameters such as ``criterion__lam=0.1``.
+        clean: ``(X, y)`` or a data set of trusted samples, for methods with meta steps.
         fixed_labels: false if labels change on purpose between visits of a sample.
 
-    The index of a sample is its row in the `X` given to `fit`, whatever part of it `train_split` leaves. Validation
-    gives the plain loss, and `predict_proba` the softmax.
+    The index of a sample is its row in the `X` given to `fit`, also after `train_split`. Validation gives the plain loss, and
+    `predict_proba` the softmax.
 
     Shapes: X (N, ...), y (N,).
 
@@ -70,10 +68,8 @@ class CompensatedNet(NeuralNetClassifier):
         super().__init__(module, *args, criterion=criterion, predict_nonlinearity=predict_nonlinearity, **kwargs)
         self.clean, self.fixed_labels = clean, fixed_labels
 
-    # --- building ---------------------------------------------------------------------------------------------
-
     def initialize_criterion(self) -> CompensatedNet:
-        """Builds the criterion; sizes that are not given come from the data, once they are known."""
+        """Builds the criterion; missing sizes come from the data of `fit`."""
         given = self.get_params_for("criterion")
         if not isinstance(self.criterion, torch.nn.Module):
             wanted = inspect.signature(self.criterion).parameters
@@ -92,14 +88,12 @@ class CompensatedNet(NeuralNetClassifier):
         return self
 
     def get_all_learnable_params(self) -> Iterator[tuple[str, Any]]:
-        """Those of the module, and those of the criterion that no meta step moves."""
+        """The parameters of the module, and of the criterion except for meta steps."""
         meta = [t.weight for t in self.criterion_.tables() if t.update == "meta"]
         if self.clean is not None:
             meta += networks(self.criterion_)
         kept = {id(p) for p in meta}
         return ((name, p) for name, p in super().get_all_learnable_params() if id(p) not in kept)
-
-    # --- time -------------------------------------------------------------------------------------------------
 
     def fit(self, X: Any, y: Any = None, **fit_params: Any) -> CompensatedNet:
         """See `NeuralNetClassifier.fit`."""
@@ -107,7 +101,7 @@ class CompensatedNet(NeuralNetClassifier):
         return super().fit(X, y, **fit_params)
 
     def partial_fit(self, X: Any, y: Any = None, classes: Any = None, **fit_params: Any) -> CompensatedNet:
-        """See `NeuralNetClassifier.partial_fit`: goes on with the same samples; others would need rows of their own."""
+        """See `NeuralNetClassifier.partial_fit`; it must get the same samples, because new ones have no rows."""
         if not self.initialized_:
             self._measure(X, y)
         return super().partial_fit(X, y, classes=classes, **fit_params)
@@ -115,7 +109,7 @@ class CompensatedNet(NeuralNetClassifier):
     def _measure(self, X: Any, y: Any) -> None:
         self.check_data(X, y)
         if isinstance(X, Dataset):
-            source_rows(X)  # says what is wrong with a stream
+            source_rows(X)  # raises for a stream
         self._sizes: dict[str, Any] = {"num_samples": get_len(X)}
         if hasattr(self, "classes_inferred_") or self.classes is not None:
             self._sizes["num_classes"] = len(self.classes_)
@@ -128,28 +122,26 @@ class CompensatedNet(NeuralNetClassifier):
         return super().fit_loop(X, y, epochs=epochs, **fit_params)
 
     def get_iterator(self, dataset: Any, training: bool = False) -> Any:
-        """Batches; those of the training leave their index behind as they pass."""
+        """Batches; training batches set the index of the net."""
         if not training:
             return super().get_iterator(dataset, training)
         loader = super().get_iterator(_Numbered(dataset, source_rows(dataset)), training)
         ahead, self._ahead = getattr(self, "_ahead", None), None
         if ahead is not None:
             self._begin(loader, ahead)
-        return _Passing(loader, self)
+        return _IndexedLoader(loader, self)
 
     def get_params_for(self, prefix: str) -> dict[str, Any]:
-        """See `NeuralNet.get_params_for`; the loader of the training puts rows beside its batches."""
+        """See `NeuralNet.get_params_for`; the training loader collates batches with their rows."""
         given = super().get_params_for(prefix)
         if prefix == "iterator_train":
-            given["collate_fn"] = _Beside(given.get("collate_fn", default_collate))
+            given["collate_fn"] = _CollateWithRows(given.get("collate_fn", default_collate))
         return given
 
     def _begin(self, loader: Any, epochs: int) -> None:
         counted = [epoch.get("train_batch_count", 0) for epoch in self.history]
-        try:
-            total: int | None = sum(counted) + epochs * len(loader)
-        except TypeError:
-            total = None
+        size = loader_length(loader)
+        total = None if size is None else sum(counted) + epochs * size
         self.hooks_.clean = None if self.clean is None else self._clean_loader()
         optimizers = [getattr(self, f"{name}_") for name in self._optimizers]
         self.hooks_.begin(total=total, done=sum(counted), epochs=len(counted), optimizers=optimizers)
@@ -164,19 +156,18 @@ class CompensatedNet(NeuralNetClassifier):
         super().on_epoch_end(net, *args, **kwargs)
         self.hooks_.criterion.end_epoch()
 
-    # --- the loss ---------------------------------------------------------------------------------------------
-
     def train_step_single(self, batch: Any, **fit_params: Any) -> dict[str, Tensor]:
-        """One training batch: the model is run by the criterion, which may compensate its input."""
+        """Trains on one batch; the criterion runs the model, because it may compensate the input."""
         self._set_training(True)
         self.hooks_.index_check.evaluating = False
         x, target = (to_tensor(part, device=self.device) for part in batch)
         index = to_device(self._index, self.device)
         if self.clean is not None:
             self.hooks_.meta(self.module_, (x, target, index), self.optimizer_.param_groups[0]["lr"])
-        # Inputs by name are taken apart by skorch; a tensor goes to the module itself, with its stages.
+        # skorch unpacks inputs by name; a tensor goes to the module itself, with its stages.
         plain = isinstance(x, Tensor) and not fit_params
-        s = self.criterion_.evaluate(self.module_ if plain else _Inferring(self, fit_params), x, target, index)
+        model = self.module_ if plain else functools.partial(self.infer, **fit_params)
+        s = self.criterion_.evaluate(model, x, target, index)
         s.loss.backward()
         return {"loss": s.loss, "y_pred": s.u}
 
@@ -199,8 +190,8 @@ class _Numbered(Dataset[Any]):
         return self.dataset[item], int(self.rows[item])
 
 
-class _Beside:
-    """The batch of a collator, and the rows of its samples (B,) beside it."""
+class _CollateWithRows:
+    """Returns the batch of a collator and the rows (B,) of its samples."""
 
     def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
         self.collate = collate
@@ -209,8 +200,8 @@ class _Beside:
         return self.collate([item for item, _ in items]), torch.tensor([row for _, row in items])
 
 
-class _Passing:
-    """A loader whose batches look as ever; their rows are put where the net finds them."""
+class _IndexedLoader:
+    """Yields the batches of a loader, and sets their rows as the index of the net."""
 
     def __init__(self, loader: Any, net: Any) -> None:
         self.loader, self.net = loader, net
@@ -219,28 +210,17 @@ class _Passing:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
-        for found in self.loader:
-            if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[1], Tensor):
+        for item in self.loader:
+            if not isinstance(item, tuple) or len(item) != 2 or not isinstance(item[1], Tensor):
                 raise InputError(
-                    "the batches of iterator_train come without the rows of their samples; it must hand collate_fn on to a "
-                    "DataLoader, as torch's own does."
+                    "the batches of iterator_train come without the rows of their samples; it must pass collate_fn to a DataLoader."
                 )
-            batch, self.net._index = found
+            batch, self.net._index = item
             yield batch
 
 
-class _Inferring:
-    """The module as skorch calls it, with inputs by name and with the arguments of `fit`."""
-
-    def __init__(self, net: Any, fit_params: dict[str, Any]) -> None:
-        self.net, self.fit_params = net, fit_params
-
-    def __call__(self, x: Any) -> Tensor:
-        return self.net.infer(x, **self.fit_params)
-
-
 def source_rows(dataset: Any) -> NDArray[np.int64]:
-    """(n,) the row of each item in the data set that a subset was taken of.
+    """(n,) the row of each item of a subset in the whole data set.
 
     >>> source_rows(Subset(Subset(range(9), [3, 5, 8]), [2, 0]))
     array([8, 3])
@@ -249,7 +229,7 @@ def source_rows(dataset: Any) -> NDArray[np.int64]:
         return source_rows(dataset.dataset)[np.asarray(dataset.indices, dtype=np.int64)]
     if not isinstance(dataset, Sized):
         raise InputError(
-            f"the data set is a {type(dataset).__name__} with no length: its samples have no rows to name them by. Read it into "
-            "arrays or a map-style data set first."
+            f"the data set is a {type(dataset).__name__} with no length, and its samples have no rows. Read it into arrays or a map-style "
+            "data set first."
         )
     return np.arange(len(dataset))

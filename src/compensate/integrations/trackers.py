@@ -1,7 +1,6 @@
-"""Audits in experiment trackers: five figures, the review page and the list of suspects, in a run of MLflow or Weights & Biases.
+"""Log audits to MLflow or Weights & Biases: five figures, the review page and the list of suspects.
 
-The training of a model is tracked by accelerate (`compensate train --tracker tensorboard`, mlflow or wandb); an audit has no epochs,
-so that it is logged once.
+Trainings are tracked by accelerate: `compensate train --tracker tensorboard`, mlflow or wandb.
 """
 
 from __future__ import annotations
@@ -22,37 +21,32 @@ TRACKERS = ("mlflow", "wandb")
 
 
 def log_audit(audit: Audit, to: str, run: Any = None) -> dict[str, float]:
-    """Logs an audit to the run that is active, and returns its figures.
+    """Logs an audit to the active run, and returns its figures.
 
     Args:
-        audit: what was found.
+        audit: the audit.
         to: "mlflow" or "wandb".
         run: a run of Weights & Biases, or the id of a run of MLflow; by default the active one.
 
-    The figures are noise_rate, noise_rate_low, noise_rate_high, flagged and expected_precision. ``report.html``, ``suspects.csv`` and, if
-    issues were looked for, ``issues.csv`` are artifacts.
+    The figures are noise_rate, noise_rate_low, noise_rate_high, flagged and expected_precision. ``report.html``, ``suspects.csv`` and,
+    if the audit has issues, ``issues.csv`` are artifacts.
 
     >>> log_audit(None, "mlflw")
     Traceback (most recent call last):
-    compensate.errors.InputError: "mlflw" is no tracker that is known; did you mean "mlflow"?
+    compensate.errors.InputError: there is no tracker "mlflw"; did you mean "mlflow"?
     """
     if to not in TRACKERS:
-        raise InputError(f'"{to}" is no tracker that is known; {nearest(to, TRACKERS)}')
-    told = figures(audit)
-    (_log_mlflow if to == "mlflow" else _log_wandb)(audit, told, run)
-    return told
-
-
-def figures(audit: Audit) -> dict[str, float]:
-    """The five figures of an audit."""
+        raise InputError(f'there is no tracker "{to}"; {nearest(to, TRACKERS)}')
     rate = audit.noise_rate
-    return {
+    figures = {
         "noise_rate": float(rate.value),
         "noise_rate_low": float(rate.low),
         "noise_rate_high": float(rate.high),
         "flagged": float(audit.mask.sum()),
         "expected_precision": float(audit.expected_precision),
     }
+    (_log_mlflow if to == "mlflow" else _log_wandb)(audit, figures, run)
+    return figures
 
 
 @contextmanager
@@ -66,7 +60,7 @@ def _files(audit: Audit) -> Iterator[Path]:
         yield folder
 
 
-def _log_mlflow(audit: Audit, told: dict[str, float], run: Any) -> None:
+def _log_mlflow(audit: Audit, figures: dict[str, float], run: Any) -> None:
     mlflow = require("mlflow", "logging to MLflow", "mlflow")
     run = run if run is not None else mlflow.active_run() and mlflow.active_run().info.run_id
     if run is None:
@@ -74,18 +68,18 @@ def _log_mlflow(audit: Audit, told: dict[str, float], run: Any) -> None:
             'no run of MLflow is active; call log_audit within "with mlflow.start_run():", or give run="...".'
         )
     client = mlflow.MlflowClient()
-    for name, value in told.items():
+    for name, value in figures.items():
         client.log_metric(run, name, value)
     with _files(audit) as folder:
         client.log_artifacts(run, str(folder), "audit")
 
 
-def _log_wandb(audit: Audit, told: dict[str, float], run: Any) -> None:
+def _log_wandb(audit: Audit, figures: dict[str, float], run: Any) -> None:
     wandb = require("wandb", "logging to Weights & Biases", "wandb")
     run = run if run is not None else wandb.run
     if run is None:
         raise InputError("no run of Weights & Biases is active; call wandb.init() first, or give run=.")
-    run.log(told)
+    run.log(figures)
     artifact = wandb.Artifact("audit", type="label-audit")
     with _files(audit) as folder:
         artifact.add_dir(str(folder))

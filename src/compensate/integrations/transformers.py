@@ -1,4 +1,4 @@
-"""Hugging Face `datasets`: the column that names each sample."""
+"""Hugging Face: an index column for `datasets`, and a `Trainer` with a criterion."""
 
 from __future__ import annotations
 
@@ -15,25 +15,24 @@ from compensate.core.criterion import Compensated
 from compensate.data.hub import is_hub
 from compensate.errors import InputError
 from compensate.extras import stand_in
-from compensate.integrations.common import CriterionHooks
+from compensate.integrations.common import CriterionHooks, batches_of_steps, loader_length
 from compensate.training import checkpoint
 from compensate.training.distributed import together
 
 INDEX = "index"
-"""The name of the column, and of the entry of a batch."""
+"""Name of the column, and of the entry of a batch."""
 
 
 def add_index(dataset: Any, column: str = INDEX, places: str | None = None) -> Any:
-    """The data set with one more column, the row number of each sample, (N,) whole numbers from 0.
+    """Adds a column with the row number of each sample.
 
-    Do it once, to the whole training set and before it is shuffled, filtered or split: the number then goes with the sample
-    wherever it is moved, and is the row in the data set given here, which suspects are reported by. Of a dictionary of data
-    sets each part is numbered on its own.
+    Call it once, on the whole training set, before shuffling, filtering or splitting. Suspects are reported by this number. In a
+    dictionary of data sets each part is numbered separately.
 
     Args:
         dataset: a `datasets.Dataset`, or a dictionary of them.
-        column: its name.
-        places: a column of lists, such as the labels of tokens: then each entry is numbered, all of them through the data set, and
+        column: name of the new column.
+        places: a column of lists, such as the labels of tokens. Its entries are then numbered throughout the data set, and
             `num_samples` of a method is their number.
 
     >>> import datasets
@@ -48,39 +47,32 @@ def add_index(dataset: Any, column: str = INDEX, places: str | None = None) -> A
         raise InputError(
             f"add_index was given a {type(dataset).__name__}; expected a datasets.Dataset, or a dictionary of them."
         )
-    stream = not isinstance(dataset, Sized)
-    if stream:
+    if not isinstance(dataset, Sized):
         raise InputError(
-            "the data set is a stream, whose samples have no lasting number. Load it with streaming=False, or put a whole number "
-            f'for each sample into the column "{column}" where it is written.'
+            "the data set is a stream, whose samples have no fixed number. Load it with streaming=False, or write a number for each "
+            f'sample into its column "{column}".'
         )
     if places is not None:
-        return _number_places(dataset, column, places)
+        if column in dataset.column_names:
+            raise InputError(f'the data set has a column "{column}" already; remove it, or choose another name.')
+        if places not in dataset.column_names:
+            raise InputError(f'the data set has no column "{places}"; it has {", ".join(dataset.column_names)}.')
+        ends = np.cumsum([len(entries) for entries in dataset[places][:]]).tolist()
+        return dataset.add_column(column, [list(range(a, b)) for a, b in zip([0, *ends], ends, strict=False)])
     rows = np.arange(len(dataset))
     if column in dataset.column_names:
         if np.array_equal(np.asarray(dataset[column][:]), rows):
             return dataset
         raise InputError(
-            f'the data set has a column "{column}" already, which is not the row number. Was it shuffled or split after it was '
-            "numbered? Then keep that column as it is. Else choose another name: add_index(dataset, column=...)."
+            f'the data set has a column "{column}" already, which is not the row number. If it was shuffled or split after numbering, '
+            "keep that column. Else choose another name: add_index(dataset, column=...)."
         )
     return dataset.add_column(column, rows.tolist())
 
 
-def _number_places(dataset: Any, column: str, places: str) -> Any:
-    if column in dataset.column_names:
-        raise InputError(f'the data set has a column "{column}" already; remove it, or choose another name.')
-    if places not in dataset.column_names:
-        raise InputError(f'the data set has no column "{places}"; it has {", ".join(dataset.column_names)}.')
-    lengths = [len(entries) for entries in dataset[places][:]]
-    starts = np.cumsum([0, *lengths])
-    numbers = [list(range(begin, end)) for begin, end in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)]
-    return dataset.add_column(column, numbers)
-
-
 @final
 class HubModel(nn.Module):
-    """A model that is run as it is: inputs as a dictionary in, logits (B, C) out.
+    """Maps a dictionary of inputs to logits (B, C).
 
     Args:
         model: takes the inputs by name and returns an object with `logits`.
@@ -90,7 +82,7 @@ class HubModel(nn.Module):
         super().__init__()
         self.model = model
         self.outputs: Any = None
-        """What the model returned last."""
+        """The last output of the model."""
 
     def forward(self, inputs: Mapping[str, Any]) -> Tensor:
         """(B, C) logits."""
@@ -100,24 +92,24 @@ class HubModel(nn.Module):
 
 @final
 class StagedHubModel(nn.Module):
-    r"""The same model cut in stages, :math:`f = \text{head} \circ \text{features} \circ \text{embed}`, without changing it.
+    r"""A model in stages, :math:`f = \text{head} \circ \text{features} \circ \text{embed}`.
 
-    `features` runs the whole model and notes what its last layer saw, `head` returns what it made of it.
+    `features` runs the whole model and records the input of its last layer; `head` returns the output of that layer.
 
     Args:
-        model: as the training loop runs it, wrapped for several devices or not.
-        inner: the model itself, a `PreTrainedModel`.
+        model: the model of the training loop, perhaps wrapped for several devices.
+        inner: the `PreTrainedModel` itself.
         head: its last layer.
-        embed: true if features are compensated, which act on the word vectors.
+        embed: true if feature compensation acts on the word vectors.
 
-    Shapes: word vectors (B, T, E), features (B, D), logits (B, C); of models for tokens (B, D, T) and (B, C, T).
+    Shapes: word vectors (B, T, E), features (B, D), logits (B, C); for tokens (B, D, T) and (B, C, T).
     """
 
     def __init__(self, model: nn.Module, inner: Any, head: nn.Linear, *, embed: bool) -> None:
         super().__init__()
         self.model = model
         self.outputs: Any = None
-        self._inner, self._layer = [inner], [head]  # in lists: they are parts of the model already
+        self._inner, self._layer = [inner], [head]  # in lists: already registered in the model
         self._inputs: Mapping[str, Any] = {}
         self._z: Tensor | None = None
         if embed:
@@ -132,29 +124,27 @@ class StagedHubModel(nn.Module):
         return self._inner[0].get_input_embeddings()(inputs["input_ids"])
 
     def padding(self, inputs: Mapping[str, Any]) -> Tensor:
-        """(B, T) true where there is no word."""
+        """(B, T) true at padding."""
         mask = inputs.get("attention_mask")
         return torch.zeros_like(inputs["input_ids"], dtype=torch.bool) if mask is None else mask == 0
 
     def features(self, e: Any) -> Tensor:
-        """(B, D) what the last layer sees."""
+        """(B, D) the input of the last layer."""
         inputs = {**self._inputs, "inputs_embeds": e} if isinstance(e, Tensor) else e
-        handle = self._layer[0].register_forward_pre_hook(self._note)
+        recorded: list[Tensor] = []
+        handle = self._layer[0].register_forward_pre_hook(lambda layer, args: recorded.append(args[0]))
         try:
             self.outputs = self.model(**inputs)
         finally:
             handle.remove()
-        assert self._z is not None
+        self._z = recorded[-1]
         if find_logits(self.outputs).ndim == 3:
-            self._z = classes_second(self._z)
+            self._z = self._z.movedim(-1, 1)
         return self._z
-
-    def _note(self, layer: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-        self._z = arguments[0]
 
     @property
     def head(self) -> _Head:
-        """The last layer, whose weights terms may read."""
+        """The last layer; terms may read its weights."""
         return _Head(self)
 
     def forward(self, inputs: Mapping[str, Any]) -> Tensor:
@@ -177,7 +167,7 @@ class _Head:
 
 
 def find_logits(outputs: Any) -> Tensor:
-    """(B, C) the logits among what a model returned; of tokens (B, C, T), classes second, as torch's losses have them."""
+    """(B, C) the logits of a model's output; (B, C, T) for tokens, with classes second as in torch's losses."""
     logits = getattr(outputs, "logits", None)
     if logits is None:
         logits = outputs.get("logits") if isinstance(outputs, Mapping) else None
@@ -186,16 +176,11 @@ def find_logits(outputs: Any) -> Tensor:
             f"the model returned a {type(outputs).__name__} without logits; expected a model for classification, such as "
             "AutoModelForSequenceClassification."
         )
-    return classes_second(logits)
-
-
-def classes_second(values: Tensor) -> Tensor:
-    """(B, C, T) of what models of `transformers` say of tokens, (B, T, C); others are left as they are."""
-    return values.movedim(-1, 1) if values.ndim == 3 else values
+    return logits.movedim(-1, 1) if logits.ndim == 3 else logits
 
 
 def last_layer(model: nn.Module, num_labels: int) -> nn.Linear | None:
-    """The linear layer that gives the logits: the last one with this number of outputs.
+    """The layer of the logits: the last linear one with this number of outputs.
 
     >>> last_layer(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)), 3)
     Linear(in_features=8, out_features=3, bias=True)
@@ -211,22 +196,21 @@ except ModuleNotFoundError:  # pragma: no cover
     TrainerCallback = object
 
 REAL = "compensate_real"
-"""In the last batch of an epoch: how many samples of all processes are no repetition."""
+"""Entry of the last batch of an epoch: the number of samples of all processes that are not repetitions."""
 
 FOLDER = "compensate"
-"""The state of the criterion inside a checkpoint's folder."""
+"""Folder of the criterion's state in a checkpoint."""
 
 
 @final
 class IndexCollator:
-    """A collator that lets the index through, around one that would trip over it or drop it.
+    """Wraps a collator and adds the index to its batches.
 
     Args:
         collator: makes a batch of samples without their index, for example `DataCollatorWithPadding(tokenizer)`.
         column: the name of the index.
 
-    The batch has one more entry, the index (B,). Where a sample's index is a list, with a number for each token, it is
-    (B, T), padded by -100 on the side of the tokenizer.
+    The index is (B,), or (B, T) if each token has a number, padded with -100 on the tokenizer's padding side.
 
     >>> def stack(samples):
     ...     return {name: torch.tensor([s[name] for s in samples]) for name in samples[0]}
@@ -239,7 +223,7 @@ class IndexCollator:
         self.collator, self.column = collator, column
 
     def __call__(self, samples: list[Mapping[str, Any]]) -> Any:
-        """The batch; samples of an evaluation set need no index."""
+        """The batch; evaluation samples need no index."""
         numbers = [s[self.column] for s in samples if self.column in s]
         if 0 < len(numbers) < len(samples):
             raise InputError(
@@ -269,7 +253,7 @@ class IndexCollator:
 class CompensationMixin:
     """For a custom trainer: ``class MyTrainer(CompensationMixin, Trainer)``; see :class:`CompensatedTrainer`."""
 
-    loss_is_scaled_for_ga = False  # the loss is a mean over its batch, so the trainer is to divide it by their number
+    loss_is_scaled_for_ga = False  # the loss is a mean over its batch: the trainer divides by the number of batches
 
     def __init__(
         self,
@@ -285,56 +269,52 @@ class CompensationMixin:
         self._is_ready()
         self.hooks = CriterionHooks(criterion, clean=clean, meta_optimizer=meta_optimizer, fixed_labels=fixed_labels)
         self.index_column = index_column
-        self.model_accepts_loss_kwargs = False  # as above, for trainers before that attribute
+        self.model_accepts_loss_kwargs = False  # the same for older trainers
         collator: Any = getattr(self, "data_collator")  # noqa: B009 - an attribute of the trainer
         if not isinstance(collator, IndexCollator):
             self.data_collator = IndexCollator(collator, index_column)
         self.add_callback(_Clock(self))
 
-    def __getattr__(self, name: str) -> Any:  # the attributes of the trainer that this is mixed into
+    def __getattr__(self, name: str) -> Any:  # attributes of the trainer
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}; is it a Trainer?")
 
     @property
     def criterion(self) -> Compensated:
-        """The criterion; after the training, `trainer.criterion.suspects()`."""
+        """The criterion, for example for `trainer.criterion.suspects()` after the training."""
         return self.hooks.criterion
 
     def _is_ready(self) -> None:
         if self.args.label_smoothing_factor:
             raise InputError(
-                f"label_smoothing_factor is {self.args.label_smoothing_factor}, which the trainer's own loss would do, not this one. "
-                "Leave it out; smoothing is compensation of labels: compensate.methods.label_smoothing(lam=...)."
+                f"label_smoothing_factor is {self.args.label_smoothing_factor}, which only the trainer's own loss uses. Leave it out and use "
+                "compensate.methods.label_smoothing(lam=...)."
             )
         if self.args.world_size > 1 and not self.accelerator.even_batches:
             raise InputError(
-                "even_batches=False gives the processes slices of different sizes, which cannot be put together. Leave it out of "
-                "accelerator_config: samples that are repeated to even out the last batch are left out of the loss."
+                "even_batches=False gives the processes slices of different sizes, which cannot be gathered. Leave it out of "
+                "accelerator_config: samples that are repeated to fill the last batch do not count in the loss."
             )
         if self.compute_loss_func is not None:
             raise InputError(
                 "compute_loss_func and criterion were given; the criterion is the loss, so leave out the other."
             )
 
-    # --- data -------------------------------------------------------------------------------------------------
-
     def _set_signature_columns_if_needed(self) -> None:
         super()._set_signature_columns_if_needed()  # type: ignore[misc]
-        # The labels too: a model need not take them, it has no part in the loss.
+        # The labels too: the model need not take them.
         missing = {self.index_column, *(self.label_names or ("labels",))} - set(self._signature_columns)
         self._signature_columns.extend(sorted(missing))
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
-        """The batches of an optimizer step; the last of an epoch is marked by how many of its samples are no repetition."""
+        """The batches of an optimizer step; the last one of an epoch gets the number of its real samples."""
         state = self.accelerator.gradient_state
         before = state.active_dataloader
         batches, count = super().get_batch_samples(*args, **kwargs)  # type: ignore[misc]
-        # Several batches are fetched at once, perhaps beyond the end, and then no loader is active.
+        # No loader is active after batches were fetched beyond the end of the epoch.
         loader = before if state.active_dataloader is None else state.active_dataloader
         if batches and self.args.world_size > 1 and loader is not None and loader.end_of_dataloader:
             batches[-1][REAL] = loader.remainder
         return batches, count
-
-    # --- the loss ---------------------------------------------------------------------------------------------
 
     def compute_loss(
         self,
@@ -373,8 +353,8 @@ class CompensationMixin:
         if index is None and self.hooks.index_check.num_samples is not None:
             raise InputError(
                 f'the training batch has no "{self.index_column}", and this criterion keeps a row per sample. Number the training '
-                "set once, compensate.integrations.transformers.add_index(dataset), and let no set_format, map or collator "
-                "drop that column."
+                "set once, compensate.integrations.transformers.add_index(dataset), and keep that column in set_format, map and the "
+                "collator."
             )
         return index
 
@@ -396,21 +376,18 @@ class CompensationMixin:
             )
         outputs = model(**inputs)
         given = [find_logits(outputs), target] + ([] if index is None else [index])
-        if given[0].ndim == 3:  # sentences of each process may be of another length
-            level = self.accelerator.pad_across_processes
+        if given[0].ndim == 3:  # sentences of the processes may differ in length
+            pad = self.accelerator.pad_across_processes
             ignored = self.criterion.ignore_index
             given = [
-                level(t, dim=t.ndim - 1, pad_index=ignored if k else 0) if t.ndim > 1 else t
-                for k, t in enumerate(given)
+                pad(t, dim=t.ndim - 1, pad_index=ignored if k else 0) if t.ndim > 1 else t for k, t in enumerate(given)
             ]
         whole = together(*given)
-        # The samples that fill up the last batch of an epoch come last.
+        # Repeated samples come last in the last batch of an epoch.
         return self.criterion(*(t[:real] for t in whole) if 0 < real < len(whole[0]) else whole), outputs
 
-    # --- state ------------------------------------------------------------------------------------------------
-
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Saves the model, and the state of the criterion beside it."""
+        """Saves the model and the state of the criterion."""
         super().save_model(output_dir, _internal_call)  # type: ignore[misc]
         if self.args.should_save:
             folder = Path(output_dir or self.args.output_dir) / FOLDER
@@ -428,12 +405,12 @@ class CompensationMixin:
 
         folder = get_last_checkpoint(self.args.output_dir) if given is True else given
         if folder is None:
-            return  # the trainer says so itself
+            return  # the trainer raises the error
         state = checkpoint.latest(Path(str(folder)) / FOLDER)
         if state is None:
             raise InputError(
                 f"the checkpoint {folder} has no folder {FOLDER}: it was written by a trainer without this criterion, whose tables "
-                "would start from zero. Resume from another, or train anew."
+                "would start from zero. Resume from another checkpoint, or train again."
             )
         self.hooks.load_state_dict(state)
 
@@ -441,22 +418,20 @@ class CompensationMixin:
 class CompensatedTrainer(CompensationMixin, Trainer):
     """The trainer of `transformers`, for any classifier, with a criterion of compensation as its loss.
 
-    Beside the arguments of `Trainer` it takes:
-
-    Args:
+    Args (in addition to the arguments of `Trainer`):
         criterion: from `compensate.methods`, or a custom composition.
-        clean: batches ``(inputs, target)`` of trusted data, for methods that learn by meta steps.
-        meta_optimizer: for methods with parameters beside their tables; Adam if not given.
+        clean: batches ``(inputs, target)`` of trusted data, for methods with meta steps.
+        meta_optimizer: for methods with networks of their own; Adam by default.
         fixed_labels: false if labels change on purpose during the training.
-        index_column: the column of the training set that names each sample; see
-            :func:`compensate.integrations.transformers.add_index`. The trainer keeps it, though the model does not take it.
+        index_column: the column of the training set with the index, see
+            :func:`compensate.integrations.transformers.add_index`. The trainer keeps it for the criterion.
 
-    Feature compensation acts on the word vectors of the model, padding left out. Evaluation gives the plain loss. Checkpoints
-    hold the state of the criterion.
+    Feature compensation acts on the word vectors of the model, without padding. Evaluation gives the plain loss. Checkpoints hold the
+    state of the criterion.
 
-    Models for tokens are taken as they are: labels (B, T) with -100 at padding, special tokens and further pieces of a word. The index
-    (B,) then gives a sentence a row; `add_index(dataset, places="labels")` gives one to each token. A head that scores whole
-    sequences (CRF) has no loss for each token, and is not served. Several labels a text, labels (B, C), go with `base="bce"`.
+    Models for tokens take labels (B, T) with -100 at padding, special tokens and further pieces of a word. An index (B,) gives each
+    sentence a row; `add_index(dataset, places="labels")` gives one to each token. Heads that score whole sequences (CRF) are not
+    supported. Several labels per text, (B, C), need `base="bce"`.
 
     Shapes: logits (B, C), labels (B,) or (B, C), index (B,); of tokens, labels (B, T), index (B,) or (B, T).
 
@@ -481,46 +456,23 @@ class CompensatedTrainer(CompensationMixin, Trainer):
 
 @final
 class _Clock(TrainerCallback):
-    """Tells the criterion when the training begins and when epochs end."""
+    """Starts the criterion's clock and ends its epochs."""
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
-        self.passes = 0
-        """Passes over the data that are finished."""
+        self.epochs = 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        trainer, loader = self.trainer, kwargs.get("train_dataloader")
-        self.passes = _finished(state)
-        trainer.hooks.begin(
-            total=_batches(state.max_steps, args.gradient_accumulation_steps, loader),
-            done=_batches(state.global_step, args.gradient_accumulation_steps, loader),
-            epochs=self.passes,
-            optimizers=[_unwrapped(trainer.optimizer)],
+        per_epoch = loader_length(kwargs.get("train_dataloader"))
+        accumulate, optimizer = args.gradient_accumulation_steps, self.trainer.optimizer
+        self.epochs = int((state.epoch or 0.0) + 1e-6)  # a float that counts epochs
+        self.trainer.hooks.begin(
+            total=batches_of_steps(state.max_steps, accumulate, per_epoch),
+            done=batches_of_steps(state.global_step, accumulate, per_epoch),
+            epochs=self.epochs,
+            optimizers=[getattr(optimizer, "optimizer", optimizer)],
         )
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.passes += 1
-        self.trainer.hooks.catch_up(self.passes)
-
-
-def _finished(state: Any) -> int:
-    """Whole epochs, by a clock that counts in floating point."""
-    return int((state.epoch or 0.0) + 1e-6)
-
-
-def _batches(updates: int, gathered: int, loader: Any) -> int:
-    """The number of batches that these steps of the optimizer take: an epoch ends with a step, however few were gathered.
-
-    >>> _batches(5, 2, [None] * 5)  # epochs of 2 + 2 + 1 batches
-    9
-    """
-    try:
-        size = len(loader)
-    except TypeError:
-        return updates * gathered
-    steps = -(-size // gathered)
-    return updates // steps * size + min(updates % steps * gathered, size)
-
-
-def _unwrapped(optimizer: Any) -> Any:
-    return getattr(optimizer, "optimizer", optimizer)
+        self.epochs += 1
+        self.trainer.hooks.catch_up(self.epochs)
