@@ -102,7 +102,7 @@ def self_paced_weights(_: Request) -> Figure:
     """The paper's Fig. 5: weights over the loss."""
     from matplotlib.figure import Figure
 
-    from compensate.plots import plot_self_paced_weights
+    from experiments.figures.plots import plot_self_paced_weights
 
     figure = Figure(figsize=(5.2, 3.4), layout="constrained")
     plot_self_paced_weights(ax=figure.subplots())

@@ -41,7 +41,7 @@ def logit_adjustment(request: Request) -> Figure:
     """The paper's Fig. 2: the relative change of the loss of each class, head on the left."""
     from matplotlib.figure import Figure
 
-    from compensate.plots import plot_change_by_class
+    from experiments.figures.plots import plot_change_by_class
 
     # A larger draw of CIFAR, so that its tail is more than a handful.
     more = {"limit": 20000, "epochs": 6} if str(request.data).startswith("cifar") else {"epochs": 10}

@@ -57,7 +57,7 @@ def name_of(requirement):
 def draw_change():
     import torch
 
-    from compensate.plots import plot_change_by_class
+    from experiments.figures.plots import plot_change_by_class
 
     plot_change_by_class(torch.zeros(3))
 

@@ -15,6 +15,7 @@ from rich.table import Table
 from compensate.cli import options as o
 from compensate.cli.options import announce
 from compensate.cli.terminal import console, progress_bar
+from compensate.cli.train import training_command
 from compensate.errors import InputError
 from compensate.extras import installed
 
@@ -177,7 +178,7 @@ def tune(
         console.print(f"[red]{result['lost']} trials were lost:[/red] their processes were ended from outside")
     console.print(f"{len(result['trials'])} trials, the best first; accuracy is on held-out noisy labels")
     console.print(table)
-    line = o.training_command(
+    line = training_command(
         merged,
         method=config.method.replace("_", "-"),
         hyper={**config.hyper, **best},

@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-import shlex
 import sys
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from glob import glob
 from pathlib import Path
@@ -235,7 +234,7 @@ def _refuse_hyper(given: Mapping[str, Any], method: Any) -> None:
 
     own = {*inspect.signature(find(method).build).parameters} - {*CONTEXT, *(f.name for f in fields(Config))}
     for name in (name for name in given if name in own):
-        raise InputError(f"{name} belongs to the method: --hyper {name}={_written(given[name])}.")
+        raise InputError(f"{name} belongs to the method: --hyper {name}={written(given[name])}.")
 
 
 def _over(config: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -254,20 +253,6 @@ def _over(config: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def training_command(given: Mapping[str, Any], **more: Any) -> str:
-    """The command line that trains with these options.
-
-    >>> training_command({"data": "my file.csv", "noise": "pair:0.2", "lr": None, "weight_decay": 0.1, "hyper": {"lam": 0.5}})
-    "compensate train 'my file.csv' --noise pair:0.2 --set weight_decay=0.1 --hyper lam=0.5"
-    """
-    from compensate.cli.train import train
-
-    merged = {**given, **more}
-    parts = ["train", str(merged.pop("data"))]
-    parts += _flags(merged.pop("data_options", {}), inspect.signature(train).parameters, "data_options.")
-    return f"{program()} {shlex.join([*parts, *_flags(merged, inspect.signature(train).parameters)])}"
-
-
 def program() -> str:
     """How this command line was started: ``compensate``, or ``python -m experiments`` in a checkout."""
     path = Path(sys.argv[0])
@@ -275,25 +260,8 @@ def program() -> str:
     return f"python -m {path.parent.name}" if as_module else "compensate"
 
 
-def _flags(options: Mapping[str, Any], own: Container[str], prefix: str = "") -> list[str]:
-    """Options that have a flag, hyper-parameters, and all others by --set."""
-    found: list[str] = []
-    for name, value in options.items():
-        if value is None:
-            continue
-        if name == "hyper":
-            found += [part for key, one in value.items() for part in ("--hyper", f"{key}={_written(one)}")]
-        elif isinstance(value, Mapping):
-            found += _flags(value, (), f"{prefix}{name}.")
-        elif name in own:
-            found += [f"--{name.replace('_', '-')}", _written(value)]
-        else:
-            found += ["--set", f"{prefix}{name}={_written(value)}"]
-    return found
-
-
-def _written(value: Any) -> str:
-    """Formats a value such that `value_of` parses it."""
+def written(value: Any) -> str:
+    """A value as `value_of` reads it."""
     return f"{value:.6g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
 
 

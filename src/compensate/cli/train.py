@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import shlex
 import sys
+from collections.abc import Container, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -96,3 +98,32 @@ def train(
         f"suspects: {folder / 'suspects.csv'}, {flagged:,} flagged; compensate audit judges by models that did not see the label",
         markup=False, soft_wrap=True,
     )  # fmt: skip
+
+
+def training_command(given: Mapping[str, Any], **more: Any) -> str:
+    """The command line that trains with options from `TrainingOptions.merged`, some of them replaced.
+
+    >>> training_command({"data": "my file.csv", "noise": "pair:0.2", "lr": None, "weight_decay": 0.1, "hyper": {"lam": 0.5}})
+    "compensate train 'my file.csv' --noise pair:0.2 --set weight_decay=0.1 --hyper lam=0.5"
+    """
+    merged = {**given, **more}
+    parts = ["train", str(merged.pop("data"))]
+    parts += _flags(merged.pop("data_options", {}), inspect.signature(train).parameters, "data_options.")
+    return f"{o.program()} {shlex.join([*parts, *_flags(merged, inspect.signature(train).parameters)])}"
+
+
+def _flags(options: Mapping[str, Any], own: Container[str], prefix: str = "") -> list[str]:
+    """Options by their own flags, hyper-parameters by --hyper, and all others by --set."""
+    flags: list[str] = []
+    for name, value in options.items():
+        if value is None:
+            continue
+        if name == "hyper":
+            flags += [part for key, one in value.items() for part in ("--hyper", f"{key}={o.written(one)}")]
+        elif isinstance(value, Mapping):
+            flags += _flags(value, (), f"{prefix}{name}.")
+        elif name in own:
+            flags += [f"--{name.replace('_', '-')}", o.written(value)]
+        else:
+            flags += ["--set", f"{prefix}{name}={o.written(value)}"]
+    return flags

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -54,11 +55,7 @@ class Samples:
 
     def __post_init__(self) -> None:
         labels = np.asarray(self.labels)
-        if (
-            labels.ndim not in (1, 2)
-            or labels.dtype.kind not in "iu"
-            or labels.shape[1:] not in ((), (self.num_classes,))
-        ):
+        if labels.ndim == 0 or labels.dtype.kind not in "iu" or labels.shape[1:] not in ((), (self.num_classes,)):
             raise InputError(
                 f"labels are {labels.dtype} of shape {labels.shape}; expected class numbers, one a sample, or 0 and 1 for each class."
             )
@@ -81,16 +78,13 @@ class Samples:
         rows = x if isinstance(x, Tensor) else torch.from_numpy(np.ascontiguousarray(x))
         if len(rows) != len(labels):
             raise InputError(f"there are {len(rows)} inputs and {len(labels)} labels; expected one label a sample.")
-        return cls(_Indexed(rows), np.asarray(labels), num_classes)
+        return cls(partial(_indexed, rows), np.asarray(labels), num_classes)
 
     def subset(self, rows: Rows) -> Samples:
         """The samples at these rows."""
-        parts = {
-            name: value[rows]
-            for name in ("labels", "index", "weight", "lengths")
-            if (value := getattr(self, name)) is not None
-        }
-        return replace(self, batch=_Subset(self.batch, rows), **parts)
+        arrays = {name: getattr(self, name) for name in ("labels", "index", "weight", "lengths")}
+        parts = {name: values[rows] for name, values in arrays.items() if values is not None}
+        return replace(self, batch=partial(_subset, self.batch, rows), **parts)
 
     def portions(self, size: int) -> list[Rows]:
         """All rows in batches for evaluation; sequences are sorted by length."""
@@ -115,21 +109,12 @@ class _Gathered:
         return gather(self.data, rows, augment=self.augment, drawn=self.drawn[1])[0]
 
 
-@dataclass(frozen=True, eq=False)
-class _Indexed:
-    x: Tensor
-
-    def __call__(self, rows: Rows, epoch: int | None) -> Tensor:
-        return self.x[torch.from_numpy(rows)]
+def _indexed(x: Tensor, rows: Rows, epoch: int | None) -> Tensor:
+    return x[torch.from_numpy(rows)]
 
 
-@dataclass(frozen=True, eq=False)
-class _Subset:
-    batch: Inputs
-    rows: Rows
-
-    def __call__(self, rows: Rows, epoch: int | None) -> Any:
-        return self.batch(self.rows[rows], epoch)
+def _subset(batch: Inputs, subset: Rows, rows: Rows, epoch: int | None) -> Any:
+    return batch(subset[rows], epoch)
 
 
 def even_batches(
@@ -201,12 +186,8 @@ def sums(
             losses = F.binary_cross_entropy_with_logits(u, y.to(u.dtype), reduction="none").mean(-1)
         weight = torch.ones(len(y)) if samples.weight is None else torch.from_numpy(samples.weight[rows])
         weight = weight.to(device, torch.float64)
-        total[0] += weight @ right.double()
-        if samples.weight is None:
-            total[1] += losses.sum()
-        else:
-            total[1] += weight @ losses.double()
-        total[2] += weight.sum()
+        loss = losses.sum() if samples.weight is None else weight @ losses.double()
+        total += torch.stack([weight @ right.double(), loss.double(), weight.sum()])
     return total
 
 

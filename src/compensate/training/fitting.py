@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -197,10 +197,38 @@ def fit(
                 if on_epoch is not None:
                     on_epoch(row)
 
-            trainer = _trainer(prepared, model, criterion, hardware, ranges, run, begun, on_step, log_epoch)
+            settings, train, parts = (
+                prepared.config,
+                prepared.train,
+                {"val": prepared.validation, "test": prepared.test},
+            )
+            assert settings.epochs is not None and settings.batch_size is not None and settings.lr is not None  # noqa: PT018
+            make = partial(
+                make_optimizer, str(settings.optimizer), lr=settings.lr, momentum=settings.momentum,
+                weight_decay=settings.weight_decay or 0.0,
+            )  # fmt: skip
+            ordered = partial(
+                order_in_ranges if config.order == "ranges" else order, train, settings.batch_size, seed=config.seed
+            )
+            needs = prepared.method.needs
+            trainer = Trainer(
+                Learner(model, criterion, make, needs=needs, clip=config.clip, hardware=hardware, ranges=ranges),
+                Samples.of(train, augment=prepared.augment, seed=config.seed),
+                epochs=settings.epochs,
+                order=lambda epoch: ordered(epoch=epoch),
+                rate=partial(rate, settings.lr, schedule=settings.schedule or "constant", warmup=config.warmup),
+                accumulate=config.accumulate,
+                held_out={name: Samples.of(part) for name, part in parts.items() if part is not None and len(part)},
+                clean=prepared.clean_batch,
+                stopping=EarlyStopping(by_accuracy, None if prepared.validation is None else config.patience),
+                run=run,
+                begun=begun,
+                on_step=on_step,
+                on_epoch=log_epoch,
+            )
             trainer.start(prepared.config.seed, stored)
-            with Bar(console if processes.main else None, trainer) as bar:
-                trainer.run(every=every, progress=bar.step)
+            with _progress_bar(console if processes.main else None, trainer) as show:
+                trainer.run(every=every, progress=show)
             tracked.finish()
             history = trainer.history
             best = history[trainer.stopping.best(history)]
@@ -211,44 +239,6 @@ def fit(
                 _store(run, description, trainer, result)
             processes.wait()
             return result
-
-
-def _trainer(
-    prepared: Prepared,
-    model: nn.Module,
-    criterion: Compensated,
-    hardware: Hardware,
-    ranges: Ranges | None,
-    run: Run,
-    begun: float,
-    on_step: Callable[[Batch], None] | None,
-    on_epoch: Callable[[Metrics, bool], None],
-) -> Trainer:
-    config, data = prepared.config, prepared.train
-    assert config.epochs is not None
-    assert config.batch_size is not None
-    assert config.lr is not None
-    decay = config.weight_decay or 0.0
-    make = partial(make_optimizer, str(config.optimizer), lr=config.lr, momentum=config.momentum, weight_decay=decay)
-    parts = {"val": prepared.validation, "test": prepared.test}
-    ordered = order_in_ranges if config.order == "ranges" else order
-    return Trainer(
-        Learner(
-            model, criterion, make, needs=prepared.method.needs, clip=config.clip, hardware=hardware, ranges=ranges
-        ),
-        Samples.of(data, augment=prepared.augment, seed=config.seed),
-        epochs=config.epochs,
-        order=lambda epoch: ordered(data, config.batch_size or 1, seed=config.seed, epoch=epoch),
-        rate=partial(rate, config.lr, schedule=config.schedule or "constant", warmup=config.warmup),
-        accumulate=config.accumulate,
-        held_out={name: Samples.of(part) for name, part in parts.items() if part is not None and len(part)},
-        clean=prepared.clean_batch,
-        stopping=EarlyStopping(by_accuracy, None if prepared.validation is None else config.patience),
-        run=run,
-        begun=begun,
-        on_step=on_step,
-        on_epoch=on_epoch,
-    )
 
 
 def _store(run: Run, description: dict[str, Any], trainer: Trainer, result: Result) -> None:
@@ -270,42 +260,30 @@ def _store(run: Run, description: dict[str, Any], trainer: Trainer, result: Resu
     run.write("result.json", description | {"result": outcome})
 
 
-class Bar:
-    """A progress bar over all steps with loss, accuracy and the share of compensated samples; silent without a console."""
+@contextmanager
+def _progress_bar(console: Console | None, trainer: Trainer) -> Iterator[Callable[[int, int, Tensor], None] | None]:
+    """A progress bar over all steps with loss, accuracy and the share of compensated samples; None without a console."""
+    if console is None:
+        yield None
+        return
+    from rich import progress as p
 
-    def __init__(self, console: Console | None, trainer: Trainer) -> None:
-        self.epochs = trainer.epochs
-        self._drawn = 0.0
-        self._progress: Any = None
-        if console is not None:
-            from rich import progress as p
+    bar = p.Progress(
+        p.TextColumn("training"), p.BarColumn(bar_width=24), p.MofNCompleteColumn(), p.TextColumn("{task.fields[metrics]}"),
+        p.TimeElapsedColumn(), p.TextColumn("left"), p.TimeRemainingColumn(), console=console, transient=True,
+    )  # fmt: skip
+    task = bar.add_task("", total=trainer.total, completed=trainer.at.step, metrics="")
+    drawn = 0.0
 
-            self._progress = p.Progress(
-                p.TextColumn("training"), p.BarColumn(bar_width=24), p.MofNCompleteColumn(),
-                p.TextColumn("{task.fields[metrics]}"), p.TimeElapsedColumn(), p.TextColumn("left"),
-                p.TimeRemainingColumn(), console=console, transient=True,
-            )  # fmt: skip
-            self._task = self._progress.add_task("", total=trainer.total, completed=trainer.at.step, metrics="")
-
-    def __enter__(self) -> Bar:
-        if self._progress is not None:
-            self._progress.start()
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-
-    def step(self, epoch: int, done: int, totals: Tensor) -> None:
-        """Updates the bar, at most ten times a second, because reading from a device synchronizes."""
-        if self._progress is None or time.monotonic() - self._drawn < 0.1:
+    def show(epoch: int, done: int, totals: Tensor) -> None:
+        nonlocal drawn
+        if time.monotonic() - drawn < 0.1:  # reading from a device synchronizes
             return
-        self._drawn = time.monotonic()
+        drawn = time.monotonic()
         loss, right, moved, count = totals.tolist()
         count = max(count, 1)
-        self._progress.update(
-            self._task,
-            completed=done,
-            metrics=f"epoch {epoch + 1}/{self.epochs} · loss {loss / count:.3f} · accuracy {right / count:.3f} · "
-            f"compensated {moved / count:.1%}",
-        )
+        metrics = f"loss {loss / count:.3f} · accuracy {right / count:.3f} · compensated {moved / count:.1%}"
+        bar.update(task, completed=done, metrics=f"epoch {epoch + 1}/{trainer.epochs} · {metrics}")
+
+    with bar:
+        yield show

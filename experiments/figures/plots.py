@@ -1,4 +1,4 @@
-"""Plots of the effect of compensation. Matplotlib is loaded when one is drawn."""
+"""Plots of losses and weights under compensation."""
 
 from __future__ import annotations
 
