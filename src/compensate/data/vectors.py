@@ -18,57 +18,51 @@ Vectors = dict[str, NDArray[np.float32]]
 
 
 def read_vectors(path: str | Path, wanted: Container[str] | None = None) -> Vectors:
-    r"""Word vectors from a text file: a word and its numbers a line, parted by blanks (.txt, .gz, .xz, .bz2).
+    r"""Word vectors from a text file with a word and its numbers on each line (.txt, .gz, .xz, .bz2).
 
     Args:
-        path: the file, for example ``glove.6B.100d.txt``.
+        path: the file, for example ``glove.6B.100d.txt``. A first line with word2vec's count and size is skipped.
         wanted: keep only these words; all by default.
 
-    A first line of two numbers (word2vec's count and size) is skipped.
-
     >>> import tempfile
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> _ = (folder / "tiny.2d.txt").write_text("film 1 2\nplot 3 4\n")
-    >>> read_vectors(folder / "tiny.2d.txt")["plot"].tolist()
+    >>> path = Path(tempfile.mkdtemp()) / "tiny.2d.txt"
+    >>> _ = path.write_text("film 1 2\nplot 3 4\n")
+    >>> read_vectors(path)["plot"].tolist()
     [3.0, 4.0]
 
     Reference: Pennington, Socher and Manning, GloVe: Global Vectors for Word Representation, 2014.
     """
-    found: Vectors = {}
+    vectors: Vectors = {}
     size = 0
     for number, line in enumerate(read_lines(path), start=1):
         head, _, tail = line.rstrip().partition(b" ")
         if number == 1 and head.isdigit() and tail.isdigit():
             continue
-        # In the largest GloVe files a few words hold blanks themselves; so count the numbers from the right.
         size = size or len(tail.split())
         if size == 0:
             raise InputError(f"line {number} of {path} has no numbers; expected a word and its vector.")
         fields = line.split()
-        if len(fields) > size + 1:
+        if len(fields) > size + 1:  # a few words of the largest GloVe files contain blanks
             head = line.rstrip().rsplit(b" ", size)[0]
         try:
             word = head.decode("utf-8")
             if wanted is not None and word not in wanted:
                 continue
-            vector = np.array(fields[-size:], dtype=np.float32)
-            if len(fields) <= size or not np.isfinite(vector).all():
+            vectors[word] = np.array(fields[-size:], dtype=np.float32)
+            if len(fields) <= size or not np.isfinite(vectors[word]).all():
                 raise ValueError(f"{len(fields) - 1} numbers")
         except ValueError as error:
             raise InputError(
-                f"line {number} of {path} is not a word with {size} numbers ({error}). The file may be cut short: "
-                "fetch it again."
+                f"line {number} of {path} is not a word with {size} numbers ({error}). The file may be truncated: "
+                "download it again."
             ) from None
-        found[word] = vector
     if not size:
         raise InputError(f"{path} holds no word vectors; expected a word and its numbers on each line.")
-    return found
+    return vectors
 
 
 def find_vectors(name: str, data_dir: str | Path | None = None) -> Path:
-    r"""The file of word vectors with this name: a path, or the start of a file's name in the data folder.
-
-    ``find_vectors("glove.6B.100d")`` finds ``glove.6B.100d.txt``, ``glove.6B.100d.txt.xz`` and the like there.
+    r"""The file of word vectors: a path, or the start of a file name in the data folder, such as ``glove.6B.100d``.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -79,20 +73,19 @@ def find_vectors(name: str, data_dir: str | Path | None = None) -> Path:
     if Path(name).is_file():
         return Path(name)
     folder = data_folder(data_dir)
-    found = sorted(p for p in folder.glob(f"{name}*") if ".txt" in p.suffixes) if folder.is_dir() else []
-    if not found:
-        raise InputError(
-            f"there are no word vectors {name} in {folder}. Fetch https://nlp.stanford.edu/data/glove.6B.zip, unpack it, "
-            f"and put {name}.txt there."
-        )
-    return found[0]
+    for path in sorted(folder.glob(f"{name}*")) if folder.is_dir() else ():
+        if ".txt" in path.suffixes:
+            return path
+    raise InputError(
+        f"there are no word vectors {name} in {folder}. Download https://nlp.stanford.edu/data/glove.6B.zip, unpack it, "
+        f"and put {name}.txt there."
+    )
 
 
 def embedding_matrix(vocabulary: Vocabulary, vectors: Vectors, *, seed: int = 0) -> NDArray[np.float32]:
-    """(ids, size) the start of an embedding layer: padding zero, known words as given, the others drawn.
+    """(ids, size) initial weights of an embedding layer: zero for padding, the given vectors, and random ones for other words.
 
-    Words without a vector, such as clitics that a reduced file lacks, are drawn from a normal distribution with the
-    spread of the known ones, so that they are neither silent nor loud.
+    Random vectors are normal with the standard deviation of the given ones.
 
     >>> words = Vocabulary(("film", "n't"))
     >>> embedding_matrix(words, {"film": np.array([1.0, 2.0], np.float32)}).shape      # padding, unknown, two words

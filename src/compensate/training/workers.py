@@ -23,7 +23,7 @@ from compensate.data.load import NAMED
 from compensate.extras import connect_ray
 
 Answer = TypeVar("Answer")
-Job = tuple[Any, ...]
+_Job = tuple[Any, ...]
 Backend = Literal["local", "ray"]
 BACKENDS: tuple[Backend, ...] = ("local", "ray")
 
@@ -43,7 +43,7 @@ _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM
 
 def side_by_side(
     work: Callable[..., Answer],
-    jobs: Iterable[Job],
+    jobs: Iterable[_Job],
     workers: int | None,
     *,
     backend: Backend = "local",
@@ -71,10 +71,10 @@ def side_by_side(
 
 
 def _in_processes(
-    work: Callable[..., Answer], jobs: list[Job], count: int, lost: Callable[..., Answer]
+    work: Callable[..., Answer], jobs: list[_Job], count: int, lost: Callable[..., Answer]
 ) -> Iterator[Answer]:
     waiting = deque((job, 0) for job in jobs)
-    busy: dict[Connection, tuple[Any, Job, int]] = {}
+    busy: dict[Connection, tuple[Any, _Job, int]] = {}
     idle: list[tuple[Any, Connection]] = []
     try:
         while waiting or busy:
@@ -163,12 +163,12 @@ def _end_with_parent() -> None:
 
 
 def _on_cluster(
-    work: Callable[..., Answer], jobs: list[Job], workers: int | None, lost: Callable[..., Answer]
+    work: Callable[..., Answer], jobs: list[_Job], workers: int | None, lost: Callable[..., Answer]
 ) -> Iterator[Answer]:
     ray = connect_ray('workers="ray"', workers)
     task = ray.remote(num_cpus=1, num_gpus=1 if torch.cuda.is_available() else 0, max_retries=RETRIES)(_run_on_cluster)
     waiting = deque(jobs)
-    running: dict[Any, Job] = {}
+    running: dict[Any, _Job] = {}
     limit = workers or int(ray.cluster_resources().get("CPU", 1))
     while waiting or running:
         while waiting and len(running) < limit:
@@ -183,7 +183,7 @@ def _on_cluster(
         yield answer
 
 
-def _run_on_cluster(work: Callable[..., Answer], job: Job, named: dict[str, Any]) -> Answer:
+def _run_on_cluster(work: Callable[..., Answer], job: _Job, named: dict[str, Any]) -> Answer:
     NAMED.update(named)
     torch.set_num_threads(1)
     return work(*job)
