@@ -1,6 +1,6 @@
 """Public data sets by name: cifar10, cifar100, mnist, fashion-mnist, sst2 and imdb.
 
-Importing this package adds their names, the layouts of their folders and archives, and pickled label files such as those of CIFAR-N to
+Importing this package adds their names, the layouts of their folders and archives, and pickled label files (CIFAR-N) to
 `compensate.data.load`.
 """
 

@@ -195,7 +195,7 @@ def read_sst2(path: str | Path, *, phrases: bool = False) -> Splits:
     r"""SST-2 from a folder, tar or zip with ``train.tsv``, ``dev.tsv`` and perhaps ``test.tsv``.
 
     A line is a sentence, a tab and 0 or 1; a header line is optional. GLUE's ``test.tsv`` has no labels and is left
-    out: its development part is what people report on.
+    out: results are usually reported on its development part.
 
     Args:
         path: the folder or archive.
@@ -242,8 +242,8 @@ def _sentences(content: bytes, where: str) -> Dataset:
 def read_imdb(path: str | Path) -> Splits:
     r"""The IMDB reviews: the original folders or their archive (``train/pos/0_9.txt``), or a csv or tsv table.
 
-    The corpus comes sorted by class. Each part is put in one fixed random order, the same for everyone, so that "the
-    first k percent" and a plain cut mean something; ``index`` still says where a review is in the source.
+    The corpus is sorted by class. Each part is put in one fixed random order, the same in every run; ``index`` is the position of a
+    review in the source.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())

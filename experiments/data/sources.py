@@ -48,7 +48,7 @@ def fetch(
         url: an https address; http is for servers on this machine only.
         path: where the file shall be.
         checksum: ``"sha256:..."`` or ``"md5:..."``; a file that differs is deleted and is an error.
-        progress: told about the bytes so far; `bar` makes one.
+        progress: called with the number of bytes; `bar` makes one.
         attempts: how often to try again when the connection breaks.
         timeout: seconds without a byte before an attempt is given up.
 
@@ -309,7 +309,7 @@ def find_source(name: str, data_dir: str | Path | None = None, *, download: bool
 
 
 def locate(source: Source, folder: Path) -> Path | None:
-    """What the folder has of this source, the first place that fits."""
+    """The first matching place of a source in the folder, or None."""
     for place in source.places:
         matches = [Path(place)] if place.startswith("/") else sorted(folder.glob(place)) if folder.is_dir() else []
         for match in matches:

@@ -1,4 +1,4 @@
-"""Reading pickles that hold arrays, without running what is in them.
+"""Reading pickles of arrays without running their code.
 
 A pickle is a program. This reader knows a few harmless words of it - make an array, make its type, a number of such a
 type, a dictionary in order, bytes from text - and refuses any other; and even those build our own holders of bytes, which
@@ -19,7 +19,7 @@ from compensate.errors import InputError
 
 
 def load_arrays(content: bytes, where: str) -> Any:
-    """What a pickle holds: dictionaries, lists, numbers, texts, bytes and arrays of numbers. Anything else is refused.
+    """The content of a pickle: dictionaries, lists, numbers, texts, bytes and arrays of numbers. Anything else is refused.
 
     >>> load_arrays(pickle.dumps({"labels": np.array([3, 4])}), "example")
     {'labels': array([3, 4])}
@@ -107,7 +107,7 @@ class _Scalar:
         data = self.data.encode("latin-1") if isinstance(self.data, str) else self.data
         kind = self.kind.value()
         if kind is None or not isinstance(data, bytes):
-            raise InputError("a number in it is no number.")
+            raise InputError("a number in it is malformed.")
         return np.frombuffer(data, kind)[0]
 
 
@@ -148,7 +148,7 @@ class _Reader(pickle.Unpickler):
 
 
 def _plain(value: Any, seen: dict[int, Any]) -> Any:
-    """The value with its holders turned into arrays; each object once, so that shared ones cannot multiply."""
+    """The value with its holders turned into arrays; each object once, because shared objects could multiply."""
     if isinstance(value, (_Array, _Scalar, dict, list, tuple)):
         if id(value) not in seen:
             seen[id(value)] = None  # a container within itself shows as None instead of going on for ever

@@ -183,8 +183,9 @@ def _path(path: Path, options: Mapping[str, Any]) -> Splits:
         return _options(str(path), read_table, options, path)
     if not path.exists():
         checkout = "" if len(NAMED) > 1 else f" Public data sets such as cifar10 are read in a checkout: {CHECKOUT}."
+        hint = nearest(str(path), NAMED)
         raise InputError(
-            f'there is no file or folder {path}, and no data set has the name "{path}"; {nearest(str(path), NAMED)}{checkout}'
+            f'{path} does not exist, and no data set has the name "{path}"; {hint}{"" if hint.endswith("?") else "."}{checkout}'
         )
     where = str(path)
     if path.is_file() and is_table(path):

@@ -364,7 +364,7 @@ class CriterionHooks:
         meta_step(self.criterion, model, batch, (x, target), lr=lr, optimizer=self.meta_optimizer)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the criterion, the labels seen so far, and the state of the meta optimizer."""
+        """The state of the criterion, the labels of the index check, and the state of the meta optimizer."""
         state: dict[str, Any] = {"criterion": self.criterion.state_dict(), "given": self.index_check.given}
         if self.meta_optimizer is not None:
             state["meta_optimizer"] = self.meta_optimizer.state_dict()

@@ -124,7 +124,7 @@ class Config:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], where: str = "the options") -> Config:
-        """A configuration from names and values, such as those of a TOML file; `where` names their source in errors."""
+        """A configuration from names and values, for example of a TOML file; `where` names their source in errors."""
         known = [f.name for f in fields(cls)]
         for name in given:
             if name.replace("-", "_") not in known:

@@ -111,7 +111,7 @@ class Trainer:
         run: folder for metrics, checkpoints and the best weights; nothing is written without one.
         begun: start of the run, by the monotonic clock.
         on_step: called with the batch of every step.
-        on_epoch: called with the metrics of every epoch, and whether it is the best so far.
+        on_epoch: called with the metrics of every epoch, and whether it is the best until now.
 
     >>> from compensate import methods
     >>> from compensate.training.evaluation import even_batches
@@ -162,7 +162,7 @@ class Trainer:
 
     @property
     def history(self) -> list[Metrics]:
-        """The metrics of the epochs so far."""
+        """The metrics of all finished epochs."""
         return self.at.history
 
     @property

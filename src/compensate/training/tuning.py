@@ -143,7 +143,7 @@ def _trial(
 
 
 def restart_abandoned(study: Any, job: int | None = None) -> None:
-    """Marks running trials whose process has ended (all, or those of one job) as failed, and queues their settings first."""
+    """Marks running trials whose process has ended (all, or only of one job) as failed, and queues their settings first."""
     from optuna.trial import TrialState
 
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
