@@ -1,4 +1,4 @@
-"""Finished runs in files of JSON lines, found again by what was trained."""
+"""Finished runs in files of JSON lines, by the id of their configuration."""
 
 from __future__ import annotations
 
@@ -60,13 +60,11 @@ class Archive:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write("\n" * cut + json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n")
         except OSError as error:
-            raise InputError(
-                f"{self.path} cannot be written: {error.strerror}. What it holds already is safe."
-            ) from error
+            raise InputError(f"{self.path} cannot be written: {error.strerror}. Its content is unchanged.") from error
 
 
 def record_of(config: Config, stored: Mapping[str, Any], history: list[dict[str, float]], **more: Any) -> Record:
-    """What is kept of a run: configuration, versions, curves, last and best epoch, seconds."""
+    """The record of a run: configuration, versions, curves, last and best epoch, seconds."""
     result = stored["result"]
     return {
         "id": stored["id"],

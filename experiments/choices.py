@@ -33,7 +33,7 @@ Setting = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Study:
-    """What is chosen for one method.
+    """The choice for one method.
 
     Attributes:
         settings: the candidates; the default of the library first.

@@ -1,4 +1,4 @@
-"""What the paper says of its tables, and whether it holds for the runs made here."""
+"""Claims of the paper about its tables, checked on the stored runs."""
 
 from __future__ import annotations
 
@@ -247,4 +247,4 @@ CLAIMS = (
           _above("mixcomp", "mixcomp-positive", ("table-10-mixcomp-ablation-imdb",))),
     Claim("Fig. 4", "LogComp reaches its best validation accuracy in a later epoch than the base, IMDB", _slower),
 )  # fmt: skip
-"""What the paper says about who wins where."""
+"""The paper's claims about the best method of each table."""

@@ -1,4 +1,4 @@
-"""Our figures beside the paper's: means, differences, ranks, and files for people."""
+"""Comparison of our figures with the paper's: means, differences, ranks, and output files."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def lines(found: Comparison, rows: Sequence[str] | None = None) -> list[list[str
 
 
 def further_lines(found: Comparison) -> list[list[str]]:
-    """Head and rows of what the paper's table does not have: ours, and the place that it would have among the paper's rows."""
+    """Head and rows of methods that are not in the paper's table: our figures, and their rank among the paper's rows."""
     body = []
     for row in found.further_rows:
         cells = []

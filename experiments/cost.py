@@ -1,4 +1,4 @@
-"""What a table would cost at the paper's scale, from measured steps: `python -m experiments.cost results/reproduce`."""
+"""The cost of a table at the paper's scale, from measured steps: `python -m experiments.cost results/reproduce`."""
 
 from __future__ import annotations
 

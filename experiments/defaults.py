@@ -87,7 +87,7 @@ KINDS = {
     "paper": "the paper's form",
     "tuned": "best candidate of the column",
 }
-"""What is trained on fresh seeds, and how it is called."""
+"""The settings that are trained on fresh seeds, by name."""
 
 Column = tuple[str, str]
 Gains = dict[tuple[str, str], dict[Column, list[float]]]
@@ -148,7 +148,7 @@ def fresh_trials(runs: Path, found: Gains, sets: Sequence[str] = tuple(SETS)) ->
 
 
 def chosen_without(method: str, found: Gains, name: str) -> dict[str, Any] | None:
-    """What the rule chooses on the other sets, if there is anything to choose from."""
+    """The choice of the rule on the other sets, or None without candidates."""
     if not any(m == method for m, _ in found):
         return None
     setting = best(method, found, name)
@@ -231,7 +231,7 @@ def best(method: str, found: Gains, without: str | None = None) -> str:
 
 @dataclass(frozen=True)
 class Stored:
-    """What is stored of the study.
+    """The stored study.
 
     Attributes:
         runs: how many.
@@ -255,7 +255,7 @@ class Stored:
 
 
 def stored(results: Path) -> Stored | None:
-    """What is stored, if anything."""
+    """The stored study, or None."""
     if not (results / "defaults.jsonl").is_file():
         return None
     archive, runs = archive_of(results), Path("runs/human")
@@ -339,7 +339,7 @@ def _on_fresh_seeds(study: Stored) -> list[str]:
 
 
 def in_a_line(results: Path) -> list[str]:
-    """What the defaults gain and lose on fresh seeds, for the summary; nothing where nothing is stored."""
+    """Gains and losses of the defaults on fresh seeds, for the summary; empty without stored runs."""
     study = stored(results)
     if study is None:
         return []
@@ -387,7 +387,7 @@ def _behind(own: Mapping[Column, Sequence[float]], deviation: float) -> list[str
 
 
 def _compared(method: str, found: Gains, columns: Sequence[Column]) -> list[list[str]]:
-    """Lines of a method: its default, what the rule chooses with the column's set left out, the paper's form, the best in hindsight."""
+    """Lines of a method: its default, the choice of the rule without the column's set, the paper's form, the best in hindsight."""
     default, paper = (found.get((method, key(which[method])), {}) for which in (DEFAULTS, PAPER))
     without = {name: best(method, found, name) for name in SETS}
     tuned = [
@@ -403,7 +403,7 @@ def _compared(method: str, found: Gains, columns: Sequence[Column]) -> list[list
 
 
 def _told(found: Gains) -> list[str]:
-    """What the rule chooses, and where the default is behind."""
+    """The choice of the rule, and the sets on which the default is worse."""
     said = []
     for method in DEFAULTS:
         if not any(m == method for m, _ in found):

@@ -1,4 +1,4 @@
-"""Where the order of the methods is not the paper's: what was tried to explain it, and what mends it."""
+"""Deviations from the paper's order of methods: attempts to explain and to correct them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ATTACKED = ("pgd-at", "mixcomp", "logcomp")
 """Rows that are shown with and without augmented images, minus plain training."""
 
 _DEFAULTS = ("mixcomp-default", "logcomp-default")
-"""Rows beside them with augmented images: a user who tunes nothing."""
+"""Further rows with augmented images, without tuning."""
 
 
 def explained(tables: Mapping[str, Comparison]) -> list[str]:
@@ -76,7 +76,7 @@ def _ahead(plain: Comparison) -> str:
 
 
 def _guess(plain: Comparison, augmented: Comparison) -> str:
-    """What the runs with augmented images say of the guess."""
+    """The evidence of runs with augmented images for the guess."""
     smaller: dict[str, list[str]] = {"smaller": [], "larger": [], "level": [], "not judged (too few seeds)": []}
     below = []
     for c in augmented.columns:

@@ -1,6 +1,6 @@
 """Search over the taxonomy: which of its cells, most of them without a name, is worth a name on this data?
 
-First many cells are tried for a short time each, on one seed, judged on held-out labels as noisy as those that are trained on;
+First many cells are tried for a short time each, on one seed, judged on held-out labels as noisy as the training labels;
 trials that fall behind are stopped. Then the best cells meet the tuned peers over fresh seeds, on test data.
 """
 
@@ -29,7 +29,7 @@ from compensate.training.workers import side_by_side
 from experiments.taxonomy import cells
 
 PEERS = ("base", "gce", "elr", "sop")
-"""What a cell must beat: no compensation, the usual robust loss, and two published compensations."""
+"""The peers of a cell: no compensation, the usual robust loss, and two published compensations."""
 
 CLEAN = 0.02
 """The share of clean samples where cells that learn from them are searched."""
@@ -91,7 +91,7 @@ class Budget:
     """How much is tried.
 
     Attributes:
-        trials: cells with numbers that are tried, those that are stopped early included.
+        trials: number of cells with numbers, including trials that are stopped early.
         finalists: cells that meet the peers.
         seeds: of that comparison.
         peer_trials: settings that are tried of each peer.
@@ -113,7 +113,7 @@ def explore(
     data_dir: Path | None = None,
     done: Callable[[str, int, int], None] = lambda what, number, total: None,
 ) -> dict[str, Any]:
-    """Searches, compares and stores what was found as `search.json`; what is finished is not done again.
+    """Searches, compares and stores the results as `search.json`; finished trials are not repeated.
 
     Args:
         config: the run; its method and hyper-parameters are replaced.
@@ -122,7 +122,7 @@ def explore(
         budget: how much is tried.
         workers: processes.
         data_dir: where named data sets are.
-        done: told what is under way, how much of it is done, and of how much.
+        done: called with the name of the current stage, the number of finished units and of all.
     """
     part, budget = part or Part(), budget or Budget()
     config = searched(config, part)
@@ -162,7 +162,7 @@ def explore(
 
 
 def searched(config: Config, part: Part) -> Config:
-    """The run in which cells take the place of the method. All do without the clean samples if some need them, so that all train on the same."""
+    """The run whose method the cells replace. If some cells need clean samples, no cell trains on them."""
     share = CLEAN if "meta" in part.inferences else 0.0
     return config.replace(method="base", hyper={}, clean=share if config.clean is None else config.clean)
 
@@ -261,7 +261,7 @@ def _ended(study: Any, part: Part) -> int:
 
 
 def _tried(study: Any, part: Part) -> list[dict[str, Any]]:
-    """All trials of cells of the part: finished ones by their accuracy, then those that were stopped, then those that were refused."""
+    """All trials of cells of the part: finished ones by accuracy, then stopped ones, then refused ones."""
     from optuna.trial import TrialState
 
     rows = []

@@ -1,4 +1,4 @@
-"""Wrong edges of a real graph: how well structure compensation finds them, and what it does for unseen nodes."""
+"""Wrong edges of a real graph: their detection by structure compensation, and its effect on unseen nodes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Setting:
     Attributes:
         neighbors: that each digit is joined to.
         wrong: the share of planted edges, which join different classes.
-        pixels: what a node shows of its 64: a random choice of so many, with noise; None for all, without.
+        pixels: number of random noisy pixels that a node shows; None for all 64, without noise.
         noise: standard deviation of that noise.
         labeled: the share of nodes with a label.
         epochs, lr, weight_decay: of the training with Adam.

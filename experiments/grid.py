@@ -1,4 +1,4 @@
-"""Running the cells of a table: what is finished is read, the rest is trained side by side."""
+"""Runs the cells of a table: finished runs are read, the others are trained in worker processes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Place:
 
 
 def work(config: Config, attacked: bool, runs: Path, data_dir: Path | None) -> tuple[Config, Record | str]:
-    """Trains one run to its end and returns its record, or what was wrong with its input."""
+    """Trains one run and returns its record, or the message of an input error."""
     try:
         stored = finished_run(config, runs, data_dir)
         folder = runs / config.name
@@ -114,7 +114,7 @@ def run(
 
 
 def _check_data(configs: Sequence[Config], data_dir: Path | None) -> None:
-    """Fetches what the runs need, or says what is missing, before the first of them is started."""
+    """Downloads the data of the runs, or raises an error, before the first run starts."""
     for name in {config.data for config in configs if config.data in SOURCES}:
         find_source(name, data_dir)
     for vectors in {config.vectors for config in configs if config.vectors is not None}:
@@ -149,8 +149,8 @@ def best_of(
 ) -> dict[str, dict[str, Any]]:
     """Of each method's candidates, the hyper-parameters with the best accuracy on noisy held-out labels.
 
-    The mean over the last epochs counts. Trials have a seed of their own, and are kept in an archive beside the others. The choice is
-    written to `path`. A candidate whose process was lost is no bad candidate: `lost` is told of it, and it is tried again when the
+    The mean over the last epochs counts. Trials have a seed of their own and an archive of their own. The choice is written to `path`.
+    A candidate whose process was lost is reported to `lost`, and it is tried again when the
     command is started again.
     """
     runs = [Cell("search", 0, config) for configs in by_method.values() for config in configs]

@@ -46,7 +46,7 @@ class Labels:
     Attributes:
         name: as in the file's name.
         says: in words.
-        rows: those that are trained on.
+        rows: the training rows.
         target: their labels.
     """
 

@@ -1,4 +1,4 @@
-"""What was found on errors that people made: a table, and a picture of what correcting labels by the audit's list brings."""
+"""Results on human label errors: a table, and a plot of the gain from correcting the audit's list."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from experiments.report import sections, trained_tables
 from experiments.summary import drawn, summary
 
 DETAILS = "results-details.md"
-"""The name of the second page, beside the first."""
+"""The name of the second page."""
 
 _TITLES = {
     "last": "accuracy, last epoch",
@@ -40,7 +40,7 @@ def percent(value: Sequence[float | None]) -> str:
 
 
 def results_page(results: Path) -> str:
-    """The page of what was found, as Markdown."""
+    """The page of results, as Markdown."""
     tables = trained_tables(results / "reproduce")
     parts = [
         "# Results",
@@ -126,7 +126,7 @@ def _comparison(path: Path) -> list[str]:
 
 
 def _search(path: Path) -> list[str]:
-    """What a search over the taxonomy found, as it is."""
+    """The results of a search over the taxonomy."""
     found = json.loads(path.read_text())
     common, budget, part = found["common"], found["budget"], found["part"]
     by_peer = {peer: {row["method"]: row for row in rows} for peer, rows in found["tables"].items()}
@@ -163,7 +163,7 @@ def _interval(difference: Sequence[float | None] | None) -> str:
 
 
 def _words(noise: str, imbalance: str) -> str:
-    """What was done to the data.
+    """The changes of the data.
 
     >>> _words("symmetric:0.4", "none"), _words("none", "exponential:50")
     ('40 % wrong labels (symmetric)', 'the largest class 50 times the smallest (exponential)')

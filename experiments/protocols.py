@@ -39,7 +39,7 @@ class Protocol:
     Attributes:
         options: of `Config`, for every run.
         columns: noise of the columns that are run; all if empty.
-        models: other models in place of the paper's, for the tables of depths.
+        models: models that replace the paper's, for the tables of depths.
         steps: of every inner loop on features.
         eps2: the radius of the ablation's feature compensation.
         tuned_at: the noise under which hyper-parameters are chosen.
@@ -81,7 +81,7 @@ _SMALL_CIFAR = Protocol(
         "data_options": _IMAGES, "limit": 5000, "limit_test": 4000, "model": "resnet8", "augment": "none", "epochs": 16,
         "batch_size": 64, "optimizer": "sgd", "lr": 0.1, "weight_decay": 5e-4, "schedule": "cosine", "validation": 0.1,
     },
-    # ResNet-20 and ResNet-32 are one net here, so that the first column of the tables of depth is the net of all other tables.
+    # ResNet-20 and ResNet-32 are the same net here: the first column of the tables of depth is the net of all other tables.
     models={"resnet20": "resnet8", "resnet32": "resnet8", "resnet44": "resnet14", "resnet56": "resnet20", "resnet110": "resnet32"},
     tuned_on={"validation": 0.2, "seed": 100},
     candidates=_candidates("image"),
@@ -127,7 +127,7 @@ PROTOCOLS: dict[Scale, dict[str, Protocol]] = {
         ),
     },
 }  # fmt: skip
-"""Sizes and epochs of "small" are such that plain training learns nearly all wrong labels by heart: else nothing is tested."""
+"""With the sizes and epochs of "small", plain training memorizes nearly all wrong labels, as the test requires."""
 
 _TINY_IMAGES = {
     "data_options": {"size": 8}, "limit": 240, "limit_test": 30, "epochs": 1, "batch_size": 64, "augment": "none",
@@ -154,7 +154,7 @@ PROTOCOLS["tiny"] = {
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a table: its row and column there, and what is trained.
+    """One run of a table: its row, its column and its configuration.
 
     Attributes:
         row, column, seed: its place.
@@ -190,7 +190,7 @@ def cells(
     Args:
         table: the table.
         scale: the protocol.
-        chosen: hyper-parameters by method; the defaults for those that are missing.
+        chosen: hyper-parameters by method; the defaults for missing methods.
         seeds: runs of each cell.
         extra: methods beyond the paper's rows; NAME-default is a method with its own defaults, mixcomp-warmup the chosen
             MixComp whose bound grows from zero.

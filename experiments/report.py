@@ -1,4 +1,4 @@
-"""The paper's tables on the page of results: ours beside the paper's, those beyond it, the claims, and what was not run."""
+"""The paper's tables on the page of results, with our figures, further tables, the claims, and missing runs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _compares_methods(table: Published) -> bool:
 
 
 def _further(table: Published, chosen: Sequence[str]) -> list[str]:
-    """Rows that were perhaps trained beside those of the table: other methods that were tuned, and methods with their defaults."""
+    """Further rows of a table: other tuned methods, and methods with their defaults."""
     tuned = [name for m in chosen if (name := m.replace("_", "-")) not in table.rows]
     return [*tuned, "mixcomp-warmup", *(f"{m}-default" for m in ("logcomp", "mixcomp", *tuned))]
 
@@ -97,7 +97,7 @@ def sections(tables: Mapping[str, Comparison], scale: Scale = "small") -> list[s
 
 
 def table_section(found: Comparison, scale: Scale) -> list[str]:
-    """A table with what was run for it; rows that it does not have are apart."""
+    """A table with its runs; further rows are separate."""
     table = found.table
     said = f"`python -m experiments reproduce {table.id} --scale {scale}`: {_said(table)}. Run: {run_said(found)}."
     parts = [f"### {table.id}: {table.caption}", said, table_lines(lines(found, found.own_rows))]
@@ -107,7 +107,7 @@ def table_section(found: Comparison, scale: Scale) -> list[str]:
 
 
 def run_said(found: Comparison) -> str:
-    """How much of a table was run: rows, columns, seeds, and what it took."""
+    """The runs of a table: rows, columns, seeds and duration."""
     rows = list(found.table.rows)
     seeds = {(row.partition(" at ")[0], c): len(v.each) for (row, c), v in found.ours.items() if row in found.own_rows}
     present = {row for row, _ in seeds}
@@ -135,7 +135,7 @@ def _of(count: int, whole: int, what: str) -> str:
 
 
 def _further_said(found: Comparison) -> str:
-    """What the rows are that the table does not have."""
+    """A description of the further rows."""
     rows = found.further_rows
     by_trials: dict[int, list[str]] = {}
     for row in rows:
@@ -168,7 +168,7 @@ def _claims(tables: Mapping[str, Comparison]) -> str:
 
 
 def _missing(tables: Mapping[str, Comparison]) -> list[str]:
-    """What was not run, cell by cell."""
+    """The cells that were not run."""
     rows = [["table", "columns without a run", "cells without a run in the other columns", "fewer than three seeds"]]
     for table in every().values():
         found = tables.get(table.id)

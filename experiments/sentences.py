@@ -1,4 +1,4 @@
-"""Texts whose labels a model keeps contradicting: the paper's tables of sentences, found in the data as it comes."""
+"""Texts whose labels a model keeps contradicting: the paper's tables of sentences."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ QUOTED = {
 
 @dataclass(frozen=True)
 class Sentence:
-    """A text and what a few trainings thought of its label.
+    """A text and the record of its label in a few trainings.
 
     Attributes:
         index: its row in the source.
@@ -64,7 +64,7 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Sentences:
-    """What was found in a corpus.
+    """The results on a corpus.
 
     Attributes:
         data: its name.
@@ -91,14 +91,14 @@ class Sentences:
 
     @classmethod
     def read(cls, path: Path) -> Sentences:
-        """Those of a file."""
+        """Reads them from a file."""
         stored = json.loads(path.read_text(encoding="utf-8"))
         rows = {name: tuple(Sentence(**row) for row in stored[name]) for name in ("top", "quoted")}
         return cls(**{**stored, **rows})
 
 
 def setting(data: str, limit: int | None = None, **changes: Any) -> Config:
-    """How a corpus is trained on: the small protocol, LogComp, all labels as they come.
+    """The training on a corpus: the small protocol, LogComp, unchanged labels.
 
     >>> setting("sst2").method, setting("sst2").noise
     ('logcomp', 'none')
@@ -270,7 +270,7 @@ def sentences_section(results: Path) -> list[str]:
 
 
 def _command(found: Sentences) -> str:
-    """What was typed."""
+    """The command line."""
     limit, usual = found.config.get("limit"), setting(found.data).limit
     more = f" --limit {limit}" if limit != usual else ""
     more += f" --seeds {found.seeds}" if found.seeds != 3 else ""

@@ -94,7 +94,7 @@ def summary(
 
     Args:
         tables: the trained tables.
-        people: what was trained on people's labels.
+        people: the trainings on human labels.
         more: lines for the list.
         cost: stored runs and hours.
     """
@@ -148,7 +148,7 @@ def _wins(columns: Sequence[Trained]) -> str:
 
 
 def _beside(row: str, columns: Sequence[Trained]) -> dict[str, list[str]]:
-    """A method beside plain training and beside the best other one, a cell for each data set."""
+    """A method compared with plain training and with the best other method, a cell for each data set."""
     parts = {
         "plain training, with wrong labels": [c.last.get("noisy") for c in columns],
         "plain training, with wrong labels, both stopped early": [c.best.get("noisy") for c in columns],

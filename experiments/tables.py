@@ -18,7 +18,7 @@ class Published:
 
     Attributes:
         id: its name, such as ``table-9-sst2``.
-        caption: what it shows.
+        caption: its description.
         fixed: what all its runs share: data set, model, noise.
         columns: what each column changes.
         rows: mean and deviation in percent, a pair for each column, by the paper's name of the row; nothing for rows of

@@ -60,7 +60,7 @@ def published(target: str, inference: str, granularity: str) -> list[Method]:
 
 @dataclass(frozen=True)
 class GridCell:
-    """What is to be said of a target, a way of inference and a level, in any direction.
+    """The description of a target, a way of inference and a level, in any direction.
 
     Attributes:
         target, inference, level: its place.

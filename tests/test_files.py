@@ -69,7 +69,7 @@ def test_folder_tar_and_zip_are_alike(tmp_path):
             out.add(tmp_path / "f", arcname=".")
     for path in sorted(tmp_path.iterdir()):
         assert dict(members(path, lambda name: name.endswith(".txt"))) == {"a/1.txt": b"one", "b/2.txt": b"two"}, path
-    with pytest.raises(InputError, match="does not exist, and no data set"):
+    with pytest.raises(InputError, match="no file or folder"):
         list(members(tmp_path / "gone", bool))
 
 

@@ -26,7 +26,7 @@ class Drawing:
     """A figure of the paper.
 
     Attributes:
-        summary: what it shows, in a line.
+        summary: a one-line description.
         paper: which of the paper's figures it is.
         make: draws it.
         data: the data set that it is drawn on unless another is asked for; None if it needs none.

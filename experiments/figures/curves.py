@@ -73,8 +73,8 @@ def _curves(request: Request, method: str) -> dict[str, list[list[float]]]:
     records = [r for r in Archive(path) if r["config"]["method"] == method and "val_accuracy" in r["curves"]]
     if not records:
         raise InputError(f"{path} has no finished runs of {method}. {_how(request)}")
-    # A table of depths and runs with other hyper-parameters may be stored beside: those that were chosen count, or else
-    # those that most runs have.
+    # Runs with other hyper-parameters may be stored too: the chosen ones count, or else
+    # the most frequent ones.
     kinds = [_kind(record) for record in records]
     chosen = request.results / f"{request.data}-small-chosen.json"
     hyper = json.loads(chosen.read_text(encoding="utf-8")).get(method, {}).get("chosen") if chosen.is_file() else None

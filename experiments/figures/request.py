@@ -1,4 +1,4 @@
-"""What a figure is asked to be drawn from, and the short trainings behind some."""
+"""The request for a figure, and the short trainings behind some figures."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Request:
     """Where a figure comes from.
 
     Attributes:
-        data: a data set in place of the figure's own.
+        data: a data set that replaces the figure's own.
         data_dir: where named data sets are.
         results: the folder of stored runs.
         runs: the folder of trainings: a finished one is read, an interrupted one goes on; None trains without files.
@@ -60,7 +60,7 @@ class Request:
         return self if self.data is not None else replace(self, data=data)
 
     def config(self, **own: Any) -> Config:
-        """The training: the data set's setting, the figure's own options, and over them what was asked for."""
+        """The training: the data set's setting, overridden by the figure's options and by the request."""
         data = (self.data or "digits").lower()
         known = SETTINGS.get(data.replace("-", ""), {})
         name = data.replace("-", "") if known else self.data

@@ -43,7 +43,7 @@ def logit_adjustment(request: Request) -> Figure:
 
     from experiments.figures.plots import plot_change_by_class
 
-    # A larger draw of CIFAR, so that its tail is more than a handful.
+    # A larger draw of CIFAR: its tail needs more than a few samples.
     more = {"limit": 20000, "epochs": 6} if str(request.data).startswith("cifar") else {"epochs": 10}
     result = request.train(request.config(**{"method": "logit_adjustment", "imbalance": "exponential:50", **more}))
     change, counts = changes(result), result.prepared.train.class_counts
@@ -203,7 +203,7 @@ def strengths(request: Request, noise: str) -> Strengths:
 
 
 def strength(request: Request) -> Figure:
-    """What the penalty of LogComp decides: how many samples are compensated and when, accuracy, and how well errors are found."""
+    """Effects of LogComp's penalty: the number of compensated samples over time, accuracy, and the detection of errors."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 

@@ -27,7 +27,7 @@ class Branch:
     """A branch of the tree and what grows on it.
 
     Attributes:
-        name: what is written at it.
+        name: its label.
         children: smaller branches, in their order.
         method: of a leaf.
     """

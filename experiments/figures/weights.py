@@ -1,4 +1,4 @@
-"""How much a sample counts under each method, as a function of its loss: compensation beside weighting."""
+"""The weight of a sample under each method as a function of its loss: compensation and weighting."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def logits() -> tuple[Tensor, Tensor]:
 
 
 def drawn_methods() -> list[Method]:
-    """Those of single samples that ask for nothing beyond logits, labels, index and time."""
+    """Methods for single samples that need only logits, labels, index and time."""
     simple = {"index", "epochs", "steps"}
     return [
         row
