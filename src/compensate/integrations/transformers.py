@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, final
 
@@ -47,7 +47,7 @@ def add_index(dataset: Any, column: str = INDEX, places: str | None = None) -> A
         raise InputError(
             f"add_index was given a {type(dataset).__name__}; expected a datasets.Dataset, or a dictionary of them."
         )
-    if not isinstance(dataset, Sized):
+    if not hasattr(dataset, "__len__"):
         raise InputError(
             "the data set is a stream, whose samples have no fixed number. Load it with streaming=False, or write a number for each "
             f'sample into its column "{column}".'
