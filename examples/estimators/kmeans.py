@@ -14,7 +14,7 @@ from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score
 
 from compensate.estimators import RobustKMeans
-from compensate.estimators.common import axes, color, key
+from compensate.estimators.common import axes, color, legend
 
 PICTURE = Path(__file__).parents[2] / "docs" / "img" / "estimator-kmeans.png"
 
@@ -36,7 +36,7 @@ def main(picture: Path = PICTURE) -> None:
     left.scatter(
         *plain.cluster_centers_.T, marker="P", s=90, color="black", edgecolor="white", label="centre", zorder=4
     )
-    key(left)
+    legend(left)
     robust.plot(X, right)
     right.set_title(f"robust k-means: {scores[1]:.2f}", fontsize=10, loc="left")
     figure.savefig(picture, dpi=90)

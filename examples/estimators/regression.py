@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from compensate.estimators import ShiftRegressor
-from compensate.estimators.common import axes, color, crosses, key
+from compensate.estimators.common import axes, color, legend, outliers
 
 PICTURE = Path(__file__).parents[2] / "docs" / "img" / "estimator-regression.png"
 
@@ -38,12 +38,12 @@ def main(picture: Path = PICTURE) -> None:
     axes(right, f"Shuffled responses: {(model.suspects_ & moved).sum()} of {moved.sum()} found and put back")
     predicted = model.predict(X)
     right.scatter(predicted[~model.suspects_], given[~model.suspects_], s=9, color=color(0), alpha=0.6)
-    crosses(right, np.column_stack([predicted, given])[model.suspects_], "response of another row")
+    outliers(right, np.column_stack([predicted, given])[model.suspects_], "response of another row")
     back = given[model.permutation_]
     right.scatter(predicted[model.suspects_], back[model.suspects_], s=18, facecolors="none", edgecolors="#009E73",
                   label="put back")  # fmt: skip
     right.set(xlabel="prediction", ylabel="response")
-    key(right)
+    legend(right)
     figure.savefig(picture, dpi=90)
     print(
         f"shuffled responses found: {(model.suspects_ & moved).sum()} of {moved.sum()}, "

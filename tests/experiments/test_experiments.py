@@ -18,7 +18,6 @@ from compensate import InputError
 from compensate.core.taxonomy import TARGETS
 from compensate.data import Dataset
 from compensate.methods import METHODS, find
-from compensate.methods.composition import cells, why_not
 from compensate.training import Config, fit
 from experiments import graph
 from experiments.__main__ import app
@@ -30,7 +29,7 @@ from experiments.figures.pages import figures_page
 from experiments.grid import adversarial_accuracy
 from experiments.protocols import cells as table_cells
 from experiments.tables import every, find_table
-from experiments.taxonomy import write_grid_page
+from experiments.taxonomy import cells, why_not, write_grid_page
 
 # Reproduce
 pytest.importorskip("optuna")

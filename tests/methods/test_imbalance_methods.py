@@ -26,9 +26,9 @@ from compensate.methods import (
     metasaug,
     posthoc_logit_adjustment,
 )
-from compensate.plots import plot_change_by_class
 from compensate.terms.margins import CosineHead
 from compensate.terms.meta import meta_gradient
+from experiments.figures.plots import plot_change_by_class
 
 # Logit imbalance
 COUNTS = [70, 20, 10]

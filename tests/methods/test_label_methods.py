@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from compensate.methods.label_correction import Dimensionality, Prototypes, choose_prototypes, local_dimensionality
 from scipy.optimize import minimize
 from torch import nn
 
@@ -32,6 +31,7 @@ from compensate.methods import (
     online_label_smoothing,
     proselflc,
 )
+from compensate.methods.label import Dimensionality, Prototypes, choose_prototypes, local_dimensionality
 from compensate.terms.meta import meta_gradient
 
 

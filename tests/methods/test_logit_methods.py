@@ -28,10 +28,10 @@ from compensate.methods import (
     self_paced_logit,
     self_paced_weights,
 )
-from compensate.methods.feature import DYNAMICS, dynamics
-from compensate.plots import plot_self_paced
+from compensate.methods.logit import DYNAMICS, dynamics
 from compensate.terms import Evidence, Top
 from compensate.terms.meta import meta_gradient
+from experiments.figures.plots import plot_self_paced
 
 
 # Logcomp
