@@ -360,8 +360,8 @@ class Compensated(nn.Module):
         else:
             s.l = self.losses_of(s, s.u, du=s.du, dp=s.dp, dy=s.dy)
         if self.training:
-            for name in self._losses_and_gradients:
-                self._add_terms(s, name)
+            for target in self._losses_and_gradients:
+                self._add_terms(s, target)
             if s.dg is not None:
                 add_gradient(s, s.u, s.dg)
         s.loss = self.reduce(s, s.losses)

@@ -74,4 +74,4 @@ def cross_entropy_with_slope(
     >>> cross_entropy_with_slope(torch.tensor([[3.0, 0.8, 0.2]]), torch.zeros(1, 3), torch.tensor([1]))
     (tensor([2.3584]), tensor([[ 0.8535, -0.9054,  0.0519]]))
     """
-    return _CrossEntropy.apply(u, du, labels, valid)  # type: ignore[no-untyped-call,no-any-return]
+    return _CrossEntropy.apply(u, du, labels, valid)  # type: ignore[no-untyped-call]

@@ -172,14 +172,19 @@ class Penalty(Protocol):
         """A subgradient, zero at zero."""
 
 
-def _checked(lam: Value) -> Value:
-    if not callable(lam) and lam < 0:
-        raise InputError(f"lambda is {lam}; a penalty needs lambda >= 0 (0: no penalty; large: no compensation).")
-    return lam
+class _WeightedPenalty(torch.nn.Module):
+    def __init__(self, lam: Value) -> None:
+        super().__init__()
+        if not callable(lam) and lam < 0:
+            raise InputError(f"lambda is {lam}; a penalty needs lambda >= 0 (0: no penalty; large: no compensation).")
+        self.lam = lam
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.lam})"
 
 
 @final
-class L1(torch.nn.Module):
+class L1(_WeightedPenalty):
     r"""The sparse penalty :math:`\lambda \|v_i\|_1`: most rows stay exactly zero.
 
     Args:
@@ -190,11 +195,7 @@ class L1(torch.nn.Module):
     tensor([[ 0., -2.]])
     """
 
-    def __init__(self, lam: Value) -> None:
-        super().__init__()
-        self.lam = _checked(lam)
-
-    def forward(self, v: torch.Tensor, s: Any) -> torch.Tensor:
+    def forward(self, v: torch.Tensor, s: Batch) -> torch.Tensor:
         """(R,) the penalty of each row."""
         return at(self.lam, s) * row_sizes(v)
 
@@ -206,12 +207,9 @@ class L1(torch.nn.Module):
         """The sign, zero at zero."""
         return at(self.lam, s) * v.sign()
 
-    def __repr__(self) -> str:
-        return f"L1({self.lam})"
-
 
 @final
-class L2(torch.nn.Module):
+class L2(_WeightedPenalty):
     r"""The smooth penalty :math:`\tfrac{\lambda}{2} \|v_i\|_2^2`: rows shrink and never vanish.
 
     Args:
@@ -221,10 +219,6 @@ class L2(torch.nn.Module):
     >>> L2(1.0).prox(torch.tensor([[0.5, -3.0]]), 1.0, None)
     tensor([[ 0.2500, -1.5000]])
     """
-
-    def __init__(self, lam: Value) -> None:
-        super().__init__()
-        self.lam = _checked(lam)
 
     def forward(self, v: torch.Tensor, s: Batch) -> torch.Tensor:
         """(R,) the penalty of each row."""
@@ -238,12 +232,9 @@ class L2(torch.nn.Module):
         """The gradient."""
         return at(self.lam, s) * v
 
-    def __repr__(self) -> str:
-        return f"L2({self.lam})"
-
 
 @final
-class GroupL2(torch.nn.Module):
+class GroupL2(_WeightedPenalty):
     r"""The penalty :math:`\lambda \|v_i\|_2`: whole rows vanish, the others keep all their entries.
 
     Args:
@@ -254,10 +245,6 @@ class GroupL2(torch.nn.Module):
     tensor([[2.4000, 3.2000],
             [0.0000, 0.0000]])
     """
-
-    def __init__(self, lam: Value) -> None:
-        super().__init__()
-        self.lam = _checked(lam)
 
     def forward(self, v: torch.Tensor, s: Batch) -> torch.Tensor:
         """(R,) the penalty of each row."""
@@ -270,9 +257,6 @@ class GroupL2(torch.nn.Module):
     def subgradient(self, v: torch.Tensor, s: Batch) -> torch.Tensor:
         """The direction of each row, zero at zero."""
         return at(self.lam, s) * v / row_norm(v).clamp(min=1e-12)
-
-    def __repr__(self) -> str:
-        return f"GroupL2({self.lam})"
 
 
 @final

@@ -325,9 +325,8 @@ class Evidence(Statistic):
     def _add(self, visits: Visits, sizes: list[int]) -> None:
         """Adds visits under cross entropy, one row per sample, from batches of these sizes."""
         index, u, labels, size = visits
-        counts: Tensor | None = labels >= 0
-        if is_eager_cpu(labels) and bool(counts.all()):
-            counts = None
+        seen = labels >= 0
+        counts = None if is_eager_cpu(labels) and bool(seen.all()) else seen
         given = labels if counts is None else labels.clamp(min=0)
         length = chunk_length(u)
         parts = [self._measure(*part) for part in zip(u.split(length), given.split(length), strict=True)]
@@ -451,7 +450,6 @@ class Evidence(Statistic):
         return replace(suspects, index=order // self.num_labels, label=order % self.num_labels)
 
     def extra_repr(self) -> str:
-        """Size."""
         return f"{self.num_samples} samples"
 
 
@@ -536,7 +534,6 @@ class ClassMean(Statistic):
         self.count.zero_()
 
     def extra_repr(self) -> str:
-        """Which predictions count."""
         return f"{self.conf} predictions"
 
 

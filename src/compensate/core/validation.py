@@ -160,7 +160,18 @@ def check_batch(s: Batch, u: Tensor) -> None:
     if s.places.binary:
         _check_labels(s, check)
     elif s.hard:
-        _check_classes(s, u, check)
+        if target.dtype != torch.long:
+            raise InputError(_CLASS_TYPE.format(target.dtype))
+        classes = u.shape[-1]
+        if check not in ("off", "kernels") and target.shape[0] and not within(target, classes):
+            message = (
+                f"a target lies outside 0..{classes - 1}, but the logits have {classes} classes. Number the classes from 0, or "
+                f"mark samples without a label with ignore_index ({s.criterion.ignore_index})."
+            )
+            inside = (target >= 0) & (target < classes) | ~s.valid
+            if check == "sync" and not bool(inside.all()):
+                raise InputError(f"target {int(target[~inside][0])}: {message}")
+            require_true(inside.all(), message, check)
     elif target.shape != u.shape or not target.is_floating_point():
         raise InputError(
             f"target is {target.dtype} of shape {tuple(target.shape)}; targets with two axes are distributions, "
@@ -266,22 +277,6 @@ def checked_features(s: Batch, size: int) -> None:
     """Raises unless features are (B, size)."""
     if s.z.ndim != 2 or s.z.shape[-1] != size:
         raise InputError(f"features have shape {tuple(s.z.shape)}; expected (B, {size}): feature_dim.")
-
-
-def _check_classes(s: Batch, u: Tensor, check: CheckMode) -> None:
-    target, classes = s.target, u.shape[-1]
-    if target.dtype != torch.long:
-        raise InputError(_CLASS_TYPE.format(target.dtype))
-    if check in ("off", "kernels") or not target.shape[0] or within(target, classes):
-        return
-    message = (
-        f"a target lies outside 0..{classes - 1}, but the logits have {classes} classes. Number the classes from 0, or "
-        f"mark samples without a label with ignore_index ({s.criterion.ignore_index})."
-    )
-    inside = (target >= 0) & (target < classes) | ~s.valid
-    if check == "sync" and not bool(inside.all()):
-        raise InputError(f"target {int(target[~inside][0])}: {message}")
-    require_true(inside.all(), message, check)
 
 
 def _check_labels(s: Batch, check: CheckMode) -> None:

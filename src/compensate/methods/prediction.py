@@ -130,7 +130,7 @@ class OverParameterized(Statistic):
         delta, r, total = _Normalize.apply(p, noise, self.floor)  # type: ignore[no-untyped-call]
         if s.learn:
             s.later(partial(self._step, s, index, mu, nu, noise, r, total))
-        return delta  # type: ignore[no-any-return]
+        return delta
 
     def _step(self, s: Batch, index: Tensor, mu: Tensor, nu: Tensor, noise: Tensor, r: Tensor, total: Tensor) -> None:
         r"""One step of the rows of the batch, down the derivatives in closed form.

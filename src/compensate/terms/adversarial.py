@@ -142,7 +142,6 @@ class Adversarial(nn.Module):
         return delta if self.bounds is None else (origin + delta).clamp(*self.bounds) - origin
 
     def extra_repr(self) -> str:
-        """The attack in short."""
         eps = f"{self.eps:g}" if isinstance(self.eps, int | float) else "eps(s)"
         return f"{'max' if self.sign > 0 else 'min'}, eps={eps}, {self.norm}, {self.steps} steps"
 
@@ -205,5 +204,4 @@ class Pull(nn.Module):
         return step * v.scatter_add_(1, s.labels[:, None], s.valid[:, None].to(v.dtype))
 
     def extra_repr(self) -> str:
-        """The step."""
         return "" if isinstance(self.eta, nn.Module) else f"eta={self.eta}"

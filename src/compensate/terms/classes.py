@@ -137,7 +137,6 @@ class Adjust(nn.Module):
         return rowwise(at(self.tau, s), shift) * shift
 
     def extra_repr(self) -> str:
-        """The strength and the range of the shifts."""
         tau = "" if isinstance(self.tau, nn.Module) else f"tau={self.tau}, "
         return f"{tau}g from {self.shift.min():.3g} to {self.shift.max():.3g}"
 
@@ -201,5 +200,4 @@ class DeferredWeights(Statistic):
         s.criterion.weight = torch.where(s.progress >= self.defer, self.weights, torch.ones_like(self.weights))
 
     def extra_repr(self) -> str:
-        """When, and how strong."""
         return f"from {self.defer:.0%} on, weights {self.weights.min():.3g} to {self.weights.max():.3g}"

@@ -26,7 +26,6 @@ class Threshold(nn.Module):
         return reached if self.side == "above" else ~reached
 
     def extra_repr(self) -> str:
-        """Side and threshold."""
         return self.side if isinstance(self.tau, nn.Module) else f"{self.side} {self.tau}"
 
 

@@ -111,7 +111,6 @@ class ClipGradient(nn.Module):
         return torch.where(length > self.c, self.c / length.clamp(min=TINY) - 1, 0.0) * g
 
     def extra_repr(self) -> str:
-        """Bound and place."""
         return f"c={self.c:g}, {self.at}"
 
 
@@ -159,7 +158,6 @@ class GradientNoise(nn.Module):
         return _nothing(s)
 
     def extra_repr(self) -> str:
-        """Size and place."""
         return f"sigma={self.sigma}, {self.at}"
 
 
@@ -208,7 +206,6 @@ class SharpnessAware(nn.Module):
         return _nothing(s)
 
     def extra_repr(self) -> str:
-        """The radius."""
         return f"rho={self.rho:g}"
 
 
@@ -285,5 +282,4 @@ class Amplify(nn.Module):
         return (total / size.clamp(min=1)[:, None])[which]
 
     def extra_repr(self) -> str:
-        """Radius and level."""
         return f"eps={self.eps}, per={self.per}"

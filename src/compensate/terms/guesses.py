@@ -39,7 +39,6 @@ class Stored(nn.Module):
         return self.rows[checked_index(s, len(self.rows), "a store of another model's outputs")].to(s.u.dtype)
 
     def extra_repr(self) -> str:
-        """Size."""
         return " x ".join(map(str, self.rows.shape))
 
 
@@ -97,7 +96,6 @@ class Softened(nn.Module):
         return (self.logits(s).detach() / self.temperature).softmax(-1)
 
     def extra_repr(self) -> str:
-        """The temperature."""
         return f"T={self.temperature:g}"
 
 
@@ -218,7 +216,6 @@ class Worst(nn.Module):
         return shared(others == others.amax(-1, keepdim=True), p)
 
     def extra_repr(self) -> str:
-        """The kind."""
         return f"{self.kind}, T={self.temperature:g}" if self.kind == "boltzmann" else self.kind
 
 
@@ -246,7 +243,6 @@ class Blend(nn.Module):
         return beta * self.a(s) + (1 - beta) * self.b(s)
 
     def extra_repr(self) -> str:
-        """The share."""
         return "" if isinstance(self.beta, nn.Module) else f"beta={self.beta}"
 
 
@@ -276,7 +272,6 @@ class ProgressiveTrust(nn.Module):
         return time * (1 - entropy / math.log(max(logp.shape[-1], 2))).clamp(min=0)
 
     def extra_repr(self) -> str:
-        """The transition."""
         return f"sharpness={self.sharpness:g}"
 
 
@@ -302,5 +297,4 @@ class OfClass(nn.Module):
         return self.numbers[s.labels].to(s.u.dtype)
 
     def extra_repr(self) -> str:
-        """The range."""
         return f"{float(self.numbers.min()):g} to {float(self.numbers.max()):g}"

@@ -50,7 +50,6 @@ class CosineHead(nn.Module):
         return F.linear(F.normalize(z, dim=-1), self.weight) * (self.scale / lengths)
 
     def extra_repr(self) -> str:
-        """Sizes and scale."""
         classes, features = self.weight.shape
         return f"{features} -> {classes}, scale={self.scale:g}"
 
@@ -84,7 +83,6 @@ class LogitMargin(nn.Module):
         return -self.scale * self.margins.to(s.u.dtype) * s.y
 
     def extra_repr(self) -> str:
-        """Range of the margins and scale."""
         return f"{self.margins.min():.3g} to {self.margins.max():.3g}, scale={self.scale:g}"
 
 
@@ -155,7 +153,6 @@ class AngularMargin(nn.Module):
         return torch.zeros_like(s.u).scatter(1, given, change[:, None])
 
     def extra_repr(self) -> str:
-        """The margin, the scale and the guard."""
         margin = "" if isinstance(self.margin, nn.Module) else f"m={self.margin:g}, "
         return f"{margin}scale={self.scale:g}, {self.guard}"
 

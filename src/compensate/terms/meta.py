@@ -19,8 +19,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -150,7 +149,7 @@ def through_graph(
     s: Batch = run_with_parameters(
         model, theta, lambda m: criterion.evaluate(m, x, target, index, group=group, meta=True)
     )
-    grads = torch.autograd.grad(_mean(s.loss), list(theta.values()), create_graph=True, materialize_grads=True)
+    grads = torch.autograd.grad(s.loss.mean(), list(theta.values()), create_graph=True, materialize_grads=True)
     ahead = {name: p - lr * g for (name, p), g in zip(theta.items(), grads, strict=True)}
     outer = run_with_parameters(model, ahead, lambda m: plain_loss(criterion, m, clean))
     return outer, s, list(torch.autograd.grad(outer, _wanted(s, others), materialize_grads=True))
@@ -174,11 +173,11 @@ def along_direction(
     leaf = u.detach().requires_grad_()
     try:
         s = criterion.infer(Batch(criterion, target, index, group, logits=leaf, meta=True))
-    except InputError:  # a term that asks for the model, or a mistake that the other way will name
+    except InputError:  # a term needs the model, or the other way will raise the same error
         torch.set_rng_state(before)
         return None
     wanted = _wanted(s, others)
-    (slope,) = torch.autograd.grad(_mean(s.loss), leaf, create_graph=True)
+    (slope,) = torch.autograd.grad(s.loss.mean(), leaf, create_graph=True)
     grads = torch.autograd.grad(u, list(theta.values()), slope.detach(), materialize_grads=True)
     ahead = {name: (p.detach() - lr * g).requires_grad_() for (name, p), g in zip(theta.items(), grads, strict=True)}
     outer = run_with_parameters(model, ahead, lambda m: plain_loss(criterion, m, clean))
@@ -201,8 +200,9 @@ def _moved(
     run: Callable[[nn.Module], Tensor],
     random: Tensor,
 ) -> Tensor | None:
-    """How the outputs move when the parameters move along `way`; None if a layer cannot tell."""
-    with torch.no_grad(), forward_mode.dual_level(), _replayed(random), warnings.catch_warnings():
+    """The derivative of the outputs along the direction `way` of the parameters; None if a layer has no forward derivative."""
+    with torch.no_grad(), forward_mode.dual_level(), torch.random.fork_rng(devices=()), warnings.catch_warnings():
+        torch.set_rng_state(random)  # the same dropout masks
         warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, of how it writes some of these derivatives
         duals = {name: forward_mode.make_dual(p.detach(), way[name]) for name, p in theta.items()}
         try:
@@ -213,20 +213,8 @@ def _moved(
         return torch.zeros_like(out) if moved is None else moved.clone()
 
 
-@contextmanager
-def _replayed(random: Tensor) -> Iterator[None]:
-    """Dropout masks inside are those drawn since `random`; outside, random numbers go on as if nothing had happened."""
-    with torch.random.fork_rng(devices=()):
-        torch.set_rng_state(random)
-        yield
-
-
 def _parts(batch: BatchParts) -> tuple[Any, Tensor, tuple[Tensor | None, Tensor | None]]:
     return batch[0], batch[1], (*batch[2:], None, None)[:2]
-
-
-def _mean(loss: Tensor) -> Tensor:
-    return loss if loss.ndim == 0 else loss.mean()
 
 
 def _wanted(s: Batch, others: list[nn.Parameter]) -> list[Tensor]:

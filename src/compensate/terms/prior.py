@@ -75,7 +75,6 @@ class Toward(nn.Module):
         return rowwise(at(self.lam, s), s.y) * (self.q(s) - s.y)
 
     def extra_repr(self) -> str:
-        """Guess and trust."""
         return ", ".join(str(getattr(v, "__name__", v)) for v in (self.q, self.lam) if not isinstance(v, nn.Module))
 
 

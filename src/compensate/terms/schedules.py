@@ -60,7 +60,6 @@ class Ramp(nn.Module):
         return self.start + (self.end - self.start) * t
 
     def extra_repr(self) -> str:
-        """Both ends."""
         return f"{self.start:g} to {self.end:g}, {self.shape}"
 
 
@@ -102,7 +101,6 @@ class Warmup(Statistic):
         self.seen.add_(s.visits)
 
     def extra_repr(self) -> str:
-        """Both ends."""
         return f"{self.start:g} to {self.end:g} over {self.epochs:g} epochs"
 
 
@@ -133,7 +131,6 @@ class StepSchedule(nn.Module):
         return self._values.gather(0, (self._epochs <= s.epoch).sum()[None] - 1)[0]
 
     def extra_repr(self) -> str:
-        """Epochs and values."""
         return ", ".join(f"{epoch}: {value:g}" for epoch, value in self.values.items())
 
 
@@ -227,7 +224,6 @@ class Top(Statistic):
             self.seen.fill_(torch.inf)
 
     def extra_repr(self) -> str:
-        """Share, pool and floor."""
         return f"{self.pro} % of the {self.over}" + (f", at least {self.floor:g}" if self.floor else "")
 
 

@@ -129,7 +129,6 @@ class RandomMix(nn.Module):
         return (mixed[:, None] * parts).to(s.like)
 
     def extra_repr(self) -> str:
-        """The concentration."""
         return f"alpha={self.alpha:g}"
 
 
