@@ -19,6 +19,7 @@ from compensate.terms import (
     Where,
     above,
     uniform,
+    views,
 )
 
 B, C, PLACES = 4, 3, (2, 3)
