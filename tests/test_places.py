@@ -19,7 +19,6 @@ from compensate.terms import (
     Where,
     above,
     uniform,
-    views,
 )
 
 B, C, PLACES = 4, 3, (2, 3)
