@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 
 from compensate.auditing.api import audit
+from compensate.auditing.class_names import near_names, near_pairs
 from compensate.auditing.decisions import Correction
 from compensate.auditing.issues import summary
-from compensate.auditing.issues.samples import near_names, near_pairs
 from compensate.auditing.page.contents import page_of
 from compensate.auditing.result import Audit
 

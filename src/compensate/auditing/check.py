@@ -13,9 +13,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
+from compensate.auditing.class_names import without_spellings
 from compensate.auditing.decisions import Correction
 from compensate.auditing.digests import digest_frame, digest_text
-from compensate.auditing.issues.samples import without_spellings
 from compensate.auditing.judge import Scorer
 from compensate.auditing.result import Audit
 from compensate.auditing.write_back import Dialect, find_cells

@@ -23,10 +23,10 @@ from scipy.special import expit
 
 from compensate.auditing import learners
 from compensate.auditing.chunks import FinishedStages, Piece, PiecedSource
+from compensate.auditing.class_names import without_spellings
 from compensate.auditing.digests import digest_frame
 from compensate.auditing.execution import HERE, Execution
 from compensate.auditing.features import MAKERS, Embeddings, Maker, Makers, fit_makers, keys_of
-from compensate.auditing.issues.samples import without_spellings
 from compensate.auditing.learners import (
     FOLDS,
     GROWN_ON,

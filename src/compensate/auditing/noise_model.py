@@ -35,8 +35,8 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq, minimize
 from scipy.special import expit, logit
 
+from compensate.auditing.class_names import near_names, same_name
 from compensate.auditing.execution import HERE, Execution
-from compensate.auditing.issues.samples import near_names, same_name
 from compensate.data.dataset import Floats, Ints, Source
 
 if TYPE_CHECKING:

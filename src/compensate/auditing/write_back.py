@@ -332,7 +332,7 @@ def same_label(cell: Any, given: str) -> bool:
     >>> same_label("007", "7"), same_label("Cat", "cat")
     (False, True)
     """
-    from compensate.auditing.issues.samples import same_name
+    from compensate.auditing.class_names import same_name
     from compensate.data.labels import is_missing
 
     if given.strip() == "" or (is_missing(cell) and str(cell).strip() != given.strip()):

@@ -174,7 +174,7 @@ def alike_classes(source: Dataset) -> str:
     >>> alike_classes(Dataset(np.eye(3), np.array([0, 1, 1]), ("Cat", "cat", "dog")))
     '"cat" 2, "Cat" 1'
     """
-    from compensate.auditing.issues.samples import spellings
+    from compensate.auditing.class_names import spellings
 
     if source.regression or source.parts is not None:
         return ""
