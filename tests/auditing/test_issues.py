@@ -31,7 +31,7 @@ from compensate.auditing.issues.duplicates import (
     text_pairs,
 )
 from compensate.auditing.issues.samples import language, odd_images, odd_texts, oddity, outliers, predicts
-from compensate.auditing.page.contents import page_of
+from compensate.auditing.page import page_of
 from compensate.auditing.result import Audit
 from compensate.cli import app
 from compensate.data import Dataset, from_frame

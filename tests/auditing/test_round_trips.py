@@ -17,7 +17,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from compensate.auditing.api import audit
-from compensate.auditing.decisions import Correction, apply_corrections
+from compensate.auditing.apply import apply_corrections
+from compensate.auditing.decisions import Correction
 from compensate.auditing.digests import digest_source
 from compensate.cli import app
 from compensate.data import load, read_frame
