@@ -20,8 +20,6 @@ from compensate.auditing.api import audit
 from compensate.auditing.issues import COLUMNS, KINDS, duplicates, find_issues, summary
 from compensate.auditing.issues.duplicates import (
     SIMILAR_IMAGES,
-    _agreeing,
-    _sketches,
     _smallest,
     image_pairs,
     jaccard,
@@ -100,14 +98,6 @@ def test_pairs_of_texts_are_those_of_a_plain_loop() -> None:
     plain = {(i, j): jaccard(sets[i], sets[j]) for i in range(len(texts)) for j in range(i + 1, len(texts))}
     assert found == {pair: s for pair, s in plain.items() if s >= 0.55}
     assert len(found) >= 60
-
-
-def test_four_bits_agree_wherever_hashes_do() -> None:
-    rng = np.random.default_rng(0)
-    hashes = rng.integers(0, 40, size=(60, 126)).astype(np.uint32)
-    a, b = rng.integers(0, 60, size=(2, 500))
-    spare = 2  # of 128 places
-    assert (_agreeing(_sketches(hashes), a, b) - spare == (hashes[a] % 16 == hashes[b] % 16).sum(1)).all()
 
 
 def test_texts_of_few_words_do_not_fill_the_memory_with_pairs() -> None:

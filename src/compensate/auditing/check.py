@@ -37,9 +37,7 @@ if TYPE_CHECKING:
 READER = ("encoding", "delimiter", "size", "labels_key", "label", "text")
 """Options of an audit with which its data are read again."""
 
-MAX_LABEL = 60
-"""Characters of a label in a message."""
-
+MAX_LABEL = 60  # characters of a label in a message
 RULES = {
     "wrong-label": "A label that the fitted model of an audit contradicts.",
     "unknown-class": "A label that is none of the classes of the audited data.",

@@ -14,9 +14,7 @@ from compensate.data.dataset import Floats, Ints
 MIN_LETTERS = 5
 """Shortest word in which one changed letter counts as a typing error: "cat" and "car" are two classes."""
 
-EXCLUDED = -30.0
-"""Log probability of a class that must not be suggested."""
-
+EXCLUDED = -30.0  # log probability of a class that must not be suggested
 # Separators between letters carry no meaning; a sign at either end ("A-", "-1", "c++") or between digits may.
 _LETTER = r"[^\W\d_]"
 _SEPARATOR = re.compile(rf"(?<={_LETTER})[\s_-]+(?=\w)|(?<=\w)[\s_-]+(?={_LETTER})")

@@ -20,18 +20,10 @@ if TYPE_CHECKING:
 KINDS = ("image", "text", "table", "embedding", "regression")
 """Kinds of samples; `regression` stands for quantities, whatever the samples are."""
 
-MAX_ITEMS = 5000
-"""Suspects on the review page; the others are in suspects.csv."""
-
-POOL = 150
-"""Certain rows of a class among which the examples of a suspect are searched."""
-
-LOSSLESS = 64
-"""Images up to this size are stored as PNG, larger ones as JPEG."""
-
-MAX_COLUMNS, MAX_CELL = 100, 200
-"""Columns of the data in a list of suspects, and characters of a cell."""
-
+MAX_ITEMS = 5000  # suspects on the review page; the others are in suspects.csv
+POOL = 150  # certain rows of a class among which the examples of a suspect are searched
+LOSSLESS = 64  # images up to this size are stored as PNG, larger ones as JPEG
+MAX_COLUMNS, MAX_CELL = 100, 200  # columns of the data in a list of suspects, and characters of a cell
 _MAGIC = ((b"\x89PNG\r\n\x1a\n", "png"), (b"\xff\xd8\xff", "jpeg"), (b"GIF87a", "gif"), (b"GIF89a", "gif"))
 
 

@@ -24,17 +24,11 @@ if TYPE_CHECKING:
 
     from compensate.auditing.result import Audit
 
-AGENT = "compensate"
-"""The name of the model in suggestions."""
-
-GIVEN = "given"
-"""The id of an annotation that holds the given label; it is not a decision."""
-
+AGENT = "compensate"  # the name of the model in suggestions
+GIVEN = "given"  # the id of an annotation that holds the given label; it is not a decision
 TAG = "possible_label_error"
 
-SUFFIXES = (".json", ".jsonl")
-"""Endings of the files that `read_exported` reads."""
-
+SUFFIXES = (".json", ".jsonl")  # endings of the files that `read_exported` reads
 _EXPECTED = (
     "expected what Label Studio (JSON or JSON-MIN) or Argilla (records.to_json) exports of records that came from "
     "`compensate export`"

@@ -26,18 +26,10 @@ from compensate.errors import InputError
 from compensate.files import read_bytes
 
 HOST = "127.0.0.1"
-LARGEST_BODY = 1 << 20
-"""Bytes of a request; the page sends much less."""
-
-WAIT = 30.0
-"""Seconds after which a silent connection is closed."""
-
-MERGED_EVERY = 1.0
-"""Seconds between two versions of corrections.csv; the journal is written at once."""
-
-PORTS = (49152, 16384)
-"""The first dynamic port, and their number."""
-
+LARGEST_BODY = 1 << 20  # bytes of a request; the page sends much less
+WAIT = 30.0  # seconds after which a silent connection is closed
+MERGED_EVERY = 1.0  # seconds between two versions of corrections.csv; the journal is written at once
+PORTS = (49152, 16384)  # the first dynamic port, and their number
 _PATH = re.compile(r"/([\w-]+)/(?:([0-9a-f]{20})/(decisions|again)?)?", re.ASCII)
 _TAB = re.compile(r"[\w-]{1,40}", re.ASCII)
 

@@ -48,12 +48,8 @@ from compensate.files import check_regular, decode, read_bytes, replaced_folder,
 if TYPE_CHECKING:
     import pandas as pd
 
-Span = tuple[int, int]
-"""Start and end of a cell in a text."""
-
-Changes = Mapping[int, str]
-"""New labels by row."""
-
+Span = tuple[int, int]  # start and end of a cell in a text
+Changes = Mapping[int, str]  # new labels by row
 _COMPRESS: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".xz": lzma.compress, ".bz2": bz2.compress}
 
 # Leading blanks and full-width signs count too: some programs trim the ones and fold the others.

@@ -1,7 +1,7 @@
 """Duplicates: rows with equal or nearly equal content.
 
 - **Texts** are sets of character n-grams, ignoring case, punctuation and white space; their similarity is the Jaccard index. MinHash with
-  banding selects the pairs whose similarity is then computed exactly (about 570 bytes a text).
+  banding selects the pairs whose similarity is then computed exactly (about 500 bytes a text).
 - **Images** are compared after cropping, mirroring and changes of brightness. Candidates are nearest neighbors in the audit's features and
   in 8 x 8 thumbnails. The similarity is the largest correlation of local details over scales and offsets, 1 for equal pictures.
 - **Tables and embeddings** are nearly equal if their distance is small compared with the usual distance to the nearest row.
@@ -28,23 +28,14 @@ SIMILAR_IMAGES = 0.78
 """Correlation from which on images are duplicates; on edited CIFAR-10 images (two draws of 1,500 rows and 150 copies) all candidate copies
 were found at precision .99."""
 
-CLOSE = 0.05
-"""Distance of nearly equal rows, as a fraction of the median distance to the nearest row."""
-
+CLOSE = 0.05  # distance of nearly equal rows, as a fraction of the median distance to the nearest row
 MAX_EQUAL_ROWS = 0.5
 """Tables in which a larger share of rows has an equal row are skipped: few columns with few values are equal by chance."""
 
-JOINED_ROWS = 10_000
-"""Rows of a table whose cells are joined at a time, to bound memory."""
-
-Pair = tuple[int, int, float]
-"""Two positions and their similarity, 1 for equal content."""
-
-Partner = tuple[int, float, bool]
-"""The position of another row, the similarity to it, and whether it has another label."""
-
-Near = tuple[Ints, Singles]
-"""(N, k) the nearest other rows of each row, nearest first, and (N, k) their distances."""
+JOINED_ROWS = 10_000  # rows of a table whose cells are joined at a time, to bound memory
+Pair = tuple[int, int, float]  # two positions and their similarity, 1 for equal content
+Partner = tuple[int, float, bool]  # the position of another row, the similarity to it, and whether it has another label
+Near = tuple[Ints, Singles]  # (N, k) the nearest other rows of each row, nearest first, and (N, k) their distances
 
 
 def find_pairs(data: Dataset, kind: str, vectors: Any, near: Near | None = None) -> list[Pair]:
@@ -163,17 +154,10 @@ def _equal_pairs(content: Any, *, split: bool = False) -> Iterator[Pair]:
 
 # --- nearest rows ---------------------------------------------------------------------------------------------
 
-EXACT_ROWS = 20_000
-"""Rows up to which the search is exact; beyond, it is restricted to cells around random centers."""
-
-PROBED_CELLS = 4
-"""Cells that are searched: the row's own and the nearest others."""
-
-BLOCK = 1 << 20
-"""Distances in memory at once, to stay in the processor's cache."""
-
-GROUP = 32
-"""Distances that are reduced to their minimum before the k smallest are selected, at most."""
+EXACT_ROWS = 20_000  # rows up to which the search is exact; beyond, it is restricted to cells around random centers
+PROBED_CELLS = 4  # cells that are searched: the row's own and the nearest others
+BLOCK = 1 << 20  # distances in memory at once, to stay in the processor's cache
+GROUP = 32  # distances that are reduced to their minimum before the k smallest are selected, at most
 
 
 def nearest_rows(x: Singles, k: int, *, seed: int = 0) -> Near:
@@ -258,9 +242,7 @@ def _smallest(values: Singles, k: int, each: int) -> Ints:
 
 # --- texts ----------------------------------------------------------------------------------------------------
 
-NGRAM = 5
-"""Characters of an n-gram: a typing error changes five of them, and unrelated sentences share few."""
-
+NGRAM = 5  # characters of an n-gram: a typing error changes five of them, and unrelated sentences share few
 BANDS, BAND_SIZE = 42, 3
 """Bands of a MinHash signature and hash functions of each: pairs of similarity 0.5 share a band with probability 1 - (1 - 0.5^3)^42 = 99.6 %."""
 
@@ -270,15 +252,10 @@ MARGIN = 0.1
 MAX_BAND_NEIGHBORS = 20
 """Texts with the same band that each text is compared with, to keep the number of pairs linear in the rows."""
 
-MAX_CHARACTERS = 20_000
-"""Characters of a text that are used."""
-
-COMPARED, HASHED = 1 << 13, 1 << 17
-"""Pairs that are compared, and n-grams that are hashed, at a time, to stay in the processor's cache."""
-
+MAX_CHARACTERS = 20_000  # characters of a text that are used
+HASHED = 1 << 17  # n-grams that are hashed at a time, to stay in the processor's cache
 _SEPARATORS = re.compile(r"[\W_]+")
 _PRIME = np.uint64(0x9E3779B97F4A7C15)
-_NIBBLES, _BYTES = np.uint64(0x1111111111111111), np.uint64(0x0101010101010101)
 
 
 def text_pairs(texts: Sequence[str], threshold: float) -> Iterator[Pair]:
@@ -291,7 +268,7 @@ def text_pairs(texts: Sequence[str], threshold: float) -> Iterator[Pair]:
     if len(kept) < 2:
         return
     seen: set[tuple[int, int]] = set()
-    for a, b in _text_candidates(hashes, threshold - MARGIN):
+    for a, b in _text_candidates(hashes):
         likely = (hashes[a] == hashes[b]).mean(1, dtype=np.float32) >= np.float32(threshold - MARGIN)
         pairs = zip(kept[a[likely]].tolist(), kept[b[likely]].tolist(), strict=True)
         new = [pair for pair in pairs if pair not in seen]
@@ -370,71 +347,34 @@ def _min_hashes(texts: Sequence[str]) -> tuple[Ints, NDArray[np.uint32]]:
     return np.array(kept, np.int64), signatures[: len(kept)]
 
 
-def _sketches(hashes: NDArray[np.uint32]) -> NDArray[np.uint64]:
-    """(W, N) the lowest four bits of each hash, sixteen to a number."""
-    sketches = np.zeros((-(-hashes.shape[1] // 16), len(hashes)), np.uint64)
-    for k in range(hashes.shape[1]):
-        sketches[k // 16] |= (hashes[:, k] & np.uint32(15)).astype(np.uint64) << np.uint64(4 * (k % 16))
-    return sketches
-
-
-def _agreeing(sketches: NDArray[np.uint64], a: Ints, b: Ints) -> Ints:
-    """(P,) an upper bound of the hashes in which each pair agrees: the number of equal sketches, padding included."""
-    counts = np.empty(len(a), np.int64)
-    for first in range(0, len(a), COMPARED):
-        part = slice(first, first + COMPARED)
-        # One bit of each four says whether they differ. Eight such numbers add up without carrying over, and then by bytes.
-        sums = np.zeros(len(a[part]), np.uint64)
-        for bits in sketches:
-            differ = bits[a[part]] ^ bits[b[part]]
-            differ |= differ >> np.uint64(2)
-            differ |= differ >> np.uint64(1)
-            sums += differ & _NIBBLES
-        sums = (sums & np.uint64(15) * _BYTES) + (sums >> np.uint64(4) & np.uint64(15) * _BYTES)
-        counts[part] = 16 * len(sketches) - (sums * _BYTES >> np.uint64(56)).astype(np.int64)
-    return counts
-
-
-def _text_candidates(hashes: NDArray[np.uint32], share: float) -> Iterator[tuple[Ints, Ints]]:
-    """Pairs that share a band and may agree in this share of all hashes; a pair is given once for each shared band."""
-    n, enough = len(hashes), share * hashes.shape[1]
-    sketches = _sketches(hashes)
+def _text_candidates(hashes: NDArray[np.uint32]) -> Iterator[tuple[Ints, Ints]]:
+    """Pairs that share a band; a pair is given once for each shared band."""
     factors = (_PRIME, np.uint64(0xC2B2AE3D27D4EB4F), np.uint64(0x165667B19E3779F9))
     for band in range(BANDS):
         part = hashes[:, band * BAND_SIZE : (band + 1) * BAND_SIZE].astype(np.uint64)
         key = np.bitwise_xor.reduce([part[:, k] * factor for k, factor in enumerate(factors)])
         order = np.argsort(key, kind="stable")
         ranked = key[order]
-        ordered = sketches[:, order]  # pairs are then close in memory
-        for step in range(1, min(MAX_BAND_NEIGHBORS + 1, n)):
+        for step in range(1, min(MAX_BAND_NEIGHBORS + 1, len(hashes))):
             same = np.flatnonzero(ranked[step:] == ranked[:-step])
             if not len(same):
                 break
-            near = same[_agreeing(ordered, same, same + step) >= enough]
-            a, b = order[near], order[near + step]
+            a, b = order[same], order[same + step]
             yield np.minimum(a, b), np.maximum(a, b)
 
 
 # --- images ---------------------------------------------------------------------------------------------------
 
-SIDE, COARSE = 32, 16
-"""Pixels of a side at which images are compared, and at which they are aligned first."""
-
-MIN_CROP = 11
-"""Smallest crop in pixels of `COARSE`: 70 % of a side."""
-
+SIDE, COARSE = 32, 16  # pixels of a side at which images are compared, and at which they are aligned first
+MIN_CROP = 11  # smallest crop in pixels of `COARSE`: 70 % of a side
 SHADING = 3.0
 """Standard deviation in pixels of `SIDE` of the blur that is subtracted; it raised precision on edited CIFAR-10 from .97 to .99."""
 
-PROMISING = 0.6
-"""Coarse correlation from which on a pair is aligned at full size."""
-
+PROMISING = 0.6  # coarse correlation from which on a pair is aligned at full size
 IMAGE_NEIGHBORS = 5
 """Nearest images of each that are candidates. With three, by pixels alone, .96 of planted copies were candidates."""
 
-FLAT = 1e-3
-"""Standard deviation of the brightness below which an image has no details to compare."""
-
+FLAT = 1e-3  # standard deviation of the brightness below which an image has no details to compare
 RANDOM_PAIRS, RANDOM_SHARE = 1000, 0.01
 """Random pairs, and the share of them above the threshold from which on it is raised: the images of such a set are alike anyway."""
 
@@ -442,9 +382,7 @@ SECOND_QUANTILE = 0.99
 """The raised threshold, as a quantile of the similarity to the second most similar image. On three sets of 300 drawings of six shapes with
 30 edited copies it raised precision from .05 to .69 at recall .68; cropped copies were missed."""
 
-EQUAL = 0.9999
-"""Similarity of equal images."""
-
+EQUAL = 0.9999  # similarity of equal images
 IMAGE_BATCH = 4096
 
 

@@ -26,16 +26,12 @@ OUTLIER = 2.4
 four tables: it finds two thirds or more of the planted rows in the tables, a third of the sentences and hardly any other row; of 3,000
 normal rows in 10 dimensions, 2."""
 
-UPPER = 0.8413
-"""Quantile one standard deviation above the median of a normal distribution."""
-
+UPPER = 0.8413  # quantile one standard deviation above the median of a normal distribution
 DARK, BRIGHT, BLANK = 0.15, 0.9, 0.015
 """An image is dark if 99 % of its pixels are darker than the first, bright if 99 % are brighter than the second (of 0 to 1), and blank if
 the standard deviation of its pixels is below the third, which in a dark or bright image may still be a picture."""
 
-ONE_STEP = 1 / 255
-"""Standard deviation of pixels below which even a dark or bright image is blank."""
-
+ONE_STEP = 1 / 255  # standard deviation of pixels below which even a dark or bright image is blank
 FUNCTION_WORDS = {
     "English": "the and of to is in that it was for with as this but not you are on have be at his her they from which or an",
     "German": "der die das und ist nicht ich sie es mit ein eine auf für auch dem den von wird sich wie aber noch nur war",
@@ -47,34 +43,21 @@ FUNCTION_WORDS = {
 }
 """Frequent short words that identify a language."""
 
-MIN_WORDS = 5
-"""Words below which the language of a text is unknown."""
-
+MIN_WORDS = 5  # words below which the language of a text is unknown
 LEAKING = 0.98
 """Share of the labels beyond chance that a leaking column predicts alone, out of fold. The best columns of iris, wine, breast cancer and
 digits reach .93, .60, .77 and .19."""
 
-MISSING = 0.05
-"""Share of missing cells from which on a column is reported."""
-
-RARE = 0.1
-"""A class is rare if it has less than this fraction of an equal share of the rows."""
-
-PROBED_ROWS = 5_000
-"""Rows on which a column is tested for leaking."""
-
-CONTENT = ("number", "category", "date", "text")
-"""Roles of columns whose cells should have a value."""
-
+MISSING = 0.05  # share of missing cells from which on a column is reported
+RARE = 0.1  # a class is rare if it has less than this fraction of an equal share of the rows
+PROBED_ROWS = 5_000  # rows on which a column is tested for leaking
+CONTENT = ("number", "category", "date", "text")  # roles of columns whose cells should have a value
 _WORD = re.compile(r"[^\W\d_]+")
 _WORD_SETS = {name: frozenset(w for w in words.split() if len(w) > 1) for name, words in FUNCTION_WORDS.items()}
 _ALL_WORDS = frozenset().union(*_WORD_SETS.values())
 
-RowFinding = tuple[str, int, float, str]
-"""A kind of issue, the position of the row, its score and a description."""
-
-NamedFinding = tuple[str, str, float, str]
-"""A kind of issue, the column or class, its score and a description."""
+RowFinding = tuple[str, int, float, str]  # a kind of issue, the position of the row, its score and a description
+NamedFinding = tuple[str, str, float, str]  # a kind of issue, the column or class, its score and a description
 
 
 def outliers(vectors: Any, near: Near | None = None) -> Iterator[RowFinding]:

@@ -33,8 +33,7 @@ SCRIPTS = (
     "issues.js", "strip.js", "dialogs.js", "review.js", "main.js",
 )  # fmt: skip
 
-TOP = 10
-"""Suspects and classes in the summary for notebooks."""
+TOP = 10  # suspects and classes in the summary for notebooks
 
 
 def write_page(page: Mapping[str, Any], path: str | Path) -> Path:

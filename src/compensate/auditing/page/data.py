@@ -33,39 +33,17 @@ from compensate.errors import InputError
 if TYPE_CHECKING:
     from compensate.auditing.result import Audit
 
-LEAST_CERTAIN = 20
-"""Rows that are shown if nothing is flagged."""
-
-MAX_ISSUES = 100
-"""Issues of a kind on the page; the others are in issues.csv."""
-
-KEYS = 9
-"""Other classes of an item that have a key."""
-
-DOTS = 1500
-"""Rows in the chart of given and predicted values."""
-
-SURE = 2.0
-"""Standard errors by which predictions must be better than chance."""
-
-GONE_ROWS = 20
-"""Rows on the page that are no longer suspect."""
-
-LEVEL = 0.05
-"""Significance level of claims."""
-
-TEXT_BUDGET = 32_000_000
-"""Approximate number of characters of sample text on a page."""
-
-TEXT_LIMITS = (2_000, 200_000)
-"""Smallest and largest number of characters that are kept of each text."""
-
-EXAMPLE_TEXT, ISSUE_TEXT = 1_000, 400
-"""Characters that are kept of the text of an example and of an issue."""
-
-BEGIN = b'<script type="application/json" id="data">'
-"""The element of the page that holds the data."""
-
+LEAST_CERTAIN = 20  # rows that are shown if nothing is flagged
+MAX_ISSUES = 100  # issues of a kind on the page; the others are in issues.csv
+KEYS = 9  # other classes of an item that have a key
+DOTS = 1500  # rows in the chart of given and predicted values
+SURE = 2.0  # standard errors by which predictions must be better than chance
+GONE_ROWS = 20  # rows on the page that are no longer suspect
+LEVEL = 0.05  # significance level of claims
+TEXT_BUDGET = 32_000_000  # approximate number of characters of sample text on a page
+TEXT_LIMITS = (2_000, 200_000)  # smallest and largest number of characters that are kept of each text
+EXAMPLE_TEXT, ISSUE_TEXT = 1_000, 400  # characters that are kept of the text of an example and of an issue
+BEGIN = b'<script type="application/json" id="data">'  # the element of the page that holds the data
 _ESCAPED = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
 
 

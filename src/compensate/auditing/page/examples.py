@@ -19,9 +19,7 @@ from compensate.data.dataset import Floats, Ints
 if TYPE_CHECKING:
     from compensate.auditing.result import Audit
 
-EXAMPLES = 3
-"""Examples of each of the two labels of a suspect."""
-
+EXAMPLES = 3  # examples of each of the two labels of a suspect
 CERTAIN, LIKELY_RIGHT = 0.02, 0.1
 """Largest probability of error of an example, and the same for classes without enough such rows."""
 
