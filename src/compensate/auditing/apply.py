@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from compensate.auditing.decisions import (
-    Applied,
-    Correction,
-    changes,
-    check_source,
-    read_corrections,
-    rematch_rows,
-)
+from compensate.auditing.decisions import Applied, Correction, changes, check_source, read_corrections, rematch_rows
 from compensate.auditing.digests import digest_source
 from compensate.auditing.labels.base import apply_parts
 from compensate.auditing.write_back import check_output, fixed_name, open_labels

@@ -15,7 +15,6 @@ import json
 import os
 import re
 import threading
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -157,13 +156,6 @@ def write_corrections(path: str | Path, corrections: Iterable[Correction]) -> No
     write_atomically(path, csv_bytes(row[:width] for row in ((*COLUMNS, *DIGESTS, PART), *rows)))
 
 
-def read_decisions(decisions: str | Path | Iterable[Correction]) -> tuple[Correction, ...]:
-    """Decisions from the folder of a run, from a file, or as they are."""
-    if not isinstance(decisions, (str, Path)):
-        return tuple(decisions)
-    return run_decisions(Path(decisions)) if Path(decisions).is_dir() else read_corrections(decisions)
-
-
 # --- decisions and the data they are about --------------------------------------------------------------------
 
 
@@ -293,7 +285,9 @@ def decided_labels(data: Dataset, decisions: str | Path | Iterable[Correction]) 
     before, unclear = labels.copy(), 0
     classes = {name: number for number, name in enumerate(data.classes)}
     places = RowPlaces(data)
-    for c in read_decisions(decisions):
+    if isinstance(decisions, (str, Path)):  # the folder of a run, or a file
+        decisions = run_decisions(Path(decisions)) if Path(decisions).is_dir() else read_corrections(decisions)
+    for c in decisions:
         if c.decision == "skip":
             continue
         new = c.label if c.decision != "reject" else c.given
@@ -406,7 +400,7 @@ class Journal:
         with self._lock:
             with writing(self.path):
                 handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-                end = _end_of_lines(self.path)
+                end = self.path.read_bytes().rfind(b"\n") + 1  # an incomplete last line is overwritten
                 try:
                     os.ftruncate(handle, end)
                     rest: Any = memoryview(b"".join(event.line() for event in events))
@@ -476,11 +470,6 @@ def check_not_reviewed(folder: Path) -> None:
             pass
 
 
-def now() -> int:
-    """Milliseconds since 1970."""
-    return time.time_ns() // 1_000_000
-
-
 def _read_journal(folder: Path) -> tuple[list[Event], dict[int, Event]]:
     """All events of a run, and the latest event of each row."""
     events = []
@@ -509,20 +498,6 @@ def _update(latest: dict[int, Event], event: Event) -> None:
 
 def _decisions(latest: dict[int, Event]) -> tuple[Correction, ...]:
     return tuple(latest[row].made for row in sorted(latest) if latest[row].made.decision)
-
-
-def _end_of_lines(path: Path) -> int:
-    """The number of bytes up to the end of the last complete line."""
-    with open(path, "rb") as file:
-        end = file.seek(0, os.SEEK_END)
-        while end:
-            start = max(0, end - 4096)
-            file.seek(start)
-            last = file.read(end - start).rfind(b"\n")
-            if last >= 0:
-                return start + last + 1
-            end = start
-    return 0
 
 
 def _short(value: Any) -> str:

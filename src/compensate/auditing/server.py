@@ -18,7 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from compensate.auditing.decisions import DECISIONS, Correction, Event, Journal, now
+from compensate.auditing.decisions import DECISIONS, Correction, Event, Journal
 from compensate.auditing.page import read_payload
 from compensate.auditing.write_back import is_number
 from compensate.data.labels import LONGEST
@@ -70,8 +70,8 @@ class Review:
             tab, made = body["tab"], body["made"]
             if not (isinstance(made, list) and isinstance(tab, str) and _TAB.fullmatch(tab)):
                 raise TypeError("tab and made must be a name and a list")
-            latest = now()
-            return [Event(self._correction(*one[:3]), min(_whole(one[3]), latest), tab) for one in made]
+            now = time.time_ns() // 1_000_000
+            return [Event(self._correction(*one[:3]), min(_whole(one[3]), now), tab) for one in made]
         except (KeyError, TypeError, IndexError, ValueError) as error:
             raise Refused(HTTPStatus.BAD_REQUEST, f"not a list of decisions: {error}") from error
 

@@ -60,7 +60,7 @@ _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _QUOTED = r'"[^"]*(?:""[^"]*)*(?:"|\Z)'
 
 _CELL = re.compile(r"<((?:\w+:)?)c\b([^>]*?)(?:/>|>(.*?)</\1c>)", re.DOTALL)
-_PLACE = re.compile(r'\br="([A-Z]+)([0-9]+)"')
+_PLACE = re.compile(r'\br="([A-Z]{1,3})([0-9]+)"')
 _KIND = re.compile(r'\s+t="[^"]*"')
 _RELATION = "{http://schemas.openxmlformats.org/officeDocument/2006/relationships}id"
 
@@ -333,6 +333,7 @@ def edit_sheet(path: Path, column: str, cells: list[Any], new: Changes) -> bytes
     A label that other cells hold is written as they write it; another one as a text. All other parts of the archive keep their bytes, order
     and times.
     """
+    from openpyxl.utils import column_index_from_string
     from openpyxl.xml.functions import fromstring
 
     content = path.read_bytes()
@@ -352,7 +353,7 @@ def edit_sheet(path: Path, column: str, cells: list[Any], new: Changes) -> bytes
     matches = {}
     for match in _CELL.finditer(text):
         place = _PLACE.search(match[2])
-        if place is not None and _column_number(place[1]) == number and int(place[2]) in rows:
+        if place is not None and column_index_from_string(place[1]) == number + 1 and int(place[2]) in rows:
             matches[rows[int(place[2])]] = match
     models = {label_text(cells[row]): match for row, match in matches.items() if match[3] and "<f" not in match[3]}
     pieces, last = [], 0
@@ -382,18 +383,6 @@ def edit_sheet(path: Path, column: str, cells: list[Any], new: Changes) -> bytes
     if len(again) != len(cells) or not all(right):
         raise InputError(f"the cells of {path} cannot be told apart safely; save it again as .xlsx, or as CSV.")
     return out.getvalue()
-
-
-def _column_number(letters: str) -> int:
-    """The number of a column, counted from 0.
-
-    >>> _column_number("A"), _column_number("AB")
-    (0, 27)
-    """
-    number = 0
-    for letter in letters:
-        number = 26 * number + ord(letter) - 64
-    return number - 1
 
 
 # --- Parquet and saved data sets ------------------------------------------------------------------------------

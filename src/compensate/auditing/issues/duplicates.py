@@ -394,8 +394,11 @@ def image_pairs(small: Singles, vectors: Singles, threshold: float) -> Iterator[
         vectors: (N, D) features.
         threshold: the smallest similarity.
     """
+    from scipy.ndimage import gaussian_filter
+
     a, b = _image_candidates(small.mean(1), vectors)
-    details = without_shading(small)
+    # Without shading: a bright sky above dark ground makes unlike pictures correlate.
+    details = small - gaussian_filter(small, (0, 0, SHADING, SHADING), mode="nearest")
     similar = similarity(details, a, b)
     one, other = np.random.default_rng(0).integers(0, len(small), (2, RANDOM_PAIRS))
     random = similarity(details, one[one != other], other[one != other])
@@ -424,13 +427,6 @@ def shrunk(images: NDArray[Any]) -> Singles:
     return small
 
 
-def without_shading(small: Singles) -> Singles:
-    """The images minus their blurred copies: a bright sky above dark ground makes unlike pictures correlate."""
-    from scipy.ndimage import gaussian_filter
-
-    return small - gaussian_filter(small, (0, 0, SHADING, SHADING), mode="nearest")
-
-
 def _resampling(size: int, out: int = SIDE) -> Singles:
     """(out, size) the weight of each input pixel in each of `out` equal intervals of a side."""
     edges = size * np.arange(out + 1) / out
@@ -449,10 +445,6 @@ def _pooled(small: Singles, by: int) -> Singles:
     return small.reshape(len(small), side, by, side, by).mean((2, 4))
 
 
-def _mirrored(images: Singles, mirror: bool) -> Singles:
-    return images[..., ::-1] if mirror else images
-
-
 def _standardized(flat: Singles) -> Singles:
     flat = flat - flat.mean(-1, keepdims=True)
     return flat / np.maximum(np.linalg.norm(flat, axis=-1, keepdims=True), FLAT * flat.shape[-1] ** 0.5)
@@ -462,7 +454,7 @@ def _image_candidates(small: Singles, vectors: Singles) -> tuple[Ints, Ints]:
     """Pairs of nearest neighbors, in the features and in the blurred images with their mirror images, each once."""
     n = len(small)
     blurred = _pooled(small, SIDE // 8)
-    both = np.concatenate([blurred, _mirrored(blurred, True)]).reshape(2 * n, -1)
+    both = np.concatenate([blurred, blurred[..., ::-1]]).reshape(2 * n, -1)
     pairs = []
     for features in (vectors - vectors.mean(0), both):
         who, _ = nearest_rows(_standardized(np.ascontiguousarray(features, dtype=np.float32)), IMAGE_NEIGHBORS)
@@ -481,15 +473,13 @@ def similarity(small: Singles, a: Ints, b: Ints) -> Singles:
         part = slice(start, start + IMAGE_BATCH)
         here = best[part]
         for swap in (False, True):
-            for mirror in (False, True):
+            for turn in (1, -1):  # as it is, and mirrored
                 whole, piece = (b[part], a[part]) if swap else (a[part], b[part])
-                value, position = _align_coarse(coarse[whole], _mirrored(coarse[piece], mirror))
+                value, position = _align_coarse(coarse[whole], coarse[piece][..., ::turn])
                 close = np.flatnonzero(value >= PROMISING)
-                value[close], at = _align_fine(
-                    bright[whole[close]], _mirrored(bright[piece[close]], mirror), position[close]
-                )
+                value[close], at = _align_fine(bright[whole[close]], bright[piece[close]][..., ::turn], position[close])
                 if small.shape[1] > 1:
-                    colors = _color_correlation(small[whole[close]], _mirrored(small[piece[close]], mirror), at)
+                    colors = _color_correlation(small[whole[close]], small[piece[close]][..., ::turn], at)
                     value[close] = np.minimum(value[close], colors)
                 np.maximum(here, np.where(value >= PROMISING, value, np.minimum(value, PROMISING)), out=here)
     return best
