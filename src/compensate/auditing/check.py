@@ -55,9 +55,9 @@ class Finding:
     Attributes:
         file: its file.
         row: the 0-based row.
-        line, column: of the label in the file, from 1 on; None where there are no lines.
+        line, column: of the label in the file, from 1 on; None for files without lines.
         given, suggested: the label, and the suggested one.
-        p_error: the probability that it is wrong; 1 if there is no such class.
+        p_error: the probability that it is wrong; 1 for an unknown class.
         why: whether the row is new, was relabeled, or has a label that is not a class.
     """
 

@@ -121,7 +121,7 @@ def sample_cells(audit: Audit, rows: Ints, taken: Collection[str]) -> dict[str, 
     """The texts or table cells of samples as columns of a list, long ones cut; nothing for images and embeddings.
 
     Args:
-        audit: an audit with its data, otherwise there are no columns.
+        audit: an audit; without its data the result is empty.
         rows: positions among the audited rows.
         taken: existing names of columns; a column with such a name gets a suffix.
     """

@@ -161,7 +161,7 @@ def _field(audit: Audit) -> str:
 
 
 def _confidence(audit: Audit, i: int) -> float:
-    """The probability of the suggested class; of an error if there are no class probabilities."""
+    """The probability of the suggested class; without class probabilities, of an error."""
     return float(audit.p_error[i] if audit.probabilities is None else audit.probabilities[i, audit.suggested[i]])
 
 

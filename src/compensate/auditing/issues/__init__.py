@@ -125,7 +125,7 @@ def find_issues(audit: Audit, test: Dataset | None = None) -> pd.DataFrame:
     # Duplicates and outliers share the nearest rows, whose search takes most of the time.
     dense = audit.vectors is not None and not sparse.issparse(audit.vectors)
     near = nearest_rows(np.ascontiguousarray(audit.vectors, dtype=np.float32), NEIGHBORS) if dense else None
-    # Quantities of duplicates nearly always differ, which is no contradiction.
+    # Quantities of duplicates nearly always differ without a contradiction.
     compared = np.zeros(len(data)) if audit.regression else audit.given
     for row, (other, similarity, differ) in partners(find_pairs(data, kind, audit.vectors, near), compared).items():
         described = "equal" if similarity == 1 else f"{similarity:.2f} similar"
@@ -175,7 +175,7 @@ def with_ids(issues: pd.DataFrame, audit: Audit) -> pd.DataFrame:
 
 
 def records(issues: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows of a table of issues as dictionaries of plain types; None where there is no row."""
+    """The rows of a table of issues as dictionaries of plain types; None for a missing row."""
     columns = {name: issues[name].astype(object).where(issues[name].notna(), None).tolist() for name in COLUMNS}
     for name in ("index", "other"):
         columns[name] = [None if value is None else int(value) for value in columns[name]]

@@ -227,7 +227,7 @@ def _distance_factors(x: Singles, squares: Singles, size: int) -> Singles:
 def _smallest(values: Singles, k: int, each: int) -> Ints:
     """(R, k) positions of the smallest values of each row, smallest first.
 
-    The k-th smallest minimum of groups of `each` values bounds the k-th smallest value, so few values have to be sorted.
+    The k-th smallest minimum of groups of `each` values bounds the k-th smallest value: only the few values below it are sorted.
     """
     minima = values.reshape(len(values), each, -1).min(1)
     bound = np.partition(minima, k - 1, axis=1)[:, k - 1 : k]

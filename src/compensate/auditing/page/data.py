@@ -38,7 +38,7 @@ MAX_ISSUES = 100  # issues of a kind on the page; the others are in issues.csv
 KEYS = 9  # other classes of an item that have a key
 DOTS = 1500  # rows in the chart of given and predicted values
 SURE = 2.0  # standard errors by which predictions must be better than chance
-GONE_ROWS = 20  # rows on the page that are no longer suspect
+GONE_ROWS = 20  # former suspects on the page
 LEVEL = 0.05  # significance level of claims
 TEXT_BUDGET = 32_000_000  # approximate number of characters of sample text on a page
 TEXT_LIMITS = (2_000, 200_000)  # smallest and largest number of characters that are kept of each text
@@ -414,7 +414,7 @@ def payload(page: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """The value with floats of six digits, None for those that JSON cannot hold."""
+    """The value with floats of six digits, None for NaN and infinity."""
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else None
     if isinstance(value, (list, tuple)):
