@@ -9,7 +9,8 @@ import pytest
 from PIL import Image
 
 from compensate.auditing.api import audit
-from compensate.auditing.decisions import Correction, apply_corrections
+from compensate.auditing.apply import apply_corrections
+from compensate.auditing.decisions import Correction
 from compensate.auditing.labels.regions import (
     JOINED,
     cell_features,

@@ -17,7 +17,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from compensate.auditing.api import audit
-from compensate.auditing.decisions import Correction, apply_corrections
+from compensate.auditing.apply import apply_corrections
+from compensate.auditing.decisions import Correction
 from compensate.auditing.digests import digest_source
 from compensate.cli import app
 from compensate.data import load, read_frame
@@ -239,7 +240,7 @@ def test_files_with_other_columns_are_no_part_of_a_table(tmp_path: Path) -> None
 
 def test_a_class_that_the_saved_data_set_does_not_know_is_refused(tmp_path: Path) -> None:
     write_class_labels(table(), tmp_path / "saved")
-    with pytest.raises(InputError, match='"fox" is no class'):
+    with pytest.raises(InputError, match='"fox" is not a class'):
         apply_corrections(tmp_path / "saved", [Correction(0, "2", "other", "fox")])
     out = apply_corrections(tmp_path / "saved", [Correction(0, "2", "other", "1")]).path
     import datasets

@@ -32,7 +32,7 @@ from compensate.errors import InputError, nearest
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from compensate.auditing.page.model import Content
+    from compensate.auditing.content import Content
     from compensate.auditing.result import Audit
 
 

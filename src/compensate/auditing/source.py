@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from compensate.auditing.class_names import merge_spellings
 from compensate.auditing.digests import digests_of
 from compensate.auditing.features import kind_of
-from compensate.auditing.issues.samples import merge_spellings
 from compensate.auditing.labels.regions import mask_folders, read_masks
 from compensate.auditing.labels.sets import COLUMNS, find_columns, label_sets, read_label_sets
 from compensate.auditing.labels.tags import is_tokens, of_lists, read_tokens

@@ -93,7 +93,7 @@ def apply_parts(
     force: bool = False,
     rematch: bool = False,
 ) -> Applied:
-    """Writes the data with the decided parts changed; as `compensate.auditing.decisions.apply_corrections`."""
+    """Writes the data with the decided parts changed; as `compensate.auditing.apply.apply_corrections`."""
     from compensate.auditing.decisions import Applied, check_source
     from compensate.auditing.digests import digest_source
 

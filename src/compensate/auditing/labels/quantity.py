@@ -29,8 +29,7 @@ from scipy.special import expit, logit, logsumexp
 from scipy.stats import t as student
 
 from compensate.auditing.learners import View, forest_size
-from compensate.auditing.page.model import Estimate
-from compensate.data.dataset import Floats, Ints
+from compensate.data.dataset import Estimate, Floats, Ints
 
 FREEDOMS = (2.0, 3.0, 5.0, 10.0, 30.0)
 """Degrees of freedom of the residuals of right values, from heavy tails to almost normal ones; the likelihood weighs them."""

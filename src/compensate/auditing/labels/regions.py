@@ -26,8 +26,8 @@ from compensate.data.dataset import UNLABELED, Dataset, Ints, Singles, Source
 from compensate.errors import InputError
 
 if TYPE_CHECKING:
+    from compensate.auditing.content import Content
     from compensate.auditing.decisions import Applied, Correction
-    from compensate.auditing.page.model import Content
     from compensate.auditing.result import Audit
 
 VOID = 255
@@ -174,7 +174,7 @@ class Masks:
 
     def shown(self, content: Content, audit: Audit, row: int) -> Content:
         """The image with the region outlined."""
-        from compensate.auditing.page.model import thumbnail
+        from compensate.auditing.content import thumbnail
 
         assert audit.sample is not None
         k = int(audit.sample[row])

@@ -31,8 +31,8 @@ from compensate.data.labels import is_missing
 from compensate.errors import InputError, nearest
 
 if TYPE_CHECKING:
+    from compensate.auditing.content import Content
     from compensate.auditing.decisions import Correction
-    from compensate.auditing.page.model import Content
     from compensate.auditing.result import Audit
 
 STATES = ("absent", "present")
@@ -412,7 +412,7 @@ def apply_labels(
             changed += 1
             new[row] = _switched(new.get(row, cells[row]), sign, name, c.label.strip() == "present")
     if sign == "list":
-        _write_lists(data, column, new, out, encoding)
+        _write_lists(data, frame, column, new, out, encoding)
     else:
         from compensate.auditing.write_back import open_labels
 
@@ -462,58 +462,51 @@ def _write_columns(
     encoding: str,
     delimiter: str | None,
 ) -> None:
-    from compensate.auditing.write_back import Dialect, exact_text, find_cells
-    from compensate.data.jsonl import objects
+    from compensate.auditing.write_back import TextEditor
     from compensate.data.tables import LINES, TEXTS, table_format
 
     if table_format(data) not in (*TEXTS, *LINES):
         raise InputError(
             f"corrections of columns of 0 and 1 are written into CSV, TSV and JSONL files, and not into {data}."
         )
-    mark, text = exact_text(data, encoding)
-    edits: list[tuple[int, int, str]] = []
-    if table_format(data) in LINES:
-        rows = [{key: span for key, _, span in found} for found in objects(text, data)]
-        for name, new in wanted.items():
-            quoted = any(isinstance(cell, str) for cell in frame[name])
-            edits += [(*rows[row][name], json.dumps(value) if quoted else value) for row, value in new.items()]
-    else:
-        dialect = Dialect.of(text, table_format(data), delimiter)
-        for name, new in wanted.items():
-            spans = find_cells(text, list(frame.columns).index(name), dialect)
-            found = ["" if span is None else dialect.value(text[slice(*span)]) for span in spans]
-            if found != list(frame[name]):
-                raise InputError(f"the cells of {data} cannot be told apart safely: check its quotes and line ends.")
-            for row, value in new.items():
-                span = spans[row]
-                assert span is not None  # a cell that is not there is unknown, and not decided on
-                edits.append((*span, dialect.write(value, text[slice(*span)])))
-    write_edits(out, mark, text, edits, encoding)
+    editor = TextEditor(data, encoding, delimiter)
+    for name, new in wanted.items():
+        spans = editor.spans(frame, name)
+        quoted = any(isinstance(cell, str) for cell in frame[name])
+        for row, value in new.items():
+            span = spans[row]
+            assert span is not None  # a cell that is not there is unknown, and not decided on
+            if editor.lines:
+                editor.replace(span, json.dumps(value) if quoted else value)
+            else:
+                editor.replace_cell(span, value)
+    editor.write(out)
 
 
-def _write_lists(data: Path, column: str, new: Mapping[int, list[Any]], out: Path, encoding: str) -> None:
+def _write_lists(
+    data: Path, frame: pd.DataFrame, column: str, new: Mapping[int, list[Any]], out: Path, encoding: str
+) -> None:
     """A JSONL file with some lists changed; labels that stay are written as they were."""
-    from compensate.auditing.write_back import exact_text
-    from compensate.data.jsonl import objects
+    from compensate.auditing.write_back import TextEditor
     from compensate.data.tables import LINES, table_format
 
     if table_format(data) not in LINES:
         raise InputError(f"corrections of lists are written into JSONL files, and not into {data}.")
-    mark, text = exact_text(data, encoding)
-    spans = [next((span for key, _, span in reversed(found) if key == column), None) for found in objects(text, data)]
-    edits: list[tuple[int, int, str]] = []
+    editor = TextEditor(data, encoding)
+    spans = editor.spans(frame, column)
     for row, labels in new.items():
         span = spans[row]
         if span is None:
             raise InputError(f'row {row} of {data} has no "{column}"; add an empty list there first.')
-        old = text[slice(*span)]
+        old = editor.text[slice(*span)]
         pieces = list_pieces(old) if old.startswith("[") else []
         written = {str(json.loads(piece)): piece for piece in (old[a:b] for a, b in pieces)}
         gap = old[pieces[0][1] : pieces[1][0]] if len(pieces) > 1 else ", "
         lead, trail = (old[1 : pieces[0][0]], old[pieces[-1][1] : -1]) if pieces else ("", "")
-        inner = gap.join(written.get(str(item), json.dumps(item, ensure_ascii=text.isascii())) for item in labels)
-        edits.append((*span, f"[{lead}{inner}{trail}]"))
-    write_edits(out, mark, text, edits, encoding)
+        ascii_only = editor.text.isascii()
+        inner = gap.join(written.get(str(item), json.dumps(item, ensure_ascii=ascii_only)) for item in labels)
+        editor.replace(span, f"[{lead}{inner}{trail}]")
+    editor.write(out)
 
 
 def list_pieces(text: str) -> list[tuple[int, int]]:
@@ -533,14 +526,3 @@ def list_pieces(text: str) -> list[tuple[int, int]]:
         _, end = decoder.raw_decode(text, at)
         found.append((at, end))
         at = end
-
-
-def write_edits(out: Path, mark: bytes, text: str, edits: Iterable[tuple[int, int, str]], encoding: str) -> None:
-    """Writes a text with some spans replaced, and not one byte beside them."""
-    from compensate.auditing.write_back import write_compressed
-
-    parts, last = [], 0
-    for start, end, new in sorted(edits):
-        parts += [text[last:start], new]
-        last = end
-    write_compressed(out, mark + "".join((*parts, text[last:])).encode(encoding))

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compensate.auditing.labels.base import check_given, part_of
-from compensate.auditing.labels.sets import list_pieces, write_edits
+from compensate.auditing.labels.sets import list_pieces
 from compensate.auditing.learners import FOLDS, Steps, View, assign_folds, content_keys, judge_view, steps_of
 from compensate.auditing.noise_model import Verdict, judge, pool, shares
 from compensate.auditing.result import Provenance, build_audit
@@ -30,8 +30,8 @@ from compensate.data.dataset import UNLABELED, Dataset, Ints, Source
 from compensate.errors import InputError
 
 if TYPE_CHECKING:
+    from compensate.auditing.content import Content
     from compensate.auditing.decisions import Correction
-    from compensate.auditing.page.model import Content
     from compensate.auditing.result import Audit
 
 SUFFIXES = (".conll", ".conll2003", ".conll03", ".iob", ".iob2", ".bio", ".bioes")
@@ -424,11 +424,10 @@ def _jsonl(text: str, where: Path) -> list[list[Token]]:
 
 def apply_tags(data: Path, decided: Sequence[Correction], out: Path, encoding: str) -> tuple[int, int]:
     """Writes the file with the decided tags changed; the number of tokens, and of decisions that changed some."""
-    from compensate.auditing.write_back import exact_text
-    from compensate.data.tables import LINES, table_format
+    from compensate.auditing.write_back import TextEditor
 
-    mark, text = exact_text(data, encoding)
-    lines = table_format(data) in LINES
+    editor = TextEditor(data, encoding)
+    text, lines = editor.text, editor.lines
     sentences = _jsonl(text, data) if lines else _conll(text, data)
     tokens = [token for sentence in sentences for token in sentence]
     types = [type_of(token.tag) for token in tokens]
@@ -445,7 +444,6 @@ def apply_tags(data: Path, decided: Sequence[Correction], out: Path, encoding: s
             if re.search(r"\s", c.label.strip()):
                 raise InputError(f'"{c.label[:40]}" holds a blank, which no tag may have.')
             new[first:last] = [c.label.strip()] * (last - first)
-    edits: list[tuple[int, int, str]] = []
     at = 0
     scheme = Scheme.of(sentences)
     for sentence in sentences:
@@ -455,14 +453,14 @@ def apply_tags(data: Path, decided: Sequence[Correction], out: Path, encoding: s
         for token, old, tag in zip(sentence, before, after, strict=True):
             if old != tag:
                 number = lines and not text[slice(*token.span)].startswith('"')
-                edits.append((*token.span, json.dumps(tag, ensure_ascii=False) if lines and not number else tag))
+                editor.replace(token.span, json.dumps(tag, ensure_ascii=False) if lines and not number else tag)
         at += len(sentence)
-    odd = next((tag for *_, tag in edits if lines and not tag.startswith('"') and tag not in known), None)
+    odd = next((tag for *_, tag in editor.edits if lines and not tag.startswith('"') and tag not in known), None)
     if odd is not None:
         raise InputError(
             f'"{odd[:40]}" is no tag of {data}, whose tags are numbers; choose one of {", ".join(sorted(known)[:20])}.'
         )
-    write_edits(out, mark, text, edits, encoding)
+    editor.write(out)
     return len(tokens), sum(c.changes for c in decided)
 
 
