@@ -90,8 +90,8 @@ def list_files(path: Path) -> list[Path]:
 
 def list_images(path: Path) -> tuple[Path, list[str], Path | None]:
     """The folder that is audited (`path`, or its training part), its images in order, and its label file, if any."""
+    from compensate.data.dataset import PARTS
     from compensate.data.folder import is_image, label_file
-    from compensate.data.tables import PARTS
 
     labels = label_file(path)
     if labels is None:

@@ -294,9 +294,10 @@ def open_labels(data: Path, label: str | None, encoding: str = "utf-8", delimite
     """The labels of a file or folder of any kind that an audit reads."""
     from compensate.data.excel import SUFFIXES as EXCEL
     from compensate.data.hub import is_saved
+    from compensate.data.label_column import choose_label
     from compensate.data.parquet import SUFFIXES as PARQUET
     from compensate.data.parquet import parquet_files
-    from compensate.data.tables import LINES, TEXTS, choose_label, choose_text, read_frame, table_format
+    from compensate.data.tables import LINES, TEXTS, choose_text, read_frame, table_format
 
     files = parquet_files(data)
     if is_saved(data):
@@ -572,7 +573,8 @@ def _common(files: list[Path]) -> list[str]:
 def _saved(path: Path, label: str | None) -> Labels:
     """A data set of Hugging Face's `datasets`; of several parts the training part is corrected."""
     from compensate.data.hub import frame_and_images, named_labels, open_saved, training_part
-    from compensate.data.tables import choose_label, choose_text
+    from compensate.data.label_column import choose_label
+    from compensate.data.tables import choose_text
 
     whole = open_saved(path)
     part, rows = training_part(whole)
@@ -629,7 +631,7 @@ def _folder(path: Path, label: str | None) -> Labels:
 def _label_file(path: Path, names: list[str], label: str | None, digests: Callable[[], NDArray[np.uint64]]) -> Labels:
     """A label file with changes: ``index`` counts the images by name, not the lines of the file."""
     from compensate.data.folder import relative
-    from compensate.data.labels import read_labels
+    from compensate.data.label_files import read_labels
     from compensate.data.parquet import SUFFIXES as PARQUET
 
     found = read_labels(path, label)

@@ -100,6 +100,16 @@ Singles = NDArray[np.float32]
 UNLABELED = -1
 """The target of a row whose label is missing."""
 
+PARTS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("test", "testing"), "test"),
+    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
+}
+"""Names of folders, splits and cells that stand for a part of a data set."""
+
+OTHERS = ("test", "validation")
+"""Parts that are not used for training."""
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Source:

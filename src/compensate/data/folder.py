@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compensate.data.dataset import Dataset, Source, Splits
-from compensate.data.labels import encode_labels, read_labels
+from compensate.data.dataset import PARTS, Dataset, Source, Splits
+from compensate.data.label_files import read_labels
+from compensate.data.labels import encode_labels
 from compensate.errors import InputError
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
@@ -76,8 +77,6 @@ def read_folder(
         raise InputError(f"there is no folder {path}; check the path.")
     if labels is None:
         labels = label_file(path)
-    from compensate.data.tables import PARTS
-
     parts = {PARTS[p.name.lower()]: p for p in sorted(path.iterdir()) if p.is_dir() and p.name.lower() in PARTS}
     if labels is not None or "train" not in parts:
         return Splits(_part(path, labels, label, size, None))

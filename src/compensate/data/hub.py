@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from compensate.data.dataset import Dataset, Source, Splits
+from compensate.data.dataset import PARTS, Dataset, Source, Splits
 from compensate.data.label_column import choose_label
 from compensate.data.labels import encode_labels
-from compensate.data.tables import PARTS, choose_text, from_frame
+from compensate.data.tables import choose_text, from_frame
 from compensate.errors import InputError
 from compensate.extras import require
 

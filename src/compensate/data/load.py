@@ -13,7 +13,7 @@ from compensate.data.arrays import read_npz
 from compensate.data.dataset import Dataset, Splits
 from compensate.data.folder import is_image, read_folder
 from compensate.data.hub import from_disk, from_hub, is_hub, is_saved
-from compensate.data.labels import override_labels
+from compensate.data.label_files import override_labels
 from compensate.data.named.catalog import SOURCES, read_source
 from compensate.data.named.image_sets import digits_splits, read_cifar, read_mnist
 from compensate.data.named.text_sets import read_imdb, read_sst2

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from compensate.data.images import as_images
+from compensate.data.arrays import as_images
 from compensate.errors import InputError
 
 EXACT = 64
