@@ -15,7 +15,7 @@ from compensate.data.labels import encode_labels
 from compensate.data.tables import check_header, is_table, read_frame
 from compensate.data.unpickle import load_arrays
 from compensate.errors import InputError
-from compensate.files import members, numpy_damage, opened, read_numpy, read_text
+from compensate.files import members, npy_header, numpy_damage, opened, read_numpy, read_text
 
 KEYS = ("index", "id", "file", "file_name", "path", "filename")
 """Columns of a label table that identify the row of a label."""
@@ -95,10 +95,7 @@ def _read_array(path: Path, key: str | None) -> NDArray[Any]:
         with opened(path) as file, numpy_damage(path):
             if b"'descr': '|O'" in file.read(200):  # an object array of one dictionary: its pickle follows the header
                 file.seek(0)
-                version = np.lib.format.read_magic(file)
-                (np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0)(
-                    file
-                )
+                npy_header(file)
                 found = load_arrays(file.read(), str(path))
                 while isinstance(found, (list, tuple)) and len(found) == 1:
                     found = found[0]
