@@ -499,8 +499,8 @@ def members(
                     yield info.filename, zipped.read(info)
         return
     # The stream mode reads once from front to back: seeking in a compressed file would unpack it again and again.
-    with opened(path) as file:
-        stream = _Bounded(file, path)
+    with opened(path) as packed_file:
+        stream = _Bounded(packed_file, path)
         with tarfile.open(fileobj=stream, mode="r|") as tar:  # type: ignore[call-overload]
             for member in tar:
                 if member.isfile() and wanted(member.name):

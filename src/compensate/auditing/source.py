@@ -138,8 +138,9 @@ def _read(data: Any, labels: Any, options: Mapping[str, Any]) -> Dataset:
     if options.get("labels_columns") is not None:
         return read_label_sets(data, **options)
     # Rows with several labels are read from the same table, without opening the file again.
-    several = {"several": label_sets_of_table} if labels is None and _is_table(data) else {}
-    return _training(load(data, labels=labels, **several, **options))
+    if labels is None and _is_table(data):
+        options = {"several": label_sets_of_table, **options}
+    return _training(load(data, labels=labels, **options))
 
 
 def _merged(data: Dataset) -> Dataset:

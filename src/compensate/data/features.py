@@ -185,7 +185,7 @@ class _Numbers(_Part):
                 filled = z / np.sqrt(self.kept.sum())
             blocks.append(filled)
         if self.missing:
-            blocks.append(np.isnan(values).all(1, keepdims=True))
+            blocks.append(np.isnan(values).all(1)[:, None])
         return np.concatenate(blocks, axis=1).astype(np.float32)
 
     def linear(self, cells: pd.Series) -> Matrix:

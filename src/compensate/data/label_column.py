@@ -138,13 +138,13 @@ def decide_label(
     else:
         column, candidates = find_label(frame, text)
         if column is None:
-            error = _unclear(frame, candidates, where)
+            unclear = _unclear(frame, candidates, where)
             binary = (
                 tuple(n for n in names if {v.strip() for v in _values(frame[n], 5)} == {"0", "1"}) if candidates else ()
             )
             if len(binary) >= MIN_LABEL_COLUMNS and set(candidates) <= set(binary):
-                return LabelChoice(binary, "columns", error)
-            return LabelChoice((), "unclear", error)
+                return LabelChoice(binary, "columns", unclear)
+            return LabelChoice((), "unclear", unclear)
         others = [n for n in _selectable(names, text) if n != column]
         if _label_sign(column) is None:
             runners_up = [n for n in others if _few_values(frame, n)]
@@ -269,7 +269,7 @@ def _several(column: pd.Series, where: str, missing: Sequence[str] | None) -> In
     texts = missing_labels(distinct, missing)
     if np.isfinite(_numbers([v for v in distinct if not has_no_label(v, texts)])).all():
         return None
-    check_lengths(column)
+    check_lengths(column.to_numpy(object))
     cells = [v for v in column if not has_no_label(v, texts)]
     sign = joined_labels(cells)
     if sign is None:

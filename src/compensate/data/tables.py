@@ -9,7 +9,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -111,7 +111,7 @@ def read_frame(path: str | Path, *, encoding: str = "utf-8", delimiter: str | No
     check_size(max(text.count("\n"), text.count("\r")), width, path)
     plain = delimiter == "\t" and '"' not in header
     plain = plain and all(line.count("\t") == width - 1 for line in text.split("\n") if line.strip("\r"))
-    quoting = csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL
+    quoting: Literal[0, 3] = csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL
     as_text: dict[str, Any] = {"dtype": str, "keep_default_na": False, "na_filter": False, "index_col": False}
     try:
         with warnings.catch_warnings():
