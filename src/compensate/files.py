@@ -245,7 +245,7 @@ def writing(path: str | Path) -> Iterator[None]:
             errno.ENOENT: "Make its folder first, or choose another one",
         }.get(error.errno or 0, "Choose a folder that may be written to")
         raise InputError(
-            f"{path} cannot be written: {error.strerror or error}. {remedy}. What was there before is unchanged."
+            f"{path} cannot be written: {error.strerror or error}. {remedy}. The previous content is unchanged."
         ) from error
 
 
@@ -308,29 +308,25 @@ def damage(path: str | Path) -> Iterator[None]:
 
 
 @contextmanager
-def opened(path: str | Path) -> Iterator[IO[bytes]]:
-    """The bytes of a file, unpacked if it ends in .gz, .xz or .bz2; bounded by `check_unpacked` through `_stream`."""
+def opened(path: str | Path) -> Iterator[IO[bytes] | _Bounded]:
+    """The bytes of a file; if it ends in .gz, .xz or .bz2 they are unpacked, within the bound of `check_unpacked`."""
     path = Path(path)
     check_file(path)
-    with damage(path), _OPENERS.get(path.suffix.lower(), open)(path, "rb") as file:
-        yield file
+    unpack = _OPENERS.get(path.suffix.lower())
+    with damage(path), (unpack or open)(path, "rb") as file:
+        yield _Bounded(file, path) if unpack else file
 
 
 def check_file(path: Path) -> None:
-    """Raise if there is no such file."""
+    """Raise if the file does not exist."""
     if not path.is_file():
         raise InputError(f"there is no file {path}; check the path.")
-
-
-def _stream(file: IO[bytes], path: Path) -> IO[bytes] | _Bounded:
-    return _Bounded(file, path) if path.suffix.lower() in _OPENERS else file
 
 
 def read_bytes(path: str | Path, *, lines: bool = False) -> bytes:
     """All bytes of a file, unpacked if compressed; with ``lines``, a line longer than `MAX_LINE` is an error."""
     path = Path(path)
-    with opened(path) as file:
-        stream = _stream(file, path)
+    with opened(path) as stream:
         if not lines:
             return stream.read()
         content, length = bytearray(), 0
@@ -345,8 +341,7 @@ def read_bytes(path: str | Path, *, lines: bool = False) -> bytes:
 def read_lines(path: str | Path) -> Iterator[bytes]:
     """The lines of a file one by one, unpacked if compressed; bounded as `read_bytes` is."""
     path = Path(path)
-    with opened(path) as file:
-        stream = _stream(file, path)
+    with opened(path) as stream:
         while line := stream.readline(MAX_LINE + 1):
             _check_line(len(line), path)
             yield line
@@ -499,17 +494,15 @@ def members(
                     yield info.filename, zipped.read(info)
         return
     # The stream mode reads once from front to back: seeking in a compressed file would unpack it again and again.
-    with opened(path) as packed_file:
-        stream = _Bounded(packed_file, path)
-        with tarfile.open(fileobj=stream, mode="r|") as tar:  # type: ignore[call-overload]
-            for member in tar:
-                if member.isfile() and wanted(member.name):
-                    total += member.size  # the holes of a sparse file are not in the stream
-                    check_unpacked(total, path)
-                    held = tar.extractfile(member)
-                    content = held.read() if held is not None else b""
-                    if len(content) != member.size:
-                        raise EOFError(f"{member.name} ends early")
-                    yield member.name.removeprefix("./"), content
-            while stream.read(CHUNK_BYTES):  # the archive ends before its file does, and the checksum comes last
-                pass
+    with opened(path) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:  # type: ignore[call-overload]
+        for member in tar:
+            if member.isfile() and wanted(member.name):
+                total += member.size  # the holes of a sparse file are not in the stream
+                check_unpacked(total, path)
+                held = tar.extractfile(member)
+                content = held.read() if held is not None else b""
+                if len(content) != member.size:
+                    raise EOFError(f"{member.name} ends early")
+                yield member.name.removeprefix("./"), content
+        while stream.read(CHUNK_BYTES):  # the archive ends before its file does, and the checksum comes last
+            pass

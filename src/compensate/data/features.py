@@ -177,7 +177,7 @@ class _Numbers(_Part):
 
     def trees(self, cells: pd.Series, *, scaled: bool = False) -> Matrix:
         values = self.values(self.column, cells)
-        blocks = []
+        blocks: list[Any] = []
         if self.kept.any():
             filled = np.where(np.isnan(values[:, self.kept]), self.medians, values[:, self.kept])
             if scaled:  # the parts of a date together weigh as much as a number
@@ -185,7 +185,7 @@ class _Numbers(_Part):
                 filled = z / np.sqrt(self.kept.sum())
             blocks.append(filled)
         if self.missing:
-            blocks.append(np.isnan(values).all(1)[:, None])
+            blocks.append(np.isnan(values).all(1, keepdims=True))
         return np.concatenate(blocks, axis=1).astype(np.float32)
 
     def linear(self, cells: pd.Series) -> Matrix:

@@ -25,7 +25,7 @@ GRAY = ("1", "L", "I;16")
 """Modes of images without color."""
 
 LABEL_FILES = ("labels.csv", "metadata.csv", "metadata.jsonl", "metadata.parquet")
-"""Label tables of an image folder; the last three are those of Hugging Face."""
+"""Label tables of an image folder; the last three follow Hugging Face."""
 
 
 def is_image(path: Path) -> bool:
@@ -79,8 +79,7 @@ def read_folder(
     path = Path(path)
     if not path.is_dir():
         raise InputError(f"there is no folder {path}; check the path.")
-    if labels is None:
-        labels = label_file(path)
+    labels = label_file(path) if labels is None else labels
     parts = {PARTS[p.name.lower()]: p for p in sorted(path.iterdir()) if p.is_dir() and p.name.lower() in PARTS}
     if labels is not None or "train" not in parts:
         return Splits(_part(path, labels, label, size, None))

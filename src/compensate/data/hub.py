@@ -61,7 +61,7 @@ def from_hub(
 ) -> Splits:
     """Splits from a `datasets.Dataset` or `DatasetDict`: texts, images, or columns of a table.
 
-    Class names are those of the label feature, and ``index`` is the row number in the data set. ``ignore`` and ``columns`` choose
+    The label feature gives the class names, and ``index`` is the row number in the data set. ``ignore`` and ``columns`` choose
     columns, as for `read_table`. Images are resized to squares if they differ in size, or if a ``size`` is given.
 
     >>> import pytest
@@ -117,7 +117,7 @@ def _part(
 
 
 def training_part(data: Any) -> tuple[str | None, Any]:
-    """The name and the rows of the training part; without a name if there are no parts."""
+    """The name and the rows of the training part; the name is None for data without parts."""
     if not isinstance(data, Mapping):
         return None, data
     name = next((name for name in data if PARTS.get(name.lower()) == "train"), None)

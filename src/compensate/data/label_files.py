@@ -15,7 +15,7 @@ from compensate.data.labels import encode_labels
 from compensate.data.tables import check_header, is_table, read_frame
 from compensate.data.unpickle import load_arrays
 from compensate.errors import InputError
-from compensate.files import members, npy_header, numpy_damage, opened, read_numpy, read_text
+from compensate.files import check_file, members, npy_header, numpy_damage, read_numpy, read_text
 
 KEYS = ("index", "id", "file", "file_name", "path", "filename")
 """Columns of a label table that identify the row of a label."""
@@ -92,7 +92,8 @@ def _read_array(path: Path, key: str | None) -> NDArray[Any]:
             raise InputError(f"{path} is not a file saved by torch.")
         found = load_arrays(pickles[0], str(path))
     else:
-        with opened(path) as file, numpy_damage(path):
+        check_file(path)
+        with numpy_damage(path), open(path, "rb") as file:
             if b"'descr': '|O'" in file.read(200):  # an object array of one dictionary: its pickle follows the header
                 file.seek(0)
                 npy_header(file)

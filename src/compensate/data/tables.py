@@ -142,7 +142,7 @@ def check_header(frame: pd.DataFrame, path: Path, option: str = "label") -> None
     """Refuse a CSV, TSV or Excel file whose first line is a row instead of column names.
 
     A cell of the first line indicates a row if it is a number above numbers, or a value of its column. A cell that differs in kind from the
-    cells below indicates names. Consecutive whole numbers, such as those of pandas or years, indicate neither.
+    cells below indicates names. Consecutive whole numbers, such as default names of pandas or years, indicate neither.
     """
     if table_format(path) not in (*TEXTS, *EXCEL) or len(frame) < MIN_HEADER_ROWS:
         return

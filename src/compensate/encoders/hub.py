@@ -48,7 +48,7 @@ def download(name: str, known: Sequence[str]) -> tuple[Path, str]:
     """
     if importlib.util.find_spec("huggingface_hub") is None:
         raise InputError(
-            f'"{name}" is no installed encoder ({nearest(name, known)}), and models of the Hugging Face hub need '
+            f'"{name}" is not an installed encoder ({nearest(name, known)}), and models of the Hugging Face hub need '
             'transformers: pip install "compensate[encoders]".'
         )
     import huggingface_hub
@@ -237,7 +237,7 @@ def loaded(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide the progress bars of transformers, which would mix with those of the command line."""
+    """Hide the progress bars of transformers, which would mix with the bars of the command line."""
     if importlib.util.find_spec("transformers") is None:
         yield
         return
