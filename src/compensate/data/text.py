@@ -109,6 +109,7 @@ def encode_texts(
         max_size: the maximum number of words, by frequency.
         max_length: the maximum number of tokens of a text.
 
+    >>> from compensate.data import Dataset
     >>> texts = Dataset(np.array(["a film", "a play"], dtype=object), np.array([0, 1]), ("x", "y"))
     >>> splits, words = encode_texts(Splits(texts))
     >>> words.words, splits.train.x[0].tolist()
