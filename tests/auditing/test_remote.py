@@ -81,7 +81,7 @@ def test_the_command_takes_an_address(table: Path, audited: Any, tmp_path: Path)
     [
         ("memory://bucket/none/*.parquet", "names no Parquet file; expected a file, a folder or a pattern"),
         ("memory://bucket/table/_SUCCESS", "names no Parquet file"),
-        ("nowhere://bucket/a.parquet", '"nowhere://" is no storage that is known'),
+        ("nowhere://bucket/a.parquet", '"nowhere://" is not a known storage'),
         ("adl://bucket/a.parquet", "needs a library that is not installed"),
     ],
 )

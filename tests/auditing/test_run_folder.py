@@ -159,7 +159,7 @@ def test_the_arrays_of_a_run_are_bounded(tmp_path, monkeypatch):
     (tmp_path / "audit.npz").write_bytes(packed.getvalue())
     texts = json.loads((tmp_path / "audit.json").read_text())
     (tmp_path / "audit.json").write_text(json.dumps({**texts, "arrays": hashlib.sha256(packed.getvalue()).hexdigest()}))
-    monkeypatch.setattr(files, "SMALL", 1 << 20)
+    monkeypatch.setattr(files, "SMALL_FILE", 1 << 20)
     with pytest.raises(InputError, match="which no data set does"):
         Audit.load(tmp_path)
 

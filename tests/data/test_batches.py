@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from compensate.data import CropFlip, Dataset, Ragged, batches, channel_statistics, digits, draws, gather, order
-from compensate.data.images import as_images
+from compensate.data.arrays import as_images
 from compensate.errors import InputError
 
 

@@ -6,7 +6,7 @@ import pytest
 from sklearn.impute import SimpleImputer
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from compensate.data import Column, TableEncoder, class_sizes, digits, from_frame, load, long_tailed, table_views
+from compensate.data import Column, TableEncoder, class_sizes, digits, from_frame, load, long_tailed
 from compensate.data.dataset import Dataset
 from compensate.errors import InputError
 
@@ -115,24 +115,21 @@ def test_dates_become_numbers(form):
 
 def test_features_do_not_see_the_label():
     table = frame().assign(label=["yes", "no"] * 100)
-    one = table_views(from_frame(table, "t", label="label").train)
-    two = table_views(
-        from_frame(table.assign(label=table["label"].sample(frac=1, random_state=0).to_list()), "t").train
-    )
-    assert np.array_equal(one.linear, two.linear)
-    assert np.array_equal(one.trees, two.trees)
-    assert not any("label" in name for name in (*one.linear_names, *one.tree_names))
+    shuffled = table.assign(label=table["label"].sample(frac=1, random_state=0).to_list())
+    one, two = (from_frame(rows, "t", label="label").train.source.encoder for rows in (table, shuffled))
+    assert np.array_equal(one(table), two(table))
+    assert np.array_equal(one.trees(table), two.trees(table))
+    assert not any("label" in name for name in (*one.names, *one.tree_names))
 
 
-def test_views_of_other_data_are_refused_and_a_text_leaves_its_other_columns():
-    with pytest.raises(InputError, match="not read from a table"):
-        table_views(digits())
+def test_a_table_with_a_text_keeps_the_roles_of_its_other_columns():
     table = frame().assign(label=["yes", "no"] * 100, text=[f"a very fine film of {i}" for i in range(200)])
     data = from_frame(table, "t").train
     assert data.source.kind == "text"
-    views = table_views(data.subset(np.arange(50)))
-    assert views.linear.shape == (50, len(views.linear_names))
-    assert "pay" in views.tree_names
+    some = data.subset(np.arange(50))
+    encoder = TableEncoder.fit(some.raw, some.source.columns)
+    assert encoder(some.raw).shape == (50, len(encoder.names))
+    assert "pay" in encoder.tree_names
 
 
 def test_a_table_becomes_a_data_set(tmp_path):

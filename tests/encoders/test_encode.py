@@ -83,18 +83,18 @@ def test_chunks_fit_and_cover_the_text_from_start_to_end(length, room, most):
         assert flat[-1] == length - 1
 
 
-def test_a_long_text_is_thinned_before_its_words_are_counted(bert, counted, monkeypatch):
-    plain, read = text_module._thin, []
+def test_a_long_text_is_reduced_before_tokenization(bert, counted, monkeypatch):
+    excerpt, read = text_module.excerpt, []
 
-    def thin(given: str) -> str:
-        read.append(plain(given))
+    def recorded(given: str) -> str:
+        read.append(excerpt(given))
         return read[-1]
 
-    monkeypatch.setattr(text_module, "_thin", thin)
+    monkeypatch.setattr(text_module, "excerpt", recorded)
     encode(["w1 w2 " * 500_000], bert, cache=False)
     assert len(counted) == 1
     (one,) = read
-    assert len(one) <= text_module.MOST_CHARACTERS + text_module.MOST_CHUNKS, "and a blank after each piece"
+    assert len(one) <= text_module.MAX_CHARACTERS + text_module.MAX_CHUNKS, "and a blank after each piece"
 
 
 def test_a_second_run_encodes_the_changed_row_alone(bert, tmp_path, counted):
@@ -132,7 +132,7 @@ def test_an_interrupted_run_continues_where_it_stopped(bert, tmp_path, counted):
 
 def test_a_killed_process_leaves_what_it_encoded(bert, tmp_path, counted):
     def killed() -> None:
-        cache_module.SECONDS = 0
+        cache_module.COMMIT_SECONDS = 0
         encode(TEXTS, bert, cache=tmp_path, batch_size=2, progress=lambda done, _: done >= 6 and os._exit(9))
 
     process = start(killed)
@@ -186,7 +186,7 @@ def test_other_weights_do_not_find_the_embeddings_of_the_first(tmp_path):
 
 
 def test_the_cache_forgets_the_oldest_when_it_is_full(tmp_path, monkeypatch):
-    monkeypatch.setattr(cache_module, "MOST_BYTES", 100 * 16)
+    monkeypatch.setattr(cache_module, "MAX_BYTES", 100 * 16)
     keys = [bytes([i]) for i in range(150)]
     with Cache(tmp_path, "tiny") as store:
         store.put(keys, np.arange(600, dtype=np.float32).reshape(150, 4))

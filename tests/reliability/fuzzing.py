@@ -37,7 +37,7 @@ from compensate.auditing.result import Audit
 from compensate.auditing.source import read as read_audited
 from compensate.data import Splits, load, read_vectors
 from compensate.data.dataset import Estimate, Source
-from compensate.data.labels import read_labels
+from compensate.data.label_files import read_labels
 from compensate.data.named.image_sets import read_cifar, read_mnist
 from compensate.data.named.text_sets import read_imdb, read_sst2
 from compensate.data.tables import read_frame

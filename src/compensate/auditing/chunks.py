@@ -27,8 +27,9 @@ from compensate.auditing.source import read
 from compensate.data.arrays import not_finite
 from compensate.data.columns import is_nested
 from compensate.data.dataset import UNLABELED, Dataset, Ints, Singles, Source
-from compensate.data.label_column import SeveralLabels
-from compensate.data.labels import encode_labels, is_missing, read_labels
+from compensate.data.label_column import LabelChoice
+from compensate.data.label_files import read_labels
+from compensate.data.labels import encode_labels, is_missing
 from compensate.data.parquet import SUFFIXES, is_pattern, parquet_files, parquet_source, remote_files
 from compensate.data.tables import from_frame
 from compensate.errors import InputError
@@ -297,10 +298,7 @@ def _of_parquet(path: str | Path, options: Mapping[str, Any]) -> PiecedSource:
     odd = [name for name in options if name not in ("label", "text", "task", "ignore", "columns", "split", "missing")]
     if odd:
         raise InputError(f"{odd[0]} is no option for Parquet files; leave it out.")
-    try:
-        sample = from_frame(_looked_at(pieces, rows), str(path), **options)
-    except SeveralLabels:
-        raise InputError(NO_PARTS) from None
+    sample = from_frame(_looked_at(pieces, rows), str(path), several=_refuse_several, **options)
     if sample.test is not None or sample.validation is not None:
         raise InputError(
             f'{path} has a column "split", by which rows are not told apart where data are read in pieces. Audit all rows: split="all" '
@@ -313,6 +311,10 @@ def _of_parquet(path: str | Path, options: Mapping[str, Any]) -> PiecedSource:
     told = Source(kind=info.kind, label=info.label, text=info.text, columns=info.columns)
     pieces = [replace(piece, text=info.text, info=told) for piece in pieces]
     return PiecedSource(tuple(pieces), labels, classes, replace(sample.train, source=info), info)
+
+
+def _refuse_several(frame: pd.DataFrame, where: str, choice: LabelChoice, **options: Any) -> Dataset:
+    raise choice.error if choice.form == "columns" and choice.error else InputError(NO_PARTS)
 
 
 def _looked_at(pieces: list[RowGroups], rows: int) -> pd.DataFrame:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from compensate.data.arrays import as_images
 from compensate.data.dataset import Dataset, Ints
-from compensate.data.images import as_images
 
 if TYPE_CHECKING:
     from compensate.auditing.result import Audit

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from compensate.data.dataset import Dataset
+from compensate.data.dataset import PARTS, Dataset
 from compensate.data.folder import is_image, label_file
 from compensate.data.hub import is_saved
 from compensate.data.parquet import parquet_files
-from compensate.data.tables import PARTS
 from compensate.files import checksum
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from typing import Any
 from compensate.auditing.decisions import DECISIONS, Correction, Event, Journal
 from compensate.auditing.page import read_payload
 from compensate.auditing.write_back import is_number
-from compensate.data.labels import LONGEST
+from compensate.data.labels import MAX_LABEL_LENGTH
 from compensate.errors import InputError
 from compensate.files import read_bytes
 
@@ -80,7 +80,7 @@ class Review:
         place = self.rows[_whole(row)]
         given, suggested = self.labels[self.given[place]], self.labels[self.suggested[place]]
         if decision == "other":
-            fits = isinstance(label, str) and len(label) <= LONGEST
+            fits = isinstance(label, str) and len(label) <= MAX_LABEL_LENGTH
             if not fits or not (label in self.classes if self.classes else is_number(label)):
                 raise ValueError("the label is not one of the classes")
         elif decision not in ("", *DECISIONS):

@@ -15,20 +15,20 @@ from compensate.auditing.class_names import merge_spellings
 from compensate.auditing.digests import digests_of
 from compensate.auditing.features import kind_of
 from compensate.auditing.labels.regions import mask_folders, read_masks
-from compensate.auditing.labels.sets import COLUMNS, find_columns, label_sets, read_label_sets
+from compensate.auditing.labels.sets import label_sets, label_sets_of_table, read_label_sets
 from compensate.auditing.labels.tags import is_tokens, of_lists, read_tokens
 from compensate.data.arrays import from_arrays, not_finite, read_npz
-from compensate.data.dataset import Dataset, Source, Splits
+from compensate.data.dataset import OTHERS, Dataset, Source, Splits
 from compensate.data.folder import read_folder
 from compensate.data.hub import from_hub
-from compensate.data.label_column import SeveralLabels, UnclearLabel
-from compensate.data.labels import encode_labels, override_labels
+from compensate.data.label_files import override_labels
+from compensate.data.labels import encode_labels
 from compensate.data.load import load
 from compensate.data.named.catalog import read_source
 from compensate.data.named.image_sets import digits_splits, read_cifar, read_mnist
 from compensate.data.named.text_sets import read_imdb, read_sst2
 from compensate.data.parquet import is_pattern
-from compensate.data.tables import OTHERS, is_table, read_frame, read_table
+from compensate.data.tables import is_table, read_table
 from compensate.errors import InputError, nearest
 
 
@@ -134,18 +134,10 @@ def _read(data: Any, labels: Any, options: Mapping[str, Any]) -> Dataset:
         labels = np.asarray(labels)
     if options.get("labels_columns") is not None:
         return read_label_sets(data, **options)
-    try:
-        return _training(load(data, labels=labels, **options))
-    except SeveralLabels as error:
-        if not _is_table(data):
-            raise
-        return read_label_sets(data, **{**options, "label": error.column})
-    except UnclearLabel as error:
-        is_file = isinstance(data, (str, Path)) and _is_table(data)
-        columns = find_columns(read_frame(data, **_of_file(options))) if is_file else ()
-        if len(columns) < COLUMNS or not set(error.candidates) <= set(columns):
-            raise
-        return read_label_sets(data, **{**options, "labels_columns": columns})
+    # Rows with several labels are read from the same table, without opening the file again.
+    if labels is None and _is_table(data):
+        options = {"several": label_sets_of_table, **options}
+    return _training(load(data, labels=labels, **options))
 
 
 def _merged(data: Dataset) -> Dataset:
@@ -190,10 +182,6 @@ def _of_tokens(data: str | Path, options: Mapping[str, Any]) -> Dataset:
 def _is_table(data: Any) -> bool:
     """Whether it is a file with a table, or a data frame."""
     return is_table(Path(data)) if isinstance(data, (str, Path)) else hasattr(data, "iloc")
-
-
-def _of_file(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if name in ("encoding", "delimiter")}
 
 
 def _array(data: Any) -> NDArray[Any] | None:

@@ -37,10 +37,12 @@ from compensate.data.excel import read_sheet
 from compensate.data.folder import relative
 from compensate.data.hub import frame_and_images, is_saved, named_labels, open_saved, training_part
 from compensate.data.jsonl import objects
-from compensate.data.labels import encode_labels, is_missing, read_labels
+from compensate.data.label_column import choose_label
+from compensate.data.label_files import read_labels
+from compensate.data.labels import encode_labels, is_missing
 from compensate.data.parquet import SUFFIXES as PARQUET
 from compensate.data.parquet import is_pattern, parquet_files, read_arrow
-from compensate.data.tables import LINES, TEXTS, choose_label, choose_text, read_frame, table_format
+from compensate.data.tables import LINES, TEXTS, choose_text, read_frame, table_format
 from compensate.errors import InputError
 from compensate.extras import require
 from compensate.files import check_regular, decode, read_bytes, replaced_folder, write_atomically

@@ -1,6 +1,6 @@
-"""Data that training code can index by rows, each sample with a stable index; and label noise for experiments.
+"""Data sets whose samples have a stable index, and label noise for experiments.
 
-`load` reads everything: named public sets, your own tables, image folders and arrays. `batches` gives an epoch of it.
+`load` reads named public data sets, tables, image folders and arrays. `batches` yields the batches of an epoch.
 """
 
 from __future__ import annotations
@@ -8,17 +8,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from compensate.data import noise
-from compensate.data.arrays import from_arrays, read_npz
-from compensate.data.batches import batches, draws, gather, order, order_in_ranges, ranges_of
+from compensate.data.arrays import channel_statistics, from_arrays, read_npz
 from compensate.data.columns import Column, analyze
 from compensate.data.dataset import UNLABELED, Dataset, Ragged, Splits
-from compensate.data.features import TableEncoder, TableViews, table_views
+from compensate.data.features import TableEncoder
 from compensate.data.folder import read_folder
 from compensate.data.graphs import neighbor_graph, with_wrong_edges
 from compensate.data.hub import from_hub
-from compensate.data.images import CropFlip, channel_statistics
-from compensate.data.label_column import UnclearLabel, choose_label
-from compensate.data.labels import encode_labels, override_labels, read_labels
+from compensate.data.label_column import LabelChoice, UnclearLabel, choose_label, decide_label
+from compensate.data.label_files import override_labels, read_labels
+from compensate.data.labels import encode_labels
 from compensate.data.load import load
 from compensate.data.named.catalog import SOURCES, data_folder
 from compensate.data.named.download import fetch
@@ -26,11 +25,20 @@ from compensate.data.named.image_sets import digits, digits_splits, read_cifar, 
 from compensate.data.named.text_sets import read_imdb, read_sst2
 from compensate.data.noise import class_sizes, long_tailed
 from compensate.data.tables import choose_text, from_frame, read_frame, read_table
-from compensate.data.text import Tfidf, Vocabulary, encode_texts, text_features, tokenize
+from compensate.data.text import Tfidf, Vocabulary, encode_texts, tokenize
 from compensate.data.vectors import embedding_matrix, find_vectors, read_vectors
 
 if TYPE_CHECKING:
-    from compensate.data.indexed import Indexed
+    from compensate.data.epochs import (
+        CropFlip,
+        Indexed,
+        batches,
+        draws,
+        gather,
+        order,
+        order_in_ranges,
+        ranges_of,
+    )
 
 __all__ = [
     "SOURCES",
@@ -39,10 +47,10 @@ __all__ = [
     "CropFlip",
     "Dataset",
     "Indexed",
+    "LabelChoice",
     "Ragged",
     "Splits",
     "TableEncoder",
-    "TableViews",
     "Tfidf",
     "UnclearLabel",
     "Vocabulary",
@@ -53,6 +61,7 @@ __all__ = [
     "choose_text",
     "class_sizes",
     "data_folder",
+    "decide_label",
     "digits",
     "digits_splits",
     "draws",
@@ -84,16 +93,14 @@ __all__ = [
     "read_sst2",
     "read_table",
     "read_vectors",
-    "table_views",
-    "text_features",
     "tokenize",
     "with_wrong_edges",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Indexed":  # a data set of PyTorch, which reading files does not need
-        from compensate.data.indexed import Indexed
+    if name in __all__:  # batches are tensors of PyTorch, which reading files does not need
+        import importlib
 
-        return Indexed
+        return getattr(importlib.import_module("compensate.data.epochs"), name)
     raise AttributeError(f"module 'compensate.data' has no attribute {name!r}")

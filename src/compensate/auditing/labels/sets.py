@@ -24,9 +24,8 @@ from compensate.auditing.learners import FOLDS, View, assign_folds, judge_view
 from compensate.auditing.linear import LinearFolds
 from compensate.auditing.noise_model import Verdict, judge, pool, shares
 from compensate.auditing.result import Provenance, build_audit
-from compensate.data.columns import is_nested
 from compensate.data.dataset import UNLABELED, Dataset, Floats, Ints
-from compensate.data.label_column import joined_labels
+from compensate.data.label_column import LabelChoice, choose_label, joined_labels
 from compensate.data.labels import is_missing
 from compensate.errors import InputError, nearest
 
@@ -43,9 +42,6 @@ YES, NO = frozenset({"1", "1.0", "true", "yes"}), frozenset({"0", "0.0", "false"
 
 FEWEST = 5
 """Rows with a label, and rows without it, that are needed to judge it: one for each fold."""
-
-COLUMNS = 3
-"""Columns of 0 and 1 from which on, where no column is called a label, each is taken for a label."""
 
 MOST = 50_000_000
 """Answers (rows times labels) that are judged."""
@@ -220,7 +216,7 @@ def predict_labels(
 def read_label_sets(
     data: Any,
     *,
-    labels_columns: str | Sequence[str] | None = None,
+    labels_columns: str | Sequence[str],
     label: str | None = None,
     text: str | None = None,
     ignore: str | Sequence[str] = (),
@@ -229,47 +225,48 @@ def read_label_sets(
     encoding: str = "utf-8",
     delimiter: str | None = None,
 ) -> Dataset:
-    """A table whose rows have several labels: joined in a cell, in a list, or one column of 0 and 1 each.
+    """A table whose rows have several labels, one column of 0 and 1 each.
 
     Args:
         data: a file or a data frame.
-        labels_columns: the columns of 0 and 1, a list or a text with commas; without them ``label`` holds joined labels or lists.
-        label, text, ignore, columns, split, encoding, delimiter: as for `compensate.data.tables.read_table`.
+        labels_columns: the columns of 0 and 1, a list or a text with commas.
+        label: not used.
+        text, ignore, columns, split, encoding, delimiter: as for `compensate.data.tables.read_table`.
     """
-    from compensate.data.tables import column_names, from_frame, read_frame
+    from compensate.data.tables import column_names, read_frame
 
     path = isinstance(data, (str, Path))
     where = str(data) if path else "the data frame"
     frame = read_frame(data, encoding=encoding, delimiter=delimiter) if path else data
+    choice = LabelChoice(tuple(column_names(labels_columns)), "columns")
+    return label_sets_of_table(frame, where, choice, text=text, ignore=ignore, columns=columns, split=split)
+
+
+def label_sets_of_table(
+    frame: pd.DataFrame,
+    where: str,
+    choice: LabelChoice,
+    *,
+    text: str | None = None,
+    ignore: str | Sequence[str] = (),
+    columns: str | Sequence[str] | None = None,
+    split: str | None = None,
+) -> Dataset:
+    """A table whose rows have several labels: joined in a cell, in a list, or one column of 0 and 1 each, as ``choice`` says."""
+    from compensate.data.tables import column_names, from_frame
+
     frame = frame.reset_index(drop=True)
     frame.columns = [str(name) for name in frame.columns]
-    if labels_columns is not None:
-        sets = _of_columns(frame, column_names(labels_columns), where)
-    else:
-        assert label is not None
-        sets = _of_cells(frame, label, where)
+    in_columns = choice.form == "columns"
+    sets = _of_columns(frame, choice.columns, where) if in_columns else _of_cells(frame, choice.columns[0], where)
     column = sets.columns[0]
     ignored = [*column_names(ignore), *sets.columns[1:]] if ignore else list(sets.columns[1:])
     found = from_frame(
         frame.assign(**{column: sets.patterns}), where, label=column, text=text, task="classification", ignore=ignored,
         columns=columns, split=split,
     ).train  # fmt: skip
-    source = found.source if labels_columns is None else replace(found.source, label=None)
+    source = replace(found.source, label=None) if in_columns else found.source
     return replace(found, raw=frame.iloc[found.index], source=source, parts=sets)
-
-
-def find_columns(frame: pd.DataFrame) -> tuple[str, ...]:
-    """The columns that hold nothing but 0 and 1.
-
-    >>> find_columns(pd.DataFrame({"a": ["1", "0"], "b": ["x", "0"], "c": [0, 1]}))
-    ('a', 'c')
-    """
-    return tuple(
-        str(name)
-        for name in frame.columns
-        if not is_nested(frame[name])
-        and {str(cell).strip().lower() for cell in frame[name].unique() if not is_missing(cell)} == {"0", "1"}
-    )
 
 
 def label_sets(labels: Any) -> LabelSets | None:
@@ -385,7 +382,7 @@ def apply_labels(
     delimiter: str | None,
 ) -> tuple[int, int]:
     """Writes the table with the decided labels switched; the number of rows, and of labels that changed."""
-    from compensate.data.tables import choose_label, choose_text, read_frame
+    from compensate.data.tables import choose_text, read_frame
 
     frame = read_frame(data, encoding=encoding, delimiter=delimiter)
     frame.columns = [str(name) for name in frame.columns]
