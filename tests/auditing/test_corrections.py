@@ -20,8 +20,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compensate.auditing.decisions import Correction, apply_corrections, changes, read_corrections, write_corrections
+from compensate.auditing.decisions import Correction, changes, read_corrections, write_corrections
 from compensate.auditing.digests import digest_frame, digest_source, digest_text
+from compensate.auditing.labels import apply_corrections
 from compensate.auditing.write_back import Dialect, find_cells, guard, unguard
 from compensate.data.tables import read_frame
 from compensate.errors import InputError

@@ -14,8 +14,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from compensate.auditing.api import audit
-from compensate.auditing.decisions import apply_corrections, read_corrections, write_corrections
+from compensate.auditing.decisions import read_corrections, write_corrections
 from compensate.auditing.exchange import label_studio_config
+from compensate.auditing.labels import apply_corrections
 from compensate.auditing.result import Audit
 from compensate.auditing.store import write_run
 from compensate.cli import app

@@ -8,9 +8,9 @@ import numpy as np
 from review_pages import planted_audit, planted_regression
 
 from compensate.auditing.api import audit as run_audit
+from compensate.auditing.findings import Provenance
 from compensate.auditing.page import contents
 from compensate.auditing.page.contents import content, page_of, predictable
-from compensate.auditing.result import Provenance
 from compensate.data import Dataset
 from compensate.data.dataset import Source
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from review_pages import planted_audit, planted_regression, texts_page
 
+from compensate.auditing.findings import Provenance
 from compensate.auditing.page import ClassCount, ClassPair, Curve, Estimate, Histogram, Page, PageProvenance
 from compensate.auditing.page.contents import page_of as fill
-from compensate.auditing.result import Provenance
 
 CLASSES = ("bird", "cat", "dog")
 SHARP, OPEN = Estimate(0.05, 0.04, 0.06), Estimate(0.05, 0.01, 0.25)

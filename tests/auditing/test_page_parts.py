@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from compensate.auditing.decisions import apply_corrections, read_corrections
+from compensate.auditing.decisions import read_corrections
+from compensate.auditing.labels import apply_corrections
 from compensate.auditing.page.model import Content, Estimate, Item, Page
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from review_pages import texts_page
 
-from compensate.auditing.decisions import apply_corrections, read_corrections
+from compensate.auditing.decisions import read_corrections
+from compensate.auditing.labels import apply_corrections
 from compensate.auditing.page import Content, Estimate, Example, Item, Page
 from compensate.auditing.page.model import Histogram
 

@@ -10,7 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from compensate.auditing.api import audit
-from compensate.auditing.decisions import Correction, apply_corrections
+from compensate.auditing.decisions import Correction
+from compensate.auditing.labels import apply_corrections
 from compensate.auditing.labels.tags import Scheme, Token, shape, type_of
 from compensate.auditing.source import read
 from compensate.cli import app
@@ -55,7 +56,7 @@ def test_dropped_tags_are_found_and_put_back_and_no_other_byte_changes(tmp_path:
     assert set(worst["given"]) == {"O"}
     assert set(worst["suggested"]) == {"city"}
     assert worst["id"].isin(CITIES).all()
-    assert found.parts[0] == "tokens 0 2"  # the tokens of an entity are judged together
+    assert found.addresses[0] == (0, range(2))  # the tokens of an entity are judged together
     out = tmp_path / f"fixed{path.suffix}"
     made = [
         Correction(t, "O", "accept", "city", part=f"tokens {t} 1", source=found.source_digest) for t in worst["token"]

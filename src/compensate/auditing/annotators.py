@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from scipy.special import logsumexp
 from scipy.stats import beta
 
+from compensate.auditing.labels.classes import Classes
 from compensate.auditing.result import by_chance_note
 from compensate.data.dataset import Floats, Ints, Source
 from compensate.errors import InputError, nearest
@@ -62,7 +63,7 @@ LARGEST = 50_000_000
 
 
 @dataclass(frozen=True, eq=False)
-class Votes:
+class Votes(Classes):
     """Who said what of which item, a vote each.
 
     Attributes:
@@ -101,7 +102,7 @@ class Votes:
             said[i].append((self.annotators[a], self.classes[c]))
         return [tuple(votes) for votes in said]
 
-    def shown(self, content: Content, audit: Audit, row: int) -> Content:
+    def show(self, content: Content, audit: Audit, row: int) -> Content:
         """The item with the votes on it."""
         return replace(content, votes=self.by_item[int(audit.index[row])])
 

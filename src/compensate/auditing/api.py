@@ -15,10 +15,12 @@ from scipy.special import expit, logit, logsumexp
 
 from compensate.auditing.chunks import PiecedSource, open_pieces
 from compensate.auditing.decisions import Correction, decided_labels
-from compensate.auditing.execution import threads_for
 from compensate.auditing.features import FeatureViews, make_views, unused_encoder
+from compensate.auditing.findings import Findings, Provenance
 from compensate.auditing.issues.samples import without_spellings
 from compensate.auditing.judge import Scorer
+from compensate.auditing.labels import labels_of
+from compensate.auditing.labels.base import Judging
 from compensate.auditing.learners import (
     FOLDS,
     Steps,
@@ -38,7 +40,7 @@ from compensate.auditing.noise_model import (
     pool,
     shares,
 )
-from compensate.auditing.result import KINDS, Audit, Provenance, build_audit
+from compensate.auditing.result import Audit, build_audit
 from compensate.auditing.source import labeled, read
 from compensate.data.dataset import UNLABELED, Dataset, Floats, Ints, Source
 from compensate.data.labels import encode_labels
@@ -103,10 +105,7 @@ def audit_probabilities(
     unlabeled: dict[str, NDArray[Any]] = {}
     if len(lost):
         unlabeled = {"index": lost, "suggested": p[lost].argmax(1), "probability": p[lost].max(1)}
-    return build_audit(
-        data,
-        Source(title=title) if data is None else replace(data.source, title=title),
-        kind="embedding" if data is None else "table",
+    findings = Findings(
         classes=names,
         index=rows,
         given=y,
@@ -120,7 +119,10 @@ def audit_probabilities(
         provenance=Provenance(
             views={"probabilities": 1.0}, agreement=float((q.argmax(1) == y).mean()), by_chance=verdict.by_chance
         ),
+        data=data,
     )
+    source = Source(title=title) if data is None else replace(data.source, title=title)
+    return build_audit(source, findings, kind="embedding" if data is None else "table")
 
 
 def _labels(labels: NDArray[Any], shape: tuple[int, ...], classes: list[str] | None) -> tuple[Ints, tuple[str, ...]]:
@@ -252,19 +254,45 @@ def audit(
     source = read(data, labels, features, options)
     for note in source.source.notes:
         warnings.warn(note, stacklevel=2)
-    if source.parts is not None:
-        return _of_parts(source, encoder, device, seed, progress, model=model, finetune=finetune)
-    known = labeled(source)
-    if known.regression:
-        if decisions is not None:
-            raise InputError("decisions are about classes; quantities are audited without them. Leave decisions out.")
-        if model is not None:
-            raise InputError(
-                "quantities are judged without a model of your own; give its embeddings as features=... (--features on the command line)."
-            )
-        if finetune:
-            raise InputError("finetune learns classes, and these labels are quantities; leave it out.")
-        return _quantities(known, encoder, device, seed, progress)
+    kind = labels_of(source)
+    for name, value in {"decisions": decisions, "model": model, "finetune": finetune or None}.items():
+        if value is not None and name in kind.refused:
+            raise InputError(kind.refused[name])
+    training |= {"device": device, "seed": seed, "run_folder": run_folder, "resume": resume, "progress": progress}
+
+    def judge_classes(samples: Dataset) -> Findings:
+        return _judge_classes(
+            samples,
+            model,
+            finetune,
+            crossfit,
+            decisions,
+            encoder,
+            training,
+            device=device,
+            seed=seed,
+            progress=progress,
+        )
+
+    judging = Judging(judge_classes, encoder, device, seed, progress)
+    return build_audit(source.source, kind.audit(source, judging), type(kind))
+
+
+def _judge_classes(
+    data: Dataset,
+    model: Any,
+    finetune: bool,
+    crossfit: bool,
+    decisions: str | Path | Iterable[Correction] | None,
+    encoder: str | Path,
+    training: dict[str, Any],
+    *,
+    device: str | None,
+    seed: int,
+    progress: Progress | None,
+) -> Findings:
+    """Judges one class for each sample."""
+    known = labeled(data)
     decided = None if decisions is None else decided_labels(known, decisions)
     present = known.target.astype(np.int64) if decided is None else decided.labels
     given_labels, notes = audited_labels(known.relabel(present))
@@ -297,9 +325,6 @@ def audit(
     if model is not None or tunable is not None:
         from compensate.auditing.network import judge_by_finetuning, judge_by_model
 
-        training |= {
-            "device": device, "seed": seed, "run_folder": run_folder, "resume": resume, "progress": progress,
-        }  # fmt: skip
         parts = divisions[0] if crossfit else None
         if tunable is not None:
             trained = judge_by_finetuning(known, given_labels, tunable, parts, **training)
@@ -309,7 +334,12 @@ def audit(
             trained = judge_by_model(known, given_labels, model, parts, **training)
             log_p["model"] = trained.log_p
             config["folds"] = FOLDS if crossfit else 1
-        config |= {"method": method, "hyper": dict(hyper or {}), "epochs": trained.epochs, "crossfit": crossfit}
+        config |= {
+            "method": training["method"],
+            "hyper": dict(training["hyper"] or {}),
+            "epochs": trained.epochs,
+            "crossfit": crossfit,
+        }
     if progress is not None:
         progress("judging", 0, 1)
     log_q, weights = pool(log_p, given_labels)
@@ -449,9 +479,15 @@ def _result(
     trained: Any,
     scorer: Scorer | None,
     unlabeled: dict[str, NDArray[Any]],
-) -> Audit:
-    return build_audit(
-        **_described(data, rows, config, notes, None if views is None else views.shown),
+) -> Findings:
+    whole, shown = len(rows) == len(data), None if views is None else views.shown
+    return Findings(
+        index=data.index[rows],
+        ids=() if data.ids is None else tuple(str(i) for i in data.ids[rows]),
+        provenance=Provenance(**config),
+        notes=notes,
+        data=data if whole else data.subset(rows),
+        vectors=shown if whole or shown is None else shown[rows],
         classes=data.classes,
         given=given[rows],
         suggested=verdict.suggested,
@@ -484,81 +520,6 @@ def _with_lone(
     order = np.argsort(np.concatenate([rows, lone]))
     more = {name: np.concatenate([getattr(verdict, name), values])[order] for name, values in more.items()}
     return replace(verdict, **more)
-
-
-def _described(data: Dataset, rows: Ints, config: dict[str, Any], notes: tuple[str, ...], shown: Any) -> dict[str, Any]:
-    """What an audit says of its data, whether labels are classes or quantities."""
-    whole = len(rows) == len(data)
-    return {
-        "source": data.source,
-        "index": data.index[rows],
-        "ids": () if data.ids is None else tuple(str(i) for i in data.ids[rows]),
-        "provenance": Provenance(**config),
-        "notes": notes,
-        "data": data if whole else data.subset(rows),
-        "vectors": shown if whole or shown is None else shown[rows],
-    }
-
-
-def _of_parts(
-    data: Dataset,
-    encoder: str | Path,
-    device: str | None,
-    seed: int,
-    progress: Progress | None,
-    **training: Any,
-) -> Audit:
-    """The audit of samples that have several labels each: see `compensate.auditing.labels.base`."""
-    asked = [name for name, value in training.items() if value]
-    if asked:
-        raise InputError(f"{asked[0]} learns one class a sample, and these have several labels each; leave it out.")
-    found: Audit = data.parts.audit(data, encoder, device=device, seed=seed, progress=progress)
-    return found
-
-
-def _quantities(data: Dataset, encoder: str | Path, device: str | None, seed: int, progress: Progress | None) -> Audit:
-    """The audit of quantities: see `compensate.auditing.labels.quantity`."""
-    from compensate.auditing.labels.quantity import judge_quantities
-
-    rows = np.flatnonzero(data.labeled)
-    if len(rows) < FEWEST:
-        raise InputError(f"{len(rows)} rows have a value; an audit needs {FEWEST} or more.")
-    values = np.full(len(data), np.nan)
-    values[rows] = data.target[rows]
-    endless = rows[np.isinf(values[rows])]
-    if len(endless):
-        raise InputError(f"the value of row {data.index[endless[0]]} is infinite; correct it, or leave it empty.")
-    if np.ptp(values[rows]) == 0:
-        raise InputError(f"all values are {values[rows][0]:g}; there is nothing to compare. Check the label column.")
-    views = make_views(data, encoder, device=device, progress=progress)
-    folds = assign_folds(np.where(np.isfinite(values), 0, UNLABELED), views.keys, folds=FOLDS, seed=seed)
-    if progress is not None:
-        progress("fitting", 0, 1)
-    with threads_for(max(view.work(FOLDS, 1) for view in views.views)):
-        found = judge_quantities(views.views, values, folds, FOLDS, seed=seed)
-    if progress is not None:
-        progress("fitting", 1, 1)
-    lost = np.flatnonzero(~data.labeled)
-    unlabeled = {} if not len(lost) else {
-        "index": data.index[lost], "suggested": found.predicted[lost], "probability": np.full(len(lost), np.nan),
-    }  # fmt: skip
-    config = {
-        "seed": seed, "folds": FOLDS, **views.about, "agreement": max(found.explained, 0.0), "views": found.weights, "by_chance": found.by_chance,
-    }  # fmt: skip
-    config["shown"] = KINDS.get(data.source.kind, "embedding")
-    return build_audit(
-        **_described(data, rows, config, views.notes, views.shown),
-        kind="regression",
-        labels="values",
-        classes=(),
-        given=values[rows],
-        suggested=found.suggested[rows],
-        log_odds=found.log_odds[rows],
-        p_error=found.p_error[rows],
-        evidence={"residual": np.abs(values - found.predicted)[rows], "usual residual": found.scale[rows]},
-        noise_rate=found.share,
-        unlabeled=unlabeled,
-    )
 
 
 def _predicted(data: Dataset, given: Ints, log_q: Floats) -> dict[str, NDArray[Any]]:

@@ -174,7 +174,7 @@ def scorer_of(audit: Audit) -> Scorer:
         raise InputError(
             "this audit is of quantities; only labels that are classes can be judged later. Audit the new data."
         )
-    if audit.parts:
+    if audit.addresses:
         raise InputError(
             "this audit is of several labels a sample (label sets, tags or masks), for which no fitted model is kept; only one "
             "class a row can be judged later. Audit the new data."

@@ -1,4 +1,4 @@
-"""Decisions about labels: reading ``corrections.csv`` and applying it to the data.
+"""Decisions about labels: ``corrections.csv`` and the journal of a review.
 
 The file has the columns ``index,given,decision,label``: the 0-based row of the source, the label it had, what was decided (``accept`` the
 suggestion, ``reject`` it, set an ``other`` label, or ``skip``), and the label that holds now; and ``row,source``, the digests of that row and
@@ -24,8 +24,8 @@ import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-from compensate.auditing.digests import digest_source, digest_text
-from compensate.auditing.write_back import check_output, csv_bytes, fixed_name, guard, open_labels, same_label, unguard
+from compensate.auditing.digests import digest_text
+from compensate.auditing.write_back import csv_bytes, guard, same_label, unguard
 from compensate.data.dataset import UNLABELED, Dataset, Ints
 from compensate.errors import InputError, nearest
 from compensate.files import write_atomically, writing
@@ -227,57 +227,6 @@ def rematch_rows(
             "corrections to the file that was audited, or audit this one."
         )
     return tuple(found), Matched(len(found), moved, done, tuple(absent), tuple(unclear))
-
-
-def apply_corrections(
-    data: str | Path,
-    corrections: str | Path | Iterable[Correction],
-    out: str | Path | None = None,
-    *,
-    label: str | None = None,
-    encoding: str = "utf-8",
-    delimiter: str | None = None,
-    force: bool = False,
-    rematch: bool = False,
-) -> Applied:
-    """Writes the data with the decided labels.
-
-    Args:
-        data: a CSV, TSV, JSONL, Excel or Parquet file; several Parquet files (a folder, or a pattern), a folder of images, or a
-            data set that Hugging Face's `datasets` saved.
-        corrections: the file exported by the review page, or what `read_corrections` made of it.
-        out: the file to write; by default ``name.fixed.csv`` next to ``name.csv``. A folder for several Parquet files and for a
-            saved data set.
-        label: the label's column, if it was named for the audit too.
-        encoding, delimiter: of the file, if they are not UTF-8 and the obvious sign.
-        force: overwrite a file that is there.
-        rematch: the file is not the one that was audited, byte for byte: find each row by its content.
-
-    A corrected CSV, TSV or JSONL is the same file byte for byte but for the changed labels, and so is every part of a corrected
-    Excel file but the cells of the labels. A folder of images gets a label file: its own with the changes, or a new one with the
-    columns file and label.
-    """
-    data = Path(data)
-    out = None if out is None else Path(out)
-    decided = read_corrections(corrections) if isinstance(corrections, (str, Path)) else tuple(corrections)
-    if any(c.part for c in decided):
-        from compensate.auditing.labels.base import apply_parts
-
-        return apply_parts(
-            data, decided, out, label=label, encoding=encoding, delimiter=delimiter, force=force, rematch=rematch
-        )
-    out = fixed_name(data) if out is None else out
-    check_output(data, out, force)
-    source = open_labels(data, label, encoding, delimiter)
-    matched = None
-    checked = not rematch and check_source(decided, digest_source(data), str(data))
-    if rematch:
-        decided, matched = rematch_rows(decided, source.cells, source.digests(), str(data))
-    new = changes(source.cells, decided, str(data))
-    source.write(out, new)
-    skipped = sum(c.decision == "skip" for c in decided)
-    kept = len(decided) - len(new) - skipped
-    return Applied(out, len(source.cells), len(new), kept, skipped, checked, matched)
 
 
 def _correction(cells: list[str], path: str | Path, row: int) -> Correction:

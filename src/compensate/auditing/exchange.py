@@ -176,7 +176,7 @@ def _classes_only(audit: Audit, tool: str) -> None:
 
 def whole_rows(audit: Audit) -> None:
     """Refuses an audit of samples that have several labels each."""
-    if audit.parts:
+    if audit.addresses:
         raise InputError(
             "this audit is of several labels a sample, which have no row of their own there; review it with `compensate review`, or "
             "take `suspects` (suspects.csv)."

@@ -26,6 +26,7 @@ from compensate.auditing.chunks import FinishedStages, Piece, PiecedSource
 from compensate.auditing.digests import digest_frame
 from compensate.auditing.execution import HERE, Execution
 from compensate.auditing.features import MAKERS, Embeddings, Maker, Makers, fit_makers, keys_of
+from compensate.auditing.findings import Findings, Provenance
 from compensate.auditing.issues.samples import without_spellings
 from compensate.auditing.learners import (
     FOLDS,
@@ -59,7 +60,7 @@ from compensate.auditing.noise_model import (
     some_rows,
 )
 from compensate.auditing.page.contents import MOST_ITEMS, POOL
-from compensate.auditing.result import Audit, Provenance, build_audit
+from compensate.auditing.result import Audit, build_audit
 from compensate.data.dataset import UNLABELED, Dataset, Floats, Ints, Singles
 from compensate.errors import InputError
 from compensate.files import make_folder, write_atomically
@@ -828,9 +829,7 @@ def _result(
         "agreement": float((kept["margin"] > 0).mean(where=often)), "by_chance": judge.by_chance,
     }  # fmt: skip
     unlabeled = {name: judged[name][lost] for name in ("suggested", "probability") if len(lost)}
-    return build_audit(
-        None,
-        source.info,
+    findings = Findings(
         classes=source.classes,
         index=source.numbers(rows),
         given=source.labels[whole],
@@ -844,6 +843,7 @@ def _result(
         notes=notes,
         fitted=Scorer(makers.makers, judge.models, judge.weights, judge.noise.model, judge.by_chance),
     )
+    return build_audit(source.info, findings)
 
 
 def _listed(

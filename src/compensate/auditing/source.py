@@ -14,21 +14,18 @@ from numpy.typing import ArrayLike, NDArray
 from compensate.auditing.digests import digests_of
 from compensate.auditing.features import kind_of
 from compensate.auditing.issues.samples import merge_spellings
-from compensate.auditing.labels.regions import mask_folders, read_masks
-from compensate.auditing.labels.sets import COLUMNS, find_columns, label_sets, read_label_sets
-from compensate.auditing.labels.tags import is_tokens, of_lists, read_tokens
+from compensate.auditing.labels import KINDS, read_labels
 from compensate.data.arrays import from_arrays, not_finite, read_npz
 from compensate.data.dataset import Dataset, Source, Splits
 from compensate.data.folder import read_folder
 from compensate.data.hub import from_hub
-from compensate.data.label_column import SeveralLabels, UnclearLabel
 from compensate.data.labels import encode_labels, override_labels
 from compensate.data.load import load
 from compensate.data.named.catalog import read_source
 from compensate.data.named.image_sets import digits_splits, read_cifar, read_mnist
 from compensate.data.named.text_sets import read_imdb, read_sst2
 from compensate.data.parquet import is_pattern
-from compensate.data.tables import OTHERS, is_table, read_frame, read_table
+from compensate.data.tables import OTHERS, read_table
 from compensate.errors import InputError, nearest
 
 
@@ -37,7 +34,7 @@ def read(data: Any, labels: Any, features: ArrayLike | str | Path | None, option
     options = dict(options)
     merge_alike = options.pop("merge_alike", False)
     _check_options(options)
-    found = _read(data, labels, options)
+    found = read_labels(data, labels, options, _read)
     if merge_alike:
         found = _merged(found)
     source = found.source
@@ -80,8 +77,6 @@ READERS = (
     read_npz,
     read_sst2,
     read_table,
-    read_label_sets,
-    read_tokens,
 )
 
 
@@ -91,6 +86,7 @@ def _check_options(options: Mapping[str, Any]) -> None:
     Which options a kind of data takes is its reader's to say.
     """
     readers = {name for reader in READERS for name in inspect.signature(reader).parameters}
+    readers |= {name for kind in KINDS for name in kind.options}
     odd = [name for name in options if name not in readers]
     if odd:
         from compensate.auditing.api import audit
@@ -100,19 +96,7 @@ def _check_options(options: Mapping[str, Any]) -> None:
 
 
 def _read(data: Any, labels: Any, options: Mapping[str, Any]) -> Dataset:
-    folders = mask_folders(data, labels)
-    if folders is not None:
-        return read_masks(*folders)
-    if labels is None and isinstance(data, (str, Path)) and is_tokens(Path(data)):
-        return _of_tokens(data, options)
-    if isinstance(data, (list, tuple)) and len(data) and all(isinstance(item, (list, tuple)) for item in data):
-        if labels is None:
-            raise InputError("sentences have no tags of their own; pass them too: audit(words, tags).")
-        return of_lists(data, labels)
-    sets = label_sets(labels)
-    if sets is not None:
-        found = _read(data, sets.patterns, options)
-        return replace(found, parts=sets)
+    """The reader of data whose labels need no reader of their own."""
     key = options.get("labels_key")
     if isinstance(data, (list, tuple, Dataset, Splits)) or _array(data) is not None:
         given = [name for name, value in options.items() if value is not None and name != "labels_key"]
@@ -132,20 +116,7 @@ def _read(data: Any, labels: Any, options: Mapping[str, Any]) -> Dataset:
         return from_arrays(array, _array(labels) if _array(labels) is not None else np.asarray(labels))
     if labels is not None and not isinstance(labels, (str, Path)):
         labels = np.asarray(labels)
-    if options.get("labels_columns") is not None:
-        return read_label_sets(data, **options)
-    try:
-        return _training(load(data, labels=labels, **options))
-    except SeveralLabels as error:
-        if not _is_table(data):
-            raise
-        return read_label_sets(data, **{**options, "label": error.column})
-    except UnclearLabel as error:
-        is_file = isinstance(data, (str, Path)) and _is_table(data)
-        columns = find_columns(read_frame(data, **_of_file(options))) if is_file else ()
-        if len(columns) < COLUMNS or not set(error.candidates) <= set(columns):
-            raise
-        return read_label_sets(data, **{**options, "labels_columns": columns})
+    return _training(load(data, labels=labels, **options))
 
 
 def _merged(data: Dataset) -> Dataset:
@@ -178,22 +149,6 @@ def left_out(source: Source) -> tuple[str, str]:
     if source.folder:
         return named, f"to audit them: compensate audit {Path(source.folder).parent / next(iter(parts))}"
     return named, "to audit such a part, give it alone: audit(compensate.data.load(...).test)"
-
-
-def _of_tokens(data: str | Path, options: Mapping[str, Any]) -> Dataset:
-    odd = [name for name, value in options.items() if value is not None and name != "encoding"]
-    if odd:
-        raise InputError(f"{odd[0]} is no option for tagged tokens; {data} is read as tokens and tags.")
-    return read_tokens(data, **options)
-
-
-def _is_table(data: Any) -> bool:
-    """Whether it is a file with a table, or a data frame."""
-    return is_table(Path(data)) if isinstance(data, (str, Path)) else hasattr(data, "iloc")
-
-
-def _of_file(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if name in ("encoding", "delimiter")}
 
 
 def _array(data: Any) -> NDArray[Any] | None:

@@ -128,19 +128,11 @@ OPEN = 10
 
 def opening_line(source: Dataset) -> str:
     """One line that says what was read and what was chosen."""
+    from compensate.auditing.labels import labels_of
+
     info = source.source
     parts = [f"{info.title}: {_rows(source)}"]
-    if source.parts is not None:
-        said = source.parts.described()
-    elif source.regression:
-        y = source.target[source.labeled]
-        said = f"a quantity from {y.min():g} to {y.max():g}" if len(y) else "empty"
-    else:
-        counts = source.class_counts
-        order = counts.argsort()[::-1][:4]
-        named = " · ".join(f"{short(source.classes[c])} {counts[c]:,}" for c in order)
-        said = f"{source.num_classes} classes: {named}{' · …' if source.num_classes > 4 else ''}"
-    parts += chosen_columns(info, said)
+    parts += chosen_columns(info, labels_of(source).describe(source, short))
     lost = int((~source.labeled).sum())
     if lost and source.parts is None:
         parts.append(f"{lost:,} without a label{_missing(info, lost)}, which {'is' if lost == 1 else 'are'} predicted")
@@ -591,7 +583,7 @@ def _run(asked: _Asked, before: Before | None, out: Path | None, judged: Callabl
             keeps = asked.deep or asked.in_pieces
             found = judged(source, run_folder=training if keeps else None, **asked.how, **decided)
             # Neighbors are of samples, not of their parts, and all samples have to be there.
-            if asked.only is None and _main() and not found.parts and found.listed is None:
+            if asked.only is None and _main() and not found.addresses and found.listed is None:
                 found = _with_issues(found, asked)
     if not _main():
         return found, folder

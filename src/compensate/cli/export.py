@@ -37,7 +37,7 @@ def reopen(folder: str | Path) -> Audit:
     data = read(path, asked.get("labels"), asked.get("features"), _options(asked))
     if data.source.digest != found.source_digest:
         raise InputError(f"{path} has changed since it was audited ({folder}); audit it again.")
-    if found.parts:  # several labels a sample: the index is not that of rows
+    if found.addresses:  # several labels a sample: the index is not that of rows
         return replace(found, data=data)
     place = {int(row): k for k, row in enumerate(data.index)}
     return replace(found, data=data.subset(np.array([place[int(row)] for row in found.index])))

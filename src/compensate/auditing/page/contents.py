@@ -37,8 +37,6 @@ from compensate.auditing.page.model import (
     thumbnail,
 )
 from compensate.auditing.page.payload import image_type
-from compensate.auditing.result import Audit
-from compensate.auditing.write_back import fixed_name
 from compensate.data.dataset import Dataset, Floats, Ints
 from compensate.markup import Html, element, escape, table
 
@@ -241,7 +239,7 @@ def page_of(audit: Audit) -> Page:
             content=_content(audit, int(i)),
             id=audit.ids[i] if audit.ids else "",
             digest=audit.row_digest(int(i)),
-            part=audit.parts[i] if audit.parts else "",
+            part=audit.part(int(i)),
             like_given=tuple(int(audit.index[j]) for j in likes[int(i)][0]) if likes else (),
             like_suggested=tuple(int(audit.index[j]) for j in likes[int(i)][1]) if likes else (),
             likely=likely[k],
@@ -318,7 +316,7 @@ def command(audit: Audit) -> str:
     source = audit.source.path
     if not source:
         return ""
-    fixed = f"{Path(str(source)).name}.fixed" if audit.provenance.masks else fixed_name(Path(str(source))).name
+    fixed = audit.label_kind.fixed_name(Path(source)).name
     given = {"label": str(audit.source.label)} if audit.source.label_given else {}
     options = "".join(f" --{name} {shlex.quote(value)}" for name, value in (given | audit.reading).items())
     return f"compensate apply {shlex.quote(str(source))} corrections.csv -o {shlex.quote(fixed)}{options}"
@@ -337,10 +335,7 @@ def _pairs(audit: Audit, flagged: Ints) -> tuple[ClassPair, ...]:
 def _per_class(audit: Audit) -> tuple[ClassCount, ...]:
     if audit.regression:
         return ()
-    names, of = audit.classes, audit.given
-    if audit.provenance.labels:  # of label sets, the label counts and not whether it is given
-        names = audit.provenance.labels
-        of = audit.index % len(names)
+    names, of = audit.label_kind.groups(audit)
     rows, flagged, wrong = (
         np.bincount(of, weights, minlength=len(names)) for weights in (None, audit.mask, audit.p_error)
     )
@@ -523,7 +518,7 @@ def _content(audit: Audit, row: int) -> Content:
     """What is shown of an audited label: its sample, and where in it the label stands if the sample has several."""
     shown = content(audit.data, int(audit.position(row)))
     parts = None if audit.data is None else audit.data.parts
-    return shown if parts is None else cast(Content, parts.shown(shown, audit, row))
+    return shown if parts is None else cast(Content, parts.show(shown, audit, row))
 
 
 def content(data: Dataset | None, row: int) -> Content:
