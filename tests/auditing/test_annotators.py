@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 
 from compensate.auditing.annotators import Votes, audit_votes, find_consensus, long_votes, wide_votes
 from compensate.auditing.decisions import write_corrections
-from compensate.auditing.page.contents import page_of
-from compensate.auditing.page.payload import payload, read_payload
+from compensate.auditing.page import page_of, payload, read_payload
 from compensate.auditing.result import Audit
 from compensate.cli import app
 from compensate.errors import InputError
@@ -165,14 +164,15 @@ def test_the_page_has_the_votes_beside_each_item():
     x, _, votes = made(200)
     found, _ = audit_votes(x.astype(np.float32), votes)
     shown = page_of(found)
-    assert shown.items
-    for item in shown.items:
-        here = votes.item == item.index
+    items = shown["items"]
+    assert items["index"]
+    for row, content in zip(items["index"], items["content"], strict=True):
+        here = votes.item == row
         said = [
             (votes.annotators[a], votes.classes[c])
             for a, c in zip(votes.annotator[here], votes.label[here], strict=True)
         ]
-        assert sorted(item.content.votes) == sorted(said)
+        assert sorted(content.votes) == sorted(said)
     assert "votes" in payload(shown)["items"]["content"][0]
 
 

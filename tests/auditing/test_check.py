@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from sklearn.metrics import average_precision_score
 
 from compensate import audit
-from compensate.auditing.check import check, label_places
-from compensate.auditing.check_report import FORMATS
+from compensate.auditing.check import FORMATS, check, label_places
 from compensate.auditing.decisions import Correction, write_corrections
 from compensate.auditing.features import make_views
 from compensate.auditing.judge import read_packed, write_packed

@@ -19,11 +19,14 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from review_pages import Item, Page
 
+from compensate.auditing.apply import apply_corrections
 from compensate.auditing.decisions import Correction, changes, read_corrections, write_corrections
 from compensate.auditing.digests import digest_frame, digest_source, digest_text
-from compensate.auditing.labels import apply_corrections
+from compensate.auditing.page import payload
 from compensate.auditing.write_back import Dialect, find_cells, guard, unguard
+from compensate.data.dataset import Estimate
 from compensate.data.tables import read_frame
 from compensate.errors import InputError
 
@@ -268,15 +271,13 @@ def test_an_audit_and_apply_give_a_row_the_same_digest(tmp_path: Path, name: str
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
 def test_the_page_exports_the_digests_of_row_and_source(tmp_path: Path) -> None:
-    from compensate.auditing.page import Estimate, Item, Page
-    from compensate.auditing.page.payload import payload
 
     decided = decided_on(pets(tmp_path), [0, 2])
     items = tuple(Item(c.index, c.given, "=1;=2", 1.0, 0.9, True, digest=c.row) for c in decided)
-    page = Page("pets.csv", "text", ("cat", "dog"), 9, items, Estimate(0.1, 0.0, 0.2), source_digest=decided[0].source)
+    page = Page("pets.csv", "text", ("cat", "dog"), 9, items, Estimate(0.1, 0.0, 0.2), source=decided[0].source)
     script = (resources.files("compensate.auditing.page") / "assets" / "csv.js").read_text("utf-8")
     asked = f"""
-        const data = {json.dumps(payload(page))}, items = data.items, size = items.index.length;
+        const data = {json.dumps(payload(page.data()))}, items = data.items, size = items.index.length;
         const givenOf = (i) => data.labels[items.given[i]];
         const store = {{ made: items.index.map(() => ({{ decision: "accept", label: "=1;=2" }})) }};
         {script}
@@ -353,7 +354,7 @@ def test_parquet_keeps_every_type(tmp_path: Path) -> None:
         assert found.schema.equals(table.schema, check_metadata=True)
         assert found.column(name).to_pylist() == expected
         assert found.drop_columns([name]).equals(table.drop_columns([name]))
-    with pytest.raises(InputError, match='"many" is none'):
+    with pytest.raises(InputError, match='"many" is not of this type'):
         apply_corrections(tmp_path / "a.parquet", [Correction(0, "1", "other", "many")], tmp_path / "x", label="number")
 
 

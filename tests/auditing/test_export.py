@@ -14,9 +14,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from compensate.auditing.api import audit
+from compensate.auditing.apply import apply_corrections
 from compensate.auditing.decisions import read_corrections, write_corrections
 from compensate.auditing.exchange import label_studio_config
-from compensate.auditing.labels import apply_corrections
 from compensate.auditing.result import Audit
 from compensate.auditing.store import write_run
 from compensate.cli import app
@@ -383,7 +383,7 @@ def test_a_run_whose_source_has_changed_is_not_exported(found: Audit, tmp_path: 
     ("content", "said"),
     [
         ("not json", "is not JSON"),
-        ('{"data": 1}', "holds no list of records"),
+        ('{"data": 1}', "does not hold a list of records"),
         ('[{"data": {"text": "a"}}]', "record 1 does not say which row"),
         ('[{"data": {"row": 1, "given": "a"}, "annotations": [{"result": [{"from_name": "label", "value": {"choices": ["b"]}}]}]},'
          '{"data": {"row": 1, "given": "a"}, "annotations": [{"result": [{"from_name": "label", "value": {"choices": ["b"]}}]}]}]', "more than once"),

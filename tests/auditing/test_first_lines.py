@@ -10,7 +10,7 @@ from PIL import Image
 import compensate
 from compensate.auditing.api import audit_probabilities
 from compensate.auditing.chunks import open_pieces
-from compensate.auditing.issues.samples import same_name
+from compensate.auditing.class_names import same_name
 from compensate.auditing.source import read
 from compensate.cli import audit as command
 from compensate.cli import options

@@ -17,12 +17,21 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from compensate.auditing.api import audit
-from compensate.auditing.issues import COLUMNS, KINDS, find_issues, neighbors, summary
-from compensate.auditing.issues.duplicates import SIMILAR_IMAGES, _agreeing, _sketches, jaccard, sequences, text_pairs
-from compensate.auditing.issues.image_copies import image_pairs, shrunk
-from compensate.auditing.issues.neighbors import _smallest, nearest_rows
-from compensate.auditing.issues.samples import language, odd_images, oddity, other_languages, outliers, predicts
-from compensate.auditing.page.contents import page_of
+from compensate.auditing.issues import COLUMNS, KINDS, duplicates, find_issues, summary
+from compensate.auditing.issues.duplicates import (
+    SIMILAR_IMAGES,
+    _agreeing,
+    _sketches,
+    _smallest,
+    image_pairs,
+    jaccard,
+    nearest_rows,
+    ngrams,
+    shrunk,
+    text_pairs,
+)
+from compensate.auditing.issues.samples import language, odd_images, odd_texts, oddity, outliers, predicts
+from compensate.auditing.page import page_of
 from compensate.auditing.result import Audit
 from compensate.cli import app
 from compensate.data import Dataset, from_frame
@@ -72,7 +81,7 @@ def test_rows_that_are_all_equal_have_neighbors_at_no_distance() -> None:
 
 
 def test_in_cells_nearly_all_copies_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(neighbors, "EXACT", 500)
+    monkeypatch.setattr(duplicates, "EXACT_ROWS", 500)
     rng = np.random.default_rng(0)
     x = rng.normal(size=(3000, 16)).astype(np.float32)
     x[2000:] = x[:1000] + rng.normal(0, 0.05, size=(1000, 16))
@@ -87,7 +96,7 @@ def test_pairs_of_texts_are_those_of_a_plain_loop() -> None:
     texts = sentences(80)
     texts += [t.replace("a", "o", 2) for t in texts[:40]] + [t.upper() + "!!" for t in texts[40:60]]
     found = {(i, j): s for i, j, s in text_pairs(texts, 0.55)}
-    sets = [sequences(t) for t in texts]
+    sets = [ngrams(t) for t in texts]
     plain = {(i, j): jaccard(sets[i], sets[j]) for i in range(len(texts)) for j in range(i + 1, len(texts))}
     assert found == {pair: s for pair, s in plain.items() if s >= 0.55}
     assert len(found) >= 60
@@ -132,8 +141,8 @@ def test_languages_are_told_apart(text: str, name: str) -> None:
 
 def test_a_corpus_of_several_languages_has_no_foreign_ones() -> None:
     english, german = "the film was not for me and it is dull", "der Film war nicht für mich und ist auch nicht gut"
-    assert [i for i, *_ in other_languages([english] * 10 + [german])] == [10]
-    assert list(other_languages([english] * 10 + [german] * 9)) == []
+    assert [i for _, i, *_ in odd_texts([english] * 10 + [german])] == [10]
+    assert list(odd_texts([english] * 10 + [german] * 9)) == []
 
 
 # --- images ---------------------------------------------------------------------------------------------------
@@ -241,7 +250,7 @@ def test_a_row_far_from_all_others_is_an_outlier() -> None:
     x = np.random.default_rng(0).normal(size=(500, 4)).astype(np.float32)
     x[7] = 25
     found = list(outliers(x))
-    assert max(found, key=lambda f: f[1])[0] == 7
+    assert max(found, key=lambda f: f[2])[1] == 7
     assert len(found) <= 5
 
 
@@ -325,12 +334,12 @@ def test_a_row_conflicts_only_with_a_row_that_it_is_like_itself() -> None:
     texts, labels = sentences(60), ["a", "b"] * 30
     words = WORDS[:14]
     texts[:4] = [" ".join(words[k : k + 9]) for k in (0, 0, 2, 4)]
-    assert jaccard(sequences(texts[0]), sequences(texts[3])) < 0.55
+    assert jaccard(ngrams(texts[0]), ngrams(texts[3])) < 0.55
     labels[:4] = ["a", "a", "a", "b"]
     found = audit(pd.DataFrame({"text": texts, "label": labels}), encoder="none").issues
     assert sorted(zip(*(of(found, "duplicate")[name] for name in ("index", "score")), strict=True)) == [(0, 1), (1, 1)]
     mixed = of(found, "conflicting_duplicate")
-    alike = jaccard(sequences(texts[2]), sequences(texts[3]))
+    alike = jaccard(ngrams(texts[2]), ngrams(texts[3]))
     assert sorted(zip(mixed["index"], mixed["other"], mixed["score"], strict=True)) == [(2, 3, alike), (3, 2, alike)]
     assert mixed["detail"].iloc[0] == f"{alike:.2f} similar to row 3, labeled b"
 

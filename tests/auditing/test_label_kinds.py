@@ -17,9 +17,10 @@ from compensate.auditing import labels
 from compensate.auditing.api import audit
 from compensate.auditing.decisions import read_corrections, write_corrections
 from compensate.auditing.findings import Address
-from compensate.auditing.labels.base import LabelKind, TextEditor, applied, check_given
-from compensate.auditing.page.contents import page_of
+from compensate.auditing.labels.base import LabelKind, applied, check_given
+from compensate.auditing.page import page_of
 from compensate.auditing.result import Audit
+from compensate.auditing.write_back import TextEditor
 from compensate.cli import app
 from compensate.data.tables import read_frame
 from compensate.errors import InputError
@@ -103,7 +104,8 @@ def test_a_kind_of_label_is_one_file(tmp_path: Path, ratings: tuple[Path, np.nda
     suspects = found.suspects
     assert list(suspects.columns[:4]) == ["index", "column", "given", "suggested"]
     assert wrong[suspects["index"].head(10)].all()
-    assert page_of(found).items[0].content.votes == (("stars", suspects["given"][0]),)
+    content = page_of(found)["items"]["content"][0]
+    assert content.votes == (("stars", suspects["given"][0]),)
     write_corrections(tmp_path / "corrections.csv", found.accepted(0.6))
     decided = read_corrections(tmp_path / "corrections.csv")
     assert decided[0].part == f"rating {decided[0].index}"

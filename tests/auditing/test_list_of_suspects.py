@@ -7,10 +7,9 @@ import csv
 import numpy as np
 import pandas as pd
 
-from compensate.auditing.page.contents import LONGEST, content
-from compensate.auditing.page.model import Estimate
+from compensate.auditing.content import MAX_CELL, sample_content
 from compensate.auditing.result import WRITTEN, Audit
-from compensate.data.dataset import Source
+from compensate.data.dataset import Estimate, Source
 from compensate.data.tables import from_frame
 
 
@@ -44,14 +43,14 @@ def test_flagged_rows_say_what_a_loop_over_rows_would(tmp_path):
         assert row["index"] == str(audit.index[place])
         assert row["flagged"] == ("true" if place < flagged else "false")
         assert row["p_error"] == f"{audit.p_error[place]:.6g}"
-        for name, value in content(audit.data, place).fields or ():
+        for name, value in sample_content(audit.data, place).fields or ():
             said = row[f"{name} (data)" if name == "given" else name]
             if place >= flagged:
                 assert said == ""
             elif value == "=1+1":
                 assert said == "'=1+1"
             else:
-                assert said == " ".join(value[:LONGEST].split()) or (len(said) == LONGEST and said[-1] == "…")
+                assert said == " ".join(value[:MAX_CELL].split()) or (len(said) == MAX_CELL and said[-1] == "…")
 
 
 def test_a_list_longer_than_what_is_written_at_once_is_whole(tmp_path):

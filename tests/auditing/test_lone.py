@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 
 from compensate.auditing.api import audit
+from compensate.auditing.class_names import near_names, near_pairs
 from compensate.auditing.decisions import Correction
 from compensate.auditing.issues import summary
-from compensate.auditing.issues.samples import near_names, near_pairs
-from compensate.auditing.page.contents import page_of
+from compensate.auditing.page import page_of
 from compensate.auditing.result import Audit
 
 BILLS = ["invoice", "charged", "refund", "card", "payment", "amount", "twice", "wrong", "bill", "fee"]
@@ -50,7 +50,7 @@ def test_a_slip_is_flagged_and_a_class_of_its_own_is_listed(found: Audit) -> Non
     assert 0.25 < own["p_error"] < 0.5
     assert 30 not in [c.index for c in found.accepted()]
     assert found.noise_rate.value < 0.05, "of the other rows"
-    shown = {item.index: item.given for item in page_of(found).items}
+    shown = dict(zip(page_of(found)["items"]["index"], page_of(found)["items"]["given"], strict=True))
     assert shown[11] == "biling"
 
 

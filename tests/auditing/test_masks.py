@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from compensate.auditing.api import audit
+from compensate.auditing.apply import apply_corrections
 from compensate.auditing.decisions import Correction
-from compensate.auditing.labels import apply_corrections
 from compensate.auditing.labels.regions import (
     NEIGHBOR_WEIGHT,
     cell_features,

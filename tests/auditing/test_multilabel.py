@@ -11,12 +11,12 @@ import pytest
 from typer.testing import CliRunner
 
 from compensate.auditing.api import audit
+from compensate.auditing.apply import apply_corrections
 from compensate.auditing.decisions import Correction, read_corrections, write_corrections
 from compensate.auditing.exchange import TOOLS
 from compensate.auditing.findings import Address
-from compensate.auditing.labels import apply_corrections
 from compensate.auditing.labels.sets import LabelSets, label_sets, labels_in, predict_labels
-from compensate.auditing.page import contents
+from compensate.auditing.page import page_of
 from compensate.auditing.result import Audit
 from compensate.auditing.source import read
 from compensate.cli import app
@@ -192,10 +192,10 @@ def test_the_command_audits_and_applies(tmp_path: Path) -> None:
     assert list(suspects.columns[:5]) == ["index", "label", "given", "suggested", "score"]
     page = (tmp_path / "run" / "report.html").read_text()
     assert '"chips"' in page
-    shown = contents.page_of(Audit.load(tmp_path / "run" / "audit"))
+    shown = page_of(Audit.load(tmp_path / "run" / "audit"))
     flags = suspects[suspects["flagged"]].groupby("label").size()
-    assert {c.label: c.flagged for c in shown.per_class if c.flagged} == flags.to_dict()
-    assert [c.rows for c in shown.per_class] == [ROWS] * 3
+    assert {label: flagged for label, _, flagged, _ in shown["perClass"] if flagged} == flags.to_dict()
+    assert [rows for _, rows, _, _ in shown["perClass"]] == [ROWS] * 3
     fixed = tmp_path / "fixed.csv"
     done = run.invoke(app, ["apply", str(path), str(tmp_path / "run"), "--accept", "0.6", "-o", str(fixed)])
     assert done.exit_code == 0, done.output

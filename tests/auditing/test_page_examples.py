@@ -9,12 +9,13 @@ import pytest
 import scipy.sparse as sp
 from review_pages import planted_audit, planted_regression
 
-from compensate.auditing.page.contents import BESIDE, CERTAIN, beside, page_of
+from compensate.auditing.page import page_of
+from compensate.auditing.page.examples import CERTAIN, EXAMPLES, certain_examples
 from compensate.auditing.result import Audit
 
 
 def shown_rows(audit: Audit) -> np.ndarray:
-    sides = beside(audit, np.flatnonzero(audit.mask))
+    sides = certain_examples(audit, np.flatnonzero(audit.mask))
     return np.array([j for pair in sides.values() for side in pair for j in side])
 
 
@@ -39,9 +40,9 @@ def test_nearest_rows_of_the_class_alone_would_show_many_planted_errors() -> Non
 def test_examples_carry_the_label_they_stand_for_and_were_predicted_so_by_models_that_did_not_see_it() -> None:
     audit, _ = planted_audit(5)
     top = audit.probabilities.argmax(1)
-    for row, (given, suggested) in beside(audit, np.flatnonzero(audit.mask)).items():
+    for row, (given, suggested) in certain_examples(audit, np.flatnonzero(audit.mask)).items():
         for side, label in ((given, audit.given[row]), (suggested, audit.suggested[row])):
-            assert len(side) <= BESIDE
+            assert len(side) <= EXAMPLES
             assert row not in side
             assert all(audit.given[j] == label == top[j] and audit.p_error[j] < CERTAIN for j in side)
 
@@ -54,15 +55,15 @@ def test_copies_of_the_suspect_are_not_shown_as_examples_of_another_class() -> N
     noise = np.random.default_rng(0).normal(size=(len(certain), vectors.shape[1]))
     vectors[certain] = vectors[suspect] + 1e-3 * noise
     audit = replace(audit, vectors=vectors)
-    _, suggested = beside(audit, np.array([suspect]))[suspect]
-    assert len(suggested) == BESIDE
+    _, suggested = certain_examples(audit, np.array([suspect]))[suspect]
+    assert len(suggested) == EXAMPLES
     assert not set(suggested) & set(certain.tolist())
 
 
 def test_three_copies_of_one_row_are_shown_once() -> None:
     audit, _ = planted_audit(2)
     vectors = np.repeat(audit.vectors[::4], 4, axis=0)[: len(audit)]
-    sides = beside(replace(audit, vectors=vectors), np.flatnonzero(audit.mask))
+    sides = certain_examples(replace(audit, vectors=vectors), np.flatnonzero(audit.mask))
     for pair in sides.values():
         for side in pair:
             assert len({vectors[j].tobytes() for j in side}) == len(side)
@@ -71,20 +72,20 @@ def test_three_copies_of_one_row_are_shown_once() -> None:
 def test_sparse_and_dense_vectors_give_the_same_examples() -> None:
     audit, _ = planted_audit(3)
     rows = np.flatnonzero(audit.mask)
-    assert beside(replace(audit, vectors=sp.csr_matrix(audit.vectors)), rows) == beside(audit, rows)
+    assert certain_examples(replace(audit, vectors=sp.csr_matrix(audit.vectors)), rows) == certain_examples(audit, rows)
 
 
 def test_where_nothing_is_certain_the_page_has_the_probabilities_to_say_so() -> None:
     audit, _ = planted_audit(2)
     unsure = page_of(replace(audit, p_error=np.maximum(audit.p_error, 0.05)))
-    assert unsure.examples
-    assert all(0.05 <= example.p_error < 0.1 for example in unsure.examples)
-    assert not page_of(replace(audit, p_error=np.maximum(audit.p_error, 0.15))).examples
+    assert unsure["examples"]["p"]
+    assert all(0.05 <= p < 0.1 for p in unsure["examples"]["p"])
+    assert not page_of(replace(audit, p_error=np.maximum(audit.p_error, 0.15)))["examples"]["p"]
 
 
 def test_values_are_compared_with_certain_rows_of_such_values() -> None:
     audit, changed = planted_regression()
-    sides = beside(audit, np.flatnonzero(audit.mask))
+    sides = certain_examples(audit, np.flatnonzero(audit.mask))
     rows = np.array([j for pair in sides.values() for side in pair for j in side])
     assert changed[rows].mean() <= 0.01
     nearer = [
@@ -97,4 +98,4 @@ def test_values_are_compared_with_certain_rows_of_such_values() -> None:
 
 def test_an_audit_without_vectors_has_no_examples() -> None:
     audit, _ = planted_audit(2)
-    assert beside(replace(audit, vectors=None), np.flatnonzero(audit.mask)) == {}
+    assert certain_examples(replace(audit, vectors=None), np.flatnonzero(audit.mask)) == {}

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from review_pages import Example, Item, Page, class_count
 
+from compensate.auditing.apply import apply_corrections
+from compensate.auditing.content import Content
 from compensate.auditing.decisions import read_corrections
-from compensate.auditing.labels import apply_corrections
-from compensate.auditing.page import ClassCount, Content, Estimate, Example, Item, Page
+from compensate.data.dataset import Estimate
 
 pytestmark = pytest.mark.slow
 
@@ -56,7 +58,7 @@ def hostile_page(classes: tuple[str, ...]) -> Page:
         items,
         Estimate(0.1, 0.05, 0.2),
         examples=tuple(Example(1000 + i, text, Content(text=text), id=text) for i, text in enumerate(classes)),
-        per_class=tuple(ClassCount(text, 10, 1) for text in classes),
+        per_class=tuple(class_count(text, 10, 1) for text in classes),
         command=classes[0],
         notes=classes,
     )

@@ -7,27 +7,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from review_pages import png, texts_page
+from review_pages import Example, Item, Page, class_count, curve, histogram, png, texts_page
 
-from compensate.auditing.page import (
-    ClassCount,
-    ClassPair,
-    Content,
-    Curve,
-    Estimate,
-    Example,
-    Histogram,
-    Item,
-    Kind,
-    Page,
-)
+from compensate.auditing.content import Content
+from compensate.data.dataset import Estimate
 
 pytestmark = pytest.mark.slow
 
 CLASSES = ("bird", "cat", "dog")
 
 
-def full_page(kind: Kind, classes: tuple[str, ...] = CLASSES, n: int = 30) -> Page:
+def full_page(kind: str, classes: tuple[str, ...] = CLASSES, n: int = 30) -> Page:
     """A page with every picture on it."""
 
     def content(seed: int) -> Content:
@@ -64,17 +54,17 @@ def full_page(kind: Kind, classes: tuple[str, ...] = CLASSES, n: int = 30) -> Pa
         0.93,
         0.5,
         (Example(900, classes[0], content(3)), Example(901, classes[1], content(4))),
-        per_class=tuple(ClassCount(name, 100, i) for i, name in enumerate(classes)),
-        scores=Histogram((0.0, 1.0, 2.0, 3.0), (9000, 20, 60), (0, 5, 60), 1.5),
-        compensations=Histogram((0.0, 1.0, 2.0), (12_000, 60)),
-        curves=(Curve("accuracy", "robust", values), Curve("accuracy", "plain", values[::-1])),
+        per_class=tuple(class_count(name, 100, i) for i, name in enumerate(classes)),
+        scores=histogram((0.0, 1.0, 2.0, 3.0), (9000, 20, 60), (0, 5, 60), 1.5),
+        compensations=histogram((0.0, 1.0, 2.0), (12_000, 60)),
+        curves=(curve("accuracy", "robust", values), curve("accuracy", "plain", values[::-1])),
         command="compensate apply a-data-set-with-a-long-name-of-its-own.csv corrections.csv -o fixed.csv",
         notes=("3 images cannot be read and are left out.",),
     )
 
 
 @pytest.mark.parametrize("kind", ["image", "text", "table"])
-def test_a_phone_needs_no_sideways_scrolling(open_page: Callable[..., Any], kind: Kind) -> None:
+def test_a_phone_needs_no_sideways_scrolling(open_page: Callable[..., Any], kind: str) -> None:
     tab = open_page(full_page(kind), "overview", width=360, height=740, has_touch=True, is_mobile=True)
     for _ in range(2):
         assert tab.evaluate("() => document.documentElement.scrollWidth") == 360
@@ -94,8 +84,8 @@ def test_a_phone_needs_no_sideways_scrolling(open_page: Callable[..., Any], kind
 @pytest.mark.parametrize("size", [10, 15, 100, 300])
 def test_many_classes_fit_on_a_phone(open_page: Callable[..., Any], size: int) -> None:
     names = tuple(f"a class of birds {i}" for i in range(size))
-    pairs = tuple(ClassPair(names[i], names[(i + step) % size], 9 - step) for i in range(size) for step in range(1, 4))
-    page = replace(full_page("table", names, 40), confusion=pairs)
+    pairs = tuple((names[i], names[(i + step) % size], 9 - step) for i in range(size) for step in range(1, 4))
+    page = replace(full_page("table", names, 40), pairs=pairs)
     items = tuple(replace(item, likely=names[1:10]) for item in page.items)
     tab = open_page(replace(page, items=items), "overview", width=390, height=844, has_touch=True, is_mobile=True)
     # A grid while its cells can be touched, else the most frequent pairs; nothing to be scrolled sideways in either.
@@ -256,11 +246,11 @@ def test_one_pair_only(open_page: Callable[..., Any]) -> None:
 
 def test_five_hundred_classes_show_the_twenty_largest_pairs(open_page: Callable[..., Any]) -> None:
     names = tuple(f"class {i:03}" for i in range(500))
-    pairs = tuple(ClassPair(names[i], names[(i + 1) % 500], 500 - i) for i in range(500))
+    pairs = tuple((names[i], names[(i + 1) % 500], 500 - i) for i in range(500))
     page = replace(
         texts_page(list(names[:30]), classes=names),
-        confusion=pairs,
-        per_class=tuple(ClassCount(name, 10, i % 7) for i, name in enumerate(names)),
+        pairs=pairs,
+        per_class=tuple(class_count(name, 10, i % 7) for i, name in enumerate(names)),
     )
     tab = open_page(page, "overview")
     assert tab.locator(".pair").count() == 20

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from review_pages import Item, Page
 
+from compensate.auditing.apply import apply_corrections
+from compensate.auditing.content import Content
 from compensate.auditing.decisions import read_corrections
-from compensate.auditing.labels import apply_corrections
-from compensate.auditing.page.model import Content, Estimate, Item, Page
+from compensate.data.dataset import Estimate
 
 pytestmark = pytest.mark.slow
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from review_pages import texts_page
+from review_pages import Example, Item, Page, histogram, texts_page
 
+from compensate.auditing.apply import apply_corrections
+from compensate.auditing.content import Content
 from compensate.auditing.decisions import read_corrections
-from compensate.auditing.labels import apply_corrections
-from compensate.auditing.page import Content, Estimate, Example, Item, Page
-from compensate.auditing.page.model import Histogram
+from compensate.data.dataset import Estimate
 
 pytestmark = pytest.mark.slow
 
@@ -185,7 +185,7 @@ def test_a_cell_of_the_heat_map_opens_its_pair(open_page: Callable[..., Any]) ->
     ],
 )  # fmt: skip
 def test_sizes_of_compensation_are_compared_between_flagged_rows_and_others(open_page, counts, flagged, said) -> None:
-    sizes = Histogram((0.0, 1.0, 2.0, 3.0), counts, flagged)
+    sizes = histogram((0.0, 1.0, 2.0, 3.0), counts, flagged)
     tab = open_page(replace(texts_page(labels(8), classes=CLASSES), compensations=sizes), "overview")
     assert tab.inner_text(".card:has-text('How much each row') .conclusion").replace("\xa0", " ").startswith(said)
 
@@ -240,7 +240,7 @@ def test_all_classes_are_found_by_name_the_likeliest_first(open_page: Callable[.
 def test_examples_are_called_certain_only_if_they_are(open_page: Callable[..., Any], p: float, said: str) -> None:
     page = texts_page(["cat"], classes=CLASSES)
     items = (replace(page.items[0], like_given=(90, 91)),)
-    examples = tuple(Example(row, "cat", Content(text="purr"), p_error=p) for row in (90, 91))
+    examples = tuple(Example(row, "cat", Content(text="purr"), p=p) for row in (90, 91))
     tab = open_page(replace(page, items=items, examples=examples))
     assert tab.inner_text(".like-name") == said
 

@@ -12,7 +12,7 @@ import pytest
 from review_pages import texts_page
 
 from compensate.auditing.decisions import run_decisions
-from compensate.auditing.page import Since, write_page
+from compensate.auditing.page import write_page
 from compensate.auditing.server import Review, ReviewServer
 
 pytestmark = pytest.mark.slow
@@ -28,7 +28,9 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., ReviewServer]]:
         folder = tmp_path / name
         if not folder.exists():
             folder.mkdir()
-            write_page(texts_page([CLASSES[row % 3] for row in range(30)], classes=CLASSES), folder / "report.html")
+            write_page(
+                texts_page([CLASSES[row % 3] for row in range(30)], classes=CLASSES).data(), folder / "report.html"
+            )
         server = ReviewServer(Review(folder), port=port, token=token, again=again)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
         thread.start()
@@ -141,7 +143,8 @@ def test_finishing_names_the_command_and_audits_again(
         folder.mkdir()
         page = texts_page([CLASSES[row % 3] for row in range(9)], classes=CLASSES)
         items = tuple(replace(item, new=item.index < 4) for item in page.items)
-        write_page(replace(page, items=items, since=Since(3, 1, 4, (11, 12))), folder / "report.html")
+        since = {"corrected": 3, "confirmed": 1, "new": 4, "gone": [11, 12], "allGone": 2}
+        write_page(replace(page, items=items, since=since).data(), folder / "report.html")
         return folder
 
     server = serve(again=again)

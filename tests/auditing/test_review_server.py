@@ -47,10 +47,8 @@ CLASSES = ("bird", "cat", "dog")
 def made_run(folder: Path, n: int = 40) -> Path:
     """A folder with a page of so many suspects."""
     folder.mkdir(parents=True)
-    page = replace(
-        texts_page([CLASSES[row % 3] for row in range(n)], classes=CLASSES), source_digest="sha256:" + "1" * 16
-    )
-    write_page(page, folder / "report.html")
+    page = replace(texts_page([CLASSES[row % 3] for row in range(n)], classes=CLASSES), source="sha256:" + "1" * 16)
+    write_page(page.data(), folder / "report.html")
     return folder
 
 
@@ -151,7 +149,7 @@ def test_what_could_not_be_written_is_not_found_later(tmp_path: Path, monkeypatc
 def test_a_line_that_is_no_decision_is_named(tmp_path: Path) -> None:
     for line in (b"{}", b"no json", b"[" * 2000, event(1).line()[:-1].replace(b'"accept"', b'"perhaps"')):
         (tmp_path / JOURNAL).write_bytes(event(1).line() + line + b"\n")
-        with pytest.raises(InputError, match="line 2 is no decision"):
+        with pytest.raises(InputError, match="line 2 is not a decision"):
             Journal(tmp_path)
 
 
@@ -439,9 +437,9 @@ def test_a_port_that_is_taken_is_named_and_the_usual_one_gives_way(
     with pytest.raises(InputError, match=f"port {server.port}"):
         ReviewServer(Review(made_run(tmp_path / "other")), port=server.port)
     folders = (made_run(tmp_path / name) for name in "abcdef")
-    folder = next(one for one in folders if _is_free(review_module.usual_port(one)))
+    folder = next(one for one in folders if _is_free(review_module.folder_port(one)))
     with ReviewServer(Review(folder)) as first, ReviewServer(Review(folder)) as second:
-        assert first.port == review_module.usual_port(folder) != second.port
+        assert first.port == review_module.folder_port(folder) != second.port
 
 
 def _is_free(port: int) -> bool:
@@ -483,7 +481,7 @@ def test_a_page_that_is_none_is_refused(tmp_path: Path) -> None:
         page[: page.index(b'"labels"')],
     ):
         (folder / "report.html").write_bytes(content)
-        with pytest.raises(InputError, match="no review page"):
+        with pytest.raises(InputError, match="not a review page"):
             Review(folder)
 
 

@@ -17,9 +17,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from compensate.auditing.api import audit
+from compensate.auditing.apply import apply_corrections
 from compensate.auditing.decisions import Correction
 from compensate.auditing.digests import digest_source
-from compensate.auditing.labels import apply_corrections
 from compensate.cli import app
 from compensate.data import load, read_frame
 from compensate.errors import InputError

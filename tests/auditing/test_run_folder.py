@@ -21,11 +21,10 @@ from torch import nn
 
 from compensate import files
 from compensate.auditing import store
-from compensate.auditing.page.model import Estimate
 from compensate.auditing.result import Audit
 from compensate.auditing.store import check_run_folder, replaced_folder, run_name, write_run
 from compensate.cli import main
-from compensate.data.dataset import Source
+from compensate.data.dataset import Estimate, Source
 from compensate.errors import InputError
 from compensate.training.checkpoint import load_weights
 from processes import start

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from compensate.auditing.api import audit
+from compensate.auditing.apply import apply_corrections
 from compensate.auditing.decisions import Correction
-from compensate.auditing.labels import apply_corrections
 from compensate.auditing.labels.tags import Scheme, Token, shape, type_of
 from compensate.auditing.source import read
 from compensate.cli import app

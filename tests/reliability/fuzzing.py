@@ -33,11 +33,10 @@ from PIL import Image
 
 from compensate.auditing.annotators import find_consensus, long_votes, wide_votes
 from compensate.auditing.decisions import read_corrections
-from compensate.auditing.page.model import Estimate
 from compensate.auditing.result import Audit
 from compensate.auditing.source import read as read_audited
 from compensate.data import Splits, load, read_vectors
-from compensate.data.dataset import Source
+from compensate.data.dataset import Estimate, Source
 from compensate.data.labels import read_labels
 from compensate.data.named.image_sets import read_cifar, read_mnist
 from compensate.data.named.text_sets import read_imdb, read_sst2

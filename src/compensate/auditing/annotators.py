@@ -34,7 +34,7 @@ from compensate.data.dataset import Floats, Ints, Source
 from compensate.errors import InputError, nearest
 
 if TYPE_CHECKING:
-    from compensate.auditing.page.model import Content
+    from compensate.auditing.content import Content
 
 POWERS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25)
 """Candidate powers of the models' prediction."""
@@ -259,7 +259,7 @@ def long_votes(frame: pd.DataFrame, item: str, annotator: str, label: str) -> tu
         )
     who, names = pd.factorize(frame[annotator].astype("string"))
     items = frame.drop_duplicates(item).drop(columns=[annotator, label]).reset_index(drop=True)
-    votes = _votes(place[voted], who[voted], cells[voted], len(keys), names)
+    votes = _votes(place[voted], who[voted], cells[voted], len(keys), list(names))
     return items, replace(votes, keys=tuple(np.asarray(keys).tolist()))
 
 

@@ -14,10 +14,10 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit, logit, logsumexp
 
 from compensate.auditing.chunks import PiecedSource, open_pieces
+from compensate.auditing.class_names import without_spellings
 from compensate.auditing.decisions import Correction, decided_labels
 from compensate.auditing.features import FeatureViews, make_views, unused_encoder
 from compensate.auditing.findings import Findings, Provenance
-from compensate.auditing.issues.samples import without_spellings
 from compensate.auditing.judge import Scorer
 from compensate.auditing.labels import labels_of
 from compensate.auditing.labels.base import Judging

@@ -19,8 +19,8 @@ import pandas as pd
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from compensate.auditing.class_names import merge_spellings
 from compensate.auditing.digests import digest_source, digest_text, short_digest
-from compensate.auditing.issues.samples import merge_spellings
 from compensate.auditing.learners import View
 from compensate.auditing.result import FLAGGED
 from compensate.auditing.source import read

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from compensate.data.dataset import Dataset, Floats, Ints, Singles
+from compensate.data.dataset import Dataset, Estimate, Floats, Ints, Singles
 
 if TYPE_CHECKING:
     from torch import nn
 
     from compensate.auditing.judge import Scorer
-    from compensate.auditing.page.model import Estimate
 
 
 SAMPLE_KINDS = {"images": "image", "text": "text", "table": "table", "features": "embedding"}

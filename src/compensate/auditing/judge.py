@@ -23,11 +23,12 @@ from scipy.special import expit
 
 from compensate.auditing import learners
 from compensate.auditing.chunks import FinishedStages, Piece, PiecedSource
+from compensate.auditing.class_names import without_spellings
+from compensate.auditing.content import MAX_ITEMS, POOL
 from compensate.auditing.digests import digest_frame
 from compensate.auditing.execution import HERE, Execution
 from compensate.auditing.features import MAKERS, Embeddings, Maker, Makers, fit_makers, keys_of
 from compensate.auditing.findings import Findings, Provenance
-from compensate.auditing.issues.samples import without_spellings
 from compensate.auditing.learners import (
     FOLDS,
     GROWN_ON,
@@ -59,7 +60,6 @@ from compensate.auditing.noise_model import (
     shares,
     some_rows,
 )
-from compensate.auditing.page.contents import MOST_ITEMS, POOL
 from compensate.auditing.result import Audit, build_audit
 from compensate.data.dataset import UNLABELED, Dataset, Floats, Ints, Singles
 from compensate.errors import InputError
@@ -481,7 +481,7 @@ FORESTS = 0.3
 PER_ROW, REST = 60, 800_000_000
 """Bytes for each row of the source, and for libraries, trees and a piece: without them there is no audit."""
 
-LISTED = 2 * MOST_ITEMS
+LISTED = 2 * MAX_ITEMS
 """Suspects that are listed with their samples; all rows are in the partitions."""
 
 

@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -35,12 +35,9 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq, minimize
 from scipy.special import expit, logit
 
+from compensate.auditing.class_names import near_names, same_name
 from compensate.auditing.execution import HERE, Execution
-from compensate.auditing.issues.samples import near_names, same_name
-from compensate.data.dataset import Floats, Ints
-
-if TYPE_CHECKING:
-    from compensate.auditing.page.model import Estimate
+from compensate.data.dataset import Estimate, Floats, Ints
 
 RIDGE = 0.01
 """How strongly weights of learners are drawn to equal ones."""
@@ -287,8 +284,6 @@ class FittedNoise:
 
     def share(self, mean: float) -> Estimate:
         """The share of wrong labels with its interval, given the mean of their probabilities."""
-        from compensate.auditing.page.model import Estimate  # workers import this module, and not the page
-
         return Estimate(mean, min(self.low, mean), min(max(self.high, mean), 1.0))
 
 

@@ -15,10 +15,11 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from compensate.auditing import exchange, store
+from compensate.auditing.apply import apply_corrections
+from compensate.auditing.content import sample_cells
 from compensate.auditing.decisions import Applied, Correction, changes, check_source, read_corrections
 from compensate.auditing.digests import digest_text
 from compensate.auditing.findings import SAMPLE_KINDS, Findings
-from compensate.auditing.labels import apply_corrections
 from compensate.auditing.labels.base import LabelKind
 from compensate.auditing.labels.classes import Classes
 from compensate.auditing.write_back import guard
@@ -90,7 +91,7 @@ class Audit(Findings):
         )
 
     def _repr_html_(self) -> str:
-        from compensate.auditing.page.contents import audit_html
+        from compensate.auditing.page import audit_html
 
         return audit_html(self)
 
@@ -229,14 +230,9 @@ class Audit(Findings):
 
     def report(self, path: str | Path, *, data: Dataset | None = None) -> Path:
         """Writes the review page; `data` shows the samples of an audit that was loaded from disk."""
-        from compensate.auditing.page import write_page
-        from compensate.auditing.page.contents import page_of, page_of_listed
+        from compensate.auditing.page import page_of, write_page
 
-        if self.listed is not None:
-            write_page(page_of_listed(self, self.listed), path)
-        else:
-            write_page(page_of(self if data is None else replace(self, data=data)), path)
-        return Path(path)
+        return write_page(page_of(self if data is None else replace(self, data=data)), path)
 
     def accepted(self, at_least: float = LIKELY) -> tuple[Correction, ...]:
         """Corrections that accept every suggestion with at least this probability of error, without review."""
@@ -358,8 +354,6 @@ class Audit(Findings):
 
         Flagged rows carry the content of their samples, if the data is available: the text, or the cells of the table.
         """
-        from compensate.auditing.page.contents import sample_cells
-
         if self.listed is not None:
             return self.listed.write_suspects(path)
         frame = self.suspects

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from compensate.auditing.class_names import merge_spellings
 from compensate.auditing.digests import digests_of
 from compensate.auditing.features import kind_of
-from compensate.auditing.issues.samples import merge_spellings
 from compensate.auditing.labels import KINDS, read_labels
 from compensate.data.arrays import from_arrays, not_finite, read_npz
 from compensate.data.dataset import Dataset, Source, Splits

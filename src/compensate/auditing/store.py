@@ -19,11 +19,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from compensate.auditing.content import KINDS
 from compensate.auditing.decisions import CORRECTIONS, JOURNAL, check_not_reviewed, keep_decisions
 from compensate.auditing.findings import Provenance
 from compensate.auditing.labels import kind_of
-from compensate.auditing.page.model import KINDS, Estimate
-from compensate.data.dataset import STORED, Source
+from compensate.data.dataset import STORED, Estimate, Source
 from compensate.errors import InputError
 from compensate.files import check_writable, make_folder, read_numpy, replaced_folder, write_atomically
 

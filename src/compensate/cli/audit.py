@@ -166,7 +166,7 @@ def alike_classes(source: Dataset) -> str:
     >>> alike_classes(Dataset(np.eye(3), np.array([0, 1, 1]), ("Cat", "cat", "dog")))
     '"cat" 2, "Cat" 1'
     """
-    from compensate.auditing.issues.samples import spellings
+    from compensate.auditing.class_names import spellings
 
     if source.regression or source.parts is not None:
         return ""
@@ -239,7 +239,7 @@ def print_summary(found: Audit, folder: Path) -> None:
     if found.provenance.since is not None:
         console.print(_since(found.provenance.since), markup=False)
     from compensate.auditing.issues import summary
-    from compensate.auditing.page.contents import command
+    from compensate.auditing.page import command
 
     said = {
         "review them": f"compensate review {o.quoted(folder)}      or open {folder / 'report.html'}; list: {folder / 'suspects.csv'}",
@@ -304,11 +304,11 @@ def _worst(found: Audit) -> Table:
 
 
 def _sample(found: Audit, row: int) -> str:
-    from compensate.auditing.page.contents import content
+    from compensate.auditing.content import sample_content
 
     if found.ids and found.kind == "image":
         return short(found.ids[row], 50)
-    shown = content(found.data, int(found.position(row)))
+    shown = sample_content(found.data, int(found.position(row)))
     if shown.text is not None:
         return f'"{short(" ".join(shown.text[:500].split()), 50)}"'
     if shown.fields:

@@ -101,6 +101,15 @@ UNLABELED = -1
 """The target of a row whose label is missing."""
 
 
+@dataclass(frozen=True)
+class Estimate:
+    """An estimated value with its interval."""
+
+    value: float
+    low: float
+    high: float
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Source:
     """Where a data set came from, and how it was read.

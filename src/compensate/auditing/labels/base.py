@@ -27,23 +27,12 @@ from compensate.auditing.digests import digest_source
 from compensate.auditing.findings import Address, Findings, Provenance
 from compensate.auditing.learners import FOLDS, Steps, View, judge_view, steps_of
 from compensate.auditing.noise_model import Verdict, pool, shares
-from compensate.auditing.write_back import (
-    Dialect,
-    check_output,
-    exact_text,
-    find_cells,
-    fixed_name,
-    write_compressed,
-)
+from compensate.auditing.write_back import check_output, fixed_name
 from compensate.data.dataset import Dataset, Floats, Ints
-from compensate.data.jsonl import objects
-from compensate.data.tables import LINES, TEXTS, table_format
 from compensate.errors import InputError
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-    from compensate.auditing.page.model import Content
+    from compensate.auditing.content import Content
     from compensate.auditing.result import Audit
 
 Progress = Callable[[str, int, int], None]
@@ -241,51 +230,6 @@ def applied(
     """The result of `LabelKind.write_back`."""
     skipped = sum(c.decision == "skip" for c in decided)
     return Applied(out, rows, changed, len(decided) - changed - skipped, skipped, matched=matched)
-
-
-class TextEditor:
-    """Replaces spans of a text file and keeps every other byte.
-
-    Args:
-        path: of a CSV, TSV, JSONL or CoNLL file.
-        encoding, delimiter: of the file.
-    """
-
-    def __init__(self, path: Path, encoding: str, delimiter: str | None = None) -> None:
-        self.path, self.encoding, self.delimiter = path, encoding, delimiter
-        self.mark, self.text = exact_text(path, encoding)
-        self.edits: list[tuple[int, int, str]] = []
-        self.lines = table_format(path) in LINES
-
-    def spans(self, frame: pd.DataFrame, column: str) -> list[tuple[int, int] | None]:
-        """The span of each cell of a column; None where a row lacks it."""
-        if self.lines:
-            rows = (reversed(members) for members in objects(self.text, self.path))
-            return [next((span for key, _, span in row if key == column), None) for row in rows]
-        if table_format(self.path) not in TEXTS:
-            raise InputError(f"these corrections are written into CSV, TSV and JSONL files, and not into {self.path}.")
-        dialect = Dialect.of(self.text, table_format(self.path), self.delimiter)
-        spans = find_cells(self.text, list(frame.columns).index(column), dialect)
-        if ["" if span is None else dialect.value(self.text[slice(*span)]) for span in spans] != list(frame[column]):
-            raise InputError(f"the cells of {self.path} cannot be told apart safely: check its quotes and line ends.")
-        return spans
-
-    def replace(self, span: tuple[int, int], new: str) -> None:
-        """Replaces a span by a text that is written as it is."""
-        self.edits.append((*span, new))
-
-    def replace_cell(self, span: tuple[int, int], value: str) -> None:
-        """Replaces a cell of a CSV or TSV file, quoted where that is needed."""
-        dialect = Dialect.of(self.text, table_format(self.path), self.delimiter)
-        self.replace(span, dialect.write(value, self.text[slice(*span)]))
-
-    def write(self, out: Path) -> None:
-        """Writes the edited text."""
-        parts, last = [], 0
-        for start, end, new in sorted(self.edits):
-            parts += [self.text[last:start], new]
-            last = end
-        write_compressed(out, self.mark + "".join((*parts, self.text[last:])).encode(self.encoding))
 
 
 def list_items(text: str) -> list[tuple[int, int]]:

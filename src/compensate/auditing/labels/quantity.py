@@ -35,8 +35,7 @@ from compensate.auditing.findings import SAMPLE_KINDS, Findings, Provenance
 from compensate.auditing.labels.base import Judging, LabelKind
 from compensate.auditing.labels.classes import Classes
 from compensate.auditing.learners import FOLDS, View, assign_folds, forest_size
-from compensate.auditing.page.model import Estimate
-from compensate.data.dataset import UNLABELED, Dataset, Floats, Ints
+from compensate.data.dataset import UNLABELED, Dataset, Estimate, Floats, Ints
 from compensate.errors import InputError
 
 MIN_ROWS = 20

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
+from compensate.auditing.content import thumbnail
 from compensate.auditing.decisions import Applied, Correction
 from compensate.auditing.digests import digest_file, digest_text
 from compensate.auditing.features import unused_encoder
@@ -40,14 +41,13 @@ from compensate.auditing.labels.base import (
 )
 from compensate.auditing.learners import FOLDS, View, assign_folds
 from compensate.auditing.noise_model import Verdict, judge, offset_of_mean
-from compensate.auditing.page.model import thumbnail
 from compensate.data.dataset import UNLABELED, Dataset, Ints, Singles, Source
 from compensate.data.folder import is_image, name_in
 from compensate.errors import InputError
 from compensate.files import replaced_folder
 
 if TYPE_CHECKING:
-    from compensate.auditing.page.model import Content
+    from compensate.auditing.content import Content
     from compensate.auditing.result import Audit
 
 VOID = 255

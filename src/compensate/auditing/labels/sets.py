@@ -29,7 +29,6 @@ from compensate.auditing.labels.base import (
     Progress,
     Reader,
     Reading,
-    TextEditor,
     applied,
     check_given,
     list_items,
@@ -38,17 +37,26 @@ from compensate.auditing.labels.base import (
 from compensate.auditing.learners import FOLDS, View, assign_folds, judge_view
 from compensate.auditing.linear import LinearFolds
 from compensate.auditing.noise_model import judge, pool, shares
-from compensate.auditing.write_back import open_labels
+from compensate.auditing.write_back import TextEditor, open_labels
 from compensate.data.columns import is_nested
 from compensate.data.dataset import UNLABELED, Dataset, Floats, Ints
 from compensate.data.label_column import SeveralLabels, UnclearLabel, joined_labels
 from compensate.data.labels import is_missing
-from compensate.data.tables import LINES, choose_label, choose_text, column_names, from_frame, is_table, read_frame
-from compensate.data.tables import table_format as format_of
+from compensate.data.tables import (
+    LINES,
+    TEXTS,
+    choose_label,
+    choose_text,
+    column_names,
+    from_frame,
+    is_table,
+    read_frame,
+    table_format,
+)
 from compensate.errors import InputError, nearest
 
 if TYPE_CHECKING:
-    from compensate.auditing.page.model import Content
+    from compensate.auditing.content import Content
     from compensate.auditing.result import Audit
 
 STATES = ("absent", "present")
@@ -225,7 +233,7 @@ class LabelSets(LabelKind):
         if sign != "list":
             open_labels(data, column, reading.encoding, reading.delimiter).write(out, new)
             return
-        if format_of(data) not in LINES:
+        if table_format(data) not in LINES:
             raise InputError(f"corrections of lists are written into JSONL files, and not into {data}.")
         editor = TextEditor(data, reading.encoding)
         spans = editor.spans(frame, column)
@@ -254,6 +262,10 @@ class LabelColumns(LabelSets):
     def _write(
         cls, data: Path, frame: pd.DataFrame, decided: list[tuple[Correction, Address]], out: Path, reading: Reading
     ) -> None:
+        if table_format(data) not in (*TEXTS, *LINES):
+            raise InputError(
+                f"corrections of columns of 0 and 1 are written into CSV, TSV and JSONL files, and not into {data}."
+            )
         editor = TextEditor(data, reading.encoding, reading.delimiter)
         spans: dict[str, list[tuple[int, int] | None]] = {}
         for c, (row, name) in decided:

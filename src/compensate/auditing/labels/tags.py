@@ -31,7 +31,6 @@ from compensate.auditing.labels.base import (
     Progress,
     Reader,
     Reading,
-    TextEditor,
     applied,
     check_given,
     cross_fit,
@@ -42,6 +41,7 @@ from compensate.auditing.labels.base import (
 )
 from compensate.auditing.learners import View, assign_folds, content_keys
 from compensate.auditing.noise_model import Verdict, judge
+from compensate.auditing.write_back import TextEditor
 from compensate.data.dataset import UNLABELED, Dataset, Ints, Source
 from compensate.data.jsonl import objects
 from compensate.data.tables import LINES, table_format
@@ -49,7 +49,7 @@ from compensate.errors import InputError
 from compensate.files import check_size, decode, read_bytes, read_lines
 
 if TYPE_CHECKING:
-    from compensate.auditing.page.model import Content
+    from compensate.auditing.content import Content
     from compensate.auditing.result import Audit
 
 SUFFIXES = (".conll", ".conll2003", ".conll03", ".iob", ".iob2", ".bio", ".bioes")
