@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from compensate.auditing.decisions import Correction
 from compensate.auditing.digests import digest_frame, digest_text
 from compensate.auditing.issues.samples import without_spellings
-from compensate.auditing.judge import Scorer
+from compensate.auditing.judge import Judge
 from compensate.auditing.result import Audit
 from compensate.auditing.write_back import Dialect, find_cells
 from compensate.data.dataset import UNLABELED, Dataset, Floats, Ints, Source
@@ -101,7 +101,7 @@ def score(
     """See `Audit.score`."""
     scorer = scorer_of(audit)
     found = _rows(audit, new, labels, dict(options or {}))
-    log_q = scorer.log_q(found.data)
+    log_q = scorer.predict(found.data)
     p, odds, suggested = _judged(scorer, log_q, found)
     return pd.DataFrame(
         {
@@ -145,7 +145,7 @@ def check(
     moved = np.flatnonzero(places >= 0)
     log_q = np.full((len(found.data), len(audit.classes)), -np.log(len(audit.classes)))
     if len(fresh):
-        log_q[fresh] = scorer.log_q(found.data.subset(fresh), progress=progress)
+        log_q[fresh] = scorer.predict(found.data.subset(fresh), progress=progress)
     if len(moved):
         assert audit.probabilities is not None
         log_q[moved] = np.log(np.maximum(audit.probabilities[places[moved]].astype(np.float64), 1e-12))
@@ -166,7 +166,7 @@ def check(
     return Checked(str(path), len(found.data), known, len(fresh), len(moved), lost, findings)
 
 
-def scorer_of(audit: Audit) -> Scorer:
+def scorer_of(audit: Audit) -> Judge:
     """The fitted model of an audit, or what to do if there is none."""
     if audit.scorer is not None:
         return audit.scorer
@@ -208,7 +208,7 @@ def _audited_places(audit: Audit, found: _Rows, decisions: Iterable[Correction])
     return places if audit.probabilities is not None else np.where(places >= 0, _NEW, places)
 
 
-def _judged(scorer: Scorer, log_q: Floats, found: _Rows) -> tuple[Floats, Floats, Ints]:
+def _judged(scorer: Judge, log_q: Floats, found: _Rows) -> tuple[Floats, Floats, Ints]:
     """(N,) each: probability and log odds of an error (not a number without a label), and what the label would be."""
     target = found.data.target
     likeliest = log_q.argmax(1)

@@ -33,7 +33,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
-from compensate.auditing.execution import HERE, Execution
+from compensate.auditing.execution import LOCAL, Execution
 from compensate.data.dataset import Floats, Ints, Singles
 
 Slope = Callable[[Singles, Singles, Ints | slice], tuple[NDArray[np.floating], Singles]]
@@ -84,7 +84,7 @@ class LinearFolds:
         num_folds: int,
         num_classes: int,
         learn: NDArray[np.bool_] | None = None,
-        run: Execution = HERE,
+        run: Execution = LOCAL,
     ) -> None:
         self.run = run
         self.x: Any = x.tocsr().astype(np.float32) if is_sparse(x) else np.asarray(x)
@@ -103,7 +103,7 @@ class LinearFolds:
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy elsewhere adds up its portion there."""
-        return {**self.__dict__, "run": HERE}
+        return {**self.__dict__, "run": LOCAL}
 
     def add_up(self, term: Callable[..., Terms], *args: Any) -> Terms:
         """The sum of ``term(self, part, *args)`` over all portions of the rows that are fitted on, in 64 bits.
@@ -171,15 +171,6 @@ class LinearFolds:
             options={"maxiter": STEPS, "ftol": PRECISION, "gtol": 1e-6, "maxcor": 8},
         )  # fmt: skip
         return found.x.reshape(self.shape).astype(np.float32) * step
-
-    def held_out(self, w: Singles) -> Singles:
-        """(N, C) log probabilities by the model that did not learn from the row."""
-        found = np.empty((self.x.shape[0], self.num_classes), np.float32)
-        weights = self.weights(w)
-        for part in self.blocks(len(found)):
-            u = self.logits(self.centered(part), *weights)
-            found[part] = softmax(u[np.arange(len(u)), self.folds[part]])[1]
-        return found
 
     def held_out_loss(self, w: Singles, labels: Ints) -> float:
         """The mean of -log p of the given labels, each by the model that did not learn from it."""

@@ -34,7 +34,7 @@ from compensate.files import write_atomically
 if TYPE_CHECKING:
     from torch import nn
 
-    from compensate.auditing.judge import Scorer
+    from compensate.auditing.judge import Judge
     from compensate.data.dataset import Dataset
 
 KINDS = {"images": "image", "text": "text", "table": "table", "features": "embedding"}
@@ -166,7 +166,7 @@ class Audit:
     parts: tuple[str, ...] = ()
     sample: Ints | None = None
     row_digests: NDArray[np.uint64] | None = None
-    fitted: Scorer | Path | None = None
+    fitted: Judge | Path | None = None
     found_issues: pd.DataFrame | None = None
     listed: Audit | None = None
 
@@ -298,12 +298,12 @@ class Audit:
         return [self.classes[c] for c in labels]
 
     @cached_property
-    def scorer(self) -> Scorer | None:
+    def scorer(self) -> Judge | None:
         """The fitted model, if there is one."""
         if isinstance(self.fitted, Path):
-            from compensate.auditing.judge import Scorer
+            from compensate.auditing.judge import Judge
 
-            return Scorer.load(self.fitted)
+            return Judge.load(self.fitted)
         return self.fitted
 
     def score(self, new: Any, labels: Any = None, **options: Any) -> pd.DataFrame:
