@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import shutil
 import tempfile
@@ -27,7 +28,7 @@ from compensate.auditing.judge import FitOptions, Judge, compute_features, judge
 from compensate.auditing.learners import FOLDS, TREE_ROWS, assign_folds, num_divisions
 from compensate.auditing.noise_model import NOTE, SMALLEST, Verdict, after_decisions, judge, pool
 from compensate.auditing.result import FLAGGED, KINDS, Audit, Provenance, build_audit
-from compensate.auditing.source import labeled, read
+from compensate.auditing.source import check_options, labeled, read
 from compensate.data.dataset import UNLABELED, Dataset, Ints, Source
 from compensate.data.labels import encode_labels
 from compensate.errors import InputError
@@ -131,6 +132,7 @@ def audit(
     Reference: Yao and Wu, Compensation Learning, 2021, for LogComp; Northcutt, Jiang and Chuang, Confident Learning, 2021, for
     out-of-fold evidence.
     """
+    check_options(options, inspect.signature(audit).parameters)
     network = _Network(model, finetune, crossfit, {
         "method": method, "hyper": hyper, "epochs": epochs, "batch_size": batch_size, "lr": lr, "precision": precision,
         "device": device, "seed": seed, "run_folder": run_folder, "resume": resume, "progress": progress,
