@@ -18,11 +18,11 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit, logit, logsumexp
 
 from compensate.auditing import learners
-from compensate.auditing.chunks import ChunkedDataset, FinishedStages, open_chunks
+from compensate.auditing.chunks import ChunkedDataset, FinishedStages, cut, open_chunks
 from compensate.auditing.decisions import Correction, decided_labels
 from compensate.auditing.digests import digest_frame
 from compensate.auditing.execution import LOCAL, Execution, threads_for
-from compensate.auditing.features import FeatureViews, Progress, make_views, unused_encoder
+from compensate.auditing.features import FeatureViews, Progress, unused_encoder
 from compensate.auditing.issues.samples import without_spellings
 from compensate.auditing.judge import FitOptions, Judge, compute_features, judge_chunks
 from compensate.auditing.learners import FOLDS, TREE_ROWS, assign_folds, num_divisions
@@ -148,20 +148,29 @@ def audit(
             raise InputError(f"{given[0]} is not supported with memory= or backend=; leave it out, or leave them out.")
         if backend not in ("local", "ray"):
             raise InputError(f'backend is "{backend}"; expected local or ray.')
-        how = replace(how, memory=None if memory is None else bytes_of(memory), folder=run_folder)
+        limit = None if memory is None else bytes_of(memory)
+        how = replace(how, memory=limit, folder=run_folder, chunked=True)
         if run_folder is not None and not resume:
             shutil.rmtree(run_folder, ignore_errors=True)
         source = data if isinstance(data, ChunkedDataset) else open_chunks(data, labels, options)
     for note in source.source.notes:
         warnings.warn(note, stacklevel=2)
-    if source.parts is not None:
+    if source.parts is None:
+        labeled(source)
+    with _execution(backend) as run:
+        how = replace(how, run=run)
+        if source.parts is None and not source.regression:
+            return _audit_classes(source, how, network, decisions)
         asked = [name for name, value in {"model": model, "finetune": finetune}.items() if value]
-        if asked:
-            raise InputError(f"{asked[0]} learns one class a sample, and these have several labels each; leave it out.")
-        found: Audit = source.parts.audit(source, encoder, device=device, seed=seed, progress=progress)
-        return found
-    labeled(source)
-    if source.regression:
+        if source.parts is not None:
+            if asked:
+                raise InputError(
+                    f"{asked[0]} learns one class a sample, and these have several labels each; leave it out."
+                )
+            found: Audit = source.parts.audit(
+                source, encoder, device=device, seed=seed, progress=progress, features=how.features, run=run
+            )
+            return found
         if decisions is not None:
             raise InputError("decisions are about classes; quantities are audited without them. Leave decisions out.")
         if model is not None:
@@ -171,17 +180,22 @@ def audit(
         if finetune:
             raise InputError("finetune learns classes, and these labels are quantities; leave it out.")
         return _audit_quantities(source, how)
-    if backend == "ray":
-        from compensate.auditing.ray import cluster
 
-        with cluster() as run:
-            return _audit_classes(source, replace(how, run=run), network, decisions)
-    return _audit_classes(source, how, network, decisions)
+
+@contextmanager
+def _execution(backend: str) -> Iterator[Execution]:
+    if backend == "local":
+        yield LOCAL
+        return
+    from compensate.auditing.ray import cluster
+
+    with cluster() as run:
+        yield run
 
 
 @dataclass(frozen=True, eq=False)
 class _Settings:
-    """Options of an audit; ``memory`` in bytes and the ``folder`` of finished stages are for data in chunks."""
+    """Options of an audit; ``memory`` in bytes and the ``folder`` of finished stages are for data in chunks (``chunked``)."""
 
     encoder: str | Path
     device: str | None
@@ -189,7 +203,13 @@ class _Settings:
     progress: Progress | None
     memory: int | None = None
     folder: str | Path | None = None
+    chunked: bool = False
     run: Execution = LOCAL
+
+    def features(self, data: Dataset) -> FeatureViews:
+        """The features of data in memory, computed in chunks if the data are to be."""
+        data = cut(data) if self.chunked else data
+        return compute_features(data, self.encoder, device=self.device, progress=self.progress, run=self.run)[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -525,7 +545,7 @@ def _audit_quantities(data: Dataset, how: _Settings) -> Audit:
         raise InputError(f"the value of row {data.index[endless[0]]} is infinite; correct it, or leave it empty.")
     if np.ptp(values[rows]) == 0:
         raise InputError(f"all values are {values[rows][0]:g}; there is nothing to compare. Check the label column.")
-    features = make_views(data, how.encoder, device=how.device, progress=how.progress)
+    features = how.features(data)
     folds = assign_folds(np.where(np.isfinite(values), 0, UNLABELED), features.keys, folds=FOLDS, seed=how.seed)
     report = how.progress or (lambda stage, done, total: None)
     report("fitting", 0, 1)

@@ -104,20 +104,29 @@ class ChunkedDataset(Dataset):
         return replace(_joined(parts), target=self.target[chosen], classes=self.classes, rows=self.rows)
 
 
-def open_chunks(data: Any, labels: Any, options: Mapping[str, Any]) -> ChunkedDataset:
-    """Opens data chunk by chunk; other formats than Parquet and .npy are read and then cut."""
+def open_chunks(data: Any, labels: Any, options: Mapping[str, Any]) -> Dataset:
+    """Opens data with one class a row chunk by chunk; formats other than Parquet and .npy are read and then cut.
+
+    Data with other labels are read as a whole; only their features are computed in chunks.
+    """
     options = dict(options)
     merge = options.pop("merge_alike", False)
+    found: ChunkedDataset | None = None
     if is_address(data) or (isinstance(data, (str, Path)) and _is_parquet(Path(data))):
         if labels is not None:
             raise InputError(
                 "a Parquet table has its labels in a column; name it by label= (--label), and leave labels out."
             )
         found = _open_parquet(data if is_address(data) else Path(data).expanduser(), options)
+        if found is None and is_address(data):
+            raise InputError(
+                "remote files are audited with one class a row, and these labels are others; copy them to a disk."
+            )
     elif isinstance(data, (str, Path)) and Path(data).suffix.lower() == ".npy":
         found = _open_array(Path(data).expanduser(), labels, options)
-    else:
-        found = cut(read(data, labels, None, options))
+    if found is None:
+        whole = read(data, labels, None, {**options, "merge_alike": merge})
+        return whole if whole.regression or whole.parts is not None else cut(whole)
     if not merge:
         return found
     target, classes, merged = merge_spellings(found.target, found.classes)
@@ -126,21 +135,12 @@ def open_chunks(data: Any, labels: Any, options: Mapping[str, Any]) -> ChunkedDa
 
 def cut(data: Dataset) -> ChunkedDataset:
     """Data in memory as chunks."""
-    _check_labels(data)
     if data.source.kind == "images" and np.ndim(data.x) != 4:
         raise InputError("images of several sizes are not supported with memory= or backend=; leave them out.")
-    size = MEMORY_CHUNK_ROWS
+    data, size = replace(data, parts=None), MEMORY_CHUNK_ROWS
     pieces = [MemoryRange(start, min(size, len(data) - start), data, start) for start in range(0, len(data), size)]
     sample = data.subset(_evenly(len(data), SAMPLE_ROWS)) if len(data) > SAMPLE_ROWS else data
-    target = data.target.astype(np.int64)
-    return ChunkedDataset.of(pieces, target, data.classes, sample, index=data.index, rows=data.rows)
-
-
-def _check_labels(data: Dataset) -> None:
-    if data.regression:
-        raise InputError("quantities are not supported with memory= or backend=; leave them out.")
-    if data.parts is not None:
-        raise InputError("rows with several labels are not supported with memory= or backend=; leave them out.")
+    return ChunkedDataset.of(pieces, data.target, data.classes, sample, index=data.index, rows=data.rows)
 
 
 def _evenly(number: int, most: int) -> Ints:
@@ -259,7 +259,8 @@ def _row_groups(files: Iterable[str]) -> Iterator[RowGroups]:
                 start, first = start + taken, k + 1
 
 
-def _open_parquet(path: str | Path, options: Mapping[str, Any]) -> ChunkedDataset:
+def _open_parquet(path: str | Path, options: Mapping[str, Any]) -> ChunkedDataset | None:
+    """The chunks of Parquet files; None if the labels are not one class a row."""
     if isinstance(path, str):  # remote files are digested by the versions that the storage reports
         require("pyarrow.parquet", "reading Parquet", "parquet")
         listing = remote_files(path)
@@ -275,6 +276,8 @@ def _open_parquet(path: str | Path, options: Mapping[str, Any]) -> ChunkedDatase
     rows = sum(piece.rows for piece in pieces)
     if not rows:
         raise InputError(f"{path} has no rows.")
+    if options.get("labels_columns") is not None:
+        return None
     odd = [name for name in options if name not in ("label", "text", "task", "ignore", "columns", "split", "missing")]
     if odd:
         raise InputError(f"{odd[0]} is not an option for Parquet files; leave it out.")
@@ -286,15 +289,14 @@ def _open_parquet(path: str | Path, options: Mapping[str, Any]) -> ChunkedDatase
     try:
         splits = from_frame(pd.concat(frames, ignore_index=True), str(path), **options)
     except SeveralLabels:
-        raise InputError(
-            "rows with several labels are not supported with memory= or backend=; leave them out."
-        ) from None
+        return None
     if splits.test is not None or splits.validation is not None:
         raise InputError(
             f'{path} has a column "split", which is not supported with memory= or backend=. Audit all rows: split="all" '
             "(--split all on the command line), or write the training rows to files of their own."
         )
-    _check_labels(splits.train)
+    if splits.train.regression:
+        return None
     source = replace(splits.train.source, path=str(path), digest=digest, title=title)
     codes: list[Any] = []
     values: list[Any] = []
@@ -337,7 +339,8 @@ class ArrayRange:
         return Dataset(x, np.full(len(x), UNLABELED), (), index=index, source=Source(kind="features"))
 
 
-def _open_array(path: Path, labels: Any, options: Mapping[str, Any]) -> ChunkedDataset:
+def _open_array(path: Path, labels: Any, options: Mapping[str, Any]) -> ChunkedDataset | None:
+    """The chunks of an .npy file; None if the labels are not one class a row."""
     if not path.is_file():
         raise InputError(f"there is no file {path}; check the path.")
     with numpy_damage(path):
@@ -349,10 +352,12 @@ def _open_array(path: Path, labels: Any, options: Mapping[str, Any]) -> ChunkedD
     cells = (
         read_labels(labels, options.get("labels_key")).cells if isinstance(labels, (str, Path)) else np.asarray(labels)
     )
+    if cells.ndim == 2:
+        return None
     if cells.shape != shape[:1]:
         raise InputError(f"{path} has {shape[0]} samples, and the labels have shape {cells.shape}.")
     if cells.dtype.kind == "f" and (np.mod(cells[np.isfinite(cells)], 1) != 0).any():
-        raise InputError("quantities are not supported with memory= or backend=; leave them out.")
+        return None
     codes, values = pd.factorize(cells, use_na_sentinel=False)
     numbers, classes = encode_labels(list(values))
     rows, size = shape[0], CHUNK_ROWS

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -361,12 +362,17 @@ def compute_features(
         data: the samples, in memory or in chunks.
         encoder, device, progress: as for `make_views`.
         run: where chunks are encoded and read.
-        stages: finished stages of data in chunks.
+        stages: finished stages of data in chunks; temporary ones by default.
         room: bytes that the features of chunks may take; of more rows, evenly spaced ones are used.
     """
     if not isinstance(data, ChunkedDataset):
         return make_views(data, encoder, device=device, progress=progress), np.arange(len(data))
-    assert stages is not None
+    if stages is None:
+        with tempfile.TemporaryDirectory(prefix="compensate-") as folder:
+            kept = FinishedStages(Path(folder), temporary=True)
+            return compute_features(
+                data, encoder, device=device, progress=progress, run=run, stages=kept, room=room
+            )  # fmt: skip
     made = make_views(data.sample, encoder, device=device, fit_only=True)
     report = progress or (lambda stage, done, total: None)
     total = len(data.pieces)
@@ -382,17 +388,17 @@ def compute_features(
     size = sum(_bytes(view.x) + (0 if view.trees is view.x else _bytes(view.trees)) for view in views)
     most = max(MIN_FITTED, int(min(room / max(size / len(few), 1), len(data))))
     part = np.arange(len(data)) if len(data) <= most else np.linspace(0, len(data) - 1, most).astype(np.int64)
-    kept = stages.read_scan()
-    if kept is None:
+    scan = stages.read_scan()
+    if scan is None:
         keys, parts = [], []
         for done, (key, found) in enumerate(run.map(_scan_chunk, list(data.chunks(part)), made, stages), 1):
             keys.append(key)
             parts.append(found)
             report("reading", done, total)
         joined = tuple(_join_views(list(ones)) for ones in zip(*parts, strict=True))
-        kept = None if keys[0] is None else np.concatenate(keys), joined
-        stages.write_scan(*kept)
-    return replace(made, keys=kept[0], views=kept[1]), part
+        scan = None if keys[0] is None else np.concatenate(keys), joined
+        stages.write_scan(*scan)
+    return replace(made, keys=scan[0], views=scan[1]), part
 
 
 def _encode_chunk(item: tuple[int, Chunk], encoder: Embeddings, stages: FinishedStages, device: str | None) -> int:

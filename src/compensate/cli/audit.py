@@ -601,7 +601,8 @@ def _run(asked: _Asked, before: Before | None, out: Path | None, judged: Callabl
     if before is None:
 
         def partitions(new: Path) -> None:
-            shutil.move(training / "suspects", new / "suspects")
+            if found.listed is not None:
+                shutil.move(training / "suspects", new / "suspects")
 
         write_run(found, folder, more=partitions if asked.in_pieces else None)
     else:
@@ -655,9 +656,7 @@ def _pieces(asked: _Asked) -> Any:
 
     odd = [f"--{name}" for name in ("test", "features") if getattr(asked, name) is not None]
     if odd:
-        raise InputError(
-            f"{odd[0]} is not supported with --memory and --backend; leave it out."
-        )
+        raise InputError(f"{odd[0]} is not supported with --memory and --backend; leave it out.")
     return open_chunks(asked.data, asked.labels, asked.options)
 
 

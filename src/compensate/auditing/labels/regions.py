@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
+from compensate.auditing.execution import LOCAL, Execution
 from compensate.auditing.labels.base import check_given, part_of, runs_of
 from compensate.auditing.learners import FOLDS, Steps, View, assign_folds, judge_view, steps_of
 from compensate.auditing.noise_model import Verdict, judge, offset_of_mean, pool, shares
@@ -84,7 +85,7 @@ class Masks:
         place[classes] = np.arange(len(classes))
         return np.concatenate([_majority(place[mask], side, len(classes)).ravel() for mask in self.masks])
 
-    def judged(self, seed: int = 0, progress: Any = None) -> JudgedCells:
+    def judged(self, seed: int = 0, progress: Any = None, run: Execution = LOCAL) -> JudgedCells:
         """The verdict on each cell."""
         classes = self._classes()
         side = SMALLEST
@@ -92,7 +93,7 @@ class Masks:
             side += 1
         given = self.cells(side)
         grids = [(-(-m.shape[0] // side), -(-m.shape[1] // side)) for m in self.masks]
-        x = np.concatenate([cell_features(image, side) for image in self.images])
+        x = np.concatenate(list(run.map(cell_features, self.images, side)))
         image = np.repeat(np.arange(len(grids)), [rows * columns for rows, columns in grids])
         folds = assign_folds(np.zeros(len(grids), np.int64), seed=seed)[image]
         view = View("cells", x, x)
@@ -110,11 +111,11 @@ class Masks:
             {f"cells: {name}": weight for name, weight in shares(weights).items()},
         )  # fmt: skip
 
-    def audit(self, data: Dataset, encoder: str | Path, *, device: Any, seed: int, progress: Any) -> Audit:
+    def audit(self, data: Dataset, encoder: str | Path, *, seed: int, progress: Any, run: Any, **_: Any) -> Audit:
         """The audit of all regions."""
         from compensate.auditing.features import unused_encoder
 
-        found = self.judged(seed, progress)
+        found = self.judged(seed, progress, run)
         verdict = found.verdict
         notes = unused_encoder(encoder, "the cells of images")
         regions = self._regions(found)

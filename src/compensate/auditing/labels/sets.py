@@ -92,14 +92,12 @@ class LabelSets:
         each = float((self.given == 1).sum(1).mean())
         return f"{len(self.names)} labels, {each:.1f} a row"
 
-    def audit(self, data: Dataset, encoder: str | Path, *, device: Any, seed: int, progress: Any) -> Audit:
-        """The audit of all labels of all rows."""
-        from compensate.auditing.features import make_views
-
+    def audit(self, data: Dataset, encoder: str | Path, *, seed: int, progress: Any, features: Any, **_: Any) -> Audit:
+        """The audit of all labels of all rows; ``features`` makes the features of the data."""
         rows = data.index if len(self.given) == data.rows else np.arange(len(data))
         given = self.given[rows].astype(np.int64)
         judged, notes = self._judged(given)
-        views = make_views(data, encoder, device=device, progress=progress)
+        views = features(data)
         folds = assign_folds(data.target.astype(np.int64), views.keys, seed=seed)
         log_q, transition, weights = predict_labels(views.views, given[:, judged], folds, seed=seed, progress=progress)
         where, labels = np.nonzero(given[:, judged] != UNLABELED)

@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from compensate.auditing.execution import LOCAL, Execution
 from compensate.auditing.labels.base import check_given, part_of
 from compensate.auditing.labels.sets import list_pieces, write_edits
 from compensate.auditing.learners import FOLDS, Steps, View, assign_folds, content_keys, judge_view, steps_of
@@ -41,6 +43,9 @@ WORD_KEYS, TAG_KEYS = ("tokens", "words"), ("tags", "ner_tags", "labels", "pos_t
 """Of the lists in a JSONL file."""
 
 OUTSIDE = "O"
+CHUNK = 20_000
+"""Sentences whose features are computed at once."""
+
 HASHED, SEEN = 1 << 18, 3
 """Columns that features are hashed to, and the tokens that a column must occur in: of fewer, hardly any model learns something about others."""
 
@@ -83,11 +88,11 @@ class TokenTags:
         kinds = sorted({type_of(token.tag) for token in self.tokens} - {OUTSIDE})
         return f"{len(self.tokens):,} tokens, {len(kinds)} kinds of tags"
 
-    def audit(self, data: Dataset, encoder: str | Path, *, device: Any, seed: int, progress: Any) -> Audit:
+    def audit(self, data: Dataset, encoder: str | Path, *, seed: int, progress: Any, run: Any, **_: Any) -> Audit:
         """The audit of all tags."""
         from compensate.auditing.features import unused_encoder
 
-        found = self.judged(seed, progress)
+        found = self.judged(seed, progress, run)
         kept, given, verdict, sentence = found.kept, found.given, found.verdict, self.sentence_of
         notes = (*found.notes, *unused_encoder(encoder, "tokens"))
         spans = self._spans(np.flatnonzero(kept), sentence, given, verdict)
@@ -124,10 +129,10 @@ class TokenTags:
         """(N,) the sentence of each token."""
         return np.repeat(np.arange(len(self.sentences)), [len(s) for s in self.sentences])
 
-    def judged(self, seed: int = 0, progress: Any = None) -> JudgedTags:
+    def judged(self, seed: int = 0, progress: Any = None, run: Execution = LOCAL) -> JudgedTags:
         """The verdict on the type of each token."""
         kept, classes, given, notes = self._checked()
-        view = View("words around", hashed(self.sentences))
+        view = View("words around", hashed(self.sentences, run))
         keys = content_keys([" ".join(token.word for token in s) for s in self.sentences])
         folds = assign_folds(np.zeros(len(self.sentences), np.int64), keys, seed=seed)[self.sentence_of]
         labels = np.where(kept, given, UNLABELED)
@@ -256,13 +261,18 @@ def prefix_of(tag: str) -> str:
     return found[1] if found else ""
 
 
-def hashed(sentences: Sequence[Sequence[Token]]) -> Any:
-    """(N, D) sparse features of all tokens."""
+def hashed(sentences: Sequence[Sequence[Token]], run: Execution = LOCAL) -> Any:
+    """(N, D) sparse features of all tokens, computed in chunks of sentences."""
+    chunks = [sentences[start : start + CHUNK] for start in range(0, len(sentences), CHUNK)]
+    x = sp.vstack(list(run.map(_hashed_chunk, chunks)), format="csr")
+    return x[:, np.flatnonzero(x.getnnz(0) >= SEEN)]
+
+
+def _hashed_chunk(sentences: Sequence[Sequence[Token]]) -> Any:
     from sklearn.feature_extraction import FeatureHasher
 
     hasher = FeatureHasher(HASHED, input_type="string", alternate_sign=False, dtype=np.float32)
-    x = hasher.transform(found for sentence in sentences for found in _features([token.word for token in sentence]))
-    return x[:, np.flatnonzero(x.getnnz(0) >= SEEN)]
+    return hasher.transform(f for sentence in sentences for f in _features([token.word for token in sentence]))
 
 
 def _features(words: list[str]) -> Iterator[list[str]]:
