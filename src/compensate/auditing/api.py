@@ -622,7 +622,18 @@ def audit_probabilities(
         sums = np.where(np.isfinite(p).all(1), np.abs(p.sum(1) - 1) + np.maximum(-p.min(1), 0), np.inf)
         row = int(sums.argmax())
         raise InputError(f"row {row} of the probabilities is {p[row][:5]}; each must be at least 0 and sum to 1.")
-    given, names = _labels(np.asarray(labels), p.shape, classes)
+    cells = np.asarray(labels)
+    if cells.shape != p.shape[:1]:
+        raise InputError(f"there are {len(p)} rows of probabilities, and the labels have shape {cells.shape}.")
+    if cells.dtype.kind in "iu":
+        if cells.size and not -1 <= cells.min() <= cells.max() < p.shape[1]:
+            row = int(np.flatnonzero((cells < -1) | (cells >= p.shape[1]))[0])
+            raise InputError(f"label {cells[row]} of row {row} has no column: there are {p.shape[1]}, counted from 0.")
+        given, names = cells.astype(np.int64), tuple(classes or map(str, range(p.shape[1])))
+    else:
+        given, names = encode_labels(cells, classes)
+        if len(names) != p.shape[1]:
+            raise InputError(f"the labels name {len(names)} classes, and the probabilities have {p.shape[1]} columns.")
     rows = np.flatnonzero(given != UNLABELED)
     if len(rows) < MIN_ROWS:
         raise InputError(f"{len(rows)} rows have a label; an audit needs {MIN_ROWS} or more.")
@@ -649,18 +660,3 @@ def audit_probabilities(
             views={"probabilities": 1.0}, agreement=float((q.argmax(1) == y).mean()), by_chance=verdict.by_chance
         ),
     )
-
-
-def _labels(labels: NDArray[Any], shape: tuple[int, ...], classes: list[str] | None) -> tuple[Ints, tuple[str, ...]]:
-    if labels.shape != (shape[0],):
-        raise InputError(f"there are {shape[0]} rows of probabilities, and the labels have shape {labels.shape}.")
-    if labels.dtype.kind in "iu":
-        if labels.size and not -1 <= labels.min() <= labels.max() < shape[1]:
-            row = int(np.flatnonzero((labels < -1) | (labels >= shape[1]))[0])
-            raise InputError(f"label {labels[row]} of row {row} has no column: there are {shape[1]}, counted from 0.")
-        names = tuple(classes) if classes else tuple(str(c) for c in range(shape[1]))
-        return labels.astype(np.int64), names
-    target, names = encode_labels(labels, classes)
-    if len(names) != shape[1]:
-        raise InputError(f"the labels name {len(names)} classes, and the probabilities have {shape[1]} columns.")
-    return target, names

@@ -6,7 +6,6 @@ footers of the files.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from io import BytesIO
@@ -162,16 +161,8 @@ class MemoryRange:
     first: int
 
     def read(self) -> Dataset:
-        """As `Chunk.read`; nothing is copied."""
-        data, here = self.data, slice(self.first, self.first + self.rows)
-        return replace(
-            data,
-            x=data.x[here],
-            target=data.target[here],
-            index=data.index[here],
-            ids=None if data.ids is None else data.ids[here],
-            raw=data.table.iloc[here] if data.table is not None else None if data.raw is None else data.raw[here],
-        )
+        """As `Chunk.read`."""
+        return self.data.subset(np.arange(self.first, self.first + self.rows))
 
     def __getstate__(self) -> dict[str, Any]:
         """Another process gets only the rows of this chunk."""
@@ -374,7 +365,7 @@ def _open_array(path: Path, labels: Any, options: Mapping[str, Any]) -> ChunkedD
 
 # --- finished stages ------------------------------------------------------------------------------------------
 
-SPARSE = ("data", "indices", "indptr")
+SPARSE = ("data", "indices", "indptr", "shape")
 """The arrays of a sparse matrix."""
 
 
@@ -404,45 +395,37 @@ class FinishedStages:
         np.save(content, values)
         write_atomically(self.embeddings(chunk), content.getvalue())
 
-    @property
-    def scan(self) -> Path:
-        """The folder with the keys of all rows and the features of the rows that learners are fitted on."""
-        return self.folder / "scan"
-
     def write_scan(self, keys: Ints | None, views: tuple[View, ...]) -> None:
-        """Stores them, each array in a file of its own, which needs no copy."""
+        """Stores the keys of all rows, and the features of the rows that learners are fitted on."""
         if self.temporary:
             return
-        with replaced_folder(self.scan) as new:
-            if keys is not None:
-                np.save(new / "keys.npy", keys)
-            about = []
-            for k, view in enumerate(views):
-                same = view.trees is view.x
-                about.append({"name": view.name, "same": same, "shape": view.x.shape})
-                arrays = {name: getattr(view.x, name) for name in SPARSE} if sp.issparse(view.x) else {"x": view.x}
-                if view.trees is not None and not same:
-                    arrays["trees"] = view.trees
-                for name, values in arrays.items():
-                    np.save(new / f"{k}.{name}.npy", values)
-            write_atomically(new / "views.json", json.dumps(about).encode())
+        arrays = {"names": np.array([view.name for view in views])} | ({} if keys is None else {"keys": keys})
+        for k, view in enumerate(views):
+            if sp.issparse(view.x):
+                arrays |= {f"{k}.{name}": np.asarray(getattr(view.x, name)) for name in SPARSE}
+            else:
+                arrays[f"{k}.x"] = view.x
+            if view.trees is not None:  # an empty array stands for the features themselves
+                arrays[f"{k}.trees"] = np.empty(0) if view.trees is view.x else view.trees
+        with replaced_folder(self.folder / "scan") as new:
+            np.savez(new / "scan.npz", **arrays)
 
     def read_scan(self) -> tuple[Ints | None, tuple[View, ...]] | None:
         """The stored keys and features, if there are any."""
-        if not self.scan.exists():
+        file = self.folder / "scan" / "scan.npz"
+        if not file.exists():
             return None
-
-        def array(name: str) -> Any:
-            file = self.scan / f"{name}.npy"
-            return np.load(file, allow_pickle=False) if file.exists() else None
-
-        views = []
-        for k, one in enumerate(json.loads((self.scan / "views.json").read_bytes())):
-            x = array(f"{k}.x")
-            if x is None:
-                x = sp.csr_matrix(tuple(array(f"{k}.{name}") for name in SPARSE), tuple(one["shape"]))
-            views.append(View(one["name"], x, x if one["same"] else array(f"{k}.trees")))
-        return array("keys"), tuple(views)
+        with np.load(file, allow_pickle=False) as arrays:
+            views = []
+            for k, name in enumerate(arrays["names"].tolist()):
+                if f"{k}.x" in arrays:
+                    x = arrays[f"{k}.x"]
+                else:
+                    *parts, shape = (arrays[f"{k}.{part}"] for part in SPARSE)
+                    x = sp.csr_matrix(tuple(parts), tuple(shape))
+                trees = arrays.get(f"{k}.trees")
+                views.append(View(name, x, x if trees is not None and not trees.size else trees))
+            return arrays.get("keys"), tuple(views)
 
     def judged(self, chunk: int) -> Path:
         """The file with the judged rows of a chunk."""
