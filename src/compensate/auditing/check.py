@@ -31,7 +31,7 @@ from compensate.errors import InputError, nearest
 from compensate.files import decode, read_bytes
 
 if TYPE_CHECKING:
-    from compensate.auditing.judge import Scorer
+    from compensate.auditing.judge import Judge
     from compensate.auditing.result import Audit
 
 READER = ("encoding", "delimiter", "size", "labels_key", "label", "text")
@@ -150,7 +150,7 @@ def score(
     """See `Audit.score`."""
     scorer = scorer_of(audit)
     found = _rows(audit, new, labels, dict(options or {}))
-    p, odds, suggested = _judged(scorer, scorer.log_q(found.data), found)
+    p, odds, suggested = _judged(scorer, scorer.predict(found.data), found)
     return pd.DataFrame(
         {
             "index": found.data.index,
@@ -192,7 +192,7 @@ def check(
     new, relabeled = np.flatnonzero(places == _NEW), np.flatnonzero(places >= 0)
     log_q = np.full((len(found.data), len(audit.classes)), -np.log(len(audit.classes)))
     if len(new):
-        log_q[new] = scorer.log_q(found.data.subset(new), progress=progress)
+        log_q[new] = scorer.predict(found.data.subset(new), progress=progress)
     if len(relabeled):
         assert audit.probabilities is not None
         log_q[relabeled] = np.log(np.maximum(audit.probabilities[places[relabeled]].astype(np.float64), 1e-12))
@@ -212,7 +212,7 @@ def check(
     return Checked(str(path), len(found.data), known, len(new), len(relabeled), unlabeled, findings)
 
 
-def scorer_of(audit: Audit) -> Scorer:
+def scorer_of(audit: Audit) -> Judge:
     """The fitted model of an audit, or an error with the remedy."""
     if audit.scorer is not None:
         return audit.scorer
@@ -250,7 +250,7 @@ def _audited_places(audit: Audit, found: _Rows, decisions: Iterable[Correction])
     return places
 
 
-def _judged(scorer: Scorer, log_q: Floats, found: _Rows) -> tuple[Floats, Floats, Ints]:
+def _judged(scorer: Judge, log_q: Floats, found: _Rows) -> tuple[Floats, Floats, Ints]:
     """(N,) each: probability and log odds of an error (NaN without a label), and the suggested label."""
     target = found.data.target
     likeliest = log_q.argmax(1)

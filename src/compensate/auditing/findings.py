@@ -14,7 +14,7 @@ from compensate.data.dataset import Dataset, Estimate, Floats, Ints, Singles
 if TYPE_CHECKING:
     from torch import nn
 
-    from compensate.auditing.judge import Scorer
+    from compensate.auditing.judge import Judge
 
 
 SAMPLE_KINDS = {"images": "image", "text": "text", "table": "table", "features": "embedding"}
@@ -130,4 +130,4 @@ class Findings:
     vectors: Any = None
     curves: Mapping[str, list[float]] = field(default_factory=dict)
     model: nn.Module | None = None
-    fitted: Scorer | Path | None = None
+    fitted: Judge | Path | None = None

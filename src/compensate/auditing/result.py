@@ -28,7 +28,7 @@ from compensate.errors import InputError
 from compensate.files import write_atomically
 
 if TYPE_CHECKING:
-    from compensate.auditing.judge import Scorer
+    from compensate.auditing.judge import Judge
 
 FLAGGED = 2 / 3
 """A label is flagged where an error is twice as likely as not."""
@@ -202,12 +202,12 @@ class Audit(Findings):
         return [f"{value:.12g}" for value in labels] if self.regression else [self.classes[c] for c in labels]
 
     @cached_property
-    def scorer(self) -> Scorer | None:
+    def scorer(self) -> Judge | None:
         """The fitted model, if there is one."""
         if isinstance(self.fitted, Path):
-            from compensate.auditing.judge import Scorer
+            from compensate.auditing.judge import Judge
 
-            return Scorer.load(self.fitted)
+            return Judge.load(self.fitted)
         return self.fitted
 
     def score(self, new: Any, labels: Any = None, **options: Any) -> pd.DataFrame:
@@ -391,10 +391,12 @@ def build_audit(
 
     Args:
         source: where the data came from.
-        findings: of a judge.
+        findings: of a judge; an audit of classes gets the kind of the labels.
         label_kind: the kind of the labels.
         kind: as in `Audit`; by default it follows the labels and the samples.
     """
+    if isinstance(findings, Audit):
+        return replace(findings, label_kind=label_kind)
     fields: dict[str, Any] = {**vars(findings), "notes": (*source.notes, *findings.notes)}
     if findings.provenance.by_chance:
         fields["p_error"] = np.minimum(findings.p_error, 0.5)

@@ -593,7 +593,8 @@ def _run(asked: _Asked, before: Before | None, out: Path | None, judged: Callabl
     if before is None:
 
         def partitions(new: Path) -> None:
-            shutil.move(training / "suspects", new / "suspects")
+            if found.listed is not None:
+                shutil.move(training / "suspects", new / "suspects")
 
         write_run(found, folder, more=partitions if asked.in_pieces else None)
     else:
@@ -643,14 +644,12 @@ def _source(asked: _Asked) -> Any:
 
 def _pieces(asked: _Asked) -> Any:
     """The data to audit, in pieces."""
-    from compensate.auditing.chunks import open_pieces
+    from compensate.auditing.chunks import open_chunks
 
     odd = [f"--{name}" for name in ("test", "features") if getattr(asked, name) is not None]
     if odd:
-        raise InputError(
-            f"{odd[0]} cannot be had with --memory and --backend, by which data are read in pieces; leave it out."
-        )
-    return open_pieces(asked.data, asked.labels, asked.options)
+        raise InputError(f"{odd[0]} is not supported with --memory and --backend; leave it out.")
+    return open_chunks(asked.data, asked.labels, asked.options)
 
 
 def _with_issues(found: Audit, asked: _Asked) -> Audit:
@@ -664,7 +663,7 @@ def _with_issues(found: Audit, asked: _Asked) -> Audit:
 
 def _about(source: Any) -> Source:
     """Where the data came from, whether they are read as a whole or in pieces."""
-    return Source() if source is None else source.source if isinstance(source, Dataset) else source.info
+    return Source() if source is None else source.source
 
 
 def _name(source: Any, asked: _Asked, decided: dict[str, Any]) -> str:
@@ -692,7 +691,7 @@ def _judged(source: Any, started: float, **chosen: Any) -> Audit:
 
     if isinstance(source, Dataset) and source.parts is None:
         labeled(source)
-    console.print(opening_line(source if hasattr(source, "target") else source.outline), markup=False)
+    console.print(opening_line(source), markup=False)
     with told_stages(started) as progress:
         found = run(source, progress=progress, resume=True, **chosen)
     how = found.provenance

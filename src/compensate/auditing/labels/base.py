@@ -24,6 +24,8 @@ from numpy.typing import NDArray
 
 from compensate.auditing.decisions import Applied, Correction, Matched
 from compensate.auditing.digests import digest_source
+from compensate.auditing.execution import LOCAL, Execution
+from compensate.auditing.features import FeatureViews, Progress
 from compensate.auditing.findings import Address, Findings, Provenance
 from compensate.auditing.learners import FOLDS, Steps, View, judge_view, steps_of
 from compensate.auditing.noise_model import Verdict, pool, shares
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
     from compensate.auditing.content import Content
     from compensate.auditing.result import Audit
 
-Progress = Callable[[str, int, int], None]
 Reader = Callable[[Any, Any, Mapping[str, Any]], Dataset]
 """Reads data, labels and options."""
 
@@ -51,14 +52,17 @@ class Judging:
 
     Attributes:
         judge_classes: the judge of data with one class a sample.
-        encoder, device, seed, progress: as in `compensate.audit`.
+        features: computes the features of samples.
+        encoder, seed, progress: as in `compensate.audit`.
+        run: maps functions over chunks, here or on a cluster.
     """
 
     judge_classes: Callable[[Dataset], Findings]
+    features: Callable[[Dataset], FeatureViews]
     encoder: str | Path = "auto"
-    device: str | None = None
     seed: int = 0
     progress: Progress | None = None
+    run: Execution = LOCAL
 
 
 class Reading(NamedTuple):

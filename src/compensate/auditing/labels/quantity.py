@@ -30,7 +30,6 @@ from scipy.special import expit, logit, logsumexp
 from scipy.stats import t as student
 
 from compensate.auditing.execution import threads_for
-from compensate.auditing.features import make_views
 from compensate.auditing.findings import SAMPLE_KINDS, Findings, Provenance
 from compensate.auditing.labels.base import Judging, LabelKind
 from compensate.auditing.labels.classes import Classes
@@ -115,7 +114,7 @@ class Quantity(Classes):
                 f"all values are {values[rows][0]:g}; there is nothing to compare. Check the label column."
             )
         progress = judging.progress or (lambda *_: None)
-        views = make_views(data, judging.encoder, device=judging.device, progress=judging.progress)
+        views = judging.features(data)
         folds = assign_folds(np.where(data.labeled, 0, UNLABELED), views.keys, folds=FOLDS, seed=judging.seed)
         progress("fitting", 0, 1)
         with threads_for(max(view.work(FOLDS, 1) for view in views.views)):

@@ -23,13 +23,13 @@ from scipy.special import expit
 from compensate.auditing.content import thumbnail
 from compensate.auditing.decisions import Applied, Correction
 from compensate.auditing.digests import digest_file, digest_text
-from compensate.auditing.features import unused_encoder
+from compensate.auditing.execution import LOCAL, Execution
+from compensate.auditing.features import Progress, unused_encoder
 from compensate.auditing.findings import Address, Findings
 from compensate.auditing.labels.base import (
     Group,
     Judging,
     LabelKind,
-    Progress,
     Reader,
     Reading,
     applied,
@@ -140,7 +140,7 @@ class Masks(LabelKind):
         place[classes] = np.arange(len(classes))
         return np.concatenate([_majority(place[mask], side, len(classes)).ravel() for mask in self.masks])
 
-    def judge(self, seed: int = 0, progress: Progress | None = None) -> JudgedCells:
+    def judge(self, seed: int = 0, progress: Progress | None = None, run: Execution = LOCAL) -> JudgedCells:
         """Judges each cell."""
         classes = self._classes()
         side = MIN_SIDE
@@ -148,7 +148,7 @@ class Masks(LabelKind):
             side += 1
         given = self.cells(side)
         grids = tuple(_grid(mask, side) for mask in self.masks)
-        x = np.concatenate([cell_features(image, side) for image in self.images])
+        x = np.concatenate(list(run.map(cell_features, self.images, side)))
         image = np.repeat(np.arange(len(grids)), [rows * columns for rows, columns in grids])
         folds = assign_folds(np.zeros(len(grids), np.int64), seed=seed)[image]
         log_q, weights = cross_fit(View("cells", x, x), given, folds, len(classes), seed, progress)
@@ -161,7 +161,7 @@ class Masks(LabelKind):
         return JudgedCells(side, tuple(map(str, classes)), grids, given, kept, verdict, weights)
 
     def audit(self, data: Dataset, judging: Judging) -> Findings:
-        judged = self.judge(judging.seed, judging.progress)
+        judged = self.judge(judging.seed, judging.progress, judging.run)
         groups, sizes = self._groups(judged)
         given = judged.given[judged.kept]
         return group_findings(

@@ -21,12 +21,11 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from compensate.auditing.decisions import Applied, Correction
-from compensate.auditing.features import make_views
+from compensate.auditing.features import Progress
 from compensate.auditing.findings import Address, Findings
 from compensate.auditing.labels.base import (
     Judging,
     LabelKind,
-    Progress,
     Reader,
     Reading,
     applied,
@@ -149,7 +148,7 @@ class LabelSets(LabelKind):
             )
         listed = ", ".join(f'"{name[:40]}"' for name in rare[:5]) + f" and {len(rare) - 5} more" * (len(rare) > 5)
         note = f"Labels that fewer than {MIN_ROWS} rows have, or lack, cannot be checked and are left out: {listed}."
-        views = make_views(data, judging.encoder, device=judging.device, progress=judging.progress)
+        views = judging.features(data)
         folds = assign_folds(data.target.astype(np.int64), views.keys, seed=judging.seed)
         log_q, transition, weights = predict_labels(
             views.views, given[:, judged], folds, seed=judging.seed, progress=judging.progress

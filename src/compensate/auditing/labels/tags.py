@@ -19,16 +19,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
+import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from compensate.auditing.decisions import Applied, Correction
-from compensate.auditing.features import unused_encoder
+from compensate.auditing.execution import LOCAL, Execution
+from compensate.auditing.features import Progress, unused_encoder
 from compensate.auditing.findings import Address, Findings
 from compensate.auditing.labels.base import (
     Group,
     Judging,
     LabelKind,
-    Progress,
     Reader,
     Reading,
     applied,
@@ -64,6 +65,9 @@ BEGINNINGS = ("B", "S", "U")
 
 HASHED, MIN_OCCURRENCES = 1 << 18, 3
 """Columns that features are hashed to, and the tokens that a column must occur in to be kept."""
+
+CHUNK = 20_000
+"""Sentences whose features are computed at once."""
 
 MIN_TOKENS = 20
 """Tokens that an audit needs."""
@@ -142,7 +146,7 @@ class TokenTags(LabelKind):
         return other(data, labels, options)
 
     def audit(self, data: Dataset, judging: Judging) -> Findings:
-        kept, classes, given, verdict, weights, notes = self.judge(judging.seed, judging.progress)
+        kept, classes, given, verdict, weights, notes = self.judge(judging.seed, judging.progress, judging.run)
         groups, worst = self._groups(np.flatnonzero(kept), given, verdict)
         return group_findings(
             groups,
@@ -156,7 +160,7 @@ class TokenTags(LabelKind):
             data=data,
         )
 
-    def judge(self, seed: int = 0, progress: Progress | None = None) -> JudgedTags:
+    def judge(self, seed: int = 0, progress: Progress | None = None, run: Execution = LOCAL) -> JudgedTags:
         """Judges the type of each token."""
         types = np.array([type_of(token.tag) for token in self.tokens], dtype=object)
         names, given, counts = np.unique(types, return_inverse=True, return_counts=True)
@@ -171,7 +175,7 @@ class TokenTags(LabelKind):
         notes = (f"The only token with its tag cannot be checked and is left out: {listed}.",) if rare.any() else ()
         keys = content_keys([" ".join(token.word for token in sentence) for sentence in self.sentences])
         folds = assign_folds(np.zeros(len(self.sentences), np.int64), keys, seed=seed)[self.sentence_of]
-        view = View("words around", hashed_features(self.sentences))
+        view = View("words around", hashed_features(self.sentences, run))
         log_q, weights = cross_fit(view, np.where(kept, given, UNLABELED), folds, len(names), seed, progress)
         # Learned transitions assume that a tenth of all labels is wrong, more than most texts have entities: they are not used.
         verdict = judge(log_q[kept], given[kept])
@@ -327,13 +331,18 @@ class Scheme:
         return written
 
 
-def hashed_features(sentences: Sequence[Sequence[Token]]) -> Any:
-    """(N, D) sparse features of all tokens."""
+def hashed_features(sentences: Sequence[Sequence[Token]], run: Execution = LOCAL) -> Any:
+    """(N, D) sparse features of all tokens, computed in chunks of sentences."""
+    chunks = [sentences[start : start + CHUNK] for start in range(0, len(sentences), CHUNK)]
+    x = sp.vstack(list(run.map(_hashed_chunk, chunks)), format="csr")
+    return x[:, np.flatnonzero(x.getnnz(0) >= MIN_OCCURRENCES)]
+
+
+def _hashed_chunk(sentences: Sequence[Sequence[Token]]) -> Any:
     from sklearn.feature_extraction import FeatureHasher
 
     hasher = FeatureHasher(HASHED, input_type="string", alternate_sign=False, dtype=np.float32)
-    x = hasher.transform(names for sentence in sentences for names in _features([token.word for token in sentence]))
-    return x[:, np.flatnonzero(x.getnnz(0) >= MIN_OCCURRENCES)]
+    return hasher.transform(names for sentence in sentences for names in _features([token.word for token in sentence]))
 
 
 def _features(words: list[str]) -> Iterator[list[str]]:
