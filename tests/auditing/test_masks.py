@@ -96,8 +96,8 @@ def test_a_palette_stays(folder: Path, tmp_path: Path) -> None:
     ("part", "given", "label", "said"),
     [
         ("region 0+3 no.png", "0", "1", "has not"),
-        ("region 0+3 00.png", "1", "0", "differs from what was reviewed"),
-        ("region 0+3 00.png", "0", "cat", "no class of a mask"),
+        ("region 0+3 00.png", "1", "0", "differs from the reviewed data"),
+        ("region 0+3 00.png", "0", "cat", "not a class of a mask"),
         ("region 0-3 00.png", "0", "1", "names no part"),
     ],
 )

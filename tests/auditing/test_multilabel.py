@@ -213,7 +213,7 @@ def test_the_command_audits_and_applies(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("part", "given", "label", "said"),
     [
-        ("label 1 nosuch", "present", "absent", "differs from what was reviewed"),
+        ("label 1 nosuch", "present", "absent", "differs from the reviewed data"),
         ("label 999 law", "present", "absent", "rows 0 to 159"),
         ("label x law", "present", "absent", "names no part"),
         ("tokens 1", "present", "absent", "names no part"),

@@ -141,8 +141,8 @@ def test_malformed_files_are_refused_with_the_place(tmp_path: Path, name: str, c
 @pytest.mark.parametrize(
     ("part", "given", "label", "said"),
     [
-        ("tokens 0 2", "city", "person", "differs from what was reviewed"),
-        ("tokens 1 2", "person", "city", "differs from what was reviewed"),
+        ("tokens 0 2", "city", "person", "differs from the reviewed data"),
+        ("tokens 1 2", "person", "city", "differs from the reviewed data"),
         ("tokens 539 2", "O", "city", "tokens 0 to 539"),
         ("tokens 0 0", "person", "city", "tokens 0 to 539"),
         ("tokens 0 2", "person", "a b", "blank"),
@@ -158,5 +158,5 @@ def test_a_correction_that_fits_nothing_is_refused(
 
 
 def test_options_of_tables_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="label is no option for tagged tokens"):
+    with pytest.raises(InputError, match="label is not an option for tagged tokens"):
         audit(conll(tmp_path / "t.conll"), label="x")

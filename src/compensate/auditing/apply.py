@@ -46,7 +46,7 @@ def apply_corrections(
         raise InputError("these corrections are about more than one form of labels; apply one audit at a time.")
     kind = kinds.pop()
     for c in decided if kind.form else ():
-        kind.parse(c.part)  # refuses what is not an address before any file is read
+        kind.parse(c.part)  # refuses a malformed address before any file is read
     if rematch and kind.form:
         raise InputError(
             "parts of a sample cannot be found by content; apply the corrections to the file that was audited, without "

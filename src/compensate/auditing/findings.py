@@ -1,4 +1,4 @@
-"""Findings about labels, and how they were made: what a kind of label returns and an audit is built from."""
+"""Findings about labels and their provenance: a kind of label returns them, and an audit is built from them."""
 
 from __future__ import annotations
 

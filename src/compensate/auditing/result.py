@@ -237,7 +237,7 @@ class Audit(Findings):
     def accepted(self, at_least: float = LIKELY) -> tuple[Correction, ...]:
         """Corrections that accept every suggestion with at least this probability of error, without review."""
         if not 0 <= at_least <= 1:
-            raise InputError(f"{at_least:g} is no probability; give a number from 0 to 1, for example 0.9.")
+            raise InputError(f"{at_least:g} is not a probability; give a number from 0 to 1, for example 0.9.")
         chosen = np.flatnonzero(self.p_error >= at_least)
         given, suggested = self.names(self.given[chosen]), self.names(self.suggested[chosen])
         if self.regression:  # as exact as the data, to be recognized there

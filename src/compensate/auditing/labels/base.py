@@ -191,6 +191,28 @@ def provenance_of(verdict: Verdict, given: Ints, seed: int, views: Mapping[str, 
     )  # fmt: skip
 
 
+class Judged(NamedTuple):
+    """The verdict on tokens or cells.
+
+    Attributes:
+        kept: (N,) the judged ones; the verdict is on them alone.
+        classes: names.
+        given: (N,) the class of each.
+        verdict, weights: of the noise model and of the learners.
+        notes: on tokens that are left out.
+        side, grids: of cells, the pixels on a side, and rows and columns of the cells of each image.
+    """
+
+    kept: NDArray[np.bool_]
+    classes: tuple[str, ...]
+    given: Ints
+    verdict: Verdict
+    weights: dict[str, float]
+    notes: tuple[str, ...] = ()
+    side: int = 1
+    grids: tuple[tuple[int, int], ...] = ()
+
+
 class Group(NamedTuple):
     """Neighboring labels of one sample that are judged together."""
 
@@ -223,7 +245,7 @@ def check_given(where: str | Path, correction: Correction, label: str) -> None:
     """Refuses a decision about another label than the data hold."""
     if correction.given.strip() != label:
         raise InputError(
-            f'{where} differs from what was reviewed: "{correction.part[:60]}" is "{label[:60]}" there, not '
+            f'{where} differs from the reviewed data: "{correction.part[:60]}" is "{label[:60]}" there, not '
             f'"{correction.given[:60]}". Nothing is written. Apply the corrections to the file that was audited, or audit this one.'
         )
 

@@ -52,8 +52,7 @@ DRAWS = 25
 """Values of other rows that are drawn for each row to estimate the distribution of wrong values there."""
 
 MIN_EXPLAINED = 0.1
-"""With less of the spread explained, right values look like those of any other row: without any signal, up to half of 400 right values would be
-flagged."""
+"""With less of the spread explained, right values look like the values of any other row, and up to half of 400 right values would be flagged."""
 
 REACH = 3
 """Learners see values clipped at this multiple of the distance from the median to the 5 % and 95 % quantiles: about five deviations of normal values."""

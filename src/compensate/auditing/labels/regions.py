@@ -28,6 +28,7 @@ from compensate.auditing.features import Progress, unused_encoder
 from compensate.auditing.findings import Address, Findings
 from compensate.auditing.labels.base import (
     Group,
+    Judged,
     Judging,
     LabelKind,
     Reader,
@@ -58,7 +59,7 @@ IMAGES = ("images", "image", "imgs", "img")
 """Names of the two folders."""
 
 MAX_CELLS = 100_000
-"""In all images together; the side of a cell grows until there are no more."""
+"""The largest number of cells in all images together; cells grow to keep it."""
 
 MIN_SIDE = 2
 """Pixels on a side of a cell."""
@@ -82,27 +83,6 @@ class Region(NamedTuple):
 
     file: str
     runs: Runs
-
-
-class JudgedCells(NamedTuple):
-    """The verdict on cells.
-
-    Attributes:
-        side: of a cell, in pixels.
-        classes: names.
-        grids: rows and columns of the cells of each image.
-        given: (N,) the class of each cell.
-        kept: (N,) which cells are judged; the verdict is on them alone.
-        verdict, weights: of the noise model and of the learners.
-    """
-
-    side: int
-    classes: tuple[str, ...]
-    grids: tuple[tuple[int, int], ...]
-    given: Ints
-    kept: NDArray[np.bool_]
-    verdict: Verdict
-    weights: dict[str, float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +120,7 @@ class Masks(LabelKind):
         place[classes] = np.arange(len(classes))
         return np.concatenate([_majority(place[mask], side, len(classes)).ravel() for mask in self.masks])
 
-    def judge(self, seed: int = 0, progress: Progress | None = None, run: Execution = LOCAL) -> JudgedCells:
+    def judge(self, seed: int = 0, progress: Progress | None = None, run: Execution = LOCAL) -> Judged:
         """Judges each cell."""
         classes = self._classes()
         side = MIN_SIDE
@@ -158,7 +138,7 @@ class Masks(LabelKind):
         directed = judge(log_q[kept], given[kept], simpler=0.5 * float(np.log(kept.sum())))
         plain = judge(log_q[kept], given[kept], simpler=np.inf)
         verdict = smooth_over_neighbors(replace(plain, share=directed.share), kept, grids)
-        return JudgedCells(side, tuple(map(str, classes)), grids, given, kept, verdict, weights)
+        return Judged(kept, tuple(map(str, classes)), given, verdict, weights, (), side, grids)
 
     def audit(self, data: Dataset, judging: Judging) -> Findings:
         judged = self.judge(judging.seed, judging.progress, judging.run)
@@ -175,7 +155,7 @@ class Masks(LabelKind):
             data=data,
         )
 
-    def _groups(self, judged: JudgedCells) -> tuple[list[Group], list[int]]:
+    def _groups(self, judged: Judged) -> tuple[list[Group], list[int]]:
         """Connected cells of one class with the same suggestion, the other cells of the class, and the number of cells in each group."""
         from scipy.ndimage import label
 
@@ -267,7 +247,7 @@ class Masks(LabelKind):
             check_given(top / name, c, " and ".join(map(str, np.unique(mask[inside]).tolist())))
             if c.changes:
                 if not (c.label.strip().isascii() and c.label.strip().isdigit() and int(c.label) < VOID):
-                    raise InputError(f'"{c.label[:40]}" is no class of a mask; expected a number from 0 to 254.')
+                    raise InputError(f'"{c.label[:40]}" is not a class of a mask; expected a number from 0 to 254.')
                 changed.setdefault(name, mask.copy())[inside] = int(c.label)
         with replaced_folder(out) as folder:
             for name, path in before.items():
@@ -395,7 +375,7 @@ def _mask_files(data: Path) -> tuple[Path, list[Path]]:
     top = folders[1] if folders else data
     files = sorted(p for p in top.rglob("*") if p.suffix.lower() == ".png") if top.is_dir() else []
     if not files:
-        raise InputError(f"{data} is no folder of masks; give the folder whose masks were audited.")
+        raise InputError(f"{data} is not a folder of masks; give the folder whose masks were audited.")
     return top, files
 
 

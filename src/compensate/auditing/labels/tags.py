@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
-from numpy.typing import NDArray
 
 from compensate.auditing.decisions import Applied, Correction
 from compensate.auditing.execution import LOCAL, Execution
@@ -28,6 +27,7 @@ from compensate.auditing.features import Progress, unused_encoder
 from compensate.auditing.findings import Address, Findings
 from compensate.auditing.labels.base import (
     Group,
+    Judged,
     Judging,
     LabelKind,
     Reader,
@@ -88,26 +88,6 @@ class Token(NamedTuple):
     span: tuple[int, int] = (0, 0)
 
 
-class JudgedTags(NamedTuple):
-    """The verdict on tags.
-
-    Attributes:
-        kept: (N,) which tokens are judged; the verdict is on them alone.
-        classes: the types.
-        given: (N,) the type of each token.
-        verdict: of the noise model.
-        weights: of the learners.
-        notes: on tokens that are left out.
-    """
-
-    kept: NDArray[np.bool_]
-    classes: tuple[str, ...]
-    given: Ints
-    verdict: Verdict
-    weights: dict[str, float]
-    notes: tuple[str, ...]
-
-
 @dataclass(frozen=True, eq=False)
 class TokenTags(LabelKind):
     """The tags of sentences. The part of an address is a range of tokens."""
@@ -137,7 +117,7 @@ class TokenTags(LabelKind):
         if labels is None and isinstance(data, (str, Path)) and is_tokens(Path(data)):
             odd = [name for name, value in options.items() if value is not None and name != "encoding"]
             if odd:
-                raise InputError(f"{odd[0]} is no option for tagged tokens; {data} is read as tokens and tags.")
+                raise InputError(f"{odd[0]} is not an option for tagged tokens; {data} is read as tokens and tags.")
             return read_tokens(data, **options)
         if isinstance(data, (list, tuple)) and len(data) and all(isinstance(item, (list, tuple)) for item in data):
             if labels is None:
@@ -146,7 +126,7 @@ class TokenTags(LabelKind):
         return other(data, labels, options)
 
     def audit(self, data: Dataset, judging: Judging) -> Findings:
-        kept, classes, given, verdict, weights, notes = self.judge(judging.seed, judging.progress, judging.run)
+        kept, classes, given, verdict, weights, notes, *_ = self.judge(judging.seed, judging.progress, judging.run)
         groups, worst = self._groups(np.flatnonzero(kept), given, verdict)
         return group_findings(
             groups,
@@ -160,7 +140,7 @@ class TokenTags(LabelKind):
             data=data,
         )
 
-    def judge(self, seed: int = 0, progress: Progress | None = None, run: Execution = LOCAL) -> JudgedTags:
+    def judge(self, seed: int = 0, progress: Progress | None = None, run: Execution = LOCAL) -> Judged:
         """Judges the type of each token."""
         types = np.array([type_of(token.tag) for token in self.tokens], dtype=object)
         names, given, counts = np.unique(types, return_inverse=True, return_counts=True)
@@ -179,7 +159,7 @@ class TokenTags(LabelKind):
         log_q, weights = cross_fit(view, np.where(kept, given, UNLABELED), folds, len(names), seed, progress)
         # Learned transitions assume that a tenth of all labels is wrong, more than most texts have entities: they are not used.
         verdict = judge(log_q[kept], given[kept])
-        return JudgedTags(kept, tuple(map(str, names)), given.astype(np.int64), verdict, weights, notes)
+        return Judged(kept, tuple(map(str, names)), given.astype(np.int64), verdict, weights, notes)
 
     def _groups(self, kept: Ints, given: Ints, verdict: Verdict) -> tuple[list[Group], Ints]:
         """Tokens of an entity, and neighbors with the same suggestion; and the most suspect token of each group, as a place in the verdict."""
@@ -265,7 +245,7 @@ class TokenTags(LabelKind):
                 if editor.lines and not quoted and tag not in known:
                     listed = ", ".join(sorted(known)[:20])
                     raise InputError(
-                        f'"{tag[:40]}" is no tag of {data}, whose tags are numbers; choose one of {listed}.'
+                        f'"{tag[:40]}" is not a tag of {data}, whose tags are numbers; choose one of {listed}.'
                     )
                 editor.replace(token.span, json.dumps(tag, ensure_ascii=False) if editor.lines and quoted else tag)
             at += len(sentence)
