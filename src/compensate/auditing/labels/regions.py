@@ -393,6 +393,7 @@ def read_masks(images: str | Path, masks: str | Path) -> Dataset:
         raise InputError(
             f"{masks} holds no PNG; expected a mask for each image, with the number of a class in each pixel."
         )
+    names = np.array([name_in(path, masks) for path in paths], dtype=object)
     pictures, numbers = [], []
     for path in paths:
         name = path.relative_to(masks).with_suffix("").as_posix()
@@ -409,7 +410,6 @@ def read_masks(images: str | Path, masks: str | Path) -> Dataset:
         raise InputError(
             f"{masks} holds {len(paths)} masks; an audit needs {FOLDS} or more, for it judges each by the others."
         )
-    names = np.array([name_in(path, masks) for path in paths], dtype=object)
     source = Source(kind="images", title=masks.parent.name, path=str(masks), digest=_digest(paths))
     parts = Masks(tuple(pictures), tuple(numbers), tuple(names))
     return Dataset(names, np.zeros(len(names), np.int64), ("masks",), ids=names, raw=names, source=source, parts=parts)
