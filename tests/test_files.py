@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from compensate import files
-from compensate.auditing.chunks import open_pieces
+from compensate.auditing.chunks import open_chunks
 from compensate.auditing.labels import tags
 from compensate.auditing.source import read
 from compensate.data import excel, load, parquet, read_labels, tables
@@ -219,7 +219,7 @@ PACKED = {
 }
 READS = {
     "audit": lambda path: read(path, None, None, {}),
-    "in pieces": lambda path: open_pieces(path, None, {}),
+    "in pieces": lambda path: open_chunks(path, None, {}),
     "labels": read_labels,
 }
 
@@ -248,7 +248,7 @@ def test_an_address_is_bounded_as_a_file_is(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "SMALL_FILE", 140_000)
     monkeypatch.setattr(files, "MAX_GROWTH", 1)
     with pytest.raises(InputError, match="which no data set does"):
-        open_pieces(f"file://{tmp_path}/a.parquet", None, {})
+        open_chunks(f"file://{tmp_path}/a.parquet", None, {})
 
 
 def test_an_honest_packed_table_is_read(tmp_path):

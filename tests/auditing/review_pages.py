@@ -189,8 +189,9 @@ def planted_audit(
     names = tuple(f"class {c}" for c in range(classes))
     share = float(p.mean())
     return Audit(
-        "table", Source(title="planted.csv"), names, place, given, others.argmax(1), np.log(p / (1 - p)), p, {},
-        Estimate(share, 0.8 * share, 1.2 * share), probabilities=q.astype(np.float32), data=data, vectors=x,
+        kind="table", source=Source(title="planted.csv"), classes=names, index=place, given=given, suggested=others.argmax(1),
+        log_odds=np.log(p / (1 - p)), p_error=p, evidence={}, noise_rate=Estimate(share, 0.8 * share, 1.2 * share),
+        probabilities=q.astype(np.float32), data=data, vectors=x,
     ), changed  # fmt: skip
 
 
@@ -206,6 +207,7 @@ def planted_regression(rows: int = 1000, seed: int = 0) -> tuple[Audit, np.ndarr
     frame = pd.DataFrame({f"x{j}": x[:, j].round(3) for j in range(4)})
     data = from_frame(frame.assign(price=given), "houses.csv", label="price", task="regression").train
     return Audit(
-        "regression", Source(title="houses.csv", path="houses.csv", label="price"), (), np.arange(rows), given, predicted, score, 1 / (1 + np.exp(-score)), {},
-        Estimate(0.03, 0.02, 0.04), data=data, vectors=x,
+        kind="regression", source=Source(title="houses.csv", path="houses.csv", label="price"), classes=(), index=np.arange(rows), given=given,
+        suggested=predicted, log_odds=score, p_error=1 / (1 + np.exp(-score)), evidence={}, noise_rate=Estimate(0.03, 0.02, 0.04),
+        data=data, vectors=x,
     ), changed  # fmt: skip

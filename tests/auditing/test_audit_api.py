@@ -174,7 +174,7 @@ def test_rows_without_a_label_are_predicted():
 
 
 def test_one_class_is_an_error():
-    with pytest.raises(InputError, match="one class"):
+    with pytest.raises(InputError, match="at least two classes"):
         audit(np.zeros((50, 2), np.float32), np.zeros(50, int))
 
 

@@ -10,7 +10,7 @@ import pytest
 from compensate import audit
 from compensate.auditing import linear
 from compensate.auditing.features import make_views
-from compensate.auditing.learners import assign_folds
+from compensate.auditing.learners import ByFold, Linear, assign_folds
 from compensate.auditing.source import read
 from compensate.data import arrays, from_arrays
 from compensate.errors import InputError
@@ -24,7 +24,8 @@ def test_linear_models_of_embeddings_take_a_fraction_of_their_memory(monkeypatch
     tracemalloc.start()
     (view,) = make_views(read(x, y, None, {}), "none").views
     fitted = linear.LinearFolds(view.x, assign_folds(y), 5, 4)
-    found = fitted.held_out(fitted.fit(linear.compensated(y, 0.5), 1e-2))
+    models = fitted.each(fitted.fit(linear.compensated(y, 0.5), 1e-2))
+    found = ByFold([Linear(*one) for one in models]).log_p(view.x, None, fitted.folds)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert np.shares_memory(view.x, x)

@@ -227,9 +227,9 @@ def test_only_new_and_relabeled_rows_are_judged(
     scorer = found.scorer
     assert scorer is not None
     seen: list[int] = []
-    whole = type(scorer).log_q
+    whole = type(scorer).predict
     monkeypatch.setattr(
-        type(scorer), "log_q", lambda self, data, **more: (seen.append(len(data)), whole(self, data, **more))[1]
+        type(scorer), "predict", lambda self, data, **more: (seen.append(len(data)), whole(self, data, **more))[1]
     )
     result = check(found, tmp_path / "new.csv")
     assert seen == [2], "audited content is not encoded again"

@@ -9,7 +9,7 @@ from PIL import Image
 
 import compensate
 from compensate.auditing.api import audit, audit_probabilities
-from compensate.auditing.chunks import open_pieces
+from compensate.auditing.chunks import open_chunks
 from compensate.auditing.class_names import same_name
 from compensate.auditing.request import AuditRequest, run_audit
 from compensate.auditing.source import read
@@ -136,8 +136,8 @@ def test_all_rows_are_audited_on_demand(tmp_path, name):
 def test_rows_in_pieces_are_all_of_them_on_demand(tmp_path):
     path = parted_parquet(tmp_path)
     with pytest.raises(InputError, match="--split all"):
-        open_pieces(path, None, {})
-    assert len(open_pieces(path, None, {"split": "all"})) == N
+        open_chunks(path, None, {})
+    assert len(open_chunks(path, None, {"split": "all"})) == N
 
 
 def test_the_audit_of_a_part_keeps_a_note_on_the_others():
@@ -187,7 +187,7 @@ def test_a_class_named_na_is_told_from_a_missing_label(tmp_path, name, way):
     elif way != "frame":
         table.to_parquet(tmp_path / "t.parquet")
         data = tmp_path / "t.parquet"
-    found = open_pieces(data, None, {}).outline if way == "pieces" else read(data, None, None, {})
+    found = open_chunks(data, None, {}) if way == "pieces" else read(data, None, None, {})
     assert (cell in found.classes) == is_class
     rows = (table["label"] == cell).to_numpy()
     assert found.labeled[rows].all() == is_class
@@ -293,7 +293,7 @@ def test_spellings_are_merged_on_demand(tmp_path, way):
     if way == "array":
         data = read(table[["size", "other"]].to_numpy(), table["label"].to_numpy(), None, options)
     elif way == "pieces":
-        data = open_pieces(tmp_path / "t.parquet", None, options).outline
+        data = open_chunks(tmp_path / "t.parquet", None, options)
     else:
         data = read(table if way == "frame" else tmp_path / "t.csv", None, None, options)
     assert data.classes == ("caf\u00e9 au lait", "cat", "dog"), "the most frequent spelling of each"

@@ -13,7 +13,6 @@ from compensate.auditing.learners import (
     _first_copies,
     assign_folds,
     content_keys,
-    judge_divisions,
     judge_view,
     transition_from,
 )
@@ -102,7 +101,7 @@ def test_predictions_of_several_divisions_into_folds_are_averaged():
     assert (divisions[0] != divisions[1]).any()
     each = [judge_view(view, labels, folds, 5, 2).log_p["logcomp"] for folds in divisions]
     mean = np.exp(np.mean(each, 0))
-    found = judge_divisions(view, labels, divisions, 5, 2)
+    found = judge_view(view, labels, np.stack(divisions), 5, 2)
     np.testing.assert_allclose(np.exp(found.log_p["logcomp"]), mean / mean.sum(1, keepdims=True), atol=1e-5)
 
 
@@ -173,7 +172,7 @@ def test_a_trusted_label_is_learned_from_in_full():
 
 
 def test_trees_of_many_rows_are_grown_on_samples_that_may_lack_a_rare_class(monkeypatch):
-    monkeypatch.setattr(learners, "GROWN_ON", 40)
+    monkeypatch.setattr(learners, "TREE_ROWS", 40)
     rng = np.random.default_rng(0)
     labels = np.append(rng.integers(2, size=198), [2, 2])
     x = (labels[:, None] + rng.normal(size=(200, 3))).astype(np.float32)
@@ -181,12 +180,12 @@ def test_trees_of_many_rows_are_grown_on_samples_that_may_lack_a_rare_class(monk
     forests = learners.Forests(x, labels, folds, 5, 3, seed=0, trees=12)
     grown = forests[1]
     assert len(grown.trees) == 12
-    assert {len(tree.classes) for tree in grown.trees} == {2, 3}
-    assert all(tree.model.tree_.n_node_samples[0] == 40 for tree in grown.trees)
+    assert {len(classes) for _, classes in grown.trees} == {2, 3}
+    assert all(tree.tree_.n_node_samples[0] == 40 for tree, _ in grown.trees)
     p = np.zeros((200, 3))
-    for tree in grown.trees:
-        for place, c in enumerate(tree.classes):
-            p[:, c] += tree.model.predict_proba(x)[:, place] / 12
+    for tree, classes in grown.trees:
+        for place, c in enumerate(classes):
+            p[:, c] += tree.predict_proba(x)[:, place] / 12
     np.testing.assert_allclose(grown.log_p(x, x), np.log((50 * p + 1 / 3) / 51), atol=1e-5)
     # A changed label of the fold changes nothing: its trees do not learn from it.
     flipped = np.where(folds == 1, 1 - np.minimum(labels, 1), labels)

@@ -17,8 +17,9 @@ def found(frame: pd.DataFrame, p_error: np.ndarray, **options) -> Audit:
     data = from_frame(frame, "the table", label="label", **options).train
     score = np.log(p_error) - np.log1p(-p_error)
     return Audit(
-        "table", Source(title="t"), data.classes, data.index, data.target, 1 - data.target, score, p_error,
-        {"margin": -score}, Estimate(0.1, 0.0, 0.2), ids=tuple(str(i) for i in range(len(data))), data=data,
+        kind="table", source=Source(title="t"), classes=data.classes, index=data.index, given=data.target, suggested=1 - data.target,
+        log_odds=score, p_error=p_error, evidence={"margin": -score}, noise_rate=Estimate(0.1, 0.0, 0.2),
+        ids=tuple(str(i) for i in range(len(data))), data=data,
     )  # fmt: skip
 
 

@@ -12,12 +12,12 @@ from compensate.auditing.api import audit
 from compensate.auditing.apply import apply_corrections
 from compensate.auditing.decisions import Correction
 from compensate.auditing.labels.regions import (
-    JOINED,
+    NEIGHBOR_WEIGHT,
     cell_features,
-    joined_with_neighbors,
     pixels_of,
     read_mask,
     runs_in,
+    smooth_over_neighbors,
 )
 from compensate.auditing.noise_model import judge
 from compensate.errors import InputError
@@ -55,7 +55,7 @@ def test_the_missing_half_is_found_and_put_back_and_other_masks_are_the_same_byt
     assert (worst["file"], worst["given"], worst["suggested"]) == ("05.png", "0", "1")
     assert 50 <= worst["pixels"] <= 90
     assert worst["index"] == WRONG
-    decided = [c for c in found.accepted(0.5) if c.part == found.parts[int(found.log_odds.argmax())]]
+    decided = [c for c in found.accepted(0.5) if c.part == found.part(int(found.log_odds.argmax()))]
     done = found.apply(decided, tmp_path / "fixed")
     assert (done.changed, done.checked) == (1, True)
     for path in sorted((folder / "masks").iterdir()):
@@ -70,7 +70,7 @@ def test_runs_name_pixels_and_back() -> None:
     inside = np.random.default_rng(0).random((7, 9)) < 0.4
     assert (pixels_of(runs_in(inside), inside.shape) == inside).all()
     with pytest.raises(InputError, match="of another mask"):
-        pixels_of("60+9", (7, 9))
+        pixels_of(((60, 9),), (7, 9))
 
 
 def test_features_of_a_cell_are_finite_for_any_size() -> None:
@@ -96,8 +96,8 @@ def test_a_palette_stays(folder: Path, tmp_path: Path) -> None:
     ("part", "given", "label", "said"),
     [
         ("region 0+3 no.png", "0", "1", "has not"),
-        ("region 0+3 00.png", "1", "0", "differs from what was reviewed"),
-        ("region 0+3 00.png", "0", "cat", "no class of a mask"),
+        ("region 0+3 00.png", "1", "0", "differs from the reviewed data"),
+        ("region 0+3 00.png", "0", "cat", "not a class of a mask"),
         ("region 0-3 00.png", "0", "1", "names no part"),
     ],
 )
@@ -114,7 +114,7 @@ def test_a_cell_is_judged_together_with_those_around_it() -> None:
     grids, kept = [(4, 5), (3, 3)], np.arange(29) % 7 != 0
     log_q = np.log(rng.dirichlet([1, 1], int(kept.sum())))
     before = judge(log_q, rng.integers(0, 2, int(kept.sum())))
-    after = joined_with_neighbors(before, kept, grids)
+    after = smooth_over_neighbors(before, kept, grids)
     odds = np.full(29, np.nan)
     odds[kept] = before.log_odds
     expected, start = [], 0
@@ -124,7 +124,7 @@ def test_a_cell_is_judged_together_with_those_around_it() -> None:
         for y in range(rows):
             for x in range(columns):
                 around = np.nanmean(grid[max(y - 1, 0) : y + 2, max(x - 1, 0) : x + 2])
-                expected.append(JOINED * (grid[y, x] + around))
+                expected.append(NEIGHBOR_WEIGHT * (grid[y, x] + around))
     shift = after.log_odds - np.array(expected)[kept]
     np.testing.assert_allclose(shift, shift[0], atol=1e-5)
     assert after.p_error.mean() == pytest.approx(before.share.value, abs=1e-4)

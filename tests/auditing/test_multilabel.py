@@ -14,7 +14,8 @@ from compensate.auditing.api import audit
 from compensate.auditing.apply import apply_corrections
 from compensate.auditing.decisions import Correction, read_corrections, write_corrections
 from compensate.auditing.exchange import TOOLS
-from compensate.auditing.labels.sets import label_sets, labels_in, predict_labels
+from compensate.auditing.findings import Address
+from compensate.auditing.labels.sets import LabelSets, label_sets, labels_in, predict_labels
 from compensate.auditing.page import page_of
 from compensate.auditing.result import Audit
 from compensate.auditing.source import read
@@ -132,7 +133,7 @@ def test_an_empty_cell_of_joined_labels_is_a_row_without_labels_and_of_a_column_
     path.write_text("\n".join(lines))
     found = audit(path, encoder="none", labels_columns=",".join(NAMES))
     assert len(found) == GIVEN.size - 1
-    assert f"column 0 {NAMES[-1]}" not in found.parts
+    assert Address(0, NAMES[-1]) not in found.addresses
 
 
 def test_arrays_and_lists_of_names_are_audited() -> None:
@@ -165,8 +166,8 @@ def test_other_labels_of_a_row_tell_of_a_label_that_the_text_does_not_name() -> 
 def test_the_run_folder_keeps_the_parts(tmp_path: Path) -> None:
     found = audit(written(tmp_path, "joined"), encoder="none")
     again = Audit.load(found.save(tmp_path / "run"))
-    assert again.parts == found.parts
-    assert (again.sample == found.sample).all()
+    assert again.addresses == found.addresses
+    assert again.label_kind is found.label_kind is LabelSets
     assert again.suspects.equals(found.suspects)
 
 
@@ -212,7 +213,7 @@ def test_the_command_audits_and_applies(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("part", "given", "label", "said"),
     [
-        ("label 1 nosuch", "present", "absent", "differs from what was reviewed"),
+        ("label 1 nosuch", "present", "absent", "differs from the reviewed data"),
         ("label 999 law", "present", "absent", "rows 0 to 159"),
         ("label x law", "present", "absent", "names no part"),
         ("tokens 1", "present", "absent", "names no part"),

@@ -9,10 +9,10 @@ from review_pages import planted_audit, planted_regression
 
 from compensate.auditing.api import audit as run_audit
 from compensate.auditing.content import sample_content
+from compensate.auditing.findings import Provenance
 from compensate.auditing.page import data as page_data
 from compensate.auditing.page import page_of
 from compensate.auditing.page.data import predictable
-from compensate.auditing.result import Provenance
 from compensate.data import Dataset
 from compensate.data.dataset import Source
 

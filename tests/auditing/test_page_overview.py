@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from review_pages import Page, class_count, curve, histogram, planted_audit, planted_regression, texts_page
 
+from compensate.auditing.findings import Provenance
 from compensate.auditing.page import page_of
-from compensate.auditing.result import Provenance
 from compensate.data.dataset import Estimate
 
 CLASSES = ("bird", "cat", "dog")

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # of fsspec'
 
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "ROWS", 120)
+    monkeypatch.setattr(chunks, "CHUNK_ROWS", 120)
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def in_memory(table: Path) -> str:  # noqa: F811
 def test_an_address_is_audited_as_the_files(table: Path, audited: Any, in_memory: str) -> None:  # noqa: F811
     rows = np.array([3, 99, 229, 230, 399])
     for address in (in_memory, f"{in_memory}/*.parquet", f"file://{table}/*.parquet"):
-        source = chunks.open_pieces(address, None, {})
+        source = chunks.open_chunks(address, None, {})
         assert [(piece.start, piece.rows) for piece in source.pieces] == [
             (0, 100),
             (100, 100),
@@ -47,7 +47,7 @@ def test_an_address_is_audited_as_the_files(table: Path, audited: Any, in_memory
             (230, 90),
             (320, 80),
         ]
-        assert source.rows(rows).raw.equals(chunks.open_pieces(table, None, {}).rows(rows).raw)
+        assert source.subset(rows).raw.equals(chunks.open_chunks(table, None, {}).subset(rows).raw)
     found = audit(f"{in_memory}/*.parquet")
     np.testing.assert_allclose(found.log_odds, audited.log_odds, atol=SAME)
     np.testing.assert_array_equal(found.suggested, audited.suggested)
@@ -56,10 +56,10 @@ def test_an_address_is_audited_as_the_files(table: Path, audited: Any, in_memory
 
 def test_a_file_that_changes_is_another_source(in_memory: str) -> None:
     storage = fsspec.filesystem("memory")
-    before = chunks.open_pieces(in_memory, None, {}).info.digest
-    assert chunks.open_pieces(in_memory, None, {}).info.digest == before
+    before = chunks.open_chunks(in_memory, None, {}).source.digest
+    assert chunks.open_chunks(in_memory, None, {}).source.digest == before
     storage.pipe_file("/bucket/table/2.parquet", storage.cat_file("/bucket/table/1.parquet"))
-    assert chunks.open_pieces(in_memory, None, {}).info.digest != before
+    assert chunks.open_chunks(in_memory, None, {}).source.digest != before
 
 
 def test_the_command_takes_an_address(table: Path, audited: Any, tmp_path: Path) -> None:  # noqa: F811

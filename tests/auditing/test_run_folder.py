@@ -36,8 +36,9 @@ def made(size: int = 30, seed: int = 0, **more: Any) -> Audit:
     given = rng.integers(2, size=size)
     source = Source(title="pets.csv", path="pets.csv", label="label", digest="sha256:" + "0" * 16)
     return Audit(
-        "table", source, ("cat", "dog"), np.arange(size), given, 1 - given, np.log(p / (1 - p)), p,
-        {"margin": rng.normal(size=size)}, Estimate(0.1, 0.0, 0.2), ids=tuple(f"k{i}" for i in range(size)),
+        kind="table", source=source, classes=("cat", "dog"), index=np.arange(size), given=given, suggested=1 - given,
+        log_odds=np.log(p / (1 - p)), p_error=p, evidence={"margin": rng.normal(size=size)}, noise_rate=Estimate(0.1, 0.0, 0.2),
+        ids=tuple(f"k{i}" for i in range(size)),
         probabilities=rng.random((size, 2)).astype(np.float32), curves={"loss": [0.5, 0.25]},
         unlabeled={"index": np.array([size]), "suggested": np.array([1]), "probability": np.array([0.5])},
         row_digests=rng.integers(1, 1 << 62, size=size).astype(np.uint64), **more,

@@ -56,7 +56,7 @@ def test_dropped_tags_are_found_and_put_back_and_no_other_byte_changes(tmp_path:
     assert set(worst["given"]) == {"O"}
     assert set(worst["suggested"]) == {"city"}
     assert worst["id"].isin(CITIES).all()
-    assert found.parts[0] == "tokens 0 2"  # the tokens of an entity are judged together
+    assert found.addresses[0] == (0, range(2))  # the tokens of an entity are judged together
     out = tmp_path / f"fixed{path.suffix}"
     made = [
         Correction(t, "O", "accept", "city", part=f"tokens {t} 1", source=found.source_digest) for t in worst["token"]
@@ -141,8 +141,8 @@ def test_malformed_files_are_refused_with_the_place(tmp_path: Path, name: str, c
 @pytest.mark.parametrize(
     ("part", "given", "label", "said"),
     [
-        ("tokens 0 2", "city", "person", "differs from what was reviewed"),
-        ("tokens 1 2", "person", "city", "differs from what was reviewed"),
+        ("tokens 0 2", "city", "person", "differs from the reviewed data"),
+        ("tokens 1 2", "person", "city", "differs from the reviewed data"),
         ("tokens 539 2", "O", "city", "tokens 0 to 539"),
         ("tokens 0 0", "person", "city", "tokens 0 to 539"),
         ("tokens 0 2", "person", "a b", "blank"),
@@ -158,5 +158,5 @@ def test_a_correction_that_fits_nothing_is_refused(
 
 
 def test_options_of_tables_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="label is no option for tagged tokens"):
+    with pytest.raises(InputError, match="label is not an option for tagged tokens"):
         audit(conll(tmp_path / "t.conll"), label="x")

@@ -160,8 +160,9 @@ def stored_run() -> Files:
     p = RNG.random(12)
     source = Source(title="pets.csv", path="pets.csv", label="label", digest="sha256:0123456789abcdef")
     audit = Audit(
-        "table", source, ("cat", "dog", "fox"), np.arange(12), Y, (Y + 1) % 3, np.log(p / (1 - p)), p,
-        {"margin": RNG.normal(size=12)}, Estimate(0.1, 0.0, 0.2), ids=tuple(f"k{i}" for i in range(12)),
+        kind="table", source=source, classes=("cat", "dog", "fox"), index=np.arange(12), given=Y, suggested=(Y + 1) % 3,
+        log_odds=np.log(p / (1 - p)), p_error=p, evidence={"margin": RNG.normal(size=12)}, noise_rate=Estimate(0.1, 0.0, 0.2),
+        ids=tuple(f"k{i}" for i in range(12)),
         probabilities=RNG.random((12, 3)).astype(np.float32), curves={"loss": [0.5, 0.25]},
         unlabeled={"index": np.array([12]), "suggested": np.array([1]), "probability": np.array([0.5])},
         notes=("a note",),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
-from compensate.auditing.decisions import Applied, Correction, changes, check_source, read_corrections, rematch_rows
-from compensate.auditing.digests import digest_source
-from compensate.auditing.labels.base import apply_parts
-from compensate.auditing.write_back import check_output, fixed_name, open_labels
+from compensate.auditing.decisions import Applied, Correction, check_source, read_corrections
+from compensate.auditing.labels import kind_of
+from compensate.auditing.labels.base import Reading
+from compensate.errors import InputError
 
 
 def apply_corrections(
@@ -24,42 +25,35 @@ def apply_corrections(
 ) -> Applied:
     """Writes the data with the decided labels.
 
+    A corrected CSV, TSV or JSONL file differs from the original only in the changed labels, and a corrected Excel file only in the cells of the
+    labels. A folder of images gets a label file: its own with the changes, or a new one with the columns file and label.
+
     Args:
-        data: a CSV, TSV, JSONL, Excel or Parquet file; several Parquet files (a folder, or a pattern), a folder of images, or a
+        data: a CSV, TSV, JSONL, CoNLL, Excel or Parquet file; several Parquet files (a folder, or a pattern); a folder of images or of masks; or a
             data set that Hugging Face's `datasets` saved.
-        corrections: the file that the review page exports, or the result of `read_corrections`.
-        out: the file to write; by default ``name.fixed.csv`` next to ``name.csv``. A folder for several Parquet files and for a
+        corrections: the file exported by the review page, or the records of `read_corrections`.
+        out: the file to write; by default ``name.fixed.csv`` next to ``name.csv``. A folder for several Parquet files, masks and a
             saved data set.
         label: the label's column, if it was named for the audit too.
-        encoding, delimiter: of the file, if they are not UTF-8 and the usual sign.
+        encoding, delimiter: of the file, if they were given for the audit.
         force: overwrite an existing file.
-        rematch: find each row by its content, for a file that differs from the audited one.
-
-    A corrected CSV, TSV or JSONL file equals the original byte for byte except for the changed labels, and so does every part of a corrected
-    Excel file except for the cells of the labels. A folder of images gets a label file: its own with the changes, or a new one with the
-    columns file and label.
+        rematch: the file differs from the audited one: find each row by its content.
     """
     data = Path(data)
     decided = read_corrections(corrections) if isinstance(corrections, (str, Path)) else tuple(corrections)
-    if any(c.part for c in decided):
-        return apply_parts(
-            data,
-            decided,
-            None if out is None else Path(out),
-            label=label,
-            encoding=encoding,
-            delimiter=delimiter,
-            force=force,
-            rematch=rematch,
+    kinds = {kind_of(c.part) for c in decided} or {kind_of("")}
+    if len(kinds) > 1:
+        raise InputError("these corrections are about more than one form of labels; apply one audit at a time.")
+    kind = kinds.pop()
+    for c in decided if kind.form else ():
+        kind.parse(c.part)  # refuses a malformed address before any file is read
+    if rematch and kind.form:
+        raise InputError(
+            "parts of a sample cannot be found by content; apply the corrections to the file that was audited, without "
+            "rematch (--rematch)."
         )
-    out = fixed_name(data) if out is None else Path(out)
-    check_output(data, out, force)
-    source = open_labels(data, label, encoding, delimiter)
-    matched = None
-    checked = not rematch and check_source(decided, digest_source(data), str(data))
-    if rematch:
-        decided, matched = rematch_rows(decided, source.cells, source.digests(), str(data))
-    new = changes(source.cells, decided, str(data))
-    source.write(out, new)
-    skipped = sum(c.decision == "skip" for c in decided)
-    return Applied(out, len(source.cells), len(new), len(decided) - len(new) - skipped, skipped, checked, matched)
+    out = kind.fixed_name(data) if out is None else Path(out)
+    kind.check_output(data, out, force)
+    checked = not rematch and check_source(decided, kind.digest(data), str(data))
+    done = kind.write_back(data, decided, out, Reading(label, encoding, delimiter), rematch=rematch)
+    return replace(done, checked=checked)

@@ -31,7 +31,7 @@ from compensate.errors import InputError, nearest
 from compensate.files import decode, read_bytes
 
 if TYPE_CHECKING:
-    from compensate.auditing.judge import Scorer
+    from compensate.auditing.judge import Judge
     from compensate.auditing.result import Audit
 
 READER = ("encoding", "delimiter", "size", "labels_key", "label", "text")
@@ -148,7 +148,7 @@ def score(
     """See `Audit.score`."""
     scorer = scorer_of(audit)
     found = _rows(audit, new, labels, dict(options or {}))
-    p, odds, suggested = _judged(scorer, scorer.log_q(found.data), found)
+    p, odds, suggested = _judged(scorer, scorer.predict(found.data), found)
     return pd.DataFrame(
         {
             "index": found.data.index,
@@ -190,7 +190,7 @@ def check(
     new, relabeled = np.flatnonzero(places == _NEW), np.flatnonzero(places >= 0)
     log_q = np.full((len(found.data), len(audit.classes)), -np.log(len(audit.classes)))
     if len(new):
-        log_q[new] = scorer.log_q(found.data.subset(new), progress=progress)
+        log_q[new] = scorer.predict(found.data.subset(new), progress=progress)
     if len(relabeled):
         assert audit.probabilities is not None
         log_q[relabeled] = np.log(np.maximum(audit.probabilities[places[relabeled]].astype(np.float64), 1e-12))
@@ -210,7 +210,7 @@ def check(
     return Checked(str(path), len(found.data), known, len(new), len(relabeled), unlabeled, findings)
 
 
-def scorer_of(audit: Audit) -> Scorer:
+def scorer_of(audit: Audit) -> Judge:
     """The fitted model of an audit, or an error with the remedy."""
     if audit.scorer is not None:
         return audit.scorer
@@ -218,7 +218,7 @@ def scorer_of(audit: Audit) -> Scorer:
         raise InputError(
             "this audit is of quantities; only labels that are classes can be judged later. Audit the new data."
         )
-    if audit.parts:
+    if audit.addresses:
         raise InputError(
             "this audit is of several labels a sample (label sets, tags or masks), for which no fitted model is kept; only one "
             "class a row can be judged later. Audit the new data."
@@ -248,7 +248,7 @@ def _audited_places(audit: Audit, found: _Rows, decisions: Iterable[Correction])
     return places
 
 
-def _judged(scorer: Scorer, log_q: Floats, found: _Rows) -> tuple[Floats, Floats, Ints]:
+def _judged(scorer: Judge, log_q: Floats, found: _Rows) -> tuple[Floats, Floats, Ints]:
     """(N,) each: probability and log odds of an error (NaN without a label), and the suggested label."""
     target = found.data.target
     likeliest = log_q.argmax(1)

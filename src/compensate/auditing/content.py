@@ -114,7 +114,7 @@ def label_content(audit: Audit, row: int) -> Content:
     """The content of the sample of an audited label, with the label marked if the sample has several."""
     content = sample_content(audit.data, int(audit.position(row)))
     parts = None if audit.data is None else audit.data.parts
-    return content if parts is None else cast(Content, parts.shown(content, audit, row))
+    return content if parts is None else cast(Content, parts.show(content, audit, row))
 
 
 def sample_cells(audit: Audit, rows: Ints, taken: Collection[str]) -> dict[str, list[str]]:

@@ -128,7 +128,7 @@ def check_tool(tool: str) -> None:
 
 def whole_rows(audit: Audit) -> None:
     """Refuses an audit of samples with several labels each."""
-    if audit.parts:
+    if audit.addresses:
         raise InputError(
             "this audit is of several labels a sample, which have no row of their own there; review it with `compensate review`, or "
             "take `suspects` (suspects.csv)."

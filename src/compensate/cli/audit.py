@@ -30,19 +30,11 @@ OPEN = 10
 
 def describe_data(source: Dataset) -> str:
     """One line about the data: rows, columns and labels."""
+    from compensate.auditing.labels import labels_of
+
     info = source.source
     parts = [f"{info.title}: {_rows(source)}"]
-    if source.parts is not None:
-        said = source.parts.described()
-    elif source.regression:
-        y = source.target[source.labeled]
-        said = f"a quantity from {y.min():g} to {y.max():g}" if len(y) else "empty"
-    else:
-        counts = source.class_counts
-        order = counts.argsort()[::-1][:4]
-        named = " · ".join(f"{short(source.classes[c])} {counts[c]:,}" for c in order)
-        said = f"{source.num_classes} classes: {named}{' · …' if source.num_classes > 4 else ''}"
-    parts += describe_columns(info, said)
+    parts += describe_columns(info, labels_of(source).describe(source, short))
     lost = int((~source.labeled).sum())
     if lost and source.parts is None:
         parts.append(f"{lost:,} without a label{_missing(info, lost)}, which {'is' if lost == 1 else 'are'} predicted")
@@ -396,14 +388,14 @@ def audit_again(run: Path, progress: Callable[[str, int, int], None]) -> Path:
     return run_audit(request, judged, reviewed=reviewed)[1]
 
 
-def _judge(data: Any, started: float, **settings: Any) -> Audit:
+def _judge(data: Dataset, started: float, **settings: Any) -> Audit:
     """Audits the data and prints a line for each stage."""
     from compensate.auditing.api import audit as run
     from compensate.auditing.source import labeled
 
-    if isinstance(data, Dataset) and data.parts is None:
+    if data.parts is None:
         labeled(data)
-    console.print(describe_data(data if isinstance(data, Dataset) else data.outline), markup=False)
+    console.print(describe_data(data), markup=False)
     with stage_progress(started) as progress:
         found = run(data, progress=progress, resume=True, **settings)
     how = found.provenance

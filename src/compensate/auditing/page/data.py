@@ -26,7 +26,6 @@ from compensate.auditing.content import KINDS, MAX_ITEMS, Content, embedded_imag
 from compensate.auditing.issues import KINDS as ISSUES
 from compensate.auditing.issues import records
 from compensate.auditing.page.examples import certain_examples
-from compensate.auditing.write_back import fixed_name
 from compensate.data.dataset import Floats, Ints
 from compensate.errors import InputError
 
@@ -76,7 +75,7 @@ def page_of(audit: Audit) -> dict[str, Any]:
         "index": [int(listed.index[i]) for i in shown],
         "id": [listed.ids[i] if listed.ids else "" for i in shown],
         "digest": [listed.row_digest(int(i)) for i in shown],
-        "part": [listed.parts[i] if listed.parts else "" for i in shown],
+        "part": [listed.part(int(i)) for i in shown],
         "given": [given[i] for i in shown],
         "suggested": [suggested[i] for i in shown],
         "score": [float(listed.log_odds[i]) for i in shown],
@@ -149,7 +148,7 @@ def command(audit: Audit) -> str:
     source = str(audit.source.path)
     if not source:
         return ""
-    fixed = f"{Path(source).name}.fixed" if audit.provenance.masks else fixed_name(Path(source)).name
+    fixed = audit.label_kind.fixed_name(Path(source)).name
     given = {"label": str(audit.source.label)} if audit.source.label_given else {}
     options = "".join(f" --{name} {shlex.quote(value)}" for name, value in (given | audit.reading).items())
     return f"compensate apply {shlex.quote(source)} corrections.csv -o {shlex.quote(fixed)}{options}"
@@ -220,10 +219,7 @@ def _per_class(audit: Audit) -> list[tuple[str, int, int, float]]:
     """Name, rows, flagged rows and expected errors of each class."""
     if audit.regression:
         return []
-    names, number = audit.classes, audit.given
-    if audit.provenance.labels:  # of label sets, the label counts and not whether it is given
-        names = audit.provenance.labels
-        number = audit.index % len(names)
+    names, number = audit.label_kind.groups(audit)
     rows, flagged, wrong = (np.bincount(number, w, minlength=len(names)) for w in (None, audit.mask, audit.p_error))
     return [(n, int(r), int(f), float(w)) for n, r, f, w in zip(names, rows, flagged, wrong, strict=True)]
 
