@@ -111,6 +111,23 @@ class Provenance:
 
 
 @dataclass(frozen=True, eq=False)
+class ListedRows:
+    """The rows of chunked data that are shown and saved: the most suspect ones, and some certain ones.
+
+    Attributes:
+        rows: (L,) their positions in the audit, ascending.
+        data, probabilities, vectors, row_digests, ids: as in `Audit`, of these rows.
+    """
+
+    rows: Ints
+    data: Dataset
+    probabilities: Singles
+    vectors: Any
+    row_digests: NDArray[np.uint64] | None = None
+    ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
 class Audit:
     """What an audit found. Arrays have an entry for each audited row, in the order of the data.
 
@@ -140,8 +157,7 @@ class Audit:
         fitted: the fitted model, by which `score` judges new rows, or the folder that it is read from when it is needed; none for
             quantities, probabilities and models of the user's.
         found_issues: what else is wrong with the data, if it was looked for; see `issues`.
-        listed: of data that was read in pieces, the audit of the most suspect rows and of some certain ones, with their samples. It is
-            what is shown and saved.
+        listed: for data that were read in chunks, the rows with their samples that are shown and saved; see `shown`.
     """
 
     kind: str
@@ -168,7 +184,7 @@ class Audit:
     row_digests: NDArray[np.uint64] | None = None
     fitted: Judge | Path | None = None
     found_issues: pd.DataFrame | None = None
-    listed: Audit | None = None
+    listed: ListedRows | None = None
 
     def __post_init__(self) -> None:
         if self.row_digests is None and not self.parts and self.source.row_digests is not None:
@@ -322,6 +338,21 @@ class Audit:
 
         return score(self, new, labels, options)
 
+    @cached_property
+    def shown(self) -> Audit:
+        """The audit that is shown and saved: this one, or its listed rows."""
+        if self.listed is None:
+            return self
+        listed, rows = self.listed, self.listed.rows
+        return replace(
+            self,
+            listed=None,
+            **{name: getattr(self, name)[rows] for name in ("index", "given", "suggested", "log_odds", "p_error")},
+            evidence={name: values[rows] for name, values in self.evidence.items()},
+            **{name: getattr(listed, name) for name in ("data", "probabilities", "vectors", "row_digests", "ids")},
+            provenance=replace(self.provenance, rows=len(self), flagged=int(self.mask.sum())),
+        )
+
     # --- what to do with it -----------------------------------------------------------------------------------
 
     def report(self, path: str | Path, *, data: Dataset | None = None) -> Path:
@@ -330,7 +361,7 @@ class Audit:
         from compensate.auditing.page.contents import page_of, page_of_listed
 
         if self.listed is not None:
-            write_page(page_of_listed(self, self.listed), path)
+            write_page(page_of_listed(self, self.shown), path)
         else:
             write_page(page_of(self if data is None else replace(self, data=data)), path)
         return Path(path)
@@ -474,7 +505,7 @@ class Audit:
         from compensate.auditing.page.contents import sample_cells
 
         if self.listed is not None:
-            return self.listed.write_suspects(path)
+            return self.shown.write_suspects(path)
         frame = self.suspects
         flagged = np.argsort(-self.log_odds, kind="stable")[: int(self.mask.sum())]
         said = sample_cells(self, flagged, set(frame.columns))
@@ -497,7 +528,7 @@ class Audit:
 
     def save(self, path: str | Path) -> Path:
         """Writes the audit and its fitted model to a folder, nothing pickled. `load` reads it."""
-        store.save_audit(self if self.listed is None else self.listed, Path(path))
+        store.save_audit(self.shown, Path(path))
         return Path(path)
 
     @classmethod

@@ -274,7 +274,7 @@ def _since(since: Mapping[str, Any]) -> str:
 
 
 def _pairs(found: Audit) -> Table:
-    shown = found if found.listed is None else found.listed
+    shown = found.shown
     flagged, order = shown.flagged, (-shown.log_odds).argsort(kind="stable")
     # Of label sets, it counts which label is missing or too much.
     sets = "label" in flagged.columns
