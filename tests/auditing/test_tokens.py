@@ -157,5 +157,5 @@ def test_a_correction_that_fits_nothing_is_refused(
 
 
 def test_options_of_tables_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="label is no option for tagged tokens"):
+    with pytest.raises(InputError, match="label is not an option for tagged tokens"):
         audit(conll(tmp_path / "t.conll"), label="x")
