@@ -7,6 +7,8 @@ import pytest
 import scipy.sparse as sp
 
 from compensate.auditing import learners
+from compensate.auditing.features import make_views
+from compensate.auditing.judge import FitOptions, Judge
 from compensate.auditing.learners import (
     COPIES,
     View,
@@ -16,6 +18,7 @@ from compensate.auditing.learners import (
     judge_view,
     transition_from,
 )
+from compensate.data import Dataset
 
 
 def classified(size: int = 200, classes: int = 3, seed: int = 0, apart: float = 1.0):
@@ -201,3 +204,24 @@ def test_the_first_copy_of_a_row_is_that_of_a_loop():
     many = np.bincount(keys)[keys] > COPIES
     np.testing.assert_array_equal(_first_copies(keys), np.where(many, np.arange(900), expected))
     assert not _first_copies(np.array([], np.int64)).size
+
+
+# --- the judge ------------------------------------------------------------------------------------------------
+
+
+def test_a_judge_predicts_chunks_out_of_fold_as_the_whole_and_survives_the_disk(tmp_path):
+    x, y = classified()
+    data = Dataset(x, y, ("a", "b", "c"))
+    features = make_views(data, "none")
+    folds = np.stack([assign_folds(y, draw=k) for k in range(2)])
+    kept = Judge.fit(features, y, folds, data.classes)
+    judge = Judge.fit(features, y, folds, data.classes, FitOptions(keep=False))
+    parts = [judge.predict(data.subset(rows), folds[:, rows]) for rows in np.array_split(np.arange(len(y)), 3)]
+    np.testing.assert_allclose(np.concatenate(parts), kept.log_q, atol=1e-5)
+    assert judge.shares == pytest.approx(kept.shares, abs=1e-6)
+    judge.save(tmp_path)
+    loaded = Judge.load(tmp_path)
+    np.testing.assert_allclose(loaded.predict(data), judge.predict(data), atol=5e-3)
+    for ours, theirs in zip(loaded.score(kept.log_q, y), judge.score(kept.log_q, y), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert Judge.load(tmp_path / "elsewhere") is None

@@ -84,7 +84,7 @@ def assert_same(found: Audit, whole: Audit) -> None:
     assert found.source_digest == whole.source_digest
     np.testing.assert_array_equal(found.predicted["index"], whole.predicted["index"])
     np.testing.assert_allclose(found.predicted["probability"], whole.predicted["probability"], atol=SAME)
-    listed = found if found.listed is None else found.listed
+    listed = found.shown
     place = np.searchsorted(whole.index, listed.index)
     if whole.probabilities is not None:
         np.testing.assert_allclose(listed.probabilities, whole.probabilities[place], atol=SAME)

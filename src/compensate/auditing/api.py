@@ -30,7 +30,7 @@ from compensate.auditing.labels import labels_of
 from compensate.auditing.labels.base import Judging
 from compensate.auditing.learners import FOLDS, TREE_ROWS, assign_folds, num_divisions
 from compensate.auditing.noise_model import NOTE, SMALLEST, Verdict, after_decisions, judge, pool
-from compensate.auditing.result import FLAGGED, Audit, build_audit
+from compensate.auditing.result import FLAGGED, Audit, ListedRows, build_audit
 from compensate.auditing.source import check_options, labeled, read
 from compensate.data.dataset import UNLABELED, Dataset, Ints, Source
 from compensate.data.labels import encode_labels
@@ -395,7 +395,7 @@ def _finished_stages(data: Dataset, folder: str | Path | None) -> Iterator[Finis
 
 def _listed(
     whole: Audit, data: ChunkedDataset, rows: Ints, folds: NDArray[np.int8], judge: Judge, stages: FinishedStages
-) -> Audit:
+) -> ListedRows:
     """The most suspect rows, and for each class some certain ones, with their samples."""
     suspects = np.argpartition(-whole.log_odds, min(LISTED, len(whole) - 1))[:LISTED]
     certain = [
@@ -404,7 +404,7 @@ def _listed(
         if len(of_class)
     ]
     chosen = np.unique(np.concatenate([suspects, *certain]))
-    index, places = whole.index[chosen], rows[chosen]
+    places = rows[chosen]
     samples = data.subset(places)
     made = FeatureViews(judge.makers)
     embedded = None
@@ -417,20 +417,16 @@ def _listed(
         log_q = judge.log_q[places]
     digests = data.source.row_digests
     if digests is not None:
-        digests = digests[index]
+        digests = digests[whole.index[chosen]]
     elif samples.table is not None:
         digests = digest_frame(samples.table, str(data.source.label))
-    return replace(
-        whole,
-        index=index,
-        **{name: getattr(whole, name)[chosen] for name in ("given", "suggested", "log_odds", "p_error")},
-        evidence={name: values[chosen] for name, values in whole.evidence.items()},
-        probabilities=np.exp(log_q).astype(np.float32),
+    return ListedRows(
+        rows=chosen,
         data=samples,
+        probabilities=np.exp(log_q).astype(np.float32),
         vectors=made.of(samples, embedded)[0].x,
         row_digests=digests,
         ids=() if samples.ids is None else tuple(map(str, samples.ids)),
-        provenance=replace(whole.provenance, rows=len(whole), flagged=int(whole.mask.sum())),
     )
 
 

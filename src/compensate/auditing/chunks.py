@@ -399,7 +399,8 @@ class FinishedStages:
         """Stores the keys of all rows, and the features of the rows that learners are fitted on."""
         if self.temporary:
             return
-        arrays = {"names": np.array([view.name for view in views])} | ({} if keys is None else {"keys": keys})
+        arrays: dict[str, Any] = {"names": np.array([view.name for view in views])}
+        arrays |= {} if keys is None else {"keys": keys}
         for k, view in enumerate(views):
             if sp.issparse(view.x):
                 arrays |= {f"{k}.{name}": np.asarray(getattr(view.x, name)) for name in SPARSE}

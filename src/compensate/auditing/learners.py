@@ -391,13 +391,13 @@ class Steps:
     """
 
     def __init__(self, progress: Callable[[str, int, int], None] | None = None, total: int = 0) -> None:
-        self._progress, self._total, self._done = progress, total, 0
+        self._progress, self._total, self._done = progress, total, 0.0
 
-    def done(self, learner: str, number: int = 1) -> None:
+    def done(self, learner: str, number: float = 1) -> None:
         """Reports that this learner has finished further steps."""
         self._done += number
         if self._progress is not None:
-            self._progress(f"fitting {learner}", self._done, self._total)
+            self._progress(f"fitting {learner}", round(self._done), self._total)
 
 
 def steps_of(view: View, num_folds: int, divisions: int = 1) -> int:
@@ -523,9 +523,8 @@ def fit_view(
         else:
             found["neighbors"] = _fit_neighbors(linear, labels, seed + draw, rows or len(labels))
         if view.trees is not None and trees:
-            found["trees"] = (
-                ByFold(Forests(view.trees, labels, held, num_folds, num_classes, seed + draw, trees)), None
-            )  # fmt: skip
+            forests = Forests(view.trees, labels, held, num_folds, num_classes, seed + draw, trees)
+            found["trees"] = ByFold(forests), None if draw else forests.stored(run)
         for name, (by_fold, model) in found.items():
             result.by_fold.setdefault(name, []).append(by_fold)
             if not draw and model is not None:
@@ -767,6 +766,11 @@ class Forests(Sequence[Any]):
             grown.append((_quietly(tree.fit, self.x[some], self.labels[some]), tree.classes_))
         return grown
 
+    def stored(self, run: Execution) -> Forest:
+        """Fewer trees, grown on all rows, that predict new rows."""
+        grown = run.map(_grow, self.parts([ALL_ROWS]), self)
+        return Forest.fitted([(tree.tree_, known) for part in grown for tree, known in part], self.num_classes)
+
     def votes(self, part: tuple[int, slice]) -> NDArray[np.floating]:
         """(rows of the fold, C) the share of some trees of a fold in the mean prediction of its rows."""
         rows = np.flatnonzero(self.folds == part[0])
@@ -782,13 +786,10 @@ def grow_forests(fitted: FittedView, run: Execution = LOCAL) -> None:
     """Grows the forests of all folds and divisions, which then predict rows again and again."""
     for draw, one in enumerate(fitted.by_fold.get("trees", ())):
         forests: Any = one.models
-        parts = forests.parts(range(forests.num_folds))
-        trees: list[list[Any]] = [[] for _ in range(forests.num_folds)]
+        parts = forests.parts(range(len(forests)))
+        trees: list[list[Any]] = [[] for _ in range(len(forests))]
         for (fold, _), grown in zip(parts, run.map(_grow, parts, forests), strict=True):
             trees[fold] += grown
-        if not draw:
-            stored = [tree for part in run.map(_grow, forests.parts([ALL_ROWS]), forests) for tree in part]
-            fitted.models["trees"] = Forest.fitted([(tree.tree_, known) for tree, known in stored], forests.num_classes)
         fitted.by_fold["trees"][draw] = ByFold([Grown(one, forests.num_classes) for one in trees])
 
 
@@ -810,8 +811,8 @@ def predict_rows(
 ) -> dict[str, Singles]:
     """By learner, (N, C) out-of-fold log probabilities of the rows that were fitted on, or of some of them.
 
-    Forests that are not grown yet are grown, predict all rows and are discarded, except the trees to store, which are added to
-    ``fitted.models``. All tasks are one list, the longest first, so workers do not wait for each other.
+    Forests that are not grown yet are grown, predict all rows and are discarded. All tasks are one list, the longest first, and workers
+    do not wait for each other.
 
     Args:
         view: the features that were fitted on.
@@ -825,45 +826,32 @@ def predict_rows(
     forests: list[Any] = [o.models for o in fitted.by_fold.get("trees", ()) if isinstance(o.models, Forests)]
     assert rows is None or not forests
     rows = np.arange(folds.shape[1]) if rows is None else rows
-    tasks: list[tuple[str, int, Any, Ints | None]] = []
-    if forests:
-        number = sum(map(forests[0].size, range(len(forests[0]))))
+    tasks: list[tuple[str, int, Any, Ints]] = []
+    for draw, forest in enumerate(forests):
+        number = sum(map(forest.size, range(len(forest))))
         together = max(1, min(TASK_TREES, number // (WORKER_TASKS * run.workers)))
-        tasks += [("trees", 0, part, None) for part in forests[0].parts([ALL_ROWS])]
-        for draw, one in enumerate(forests):
-            tasks += [("trees", draw, part, None) for part in one.parts(range(len(one)), together)]
+        parts = forest.parts(range(len(forest)), together)
+        tasks += [("trees", draw, part, np.flatnonzero(folds[draw] == part[0])) for part in parts]
     pieces = max(1, min(8 * run.workers, len(rows) // 1000)) if run.workers > 1 else 1
     for name, by_fold in fitted.by_fold.items():
         for draw, held in enumerate(folds if name != "trees" or not forests else ()):
             for fold in range(len(by_fold[draw].models)):
                 portions = np.array_split(rows[held[rows] == fold], pieces)
                 tasks += [(name, draw, fold, some) for some in portions if len(some)]
-    count = Counter(name for name, _, part, some in tasks if some is not None or part[0] != ALL_ROWS)
-    done: Counter[str] = Counter()
+    count = Counter(name for name, *_ in tasks)
     log_p: dict[str, list[Any]] = {name: [] for name in fitted.by_fold}
-    stored: list[Any] = []
-    for (name, draw, part, some), values in zip(tasks, run.map(_predict, tasks, view, fitted), strict=True):
-        if some is None and part[0] == ALL_ROWS:
-            stored += values
-            continue
-        some = np.flatnonzero(folds[draw] == part[0]) if some is None else some
+    for (name, draw, _, some), values in zip(tasks, run.map(_predict, tasks, view, fitted), strict=True):
         if not log_p[name]:
             kind = np.float64 if forests and name == "trees" else np.float32
             log_p[name] = [np.zeros((len(rows), values.shape[1]), kind) for _ in folds]
         log_p[name][draw][np.searchsorted(rows, some)] += values
-        done[name] += 1
-        total = len(folds) * len(fitted.by_fold[name][draw].models)  # as `steps_of` counts, for any number of tasks
-        steps.done(name, total * done[name] // count[name] - total * (done[name] - 1) // count[name])
+        steps.done(name, len(folds) * len(fitted.by_fold[name][draw].models) / count[name])
     if forests:
         log_p["trees"] = [smoothed(votes) for votes in log_p["trees"]]
-        fitted.models["trees"] = Forest.fitted([(tree.tree_, known) for tree, known in stored], forests[0].num_classes)
     return {name: mean_log_p(values) for name, values in log_p.items()}
 
 
-def _predict(task: tuple[str, int, Any, Ints | None], view: View, fitted: FittedView) -> Any:
+def _predict(task: tuple[str, int, Any, Ints], view: View, fitted: FittedView) -> Any:
     name, draw, part, rows = task
-    one = fitted.by_fold[name][draw]
-    if rows is not None:
-        return one.fold_log_p(part, view.x, view.trees, rows)
-    forests: Any = one.models
-    return forests.grow(part) if part[0] == ALL_ROWS else forests.votes(part)
+    one: Any = fitted.by_fold[name][draw]
+    return one.models.votes(part) if isinstance(part, tuple) else one.fold_log_p(part, view.x, view.trees, rows)

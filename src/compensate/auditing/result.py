@@ -23,7 +23,7 @@ from compensate.auditing.findings import SAMPLE_KINDS, Findings
 from compensate.auditing.labels.base import LabelKind
 from compensate.auditing.labels.classes import Classes
 from compensate.auditing.write_back import guard
-from compensate.data.dataset import Dataset, Ints, Source
+from compensate.data.dataset import Dataset, Ints, Singles, Source
 from compensate.errors import InputError
 from compensate.files import write_atomically
 
@@ -40,6 +40,23 @@ WRITTEN = 20_000
 """Rows of a table that are converted to text at once."""
 
 
+@dataclass(frozen=True, eq=False)
+class ListedRows:
+    """The rows of chunked data that are shown and saved: the most suspect ones, and some certain ones.
+
+    Attributes:
+        rows: (L,) their positions in the audit, ascending.
+        data, probabilities, vectors, row_digests, ids: as in `Audit`, of these rows.
+    """
+
+    rows: Ints
+    data: Dataset
+    probabilities: Singles
+    vectors: Any
+    row_digests: NDArray[np.uint64] | None = None
+    ids: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Audit(Findings):
     """Findings about the labels of a source; see `compensate.auditing.findings.Findings` for its arrays.
@@ -50,8 +67,7 @@ class Audit(Findings):
         label_kind: the kind of the labels; see `compensate.auditing.labels`.
         row_digests: (N,) of the rows without their labels, if the source has any.
         found_issues: other problems of the data, if they were searched for; see `issues`.
-        listed: for data that was read in chunks, the audit of the most suspect rows and of some certain ones, with their samples. It is
-            shown and saved.
+        listed: for data that were read in chunks, the rows with their samples that are shown and saved; see `shown`.
     """
 
     kind: str
@@ -59,7 +75,7 @@ class Audit(Findings):
     label_kind: type[LabelKind] = Classes
     row_digests: NDArray[np.uint64] | None = None
     found_issues: pd.DataFrame | None = None
-    listed: Audit | None = None
+    listed: ListedRows | None = None
 
     def __post_init__(self) -> None:
         if self.row_digests is None and not self.addresses and self.source.row_digests is not None:
@@ -226,6 +242,21 @@ class Audit(Findings):
 
         return score(self, new, labels, options)
 
+    @cached_property
+    def shown(self) -> Audit:
+        """The audit that is shown and saved: this one, or its listed rows."""
+        if self.listed is None:
+            return self
+        listed, rows = self.listed, self.listed.rows
+        return replace(
+            self,
+            listed=None,
+            **{name: getattr(self, name)[rows] for name in ("index", "given", "suggested", "log_odds", "p_error")},
+            evidence={name: values[rows] for name, values in self.evidence.items()},
+            **{name: getattr(listed, name) for name in ("data", "probabilities", "vectors", "row_digests", "ids")},
+            provenance=replace(self.provenance, rows=len(self), flagged=int(self.mask.sum())),
+        )
+
     # --- decisions --------------------------------------------------------------------------------------------
 
     def report(self, path: str | Path, *, data: Dataset | None = None) -> Path:
@@ -355,7 +386,7 @@ class Audit(Findings):
         Flagged rows carry the content of their samples, if the data is available: the text, or the cells of the table.
         """
         if self.listed is not None:
-            return self.listed.write_suspects(path)
+            return self.shown.write_suspects(path)
         frame = self.suspects
         flagged = np.argsort(-self.log_odds, kind="stable")[: int(self.mask.sum())]
         cells = sample_cells(self, flagged, set(frame.columns))
@@ -373,7 +404,7 @@ class Audit(Findings):
 
     def save(self, path: str | Path) -> Path:
         """Writes the audit and its fitted model to a folder, nothing pickled. `load` reads it."""
-        store.save_audit(self if self.listed is None else self.listed, Path(path))
+        store.save_audit(self.shown, Path(path))
         return Path(path)
 
     @classmethod

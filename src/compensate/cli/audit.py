@@ -167,7 +167,7 @@ def _since(since: Mapping[str, Any]) -> str:
 
 
 def _pairs(found: Audit) -> Table:
-    shown = found if found.listed is None else found.listed
+    shown = found.shown
     flagged, order = shown.flagged, (-shown.log_odds).argsort(kind="stable")
     # For label sets, the pairs count per label.
     sets = "label" in flagged.columns

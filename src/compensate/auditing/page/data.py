@@ -54,7 +54,7 @@ def page_of(audit: Audit) -> dict[str, Any]:
 
     If the data were read in chunks, items come from the listed rows and counts from all rows.
     """
-    listed = audit if audit.listed is None else audit.listed
+    listed = audit.shown
     order = np.argsort(-listed.log_odds, kind="stable")
     mask = listed.mask
     suspects = order[mask[order]]
