@@ -30,8 +30,7 @@ from PIL import Image
 import experiments.data  # noqa: F401  registers cifar10, sst2 and imdb
 from benchmarks.measure import run_or_show
 from compensate import __version__
-from compensate.auditing.issues.duplicates import SIMILAR_IMAGES, SIMILAR_TEXTS, text_pairs
-from compensate.auditing.issues.image_copies import image_pairs, shrunk
+from compensate.auditing.issues.duplicates import SIMILAR_IMAGES, SIMILAR_TEXTS, image_pairs, shrunk, text_pairs
 from compensate.auditing.issues.samples import oddity, outliers
 from compensate.data import load
 from compensate.files import write_atomically
@@ -255,7 +254,7 @@ def planted_outliers(name: str, seed: int, data_dir: Path) -> dict[str, Any]:
         far = table[rng.integers(0, len(table), 15)] * rng.choice([-3, 3], size=(15, table.shape[1]))
         vectors, odd = np.concatenate([table, far]).astype(np.float32), np.arange(len(table) + 15) >= len(table)
     score = oddity(vectors)[0]
-    flags = np.isin(np.arange(len(vectors)), [i for i, _, _ in outliers(vectors)])
+    flags = np.isin(np.arange(len(vectors)), [i for _, i, _, _ in outliers(vectors)])
     lab = Datalab({"id": list(range(len(vectors)))})
     lab.find_issues(features=vectors, issue_types={"outlier": {}})
     theirs = lab.get_issues("outlier")

@@ -150,7 +150,7 @@ def tagged(seed: int, data_dir: Path, sentences: int = 450) -> Row:
     true = [[token.tag for token in sentence] for sentence in read]
     given = spoiled(true, rng)
     data = t.of_lists(words, given)
-    judged = data.parts.judged(seed)
+    judged = data.parts.judge(seed)
     wrong = np.array(
         [t.type_of(a) != t.type_of(b) for x, y in zip(true, given, strict=True) for a, b in zip(x, y, strict=True)]
     )
@@ -230,7 +230,7 @@ def segmented(draw: Callable[..., tuple[NDArray[Any], NDArray[Any]]]) -> Callabl
         bad[rng.choice(PICTURES, PICTURES // 5, replace=False)] = True
         masks = [spoil_mask(mask, rng) if b else mask for b, (_, mask) in zip(bad, pairs, strict=True)]
         pictures = tuple(np.clip(picture, 0, 1).astype(np.float32) for picture, _ in pairs)
-        found = Masks(pictures, tuple(masks), tuple(f"{k}.png" for k in range(PICTURES))).judged(seed)
+        found = Masks(pictures, tuple(masks), tuple(f"{k}.png" for k in range(PICTURES))).judge(seed)
         grid = (PICTURES, *found.grids[0])
         p = np.exp(found.verdict.log_q).reshape(*grid, -1).transpose(0, 3, 1, 2)
         given = found.given.reshape(grid)

@@ -49,7 +49,7 @@ images of 32 x 32 pixels with a pretrained encoder, a hundredth of the rows. Imp
 
 TIMED = """
 import json, sys, time
-from compensate.auditing import audit as auditing, run_folder
+from compensate.auditing import api as auditing, judge, store
 from compensate.cli import audit as command
 
 seconds = {}
@@ -65,13 +65,15 @@ def timed(place, name, stage):
     setattr(place, name, call)
 
 timed(command, "_source", "read")
-timed(auditing, "make_views", "encode")
+timed(auditing, "compute_features", "encode")
 timed(auditing, "assign_folds", "learners")
-timed(auditing, "_judged", "learners")
-timed(auditing, "pool", "noise model")
-timed(auditing, "judge", "noise model")
+timed(judge, "fit_view", "learners")
+timed(judge, "predict_rows", "learners")
+timed(judge, "pool_weights", "noise model")
+timed(judge, "pooled", "noise model")
+timed(judge, "fit_noise", "noise model")
 timed(command, "_with_issues", "issues")
-timed(run_folder, "write_run", "write")
+timed(store, "write_run", "write")
 from compensate.cli import main
 try:
     main()

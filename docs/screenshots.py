@@ -9,25 +9,16 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn import datasets
 
-from compensate.auditing.page import (
-    ClassCount,
-    Content,
-    Estimate,
-    Example,
-    Histogram,
-    Item,
-    Kind,
-    Page,
-    PageProvenance,
-    thumbnail,
-    write_page,
-)
+from compensate.auditing.content import Content, thumbnail
+from compensate.auditing.page import write_page
 
 KEPT = {  # what the documentation shows: page, view, width, height, scheme
     "page-overview": ("digits", "overview", 1280, 860, "light"),
@@ -37,7 +28,7 @@ KEPT = {  # what the documentation shows: page, view, width, height, scheme
 }
 
 
-def digits() -> Page:
+def digits() -> dict[str, Any]:
     """Images of digits, one in twelve with another label."""
     found = datasets.load_digits()
     contents = [Content(image=thumbnail(1 - image[None] / 16)) for image in found.images]
@@ -45,7 +36,7 @@ def digits() -> Page:
     return _page("digits", "image", found.data, found.target, names, contents, 0.083)
 
 
-def wines() -> Page:
+def wines() -> dict[str, Any]:
     """Rows of a table."""
     found = datasets.load_wine()
     x = (found.data - found.data.mean(0)) / found.data.std(0)
@@ -58,7 +49,7 @@ def wines() -> Page:
     return _page("wine.csv", "table", x, found.target, ("Barolo", "Grignolino", "Barbera"), contents, 0.1)
 
 
-def reviews() -> Page:
+def reviews() -> dict[str, Any]:
     """Texts of one to three sentences."""
     rng = np.random.default_rng(4)
     good = (
@@ -103,13 +94,13 @@ def reviews() -> Page:
 
 def _page(
     title: str,
-    kind: Kind,
+    kind: str,
     x: NDArray[np.float64],
     target: NDArray[np.int64],
     names: tuple[str, ...],
     contents: list[Content],
     noise: float,
-) -> Page:
+) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     n, c = len(target), len(names)
     near = np.argsort(((x[:, None] - x[None]) ** 2).sum(-1), axis=1)[:, 1:16] if n < 2000 else _near(x)
@@ -132,52 +123,75 @@ def _page(
         pool = np.array(by_class[k])
         return tuple(int(j) for j in pool[np.argsort(((x[pool] - x[i]) ** 2).sum(1))[:3]])
 
-    items = [
-        Item(
-            int(i),
-            names[given[i]],
-            names[best[i]],
-            float(score[i]),
-            float(p[i]),
-            True,
-            contents[i],
-            like_given=like(i, given[i]),
-            like_suggested=like(i, best[i]),
-        )
-        for i in suspects
-    ]
-    used = sorted({j for item in items for j in (*item.like_given, *item.like_suggested)})
+    likes = [(like(i, given[i]), like(i, best[i])) for i in suspects]
+    used = sorted({j for sides in likes for side in sides for j in side})
+    position = {j: k for k, j in enumerate(used)}
     share = float(p.mean())
-    return Page(
-        title,
-        kind,
-        names,
-        n,
-        tuple(items),
-        Estimate(share, share * 0.88, share * 1.13),
-        expected_precision=float(p[flagged].mean()),
-        threshold=0.5,
-        examples=tuple(Example(j, names[given[j]], contents[j], p_error=float(p[j])) for j in used),
-        per_class=tuple(
-            ClassCount(names[k], int((given == k).sum()), int(flagged[given == k].sum()), float(p[given == k].sum()))
-            for k in range(c)
-        ),
-        scores=_histogram(p, flagged, np.linspace(0, 1, 21), 0.5),
-        evidence=PageProvenance((("samples: neighbors", 1.0),), float((votes.argmax(1) == given).mean())),
-        command=f"compensate apply {title} corrections.csv -o {Path(title).stem}.fixed.csv",
-    )
+    counts = (np.bincount(given, weights, minlength=c) for weights in (None, flagged, p))
+    pairs = Counter((names[given[i]], names[best[i]]) for i in suspects)
+    edges = np.linspace(0, 1, 21)
+    empty = {name: [""] * len(suspects) for name in ("id", "digest", "part")}
+    return {
+        "title": title,
+        "kind": kind,
+        "rows": n,
+        "allFlagged": len(suspects),
+        "predictable": True,
+        "noise": [share, share * 0.88, share * 1.13],
+        "precision": float(p[flagged].mean()),
+        "threshold": 0.5,
+        "command": f"compensate apply {title} corrections.csv -o {Path(title).stem}.fixed.csv",
+        "notes": [],
+        "source": "",
+        "since": None,
+        "classes": names,
+        "items": {
+            "index": [int(i) for i in suspects],
+            **empty,
+            "given": [names[given[i]] for i in suspects],
+            "suggested": [names[best[i]] for i in suspects],
+            "score": [float(score[i]) for i in suspects],
+            "p": [float(p[i]) for i in suspects],
+            "flagged": [1] * len(suspects),
+            "new": [0] * len(suspects),
+            "content": [contents[i] for i in suspects],
+            "likely": [[]] * len(suspects),
+            "usual": [None] * len(suspects),
+            "likeGiven": [[position[j] for j in sides[0]] for sides in likes],
+            "likeSuggested": [[position[j] for j in sides[1]] for sides in likes],
+        },
+        "examples": {
+            "index": used,
+            "id": [""] * len(used),
+            "label": [names[given[j]] for j in used],
+            "content": [contents[j] for j in used],
+            "p": [float(p[j]) for j in used],
+        },
+        "pairs": [(*pair, count) for pair, count in pairs.most_common()],
+        "perClass": [(name, int(r), int(f), float(w)) for name, r, f, w in zip(names, *counts, strict=True)],
+        "evidence": {
+            "views": [["samples: neighbors", 1.0]],
+            "agreement": float((votes.argmax(1) == given).mean()),
+            "encoder": "",
+            "license": "",
+            "hint": "",
+        },
+        "values": None,
+        "issues": None,
+        "scores": {
+            "edges": edges.tolist(),
+            "counts": np.histogram(p, edges)[0].tolist(),
+            "flagged": np.histogram(p[flagged], edges)[0].tolist(),
+            "threshold": 0.5,
+        },
+        "compensations": None,
+        "curves": [],
+    }
 
 
 def _near(x: NDArray[np.float64]) -> NDArray[np.int64]:
     squares = (x**2).sum(1)
     return np.argsort(squares[:, None] + squares[None] - 2 * x @ x.T, axis=1)[:, 1:16]
-
-
-def _histogram(
-    v: NDArray[np.float64], flagged: NDArray[np.bool_], edges: NDArray[np.float64], mark: float | None
-) -> Histogram:
-    counts, hot = np.histogram(v, edges)[0], np.histogram(v[flagged], edges)[0]
-    return Histogram(tuple(edges.tolist()), tuple(counts.tolist()), tuple(hot.tolist()), mark)
 
 
 def main(folder: Path, every: bool) -> None:

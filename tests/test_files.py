@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from compensate import files
-from compensate.auditing.chunks import open_pieces
+from compensate.auditing.chunks import open_chunks
 from compensate.auditing.labels import tags
 from compensate.auditing.source import read
 from compensate.data import excel, load, parquet, read_labels, tables
@@ -130,7 +130,7 @@ def test_holes_count_too(tmp_path, monkeypatch):
     ((name, content),) = members(tmp_path / "a.tar", lambda name: True)
     assert name == "train.tsv"
     assert content == bytes(2 << 20)
-    monkeypatch.setattr(files, "SMALL", 1 << 20)
+    monkeypatch.setattr(files, "SMALL_FILE", 1 << 20)
     with pytest.raises(InputError, match="which no data set does"):
         list(members(tmp_path / "a.tar", lambda name: True))
     sparse(tmp_path / "a.tar", 8**11 - 1)  # eight gigabytes must not be made first
@@ -150,7 +150,7 @@ class _Zeros:
 
 @pytest.mark.parametrize("name", ["a.zip", "a.tar.gz", "a.csv.gz"])
 def test_a_bomb_is_refused(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(files, "SMALL", 1 << 20)
+    monkeypatch.setattr(files, "SMALL_FILE", 1 << 20)
     bomb(tmp_path / name, 16 << 20)
     assert (tmp_path / name).stat().st_size < 40_000
     with pytest.raises(InputError, match="which no data set does"):
@@ -169,7 +169,7 @@ def test_a_bomb_is_refused(tmp_path, monkeypatch, name):
     ids=lambda read: read.__name__,
 )
 def test_a_numpy_archive_that_unpacks_without_end_is_refused(tmp_path, monkeypatch, read):
-    monkeypatch.setattr(files, "SMALL", 1 << 20)
+    monkeypatch.setattr(files, "SMALL_FILE", 1 << 20)
     np.savez_compressed(tmp_path / "a.npz", y=np.zeros(16 << 20, np.uint8))
     assert (tmp_path / "a.npz").stat().st_size < 40_000
     with pytest.raises(InputError, match="which no data set does"):
@@ -219,7 +219,7 @@ PACKED = {
 }
 READS = {
     "audit": lambda path: read(path, None, None, {}),
-    "in pieces": lambda path: open_pieces(path, None, {}),
+    "in pieces": lambda path: open_chunks(path, None, {}),
     "labels": read_labels,
 }
 
@@ -232,22 +232,22 @@ def test_the_cells_of_a_packed_file_are_bounded(tmp_path, monkeypatch, name, way
     path = tmp_path / f"a{name}"
     rows = 20_000
     PACKED[name](path, rows)
-    monkeypatch.setattr(files, "SMALL", 140_000)
-    monkeypatch.setattr(files, "GROWTH", 1)
+    monkeypatch.setattr(files, "SMALL_FILE", 140_000)
+    monkeypatch.setattr(files, "MAX_GROWTH", 1)
     with pytest.raises(InputError, match="which no data set does"):
         READS[way](path)
 
 
 def test_an_address_is_bounded_as_a_file_is(tmp_path, monkeypatch):
     many_rows(tmp_path / "a.parquet", 20_000)
-    monkeypatch.setattr(files, "SMALL", 140_000)
-    monkeypatch.setattr(files, "GROWTH", 1)
+    monkeypatch.setattr(files, "SMALL_FILE", 140_000)
+    monkeypatch.setattr(files, "MAX_GROWTH", 1)
     with pytest.raises(InputError, match="which no data set does"):
-        open_pieces(f"file://{tmp_path}/a.parquet", None, {})
+        open_chunks(f"file://{tmp_path}/a.parquet", None, {})
 
 
 def test_labels_saved_by_torch_are_bounded_too(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "SMALL", 1 << 20)
+    monkeypatch.setattr(files, "SMALL_FILE", 1 << 20)
     with zipfile.ZipFile(tmp_path / "a.pt", "w", zipfile.ZIP_DEFLATED) as out:
         out.writestr("a/data.pkl", bytes(16 << 20))
     with pytest.raises(InputError, match="which no data set does"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from compensate.data.labels import PICKLE_READERS
+from compensate.data.label_files import PICKLE_READERS
 from compensate.data.load import LAYOUTS, NAMED
 from compensate.files import is_archive
 from experiments.data.graphs import neighbor_graph, with_wrong_edges

@@ -1,4 +1,4 @@
-"""The one error this package raises for input it cannot use."""
+"""`InputError`, the error for invalid input."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from collections.abc import Iterable
 
 
 class InputError(ValueError):
-    """Something given by the user cannot be used.
+    """Invalid input: the message states the given value, the expected one and the remedy.
 
-    The message says what was given, what was expected and what to do. The command line prints it without a
-    stack trace.
+    The command line prints it without a stack trace.
 
     >>> from compensate.methods import find
     >>> try:
@@ -22,7 +21,7 @@ class InputError(ValueError):
 
 
 class NotFinite(InputError):
-    """Numbers that must be finite are not: a training that diverged, or input with missing values.
+    """Numbers are not finite: training diverged, or the input has missing values.
 
     >>> issubclass(NotFinite, InputError)
     True

@@ -1,4 +1,4 @@
-"""Optional libraries: imported when they are first needed, with advice where one is missing."""
+"""Optional libraries, imported on first use; an error names the extra to install."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def require(module: str, what: str, extra: str) -> Any:
 
     Args:
         module: its full name, such as "optuna.storages".
-        what: the task that needs it, the subject of the message.
+        what: the task that needs it, for the error.
         extra: the extra of this package that installs it.
 
     >>> require("json", "reading", "plots").loads("1")
@@ -33,11 +33,11 @@ def require(module: str, what: str, extra: str) -> Any:
 
 
 def connect_ray(what: str, workers: int | None = None) -> Any:
-    """Ray, connected to a cluster: that of the environment variable RAY_ADDRESS, or one that is started on this machine.
+    """Ray, connected to the cluster at RAY_ADDRESS, or to a new one on this machine.
 
     Args:
-        what: the task that needs it, the subject of the message if it is missing.
-        workers: processors of a cluster that is started; all by default.
+        what: the task that needs it, for the error if Ray is missing.
+        workers: processors of a new cluster; by default all.
     """
     ray = require("ray", what, "cluster")
     if not ray.is_initialized():
@@ -48,7 +48,7 @@ def connect_ray(what: str, workers: int | None = None) -> Any:
 
 @contextmanager
 def ray_cluster(what: str, workers: int | None = None) -> Iterator[Any]:
-    """As `connect_ray`; a cluster that was started for it ends with it."""
+    """As `connect_ray`; a new cluster is shut down at the end."""
     before = require("ray", what, "cluster").is_initialized()
     ray = connect_ray(what, workers)
     try:
@@ -59,7 +59,7 @@ def ray_cluster(what: str, workers: int | None = None) -> Iterator[Any]:
 
 
 def installed(library: str) -> bool:
-    """Whether a library can be imported; nothing is imported to find out.
+    """Whether a library can be imported, without importing it.
 
     >>> installed("json"), installed("no_such_library")
     (True, False)
@@ -71,7 +71,7 @@ def installed(library: str) -> bool:
 
 
 def stand_in(library: str, extra: str) -> Any:
-    """A class to inherit from in place of one that could not be imported: making an object of it says what to install.
+    """A base class for a class of a missing library: creating an object raises with the extra to install.
 
     >>> class Callback(stand_in("lightning", "lightning")):
     ...     pass
@@ -81,7 +81,7 @@ def stand_in(library: str, extra: str) -> Any:
     """
 
     class Missing:
-        def __new__(cls, *args: Any, **kwargs: Any) -> Any:  # before any argument is looked at
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:  # before the arguments are checked
             raise InputError(_advice(cls.__name__, library, extra))
 
     return Missing

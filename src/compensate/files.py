@@ -1,4 +1,4 @@
-"""Reading what others wrote, with clear errors; writing so that nothing is ever half-written."""
+"""Safe reading and writing of files: bounded unpacking, clear errors, atomic writes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import gzip
 import hashlib
 import io
 import lzma
+import math
 import os
 import re
 import secrets
@@ -32,7 +33,7 @@ DAMAGE = (
     *(EOFError, lzma.LZMAError, zlib.error, tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, struct.error),
     *(ValueError, OverflowError, NotImplementedError, RuntimeError, LookupError, MemoryError),
 )
-"""What the standard library raises for truncated or broken archives: a length or an offset in one may say anything."""
+"""Errors of the standard library for truncated or broken archives."""
 
 Progress = Callable[[int, int], None]
 """Called with the number of finished units of work, and of all."""
@@ -46,25 +47,22 @@ _OPENERS: dict[str, Callable[..., IO[bytes]]] = {
     ".tgz": gzip.open,  # type: ignore[dict-item]
 }
 
+MAX_GROWTH, SMALL_FILE = 250, 1 << 28
+"""A packed file may unpack to this multiple of its size, or to this number of bytes. Data sets stay far below; decompression bombs
+do not."""
 
-GROWTH, SMALL = 250, 1 << 28
-"""A packed file may unpack to this many times its own size, and to this many bytes in any case: data sets stay far below,
-files that are made to fill a memory do not."""
+MAX_LINE = 1 << 24
+"""Bytes of a line of a text file. A file without line ends would fill the memory."""
 
+MAX_COLUMNS = 10_000
+"""Columns of a table. Each is analyzed by itself, which would take hours for hundreds of thousands."""
 
-LINE = 1 << 24
-"""Bytes of a line of a text file: no row of a table or text has more, and a file without line ends would fill the memory."""
+CELL_BYTES = 8
+"""Bytes of the smallest cell in memory."""
 
-COLUMNS = 10_000
-"""Columns of a table: each is looked at on its own, so that hundreds of thousands would take hours."""
+CHUNK_BYTES = 1 << 20
 
-CELL = 8
-"""Bytes of a cell that holds next to nothing."""
-
-CHUNK = 1 << 20
-
-
-BEGINNINGS = {
+FILE_TYPES = {
     b"\x89PNG": "a PNG image",
     b"\xff\xd8\xff": "a JPEG image",
     b"GIF8": "a GIF image",
@@ -78,61 +76,62 @@ BEGINNINGS = {
     b"\x93NUMPY": "a numpy file",
     b"SQLite format 3": "an SQLite database",
 }
-"""First bytes of files that are no text, and what such files are."""
+"""The first bytes of binary files, and their type."""
 
 
-class _Counted:
-    """A stream that ends in an error once more came out of it than its file can honestly hold."""
-
-    def __init__(self, stream: IO[bytes], path: Path) -> None:
-        self.stream, self.path, self.left = stream, path, limit(path)
-
-    def read(self, count: int = -1) -> bytes:
-        content = self.stream.read(count if 0 <= count <= self.left else self.left + 1)
-        self.left -= len(content)
-        if self.left < 0:
-            raise InputError(too_large(self.path))
-        return content
+def _limit(path: Path | str, size: int | None = None) -> int:
+    return max(SMALL_FILE, MAX_GROWTH * (Path(path).stat().st_size if size is None else size))
 
 
-def limit(path: Path, size: int | None = None) -> int:
-    """The bytes that a file may unpack to; see `GROWTH`. ``size`` is that of a file on remote storage."""
-    return max(SMALL, GROWTH * (path.stat().st_size if size is None else size))
+def check_unpacked(count: int, path: Path | str, size: int | None = None) -> None:
+    """Refuse a file that unpacks to ``count`` bytes, if these are too many; ``size`` is that of a file on remote storage."""
+    limit = _limit(path, size)
+    if count > limit:
+        raise InputError(
+            f"{path} unpacks to more than {limit:,} bytes, {MAX_GROWTH} times its own size, which no data set does. Do not "
+            "trust it; if you do, unpack it yourself and give the unpacked file or folder."
+        )
 
 
-def too_large(path: Path | str, size: int | None = None) -> str:
-    """What to say of a file that unpacks to more than its `limit`."""
-    return (
-        f"{path} unpacks to more than {limit(Path(path), size):,} bytes, {GROWTH} times its own size, which no data set does. Do not "
-        "trust it; if you do, unpack it yourself and give the unpacked file or folder."
-    )
+def check_size(rows: int, columns: int, path: Path | str, *, each: int = CELL_BYTES, size: int | None = None) -> None:
+    """Refuse a file whose cells, of ``each`` bytes, would take far more memory than the file; see `check_unpacked`."""
+    check_unpacked(each * rows * columns, path, size)
 
 
 def check_width(columns: int, where: str | Path) -> None:
-    """Refuses a table of more than `COLUMNS` columns."""
-    if columns > COLUMNS:
+    """Refuse a table of more than `MAX_COLUMNS` columns."""
+    if columns > MAX_COLUMNS:
         raise InputError(
-            f"{where} has {columns:,} columns; a table with at most {COLUMNS:,} is read. Keep those that matter, or give numbers "
+            f"{where} has {columns:,} columns; a table with at most {MAX_COLUMNS:,} is read. Keep the relevant ones, or give numbers "
             "as an array: an .npy or .npz file."
         )
 
 
-def check_size(rows: int, columns: int, path: Path | str, *, each: int = CELL, size: int | None = None) -> None:
-    """Refuses a file whose cells, of ``each`` so many bytes, would take far more room than the file itself; see `limit`."""
-    if each * rows * columns > limit(Path(path), size):
-        raise InputError(too_large(path, size))
+class _Bounded:
+    """A stream of unpacked bytes that raises when it is longer than `check_unpacked` allows."""
 
+    def __init__(self, stream: IO[bytes], path: Path) -> None:
+        self.stream, self.path, self.count, self.limit = stream, path, 0, _limit(path)
 
-def _opener(path: Path) -> Callable[..., IO[bytes]]:
-    return _OPENERS.get(path.suffix.lower(), open)
+    def read(self, count: int = -1) -> bytes:
+        if count >= 0:
+            return self._counted(self.stream.read(count))
+        return b"".join(iter(lambda: self._counted(self.stream.read(CHUNK_BYTES)), b""))
+
+    def readline(self, count: int) -> bytes:
+        return self._counted(self.stream.readline(count))
+
+    def _counted(self, content: bytes) -> bytes:
+        self.count += len(content)
+        if self.count > self.limit:
+            check_unpacked(self.count, self.path)
+        return content
 
 
 def write_atomically(path: str | Path, content: bytes) -> None:
     """Write the whole file or nothing: readers see the old content until the new one is on disk.
 
-    A disk that is full or a folder that may not be written to is an error that says so; the old content stays. A file
-    that is replaced keeps its mode, a new one gets what the umask leaves. A link is followed. A device, a pipe or a
-    folder is refused.
+    A replaced file keeps its mode, a new one follows the umask. Links are followed; devices, pipes and folders are refused.
 
     >>> import tempfile
     >>> target = Path(tempfile.mkdtemp()) / "a.txt"
@@ -144,7 +143,7 @@ def write_atomically(path: str | Path, content: bytes) -> None:
         mode = check_regular(path)
         path = Path(os.path.realpath(path))
         temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}")
-        # Opened by the system's own rules, and not by those of tempfile, so that the umask holds.
+        # os.open follows the umask, tempfile does not.
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
             with os.fdopen(handle, "wb") as file:
@@ -160,7 +159,7 @@ def write_atomically(path: str | Path, content: bytes) -> None:
 
 
 def is_address(path: Any) -> bool:
-    """Whether this is the address of files on some storage, such as s3://bucket/path, and not a path. A drive of Windows has one letter.
+    """Whether this is an address such as s3://bucket/path and not a path.
 
     >>> is_address("s3://bucket/a.parquet"), is_address("data/a.parquet"), is_address("C:\\\\a.parquet")
     (True, False, False)
@@ -169,25 +168,22 @@ def is_address(path: Any) -> bool:
 
 
 def checksum(path: str | Path, kind: str = "sha256") -> str:
-    """The hash of a file's bytes in hexadecimal digits, read a piece at a time.
+    """The hash of the bytes of a file, in hexadecimal digits.
 
     >>> empty = Path(tempfile.mkdtemp()) / "empty"
     >>> empty.touch()
     >>> checksum(empty, "md5")
     'd41d8cd98f00b204e9800998ecf8427e'
     """
-    # MD5 is what some publishers of data give; it shows damage, and is not used for security.
-    found = hashlib.new(kind, usedforsecurity=False)
+    digest = hashlib.new(kind, usedforsecurity=False)  # some publishers give an MD5
     with open(path, "rb") as file:
-        while chunk := file.read(CHUNK):
-            found.update(chunk)
-    return found.hexdigest()
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def content_digest(*paths: str | Path) -> str | None:
-    """16 hexadecimal digits of what is at these paths: the bytes of a file; the names, sizes and times of a folder's files.
-
-    Names of data sets and addresses have none.
+    """16 hexadecimal digits of the bytes of files and of the names, sizes and times of files in folders; None for other names.
 
     >>> empty = Path(tempfile.mkdtemp()) / "empty.csv"
     >>> empty.touch()
@@ -210,23 +206,23 @@ def content_digest(*paths: str | Path) -> str | None:
 
 
 def check_regular(path: str | Path) -> int | None:
-    """The mode of the file that is to be replaced, if there is one; anything but a regular file is refused.
+    """The mode of an existing file, None without one; raises for anything but a regular file.
 
     >>> check_regular("no such file") is None
     True
     """
     try:
-        found = os.stat(path)
+        mode = os.stat(path).st_mode
     except FileNotFoundError:
         return None
-    if not stat.S_ISREG(found.st_mode):
-        kind = "folder" if stat.S_ISDIR(found.st_mode) else "device, pipe or socket"
+    if not stat.S_ISREG(mode):
+        kind = "folder" if stat.S_ISDIR(mode) else "device, pipe or socket"
         raise InputError(f"{path} is a {kind} and not a regular file; name a file to write.")
-    return stat.S_IMODE(found.st_mode)
+    return stat.S_IMODE(mode)
 
 
 def check_writable(folder: str | Path) -> None:
-    """Refuses a folder in which nothing can be written, before any work is done for it; leaves nothing behind.
+    """Refuse a folder that cannot be written to, before any work is done; leaves no file.
 
     >>> import tempfile
     >>> check_writable(Path(tempfile.mkdtemp()) / "runs" / "first")
@@ -240,7 +236,7 @@ def check_writable(folder: str | Path) -> None:
 
 @contextmanager
 def writing(path: str | Path) -> Iterator[None]:
-    """Turn what a disk or a folder refuses into an error that says what to do."""
+    """Turn errors of the disk or folder into an `InputError` with the remedy."""
     try:
         yield
     except InputError:
@@ -252,12 +248,12 @@ def writing(path: str | Path) -> Iterator[None]:
             errno.ENOENT: "Make its folder first, or choose another one",
         }.get(error.errno or 0, "Choose a folder that may be written to")
         raise InputError(
-            f"{path} cannot be written: {error.strerror or error}. {remedy}. What was there before is unchanged."
+            f"{path} cannot be written: {error.strerror or error}. {remedy}. The previous content is unchanged."
         ) from error
 
 
 def make_folder(path: str | Path) -> Path:
-    """The folder, made with those above it unless it is there.
+    """The folder, created with its parents if needed.
 
     >>> import tempfile
     >>> make_folder(Path(tempfile.mkdtemp()) / "a" / "b").name
@@ -270,7 +266,7 @@ def make_folder(path: str | Path) -> Path:
 
 @contextmanager
 def replaced_folder(folder: Path) -> Iterator[Path]:
-    """A new folder to write to, which takes the place of `folder` once everything is written.
+    """A new folder to write to, which replaces `folder` once everything is written.
 
     >>> import tempfile
     >>> place = Path(tempfile.mkdtemp()) / "run"
@@ -301,70 +297,69 @@ def replaced_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def damage(path: str | Path) -> Iterator[None]:
-    """Turn the many errors of broken archives into one that says what to do."""
+    """Turn errors of broken archives into an `InputError` with the remedy."""
     try:
         yield
     except InputError:
         raise
     except (*DAMAGE, OSError) as error:
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
-            raise  # of the disk, not of the file
+            raise  # an error of the disk, not of the file
         raise InputError(
             f"{path} is damaged or cut short ({error or type(error).__name__}). Delete it and fetch or copy it again."
         ) from error
 
 
 @contextmanager
-def opened(path: str | Path) -> Iterator[IO[bytes]]:
-    """The bytes of a file, unpacked on the fly if it ends in .gz, .xz or .bz2."""
+def opened(path: str | Path) -> Iterator[IO[bytes] | _Bounded]:
+    """The bytes of a file; if it ends in .gz, .xz or .bz2 they are unpacked, within the bound of `check_unpacked`."""
     path = Path(path)
+    check_file(path)
+    unpack = _OPENERS.get(path.suffix.lower())
+    with damage(path), (unpack or open)(path, "rb") as file:
+        yield _Bounded(file, path) if unpack else file
+
+
+def check_file(path: Path) -> None:
+    """Raise if the file does not exist."""
     if not path.is_file():
         raise InputError(f"there is no file {path}; check the path.")
-    with damage(path), _opener(path)(path, "rb") as file:
-        yield file
 
 
 def read_bytes(path: str | Path, *, lines: bool = False) -> bytes:
-    """All bytes of a file, unpacked if compressed; with `lines`, a line that is too long ends the reading (`LINE`)."""
+    """All bytes of a file, unpacked if compressed; with ``lines``, a line longer than `MAX_LINE` is an error."""
     path = Path(path)
-    with opened(path) as file:
-        stream: IO[bytes] | _Counted = file if _opener(path) is open else _Counted(file, path)
+    with opened(path) as stream:
         if not lines:
             return stream.read()
-        content, since = bytearray(), 0
-        while chunk := stream.read(CHUNK):
+        content, length = bytearray(), 0
+        while chunk := stream.read(CHUNK_BYTES):
             content += chunk
             last = max(chunk.rfind(b"\n"), chunk.rfind(b"\r"))
-            since = since + len(chunk) if last < 0 else len(chunk) - last - 1
-            if since > LINE:
-                raise InputError(_too_long(path))
+            length = length + len(chunk) if last < 0 else len(chunk) - last - 1
+            _check_line(length, path)
         return bytes(content)
 
 
 def read_lines(path: str | Path) -> Iterator[bytes]:
     """The lines of a file one by one, unpacked if compressed; bounded as `read_bytes` is."""
     path = Path(path)
-    left = None if _opener(path) is open else limit(path)
-    with opened(path) as file:
-        while line := file.readline(LINE + 1):
-            if len(line) > LINE:
-                raise InputError(_too_long(path))
-            if left is not None:
-                left -= len(line)
-                if left < 0:
-                    raise InputError(too_large(path))
+    with opened(path) as stream:
+        while line := stream.readline(MAX_LINE + 1):
+            _check_line(len(line), path)
             yield line
 
 
-def _too_long(path: Path) -> str:
-    return (
-        f"{path} has a line of more than {LINE:,} bytes, which no row of a table or text has. Check that it is a text file, and "
-        "that its lines have ends."
-    )
+def _check_line(length: int, path: Path) -> None:
+    if length > MAX_LINE:
+        raise InputError(
+            f"{path} has a line of more than {MAX_LINE:,} bytes, which no row of a table or text has. Check that it is a text file, and "
+            "that its lines have ends."
+        )
 
 
 def decode(content: bytes, where: str | Path, encoding: str = "utf-8") -> str:
-    r"""Text of these bytes; a byte that is not text is an error that names its line.
+    r"""The text of these bytes; an error names the line of an invalid byte.
 
     >>> decode(b"\xef\xbb\xbfsmall", "a.csv")
     'small'
@@ -374,7 +369,7 @@ def decode(content: bytes, where: str | Path, encoding: str = "utf-8") -> str:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         held = f"{where} is not {encoding} text: line {line} holds the byte 0x{content[error.start]:02x}."
-        kind = next((kind for start, kind in BEGINNINGS.items() if content.startswith(start)), None)
+        kind = next((kind for start, kind in FILE_TYPES.items() if content.startswith(start)), None)
         if kind is not None:
             raise InputError(f"{held} It begins like {kind}: check its name.") from error
         marked = content.startswith((b"\xff\xfe", b"\xfe\xff"))
@@ -396,9 +391,7 @@ def read_text(path: str | Path, encoding: str = "utf-8") -> str:
 
 
 def read_numpy(path: str | Path) -> NDArray[Any] | dict[str, NDArray[Any]]:
-    """The array of an .npy file, or those of an .npz by name; nothing pickled is read.
-
-    An .npz may unpack to as much as any other packed file: see `GROWTH`.
+    """The array of an .npy file, or the arrays of an .npz by name; pickled objects are refused.
 
     >>> import tempfile
     >>> import numpy as np
@@ -408,18 +401,18 @@ def read_numpy(path: str | Path) -> NDArray[Any] | dict[str, NDArray[Any]]:
     {'x': array([0, 1, 2])}
     """
     path = Path(path)
-    if not path.is_file():
-        raise InputError(f"there is no file {path}; check the path.")
+    check_file(path)
     with numpy_damage(path), open(path, "rb") as file:
         if file.read(4) == b"PK\3\4":
-            return dict(_npz(path))
+            arrays = members(path, lambda name: True, packed=".zip")
+            return {name.removesuffix(".npy"): _npy(io.BytesIO(content), len(content)) for name, content in arrays}
         file.seek(0)
         return _npy(file, path.stat().st_size)
 
 
 @contextmanager
 def numpy_damage(path: str | Path) -> Iterator[None]:
-    """As `damage`, for numpy's files: numpy hands their header to a parser of Python, which fails in many ways."""
+    """As `damage`, for numpy files, whose header is parsed as Python code."""
     try:
         yield
     except InputError:
@@ -450,22 +443,23 @@ def read_array(path: str | Path) -> NDArray[Any]:
     return next(iter(found.values()))
 
 
-def _npz(path: Path) -> Iterator[tuple[str, NDArray[Any]]]:
-    for name, content in members(path, lambda name: True, packed=".zip"):
-        yield name.removesuffix(".npy"), _npy(io.BytesIO(content), len(content))
-
-
-def _npy(file: IO[bytes], size: int) -> NDArray[Any]:
-    """An array whose header may not promise more bytes than there are: numpy would make room for them first."""
+def npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], Any]:
+    """Shape and type of an .npy file; the data follows in ``file``."""
     from numpy.lib import format as npy
 
     version = npy.read_magic(file)
     if version not in ((1, 0), (2, 0)):
         raise ValueError(f"version {version} of the format is not read")
     shape, _, kind = (npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0)(file)
-    promised = kind.itemsize
-    for length in shape:
-        promised *= length
+    return shape, kind
+
+
+def _npy(file: IO[bytes], size: int) -> NDArray[Any]:
+    """An array whose header may not promise more bytes than there are: numpy would allocate them first."""
+    from numpy.lib import format as npy
+
+    shape, kind = npy_header(file)
+    promised = math.prod(shape, start=kind.itemsize)
     if not kind.hasobject and promised > size:
         raise ValueError(f"its header promises {promised:,} bytes, and there are {size:,}")
     file.seek(0)
@@ -479,10 +473,10 @@ def is_archive(path: Path) -> bool:
 def members(
     path: str | Path, wanted: Callable[[str], bool], *, packed: str | None = None
 ) -> Iterator[tuple[str, bytes]]:
-    """Name and content of the wanted files of a folder, a tar or a zip archive; `packed` says which where the name does not.
+    """Name and content of the wanted files of a folder, a tar or a zip archive; ``packed`` overrides the suffix of the archive.
 
-    Archives are read in place and never unpacked to disk, so that a name such as ``../x`` or a link in one is only a
-    name. Names use ``/`` and are relative; files come in the archive's order, a folder's sorted by name.
+    Archives are never unpacked to disk: a name such as ``../x`` or a link is only a name. Names use ``/`` and are relative; files
+    come in the order of the archive, or sorted by name from a folder.
     """
     path = Path(path)
     if path.is_dir():
@@ -493,32 +487,25 @@ def members(
         return
     if not path.is_file():
         raise InputError(f"there is no file or folder {path}; check the path.")
-    with damage(path):
-        if (packed or path.name.lower()).endswith(".zip"):
-            with zipfile.ZipFile(path) as zipped:
-                left = limit(path)
-                for info in zipped.infolist():
-                    if not info.is_dir() and wanted(info.filename):
-                        left -= info.file_size  # what is read ends there, whatever the archive holds
-                        if left < 0:
-                            raise InputError(too_large(path))
-                        yield info.filename, zipped.read(info)
-            return
-        # The stream mode reads once from front to back: seeking in a compressed file would unpack it again and again.
-        with (
-            _opener(path)(path, "rb") as stream,
-            tarfile.open(fileobj=(counted := _Counted(stream, path)), mode="r|") as tar,  # type: ignore[call-overload]
-        ):
-            left = limit(path)
-            for member in tar:
-                if member.isfile() and wanted(member.name):
-                    left -= member.size  # the holes of a sparse file are not in the stream that is counted
-                    if left < 0:
-                        raise InputError(too_large(path))
-                    stream = tar.extractfile(member)
-                    content = stream.read() if stream is not None else b""
-                    if len(content) != member.size:
-                        raise EOFError(f"{member.name} ends early")
-                    yield member.name.removeprefix("./"), content
-            while counted.read(1 << 20):  # the archive ends before its file does, and the checksum comes last
-                pass
+    total = 0
+    if (packed or path.name.lower()).endswith(".zip"):
+        with damage(path), zipfile.ZipFile(path) as zipped:
+            for info in zipped.infolist():
+                if not info.is_dir() and wanted(info.filename):
+                    total += info.file_size  # reading stops there, whatever the archive holds
+                    check_unpacked(total, path)
+                    yield info.filename, zipped.read(info)
+        return
+    # The stream mode reads once from front to back: seeking in a compressed file would unpack it again and again.
+    with opened(path) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:  # type: ignore[call-overload]
+        for member in tar:
+            if member.isfile() and wanted(member.name):
+                total += member.size  # the holes of a sparse file are not in the stream
+                check_unpacked(total, path)
+                held = tar.extractfile(member)
+                content = held.read() if held is not None else b""
+                if len(content) != member.size:
+                    raise EOFError(f"{member.name} ends early")
+                yield member.name.removeprefix("./"), content
+        while stream.read(CHUNK_BYTES):  # the archive ends before its file does, and the checksum comes last
+            pass

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from review_pages import Page
 
-from compensate.auditing.page import Page, write_page
+from compensate.auditing.page import write_page
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -50,8 +51,10 @@ def open_page(browser: Any, idle_tabs: dict[str, list[Any]], tmp_path: Path) -> 
         "request": lambda r: r.url.startswith(("file:", "data:", "blob:")) or problems.append(r.url),
     }
 
-    def opened(page: Page, view: str = "review", *, width: int = 1280, height: int = 800, **options: Any) -> Any:
-        path = write_page(page, tmp_path / "report.html")
+    def opened(
+        page: Page | dict[str, Any], view: str = "review", *, width: int = 1280, height: int = 800, **options: Any
+    ) -> Any:
+        path = write_page(page.data() if isinstance(page, Page) else page, tmp_path / "report.html")
         size = {"width": width, "height": height}
         idle = idle_tabs.setdefault(str(sorted(options.items())), [])
         tab = idle.pop() if idle else browser.new_context(viewport=size, accept_downloads=True, **options).new_page()

@@ -3,16 +3,131 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.model_selection import cross_val_predict
 
-from compensate.auditing.page import Content, Estimate, Item, Page
+from compensate.auditing.content import Content
 from compensate.auditing.result import Audit
-from compensate.data.dataset import Source
+from compensate.data.dataset import Estimate, Source
 from compensate.data.tables import from_frame
+
+NOTHING = Content()
+
+
+@dataclass(frozen=True)
+class Item:
+    """A suspect on a page."""
+
+    index: int
+    given: str
+    suggested: str
+    score: float
+    p: float
+    flagged: bool
+    content: Content = NOTHING
+    id: str = ""
+    like_given: tuple[int, ...] = ()
+    like_suggested: tuple[int, ...] = ()
+    digest: str = ""
+    likely: tuple[str, ...] = ()
+    usual: float | None = None
+    new: bool = False
+    part: str = ""
+
+
+@dataclass(frozen=True)
+class Example:
+    """A certain example, to which items refer by its index."""
+
+    index: int
+    label: str
+    content: Content
+    id: str = ""
+    p: float = 0.0
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page made by hand; `data` is what `page_of` would return for such an audit."""
+
+    title: str
+    kind: str
+    classes: tuple[str, ...]
+    rows: int
+    items: tuple[Item, ...]
+    noise: Estimate
+    precision: float | None = None
+    threshold: float | None = None
+    examples: tuple[Example, ...] = ()
+    pairs: tuple[tuple[str, str, int], ...] = ()
+    per_class: tuple[tuple[str, int, int, float], ...] = ()
+    scores: dict[str, Any] | None = None
+    compensations: dict[str, Any] | None = None
+    curves: tuple[dict[str, Any], ...] = ()
+    command: str = ""
+    notes: tuple[str, ...] = ()
+    source: str = ""
+    all_flagged: int | None = None
+    predictable: bool = True
+    evidence: dict[str, Any] = field(default_factory=dict)
+    values: None = None
+    since: dict[str, Any] | None = None
+    issues: None = None
+
+    def data(self) -> dict[str, Any]:
+        flagged = [item for item in self.items if item.flagged]
+        pairs = self.pairs or [(*pair, n) for pair, n in Counter((i.given, i.suggested) for i in flagged).items()]
+        position = {example.index: k for k, example in enumerate(self.examples)}
+        names = (
+            "index",
+            "id",
+            "digest",
+            "part",
+            "given",
+            "suggested",
+            "score",
+            "p",
+            "flagged",
+            "new",
+            "content",
+            "likely",
+            "usual",
+        )
+        items = {name: [getattr(item, name) for item in self.items] for name in names}
+        items |= {name: [int(value) for value in items[name]] for name in ("flagged", "new")}
+        items["likeGiven"] = [[position[i] for i in item.like_given] for item in self.items]
+        items["likeSuggested"] = [[position[i] for i in item.like_suggested] for item in self.items]
+        examples = {n: [getattr(e, n) for e in self.examples] for n in ("index", "id", "label", "content", "p")}
+        evidence = {"views": [], "agreement": None, "encoder": "", "license": "", "hint": ""} | self.evidence
+        return {
+            **{f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("per_class", "all_flagged")},
+            "noise": [self.noise.value, self.noise.low, self.noise.high],
+            "allFlagged": len(flagged) if self.all_flagged is None else self.all_flagged,
+            "items": items,
+            "examples": examples,
+            "pairs": sorted(pairs, key=lambda pair: -pair[2]),
+            "perClass": self.per_class,
+            "evidence": evidence,
+        }
+
+
+def class_count(label: str, rows: int, flagged: int, wrong: float | None = None) -> tuple[str, int, int, float]:
+    """A class of a page; by default as many rows are expected to be wrong as are flagged."""
+    return label, rows, flagged, flagged if wrong is None else wrong
+
+
+def histogram(edges: Any, counts: Any, flagged: Any = (), threshold: float | None = None) -> dict[str, Any]:
+    return {"edges": edges, "counts": counts, "flagged": flagged, "threshold": threshold}
+
+
+def curve(measure: str, method: str, values: tuple[float, ...]) -> dict[str, Any]:
+    return {"measure": measure, "method": method, "values": values}
 
 
 def texts_page(
@@ -26,7 +141,7 @@ def texts_page(
             given,
             classes[(classes.index(given) + 1) % len(classes)],
             score=float(n - row),
-            p_error=0.99 - 0.9 * row / max(n, 2),
+            p=0.99 - 0.9 * row / max(n, 2),
             flagged=flagged is None or row < flagged,
             content=Content(text=f"text number {row}"),
         )
@@ -74,8 +189,9 @@ def planted_audit(
     names = tuple(f"class {c}" for c in range(classes))
     share = float(p.mean())
     return Audit(
-        "table", Source(title="planted.csv"), names, place, given, others.argmax(1), np.log(p / (1 - p)), p, {},
-        Estimate(share, 0.8 * share, 1.2 * share), probabilities=q.astype(np.float32), data=data, vectors=x,
+        kind="table", source=Source(title="planted.csv"), classes=names, index=place, given=given, suggested=others.argmax(1),
+        log_odds=np.log(p / (1 - p)), p_error=p, evidence={}, noise_rate=Estimate(share, 0.8 * share, 1.2 * share),
+        probabilities=q.astype(np.float32), data=data, vectors=x,
     ), changed  # fmt: skip
 
 
@@ -91,6 +207,7 @@ def planted_regression(rows: int = 1000, seed: int = 0) -> tuple[Audit, np.ndarr
     frame = pd.DataFrame({f"x{j}": x[:, j].round(3) for j in range(4)})
     data = from_frame(frame.assign(price=given), "houses.csv", label="price", task="regression").train
     return Audit(
-        "regression", Source(title="houses.csv", path="houses.csv", label="price"), (), np.arange(rows), given, predicted, score, 1 / (1 + np.exp(-score)), {},
-        Estimate(0.03, 0.02, 0.04), data=data, vectors=x,
+        kind="regression", source=Source(title="houses.csv", path="houses.csv", label="price"), classes=(), index=np.arange(rows), given=given,
+        suggested=predicted, log_odds=score, p_error=1 / (1 + np.exp(-score)), evidence={}, noise_rate=Estimate(0.03, 0.02, 0.04),
+        data=data, vectors=x,
     ), changed  # fmt: skip

@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from compensate.auditing.annotators import Votes, audit_votes, find_consensus, wide_votes
+from compensate.auditing.annotators import Votes, audit_votes, find_consensus, long_votes, wide_votes
 from compensate.auditing.decisions import write_corrections
-from compensate.auditing.page.payload import read_payload
+from compensate.auditing.page import page_of, payload, read_payload
 from compensate.auditing.result import Audit
 from compensate.cli import app
 from compensate.errors import InputError
@@ -47,6 +47,30 @@ def test_probabilities_are_those_of_the_definition():
     assert np.allclose(found.probabilities, expected, atol=1e-3)
 
 
+def test_a_model_that_knows_nothing_changes_nothing():
+    _, _, votes = made()
+    noise = np.log(np.random.default_rng(1).dirichlet(np.ones(3), votes.items))
+    assert find_consensus(votes, noise).power == 0
+
+
+def test_the_consensus_is_better_than_the_majority_and_better_still_with_models():
+    x, true, votes = made()
+    majority = (votes.majority() == true).mean()
+    alone = (find_consensus(votes).label == true).mean()
+    found, both = audit_votes(x.astype(np.float32), votes)
+    assert majority < alone - 0.02
+    assert (both.label == true).mean() > alone
+    wrong = votes.majority() != true
+    assert found.p_error[wrong].mean() > 0.5 > found.p_error[~wrong].mean()
+
+
+def test_annotators_are_ranked_by_how_often_they_are_right():
+    _, _, votes = made()
+    quality = find_consensus(votes).quality
+    assert set(quality["accuracy"].nsmallest(2).index) == {"d", "e"}
+    assert ((quality["low"] <= ACCURACY + 0.1) & (quality["high"] >= ACCURACY - 0.1)).all()
+
+
 def test_an_annotator_with_few_votes_is_taken_for_an_average_one():
     _, _, votes = made()
     few = Votes(
@@ -64,6 +88,17 @@ def test_items_are_to_be_labeled_again_by_someone_who_has_not_voted():
     for _, row in again.iterrows():
         asked = votes.annotators.index(row["ask"])
         assert asked not in votes.annotator[votes.item == row["item"]]
+
+
+def test_wide_and_long_tables_say_the_same():
+    frame = pd.DataFrame({"text": ["t1", "t2", "t3"], "ann": ["x", "y", ""], "bob": ["x", "x", "y"]})
+    items, wide = wide_votes(frame, ["ann", "bob"])
+    rows = [(i, name, frame.loc[i, name]) for name in ("ann", "bob") for i in range(3) if frame.loc[i, name]]
+    long = pd.DataFrame(rows, columns=["id", "who", "said"])
+    _, other = long_votes(long, "id", "who", "said")
+    assert list(items.columns) == ["text"]
+    assert (wide.counts == other.counts).all()
+    assert wide.annotators == other.annotators
 
 
 @pytest.mark.parametrize(
@@ -123,6 +158,22 @@ def test_items_without_a_vote_are_predicted_and_keep_their_names():
     assert consensus.p_error()[:5].max() < 0.6
     assert consensus.to_frame()["item"].tolist()[:2] == ["i0", "i1"]
     assert consensus.to_label_again(3)["item"].str.startswith("i").all()
+
+
+def test_the_page_has_the_votes_beside_each_item():
+    x, _, votes = made(200)
+    found, _ = audit_votes(x.astype(np.float32), votes)
+    shown = page_of(found)
+    items = shown["items"]
+    assert items["index"]
+    for row, content in zip(items["index"], items["content"], strict=True):
+        here = votes.item == row
+        said = [
+            (votes.annotators[a], votes.classes[c])
+            for a, c in zip(votes.annotator[here], votes.label[here], strict=True)
+        ]
+        assert sorted(content.votes) == sorted(said)
+    assert "votes" in payload(shown)["items"]["content"][0]
 
 
 def test_votes_without_samples_are_judged_by_the_votes_alone(tmp_path: Path):

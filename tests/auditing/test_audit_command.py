@@ -14,7 +14,6 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import compensate
-import experiments.data  # noqa: F401  reads pickled labels
 from compensate.auditing.source import read
 from compensate.cli import app
 from compensate.cli.audit import describe_data
@@ -92,6 +91,35 @@ def test_a_model_is_trained_and_its_checkpoints_are_cleared_away(table, tmp_path
         run("audit", "people.csv", "--epochs", 3)
 
 
+def test_the_learners_and_their_weights_are_said(table):
+    said = run("audit", "people.csv")
+    assert "fitted 5 folds · columns 1.0 · agrees with 0." in said
+
+
+def test_parquet_gives_what_csv_gives(table, tmp_path):
+    run("audit", "people.csv", "--out", "a")
+    run("audit", "people.parquet", "--out", "b")
+    assert (tmp_path / "a" / "suspects.csv").read_text() == (tmp_path / "b" / "suspects.csv").read_text()
+
+
+def test_texts_in_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    true = rng.integers(2, size=300)
+    words = (["good", "great", "fine"], ["bad", "awful", "poor"])
+    texts = [" ".join(rng.choice(words[t] + ["film", "plot", "the"], size=9)) for t in true]
+    wrong = rng.random(300) < 0.1
+    labels = np.array(["pos", "neg"])[np.where(wrong, 1 - true, true)]
+    pd.DataFrame({"id": range(300), "review": texts, "sentiment": labels}).to_csv("r.csv", index=False)
+    said = run("audit", "r.csv", "--encoder", "none")
+    assert 'text column "review"' in said
+    assert "pos → neg" in said
+    (folder,) = (tmp_path / "runs").iterdir()
+    suspects = pd.read_csv(folder / "suspects.csv")
+    assert wrong[suspects[suspects["flagged"]]["index"]].mean() > 0.8
+    assert list(suspects["id"]) == list(suspects["index"])
+
+
 def tickets(rows: int = 60, **more: object) -> pd.DataFrame:
     text = [f"please look at case {k} {'the bill is wrong' if k % 2 else 'the box is lost'}" for k in range(rows)]
     return pd.DataFrame(
@@ -127,6 +155,14 @@ def test_labels_that_cannot_be_predicted_name_the_column_and_the_option(tmp_path
     assert "the labels cannot be judged" in said
     assert "compensate review" not in said
     assert "compensate apply" not in said
+
+
+def test_one_row_without_a_label_is_predicted_and_two_are():
+    frame = tickets()
+    frame.loc[3, "label"] = ""
+    assert "1 without a label, which is predicted" in describe_data(read(frame, None, None, {}))
+    frame.loc[4, "label"] = ""
+    assert "2 without a label, which are predicted" in describe_data(read(frame, None, None, {}))
 
 
 def test_embeddings_and_probabilities(tmp_path, monkeypatch):
@@ -168,6 +204,35 @@ def test_a_folder_of_images_with_one_that_cannot_be_read(tmp_path, monkeypatch):
     assert "broken.png" in (folder / "report.html").read_text("utf-8")
 
 
+def test_quantities_in_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(400, 2))
+    y = 100 + 10 * x[:, 0] - 5 * x[:, 1] + rng.normal(size=400)
+    y[:8] += 60
+    pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "price": y.round(2)}).to_csv("p.csv", index=False)
+    said = run("audit", "p.csv", "--label", "price", "--task", "regression")
+    assert "a quantity from" in said
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert "--label price" in (folder / "report.html").read_text()
+    assert set(pd.read_csv(folder / "suspects.csv").head(8)["index"]) == set(range(8))
+
+
+def test_errors_name_the_options_of_the_command_line(table):
+    np.save("x.npy", np.random.default_rng(0).normal(size=(100, 4)))
+    result = runner.invoke(app, ["audit", "x.npy"])
+    assert "labels=... (--labels y.npy on the command line)" in str(result.exception)
+    assert "0 classes" not in result.output, "there is nothing to open with"
+    with pytest.raises(InputError, match=r"\(--model mlp or --finetune on the command line\)"):
+        run("audit", "people.csv", "--epochs", 3)
+
+
+def test_the_help_shows_patterns_with_their_asterisks():
+    said = run("audit", "--help").replace(" │ │ ", " ")
+    assert "'data/*.parquet'" in said
+    assert "'s3://bucket/data/*.parquet'" in said
+
+
 def test_nothing_given_names_an_example():
     with pytest.raises(InputError, match="write for example: compensate audit"):
         run("audit")
@@ -197,6 +262,27 @@ def test_suspects_say_what_they_are_about(tmp_path, monkeypatch):
     assert set(suspects[~suspects["flagged"]]["review"]) == {""}
 
 
+def test_corrected_data_without_a_browser(table, tmp_path):
+    frame, true, _ = table
+    run("audit", "people.csv")
+    (folder,) = (tmp_path / "runs").iterdir()
+    suspects = pd.read_csv(folder / "suspects.csv")
+    sure = suspects[suspects["p_error"] >= 0.8]
+    said = run("apply", "people.csv", folder, "--accept", 0.8, "-o", "fixed.csv")
+    assert f"{len(sure)} of 499 labels have a probability of error of 0.8 or more" in said
+    assert f"{len(sure)} of 500 labels changed" in said
+    fixed = pd.read_csv("fixed.csv", dtype=str, keep_default_na=False)
+    changed = np.flatnonzero(fixed["target"] != frame["target"])
+    assert sorted(changed) == sorted(sure["index"])
+    assert (fixed["target"] == true)[changed].mean() > 0.8
+    with pytest.raises(InputError, match=r"--accept 0\.9"):
+        run("apply", "people.csv", folder)
+    with pytest.raises(InputError, match="not the folder of one"):
+        run("apply", "people.csv", "fixed.csv", "--accept", 0.9)
+    with pytest.raises(InputError, match="no probability"):
+        run("apply", "people.csv", folder, "--accept", 90, "-o", "other.csv")
+
+
 def test_encoding_and_delimiter_of_the_audit_hold_for_what_follows(table, tmp_path):
     frame, _, _ = table
     frame.assign(town=frame["town"] + ", Österbotten", note="¦").to_csv(
@@ -217,7 +303,23 @@ def test_encoding_and_delimiter_of_the_audit_hold_for_what_follows(table, tmp_pa
     assert run("check", "people.csv", "--against", "run").endswith("0 look wrong")
 
 
-# files and folders, by audits that need no training
+def test_quantities_are_corrected_without_a_browser(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(400, 2))
+    y = 123456 + 10 * x[:, 0] - 5 * x[:, 1] + rng.normal(size=400)
+    y[:8] += 160
+    pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "price": y.round(3)}).to_csv("p.csv", index=False)
+    run("audit", "p.csv", "--label", "price", "--task", "regression")
+    (folder,) = (tmp_path / "runs").iterdir()
+    run("apply", "p.csv", folder, "--accept", 0.5, "-o", "fixed.csv")
+    fixed = pd.read_csv("fixed.csv")["price"].to_numpy()
+    assert (np.abs(fixed - y)[:8] > 50).mean() > 0.7
+
+
+# --- files and folders, by audits that need no training -------------------------------------------------------
+
+
 @pytest.fixture
 def scored(tmp_path, monkeypatch):
     """A table in two places, with the probabilities that some model gave its rows."""

@@ -6,20 +6,25 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from numpy.typing import NDArray
 from sklearn.metrics import average_precision_score
 
 from compensate import audit
-from compensate.auditing.check import check, label_places
+from compensate.auditing.check import FORMATS, check, label_places
 from compensate.auditing.decisions import Correction, write_corrections
+from compensate.auditing.features import make_views
 from compensate.auditing.judge import read_packed, write_packed
+from compensate.auditing.learners import judge_view
 from compensate.auditing.result import Audit
 from compensate.auditing.store import write_run
 from compensate.cli import main
 from compensate.data import digits, noise
+from compensate.data.dataset import Dataset, Source
 from compensate.errors import InputError
 
 WORDS = {
@@ -64,7 +69,9 @@ def run(*arguments: str) -> int:
     return int(end.value.code or 0)
 
 
-# the fitted model
+# --- the fitted model -----------------------------------------------------------------------------------------
+
+
 def test_a_stored_model_says_what_the_fitted_one_said(reviewed: Path) -> None:
     frame, wrong = texts(200, seed=1)
     found = audit(reviewed / "reviews.csv", encoder="none")
@@ -140,6 +147,26 @@ def test_stored_trees_vote_as_those_of_scikit_learn(monkeypatch: pytest.MonkeyPa
         Forest.of(broken, 5)
 
 
+def log_loss(log_p: NDArray[np.float32], labels: NDArray[np.int64]) -> float:
+    return -float(log_p[np.arange(len(labels)), labels].mean())
+
+
+def test_the_stored_learners_are_as_good_as_those_of_the_folds() -> None:
+    """Each learner by itself: log loss on new rows beside that of the held-out rows."""
+    train, test = digits().split((0.6, 0.4))
+    data = Dataset(train.x.reshape(len(train), -1), train.target, train.classes, source=Source(kind="features"))
+    views = make_views(data, "none")
+    folds = np.arange(len(train)) % 5
+    judged = judge_view(views.views[0], train.target, folds, 5, 10)
+    new = views.makers[0].view(Dataset(test.x.reshape(len(test), -1), test.target, test.classes))
+    assert judged.models.keys() == judged.log_p.keys()
+    for name, model in judged.models.items():
+        log_p = model.log_p(new.x, new.trees)
+        assert np.allclose(np.exp(log_p).sum(1), 1, atol=0.05), name
+        held, fresh = log_loss(judged.log_p[name], train.target), log_loss(log_p, test.target)
+        assert fresh < 1.6 * held, name  # the new rows are a little harder
+
+
 def test_audits_without_a_fitted_model_say_why(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(100, 3))
@@ -181,7 +208,9 @@ def test_a_class_called_array_is_no_array(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found["nested"][0]["y"], tree["nested"][0]["y"])
 
 
-# which rows are judged
+# --- which rows are judged ------------------------------------------------------------------------------------
+
+
 def test_only_new_and_relabeled_rows_are_judged(
     reviewed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,9 +227,9 @@ def test_only_new_and_relabeled_rows_are_judged(
     scorer = found.scorer
     assert scorer is not None
     seen: list[int] = []
-    whole = type(scorer).log_q
+    whole = type(scorer).predict
     monkeypatch.setattr(
-        type(scorer), "log_q", lambda self, data, **more: (seen.append(len(data)), whole(self, data, **more))[1]
+        type(scorer), "predict", lambda self, data, **more: (seen.append(len(data)), whole(self, data, **more))[1]
     )
     result = check(found, tmp_path / "new.csv")
     assert seen == [2], "audited content is not encoded again"
@@ -214,6 +243,11 @@ def test_only_new_and_relabeled_rows_are_judged(
     (relabeled,) = result.findings[2:]
     assert relabeled.why == "relabeled"
     assert frame.iloc[relabeled.row]["review"] == pd.read_csv(reviewed / "reviews.csv").loc[sure, "review"]
+
+
+def test_the_audited_file_itself_has_nothing_to_judge(reviewed: Path) -> None:
+    result = check(loaded(reviewed), reviewed / "reviews.csv")
+    assert (result.known, result.judged, result.findings) == (300, 0, ())
 
 
 def test_a_decided_label_is_known(reviewed: Path, tmp_path: Path) -> None:
@@ -259,7 +293,9 @@ def test_a_missing_column_is_named_with_the_nearest(reviewed: Path, tmp_path: Pa
         check(loaded(reviewed), tmp_path / "a.csv")
 
 
-# lines and formats
+# --- lines and formats ----------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 def test_line_numbers_are_those_of_the_label_whatever_is_quoted(end: str) -> None:
     rows = [f'"a{end}b{end}c",x', "", "d,y", f'"say ""hi"",{end}",z', "short"]
@@ -328,6 +364,12 @@ def test_every_format_names_file_and_line(reviewed: Path, odd: str, capsys: pyte
         assert place["region"]["startLine"] == line
 
 
+def test_every_format_of_the_command_is_written() -> None:
+    from compensate.cli.check import FORMATS as NAMED
+
+    assert tuple(FORMATS) == NAMED
+
+
 @pytest.mark.parametrize(
     ("options", "code"),
     [
@@ -348,6 +390,24 @@ def test_fail_above_moves_the_threshold(reviewed: Path, odd: str, capsys: pytest
         return len(json.loads(capsys.readouterr().out)[0]["findings"])
 
     assert [found("0"), found("0.5"), found("1")] == [3, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--max-wrong", "many"), "--max-wrong"),
+        (("--max-wrong", "1.5"), "--max-wrong"),
+        (("--fail-above", "2"), "--fail-above"),
+        (("--format", "sarf"), "sarif"),
+        (("--against", "nowhere.d"), "nowhere.d"),
+    ],
+)
+def test_wrong_options_are_named(
+    reviewed: Path, options: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments: tuple[Any, ...] = ("check", str(reviewed / "reviews.csv"), "--against", str(reviewed / "run"))
+    assert run(*arguments, *options) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_several_files_are_judged_together(reviewed: Path, odd: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,10 +19,14 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from review_pages import Item, Page
 
-from compensate.auditing.decisions import Correction, apply_corrections, changes, read_corrections, write_corrections
+from compensate.auditing.apply import apply_corrections
+from compensate.auditing.decisions import Correction, changes, read_corrections, write_corrections
 from compensate.auditing.digests import digest_frame, digest_source, digest_text
-from compensate.auditing.write_back import guard, unguard
+from compensate.auditing.page import payload
+from compensate.auditing.write_back import Dialect, find_cells, guard, unguard
+from compensate.data.dataset import Estimate
 from compensate.data.tables import read_frame
 from compensate.errors import InputError
 
@@ -117,6 +121,14 @@ def test_the_corrected_table_differs_in_the_changed_cells_only(
     assert applied.rows == len(rows)
     again = read_frame(applied.path, delimiter=delimiter)
     assert list(again["label"]) == [new.get(i, label) for i, label in enumerate(old)]
+
+
+def test_cells_are_where_the_csv_module_sees_them() -> None:
+    text = 'a,label,b\r\n1,"x, ""y""",2\r\n\r\n  \r\n3,z z,"line\nline"\r\n4,,5'
+    spans = find_cells(text, 1, Dialect(","))
+    found = [Dialect(",").value(text[slice(*span)]) for span in spans if span]
+    expected = [row[1] for row in csv.reader(io.StringIO(text, newline="")) if len(row) == 3][1:]
+    assert found == expected == ['x, "y"', "z z", ""]
 
 
 def pets(folder: Path) -> Path:
@@ -223,6 +235,16 @@ def test_a_folder_that_changed_is_refused_and_its_images_are_found_by_content(tm
     ).read_text() == "file,label\ncat/0.png,cat\ncat/1.png,cat\ncat/2.png,dog\ndog/1.png,dog\n"
 
 
+def test_parquet_rows_are_found_by_content(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    frame = pd.DataFrame({"n": [1, 2, 3, 4], "t": ["a", None, "c", "d"], "label": ["x", "y", "x", "y"]})
+    frame.to_parquet(tmp_path / "a.parquet")
+    decided = decided_on(tmp_path / "a.parquet", [2], label="y")
+    frame.iloc[::-1].to_parquet(tmp_path / "b.parquet", index=False)
+    apply_corrections(tmp_path / "b.parquet", decided, tmp_path / "c.parquet", rematch=True)
+    assert list(pd.read_parquet(tmp_path / "c.parquet")["label"]) == ["y", "y", "y", "x"]
+
+
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv.gz", "a.parquet"])
 def test_an_audit_and_apply_give_a_row_the_same_digest(tmp_path: Path, name: str) -> None:
     from compensate.auditing.source import read
@@ -247,6 +269,27 @@ def test_an_audit_and_apply_give_a_row_the_same_digest(tmp_path: Path, name: str
     assert data.source.digest == digest_source(tmp_path / name)
 
 
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+def test_the_page_exports_the_digests_of_row_and_source(tmp_path: Path) -> None:
+
+    decided = decided_on(pets(tmp_path), [0, 2])
+    items = tuple(Item(c.index, c.given, "=1;=2", 1.0, 0.9, True, digest=c.row) for c in decided)
+    page = Page("pets.csv", "text", ("cat", "dog"), 9, items, Estimate(0.1, 0.0, 0.2), source=decided[0].source)
+    script = (resources.files("compensate.auditing.page") / "assets" / "csv.js").read_text("utf-8")
+    asked = f"""
+        const data = {json.dumps(payload(page.data()))}, items = data.items, size = items.index.length;
+        const givenOf = (i) => data.labels[items.given[i]];
+        const store = {{ made: items.index.map(() => ({{ decision: "accept", label: "=1;=2" }})) }};
+        {script}
+        process.stdout.write(corrections());
+    """
+    found = subprocess.run(["node", "-e", asked], capture_output=True, text=True, check=True).stdout
+    (tmp_path / "c.csv").write_text(found)
+    assert read_corrections(tmp_path / "c.csv") == tuple(
+        Correction(c.index, c.given, "accept", "=1;=2", c.row, c.source) for c in decided
+    )
+
+
 def test_digests_survive_the_file_of_corrections(tmp_path: Path) -> None:
     decided = tuple(decided_on(pets(tmp_path), [0, 2]))
     write_corrections(tmp_path / "c.csv", decided)
@@ -255,6 +298,11 @@ def test_digests_survive_the_file_of_corrections(tmp_path: Path) -> None:
     (tmp_path / "c.csv").write_text(text.replace("sha256:", "1.2E+", 1))
     with pytest.raises(InputError, match=r'digest under row is "1\.2E\+'):
         read_corrections(tmp_path / "c.csv")
+
+
+def test_a_device_is_not_written_to_even_by_force(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="not a regular file"):
+        apply_corrections(pets(tmp_path), [Correction(0, "cat", "accept", "dog")], "/dev/null", force=True)
 
 
 def test_nothing_is_overwritten_without_force(tmp_path: Path) -> None:
@@ -306,7 +354,7 @@ def test_parquet_keeps_every_type(tmp_path: Path) -> None:
         assert found.schema.equals(table.schema, check_metadata=True)
         assert found.column(name).to_pylist() == expected
         assert found.drop_columns([name]).equals(table.drop_columns([name]))
-    with pytest.raises(InputError, match='"many" is none'):
+    with pytest.raises(InputError, match='"many" is not of this type'):
         apply_corrections(tmp_path / "a.parquet", [Correction(0, "1", "other", "many")], tmp_path / "x", label="number")
 
 
@@ -316,6 +364,15 @@ def images(folder: Path, names: tuple[str, ...]) -> None:
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         Image.new("L", (2, 2)).save(folder / name)
+
+
+def test_class_folders_get_a_label_file_that_the_reader_takes(tmp_path: Path) -> None:
+    from compensate.data.folder import read_folder
+
+    images(tmp_path / "pets", ("cat/1.png", "cat/2.png", "dog/1.png"))
+    applied = apply_corrections(tmp_path / "pets", [Correction(1, "cat", "accept", "dog")])
+    assert applied.path.read_text() == "file,label\ncat/1.png,cat\ncat/2.png,dog\ndog/1.png,dog\n"
+    assert read_folder(tmp_path / "pets", labels=applied.path).train.target.tolist() == [0, 1, 1]
 
 
 def test_a_label_file_is_changed_by_image_not_by_line(tmp_path: Path) -> None:
@@ -334,6 +391,12 @@ def test_corrections_survive_their_file(tmp_path: Path) -> None:
     cells = [cell for row in csv.reader(io.StringIO(text, newline="")) for cell in row]
     assert len(cells) == 6 * len(decided) + 6
     assert not [cell for cell in cells if cell[:1] in ("=", "@", "\t", "\r") or cell[:2] in ("+c", "-2")]
+
+
+def test_a_label_of_a_megabyte_survives_too(tmp_path: Path) -> None:
+    decided = (Correction(0, "=" * 1_000_000, "accept", "x" * 1_000_000),)
+    write_corrections(tmp_path / "c.csv", decided)
+    assert read_corrections(tmp_path / "c.csv") == decided
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def test_trees_of_many_classes_are_fewer(monkeypatch):
     monkeypatch.setattr(learners, "TREES", 200)
     assert forest_size(4_000, classes=10)["n_estimators"] == learners.TREES
     assert 4_000 * 1_449 * forest_size(4_000, classes=1_449)["n_estimators"] <= learners.TREE_ENTRIES
-    assert forest_size(50_000, classes=2_000)["n_estimators"] == learners.FEWEST_TREES
+    assert forest_size(50_000, classes=2_000)["n_estimators"] == learners.MIN_TREES
 
 
 def test_classes_like_identifiers_are_refused_with_the_reason():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import pandas as pd
@@ -13,7 +14,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from compensate.auditing.api import audit
-from compensate.auditing.decisions import apply_corrections, read_corrections, write_corrections
+from compensate.auditing.apply import apply_corrections
+from compensate.auditing.decisions import read_corrections, write_corrections
 from compensate.auditing.exchange import label_studio_config
 from compensate.auditing.request import reopen
 from compensate.auditing.result import Audit
@@ -50,7 +52,22 @@ def run(*args: Any) -> str:
     return " ".join(done.output.split())
 
 
-# Label Studio
+# --- Label Studio ---------------------------------------------------------------------------------------------
+
+
+def test_a_task_of_label_studio_has_a_prediction_and_the_given_label(found: Audit) -> None:
+    tasks = found.to_label_studio()
+    assert len(tasks) == found.mask.sum() >= len(WRONG)
+    assert len(found.to_label_studio(everything=True)) == len(found)
+    first = tasks[0]
+    row = first["data"]["row"]
+    assert first["data"]["text"] == read_frame(found.config["source"])["review"][row]
+    assert first["predictions"][0]["score"] == min(t["predictions"][0]["score"] for t in tasks)
+    assert first["predictions"][0]["result"][0]["value"]["choices"] == [found.flagged["suggested"].iloc[0]]
+    assert first["annotations"][0]["result"][0]["value"]["choices"] == [first["data"]["given"]]
+    json.dumps(tasks)
+
+
 def test_tasks_fit_the_schema_of_label_studio(found: Audit) -> None:
     """Keys and types as https://labelstud.io/guide/tasks and /guide/predictions describe them."""
     from xml.etree import ElementTree
@@ -67,6 +84,16 @@ def test_tasks_fit_the_schema_of_label_studio(found: Audit) -> None:
             assert result["to_name"] == shown.get("name")
             assert result["type"] == "choices"
             assert result["value"]["choices"][0] in choices
+
+
+def test_tasks_are_accepted_by_the_client_of_label_studio(found: Audit) -> None:
+    sdk = pytest.importorskip("label_studio_sdk.label_interface", reason="label-studio-sdk is not installed")
+    interface = sdk.LabelInterface(label_studio_config(found))
+    interface.validate()
+    for task in found.to_label_studio():
+        assert interface.validate_task({"data": task["data"]})
+        assert all(interface.validate_annotation(annotation) for annotation in task["annotations"])
+        assert [interface.validate_prediction(p, return_errors=True) for p in task["predictions"]] == [[]]
 
 
 def decided_in_label_studio(
@@ -152,7 +179,9 @@ def test_what_nobody_saved_again_is_no_decision_in_json_min(found: Audit, tmp_pa
     assert decided == {data[1]["row"]: "reject", data[2]["row"]: "reject", data[3]["row"]: "accept"}
 
 
-# Argilla
+# --- Argilla --------------------------------------------------------------------------------------------------
+
+
 def decided_in_argilla(
     records: list[dict[str, Any]], labels: dict[int, str | None], flat: bool
 ) -> list[dict[str, Any]]:
@@ -211,7 +240,45 @@ def test_records_of_argilla_without_an_answer_are_no_decisions(found: Audit, tmp
     assert "holds no decision, so the labels are as they were" in run("apply", source, export, "-o", tmp_path / "a.csv")
 
 
-# FiftyOne, cleanlab, tables
+# The client warns of every key that a mapping renames, and takes it all the same.
+@pytest.mark.filterwarnings("ignore:Keys .* are not present in the mapping:UserWarning")
+def test_records_are_accepted_by_the_client_of_argilla(found: Audit, monkeypatch: pytest.MonkeyPatch) -> None:
+    rg = pytest.importorskip("argilla", reason="argilla is not installed")
+    from argilla.records._mapping import IngestedRecordMapper
+
+    class Offline:
+        def __getattr__(self, name: str) -> Any:
+            return Offline()
+
+        def __call__(self, *args: Any, **named: Any) -> Any:
+            return Offline()
+
+    monkeypatch.setattr(rg.Argilla, "_get_default", classmethod(lambda cls: Offline()))
+    settings = rg.Settings(
+        fields=[rg.TextField("text")],
+        questions=[rg.LabelQuestion("label", labels=list(found.classes))],
+        metadata=[
+            rg.IntegerMetadataProperty("row"), rg.TermsMetadataProperty("given"), rg.FloatMetadataProperty("p_error"),
+            rg.TermsMetadataProperty("digest"), rg.TermsMetadataProperty("source"),
+        ],
+    )  # fmt: skip
+    dataset = rg.Dataset("reviews", settings=settings, client=Offline())
+    records = found.to_argilla()
+    mapping = {key: key for key in records[0] if key.startswith("label.")}
+    mapper = IngestedRecordMapper(dataset=dataset, user_id=uuid4(), mapping=mapping)
+    for record in records:
+        made = mapper(data=record)
+        assert made.fields["text"] == record["text"]
+        assert made.suggestions["label"].value == record["label.suggestion"]
+        assert made.suggestions["label"].agent == "compensate"
+        assert made.metadata["row"] == record["row"]
+        export = made.to_dict()
+        assert export["metadata"]["digest"] == record["digest"]
+
+
+# --- FiftyOne, cleanlab, tables -------------------------------------------------------------------------------
+
+
 def test_samples_of_fiftyone_name_their_files(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for k in range(40):
@@ -243,6 +310,13 @@ def test_fiftyone_is_for_files_of_images(found: Audit) -> None:
         found.to_fiftyone()
 
 
+def test_a_frame_has_the_rows_and_what_was_found(found: Audit) -> None:
+    frame = found.to_frame()
+    assert list(frame.columns) == ["review", "label", "suggested", "p_error", "flagged"]
+    assert frame["label"].tolist() == read_frame(found.config["source"])["label"].tolist()
+    assert frame.index[frame["flagged"]].tolist() == sorted(found.flagged["index"])
+
+
 def test_a_data_set_keeps_the_names_of_the_classes(found: Audit) -> None:
     datasets = pytest.importorskip("datasets")
     made = found.to_dataset()
@@ -254,7 +328,17 @@ def test_a_data_set_keeps_the_names_of_the_classes(found: Audit) -> None:
     np.testing.assert_allclose(again.p_error, found.p_error)
 
 
-# the command line
+def test_the_form_of_cleanlab_is_that_of_its_datalab(found: Audit) -> None:
+    filters = pytest.importorskip("cleanlab.filter")
+    form = found.to_cleanlab()
+    assert list(form["issues"].columns) == ["is_label_issue", "label_score", "given_label", "predicted_label"]
+    theirs = filters.find_label_issues(form["labels"], form["pred_probs"])
+    assert theirs[list(WRONG)].all()
+
+
+# --- the command line -----------------------------------------------------------------------------------------
+
+
 def test_a_run_is_exported_and_its_decisions_applied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     reviews(tmp_path)
@@ -299,7 +383,7 @@ def test_a_run_whose_source_has_changed_is_not_exported(found: Audit, tmp_path: 
     ("content", "said"),
     [
         ("not json", "is not JSON"),
-        ('{"data": 1}', "holds no list of records"),
+        ('{"data": 1}', "does not hold a list of records"),
         ('[{"data": {"text": "a"}}]', "record 1 does not say which row"),
         ('[{"data": {"row": 1, "given": "a"}, "annotations": [{"result": [{"from_name": "label", "value": {"choices": ["b"]}}]}]},'
          '{"data": {"row": 1, "given": "a"}, "annotations": [{"result": [{"from_name": "label", "value": {"choices": ["b"]}}]}]}]', "more than once"),

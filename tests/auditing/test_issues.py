@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
@@ -13,16 +14,26 @@ import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
+from typer.testing import CliRunner
 
 from compensate.auditing.api import audit
-from compensate.auditing.issues import COLUMNS, KINDS, find_issues, neighbors, summary
-from compensate.auditing.issues.duplicates import SIMILAR_IMAGES, jaccard, sequences, text_pairs
-from compensate.auditing.issues.image_copies import image_pairs, shrunk
-from compensate.auditing.issues.neighbors import nearest_rows
-from compensate.auditing.issues.samples import language, odd_images, other_languages, predicts
-from compensate.auditing.page.contents import page_of
+from compensate.auditing.issues import COLUMNS, KINDS, duplicates, find_issues, summary
+from compensate.auditing.issues.duplicates import (
+    SIMILAR_IMAGES,
+    _smallest,
+    image_pairs,
+    jaccard,
+    nearest_rows,
+    ngrams,
+    shrunk,
+    text_pairs,
+)
+from compensate.auditing.issues.samples import language, odd_images, odd_texts, oddity, outliers, predicts
+from compensate.auditing.page import page_of
 from compensate.auditing.result import Audit
-from compensate.data import from_frame
+from compensate.cli import app
+from compensate.data import Dataset, from_frame
+from compensate.data.dataset import Source
 from compensate.errors import InputError
 
 WORDS = [
@@ -42,7 +53,9 @@ def of(found: pd.DataFrame, issue: str) -> pd.DataFrame:
     return found[found["issue"] == issue]
 
 
-# neighbors
+# --- neighbors ------------------------------------------------------------------------------------------------
+
+
 def test_neighbors_are_those_of_a_plain_search() -> None:
     x = np.random.default_rng(0).normal(size=(300, 5)).astype(np.float32)
     who, far = nearest_rows(x, 4)
@@ -52,8 +65,21 @@ def test_neighbors_are_those_of_a_plain_search() -> None:
     np.testing.assert_allclose(np.take_along_axis(apart, who, 1), far, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize(("k", "each"), [(1, 32), (10, 8), (10, 1), (3, 32)])
+def test_the_smallest_of_each_row_are_those_of_a_sort(k: int, each: int) -> None:
+    values = np.random.default_rng(0).integers(0, 40, size=(50, 320)).astype(np.float32)  # many are equal
+    found = np.take_along_axis(values, _smallest(values, k, each), 1)
+    np.testing.assert_array_equal(found, np.sort(values, axis=1)[:, :k])
+
+
+def test_rows_that_are_all_equal_have_neighbors_at_no_distance() -> None:
+    who, far = nearest_rows(np.ones((200, 3), np.float32), 10)
+    assert not far.any()
+    assert all(len({i, *row}) == 11 for i, row in enumerate(who.tolist()))
+
+
 def test_in_cells_nearly_all_copies_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(neighbors, "EXACT", 500)
+    monkeypatch.setattr(duplicates, "EXACT_ROWS", 500)
     rng = np.random.default_rng(0)
     x = rng.normal(size=(3000, 16)).astype(np.float32)
     x[2000:] = x[:1000] + rng.normal(0, 0.05, size=(1000, 16))
@@ -61,12 +87,14 @@ def test_in_cells_nearly_all_copies_are_found(monkeypatch: pytest.MonkeyPatch) -
     assert (who[2000:, 0] == np.arange(1000)).mean() > 0.95
 
 
-# texts
+# --- texts ----------------------------------------------------------------------------------------------------
+
+
 def test_pairs_of_texts_are_those_of_a_plain_loop() -> None:
     texts = sentences(80)
     texts += [t.replace("a", "o", 2) for t in texts[:40]] + [t.upper() + "!!" for t in texts[40:60]]
     found = {(i, j): s for i, j, s in text_pairs(texts, 0.55)}
-    sets = [sequences(t) for t in texts]
+    sets = [ngrams(t) for t in texts]
     plain = {(i, j): jaccard(sets[i], sets[j]) for i in range(len(texts)) for j in range(i + 1, len(texts))}
     assert found == {pair: s for pair, s in plain.items() if s >= 0.55}
     assert len(found) >= 60
@@ -103,11 +131,13 @@ def test_languages_are_told_apart(text: str, name: str) -> None:
 
 def test_a_corpus_of_several_languages_has_no_foreign_ones() -> None:
     english, german = "the film was not for me and it is dull", "der Film war nicht für mich und ist auch nicht gut"
-    assert [i for i, *_ in other_languages([english] * 10 + [german])] == [10]
-    assert list(other_languages([english] * 10 + [german] * 9)) == []
+    assert [i for _, i, *_ in odd_texts([english] * 10 + [german])] == [10]
+    assert list(odd_texts([english] * 10 + [german] * 9)) == []
 
 
-# images
+# --- images ---------------------------------------------------------------------------------------------------
+
+
 def pictures(n: int, seed: int = 0) -> np.ndarray:
     """Smooth random pictures."""
     rng = np.random.default_rng(seed)
@@ -203,6 +233,28 @@ def test_dark_bright_and_blank_pictures_are_named() -> None:
     assert found == [("dark_image", 5), ("bright_image", 6), ("blank_image", 7), ("dark_image", 8), ("blank_image", 9)]
 
 
+# --- rows and columns -----------------------------------------------------------------------------------------
+
+
+def test_a_row_far_from_all_others_is_an_outlier() -> None:
+    x = np.random.default_rng(0).normal(size=(500, 4)).astype(np.float32)
+    x[7] = 25
+    found = list(outliers(x))
+    assert max(found, key=lambda f: f[2])[1] == 7
+    assert len(found) <= 5
+
+
+def test_oddity_is_the_mean_of_two_deviations_from_the_usual_distance() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.lognormal(size=(80, 3)).astype(np.float32)
+    z = []
+    for rows in (x, x / np.linalg.norm(x, axis=1, keepdims=True)):
+        apart = np.sort(np.linalg.norm(rows[:, None].astype(float) - rows[None], axis=2), axis=1)[:, 1:11]
+        logs = np.log(apart.mean(1)) if rows is x else np.log((apart**2).mean(1))
+        z.append((logs - np.median(logs)) / (np.quantile(logs, 0.8413) - np.median(logs)))
+    np.testing.assert_allclose(oddity(x)[0], (z[0] + z[1]) / 2, atol=2e-2)
+
+
 def test_a_row_without_a_value_is_named() -> None:
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"a": rng.normal(size=60).round(2), "b": rng.choice(["x", "y"], 60)}).astype(object)
@@ -272,12 +324,12 @@ def test_a_row_conflicts_only_with_a_row_that_it_is_like_itself() -> None:
     texts, labels = sentences(60), ["a", "b"] * 30
     words = WORDS[:14]
     texts[:4] = [" ".join(words[k : k + 9]) for k in (0, 0, 2, 4)]
-    assert jaccard(sequences(texts[0]), sequences(texts[3])) < 0.55
+    assert jaccard(ngrams(texts[0]), ngrams(texts[3])) < 0.55
     labels[:4] = ["a", "a", "a", "b"]
     found = audit(pd.DataFrame({"text": texts, "label": labels}), encoder="none").issues
     assert sorted(zip(*(of(found, "duplicate")[name] for name in ("index", "score")), strict=True)) == [(0, 1), (1, 1)]
     mixed = of(found, "conflicting_duplicate")
-    alike = jaccard(sequences(texts[2]), sequences(texts[3]))
+    alike = jaccard(ngrams(texts[2]), ngrams(texts[3]))
     assert sorted(zip(mixed["index"], mixed["other"], mixed["score"], strict=True)) == [(2, 3, alike), (3, 2, alike)]
     assert mixed["detail"].iloc[0] == f"{alike:.2f} similar to row 3, labeled b"
 
@@ -311,6 +363,58 @@ def test_rare_classes_are_named_and_equal_rows_of_a_narrow_table_are_not() -> No
     assert of(issues, "rare_class")["column"].tolist() == ["rare"]
     assert not len(of(issues, "duplicate"))
     assert not len(of(issues, "conflicting_duplicate"))
+
+
+def test_clean_data_has_no_issues() -> None:
+    rng = np.random.default_rng(0)
+    y = np.arange(300) % 2
+    x = rng.normal(size=(300, 8)) + 2 * y[:, None]
+    issues = audit(x, y).issues
+    assert len(issues) <= 2
+    assert summary(issues[:0]) == ""
+
+
+def test_quantities_have_duplicates_too() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 5))
+    x[150] = x[3]
+    issues = audit(x, x[:, 0] * 2 + 0.31).issues
+    assert sorted(of(issues, "duplicate")["index"]) == [3, 150]
+
+
+# --- stored, on the command line and on the page --------------------------------------------------------------
+
+
+def run(*args: Any) -> str:
+    done = CliRunner().invoke(app, [str(a) for a in args])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return " ".join(done.output.split())
+
+
+def test_a_run_stores_its_issues_and_says_so(reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(reviews, tmp_path)
+    said = run("audit", "reviews.csv", "--text", "text", "--encoder", "none", "--out", "run")
+    assert "also found: 2 equal and 2 similar rows, 2 of them with different labels" in said
+    listed = pd.read_csv("run/issues.csv", keep_default_na=False)
+    assert [name for name in listed.columns if name not in ("id", "other_id")] == list(COLUMNS)
+    again = Audit.load("run/audit")
+    assert again.found_issues is not None
+    assert again.issues["issue"].tolist() == listed["issue"].tolist()
+    assert again.issues["index"].isna().sum() == (listed["index"] == "").sum() > 0
+    said = run("audit", "reviews.csv", "--text", "text", "--encoder", "none", "--out", "run", "--only", "labels")
+    assert "also found" not in said
+    assert not Path("run/issues.csv").exists()
+    assert Audit.load("run/audit").found_issues is None
+    with pytest.raises(InputError, match="expected labels"):
+        run("audit", "reviews.csv", "--only", "rows")
+    pd.DataFrame(
+        {"text": sentences(120)[40:44], "label": list("abab"), "key": list("wxyz"), "copy": list("abab"), "note": ""}
+    ).to_csv("held.csv", index=False)
+    assert "4 rows that are in the test set too" in run(
+        "audit", "reviews.csv", "--text", "text", "--encoder", "none", "--out", "run", "--test", "held.csv"
+    )
 
 
 @pytest.mark.parametrize(
@@ -349,6 +453,14 @@ def test_the_third_view_shows_both_rows_of_a_pair(audited: Audit, open_page: Any
     assert tab.locator("#view-review").is_visible()
 
 
+def test_a_page_without_issues_has_two_views_and_one_with_none_says_so(audited: Audit, open_page: Any) -> None:
+    tab = open_page(page_of(audited), "issues")
+    assert tab.locator("nav a").all_inner_texts() == ["Overview", "Review"]
+    assert tab.locator("#view-overview").is_visible()
+    tab = open_page(page_of(replace(audited, found_issues=audited.issues[:0])), "issues")
+    assert "Nothing else stands out" in tab.locator("#view-issues").inner_text()
+
+
 def test_what_rows_hold_is_shown_and_not_obeyed(tmp_path: Path, open_page: Any) -> None:
     texts = sentences(60)
     texts[5] = texts[6] = '<img src=x onerror="alert(1)"> so many words in one text \u202e here'
@@ -356,3 +468,15 @@ def test_what_rows_hold_is_shown_and_not_obeyed(tmp_path: Path, open_page: Any) 
     tab = open_page(with_issues(audit(pd.DataFrame(rows), encoder="none")), "issues")
     assert '<img src=x onerror="alert(1)">' in tab.locator(".issue-text").first.inner_text()
     assert "<b>a</b>" in tab.locator("#view-issues").inner_text()
+
+
+def test_issues_fit_the_width_of_a_phone(open_page: Any) -> None:
+    images = pictures(40)[:, :, ::2, ::2]
+    images[30:35] = images[:5]
+    labels = np.arange(40) % 2
+    labels[30:33] ^= 1
+    page = with_issues(audit(Dataset(images, labels, ("a" * 80, "b"), source=Source(kind="images")), encoder="none"))
+    for width in (1280, 390):
+        tab = open_page(page, "issues", width=width, height=900)
+        assert tab.locator(".issue-image").count() == 10
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width

@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 
 from compensate.auditing.api import audit
+from compensate.auditing.class_names import near_names, near_pairs
 from compensate.auditing.decisions import Correction
 from compensate.auditing.issues import summary
-from compensate.auditing.issues.samples import near_names
-from compensate.auditing.page.contents import page_of
+from compensate.auditing.page import page_of
 from compensate.auditing.result import Audit
 
 BILLS = ["invoice", "charged", "refund", "card", "payment", "amount", "twice", "wrong", "bill", "fee"]
@@ -50,7 +50,7 @@ def test_a_slip_is_flagged_and_a_class_of_its_own_is_listed(found: Audit) -> Non
     assert 0.25 < own["p_error"] < 0.5
     assert 30 not in [c.index for c in found.accepted()]
     assert found.noise_rate.value < 0.05, "of the other rows"
-    shown = {item.index: item.given for item in page_of(found).items}
+    shown = dict(zip(page_of(found)["items"]["index"], page_of(found)["items"]["given"], strict=True))
     assert shown[11] == "biling"
 
 
@@ -107,3 +107,11 @@ def test_names_that_are_nearly_the_same(a: str, b: str) -> None:
 def test_names_that_tell_classes_apart(a: str, b: str) -> None:
     assert not near_names(a, b)
     assert not near_names(b, a)
+
+
+def test_pairs_of_names_are_those_of_a_plain_loop() -> None:
+    rng = np.random.default_rng(0)
+    names = list({"".join(rng.choice(list("abc "), rng.integers(4, 8))) for _ in range(400)})
+    plain = [(i, j) for i in range(len(names)) for j in range(i + 1, len(names)) if near_names(names[i], names[j])]
+    assert list(near_pairs(names)) == plain
+    assert len(plain) > 50

@@ -13,7 +13,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import compensate
 from compensate.auditing.api import audit
+from compensate.markup import escape
 from compensate.training.comparison import Comparison, Row
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "audit.ipynb"
@@ -77,6 +79,20 @@ def test_images_are_shown_small_and_embedded() -> None:
     assert all(str(source).startswith("data:image/png;base64,") for source in sources)
 
 
+def test_quantities_have_no_matrix() -> None:
+    x = np.random.default_rng(0).normal(size=(60, 3))
+    tags = Tags(audit(x, 2 * x[:, 0] + 0.1)._repr_html_())
+    assert tags.names.count("table") == 1
+    assert "of values look wrong" in tags.said
+
+
+def test_a_criterion_shows_its_equation() -> None:
+    criterion = compensate.methods.logcomp(num_samples=10, num_classes=3)
+    tags = Tags(criterion._repr_html_())
+    assert tags.said == repr(criterion)
+    assert tags.names == ["pre", "b"]
+
+
 def test_a_comparison_is_a_table() -> None:
     rows = Comparison(
         [
@@ -89,6 +105,14 @@ def test_a_comparison_is_a_table() -> None:
     assert "90.0% ± 1.0%" in tags.said
     assert "+5.0" in tags.said
     assert len(rows) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [('"><svg/onload=x>', "&quot;&gt;&lt;svg/onload=x&gt;"), ("\x1b[31m", "\ufffd[31m"), ("x" * 300, "x" * 199 + "…")],
+)
+def test_texts_are_escaped_cut_and_visible(text: str, said: str) -> None:
+    assert escape(text) == said
 
 
 def run_cell(source: str, namespace: dict[str, Any]) -> Any:

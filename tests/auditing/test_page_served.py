@@ -12,7 +12,7 @@ import pytest
 from review_pages import texts_page
 
 from compensate.auditing.decisions import run_decisions
-from compensate.auditing.page import Since, write_page
+from compensate.auditing.page import write_page
 from compensate.auditing.server import Review, ReviewServer
 
 pytestmark = pytest.mark.slow
@@ -28,7 +28,9 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., ReviewServer]]:
         folder = tmp_path / name
         if not folder.exists():
             folder.mkdir()
-            write_page(texts_page([CLASSES[row % 3] for row in range(30)], classes=CLASSES), folder / "report.html")
+            write_page(
+                texts_page([CLASSES[row % 3] for row in range(30)], classes=CLASSES).data(), folder / "report.html"
+            )
         server = ReviewServer(Review(folder), port=port, token=token, again=again)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
         thread.start()
@@ -117,6 +119,18 @@ def test_decisions_without_a_server_are_kept_and_sent_when_it_is_back(
     assert not tab.is_visible(".notice")
 
 
+def test_bulk_acceptance_is_saved_in_a_few_requests(
+    serve: Callable[..., ReviewServer], open_tab: Callable[..., Any]
+) -> None:
+    server = serve()
+    tab = open_tab(server)
+    tab.keyboard.press("b")
+    tab.fill("dialog input[type=number]", "0.5")
+    tab.click("dialog .primary")
+    until(tab, "· saved")
+    assert len(decisions(server)) == int(progress(tab).split()[0]) > 10
+
+
 def test_finishing_names_the_command_and_audits_again(
     serve: Callable[..., ReviewServer], open_tab: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -129,7 +143,8 @@ def test_finishing_names_the_command_and_audits_again(
         folder.mkdir()
         page = texts_page([CLASSES[row % 3] for row in range(9)], classes=CLASSES)
         items = tuple(replace(item, new=item.index < 4) for item in page.items)
-        write_page(replace(page, items=items, since=Since(3, 1, 4, (11, 12))), folder / "report.html")
+        since = {"corrected": 3, "confirmed": 1, "new": 4, "gone": [11, 12], "allGone": 2}
+        write_page(replace(page, items=items, since=since).data(), folder / "report.html")
         return folder
 
     server = serve(again=again)
@@ -150,3 +165,10 @@ def test_finishing_names_the_command_and_audits_again(
     tab.click(".since button")
     assert "new" in tab.inner_text(".place")
     assert tab.inner_text(".position") == "1 of 4"
+
+
+def test_the_same_file_from_disk_asks_nobody(open_page: Callable[..., Any]) -> None:
+    tab = open_page(texts_page(["cat", "dog"] * 3, classes=CLASSES))
+    tab.keyboard.press("a")
+    assert progress(tab) == "1 of 6 decided"
+    assert tab.inner_text("button.export").startswith("Export")

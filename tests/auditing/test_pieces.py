@@ -24,10 +24,10 @@ from scipy.stats import spearmanr
 from typer.testing import CliRunner
 
 from compensate import audit
-from compensate.auditing import chunks, judge
+from compensate.auditing import api, chunks
 from compensate.auditing import ray as cluster_room
 from compensate.auditing.annotators import audit_votes, wide_votes
-from compensate.auditing.execution import Here
+from compensate.auditing.execution import Local
 from compensate.auditing.learners import View, fit_view
 from compensate.auditing.ray import Cluster
 from compensate.auditing.result import Audit
@@ -41,8 +41,8 @@ SAME = 1e-5
 
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "ROWS", 120)
-    monkeypatch.setattr(chunks, "AT_HAND", 120)
+    monkeypatch.setattr(chunks, "CHUNK_ROWS", 120)
+    monkeypatch.setattr(chunks, "MEMORY_CHUNK_ROWS", 120)
 
 
 def made(rows: int = 400, columns: int = 5, seed: int = 0) -> tuple[Any, Any]:
@@ -84,10 +84,10 @@ def assert_same(found: Audit, whole: Audit) -> None:
     assert found.source_digest == whole.source_digest
     np.testing.assert_array_equal(found.predicted["index"], whole.predicted["index"])
     np.testing.assert_allclose(found.predicted["probability"], whole.predicted["probability"], atol=SAME)
-    listed = found.listed
-    assert listed is not None
+    listed = found.shown
     place = np.searchsorted(whole.index, listed.index)
-    np.testing.assert_allclose(listed.probabilities, whole.probabilities[place], atol=SAME)
+    if whole.probabilities is not None:
+        np.testing.assert_allclose(listed.probabilities, whole.probabilities[place], atol=SAME)
     assert listed.ids == tuple(whole.ids[i] for i in place if whole.ids)
     if whole.row_digests is not None and whole.row_digests.any():
         np.testing.assert_array_equal(listed.row_digests, whole.row_digests[place])
@@ -135,8 +135,6 @@ def broken_images(folder: Path) -> Path:
     return data
 
 
-NO_QUANTITIES = "quantities are not audited in pieces"
-NO_SETS = "rows with several labels are not audited in pieces"
 COLUMNS = {"labels_columns": ",".join(round_trip.TOPICS)}
 
 KINDS = [
@@ -151,18 +149,18 @@ KINDS = [
     Kind("classes, image folder", round_trip.write_images),
     Kind("classes, image folder with a broken file", broken_images),
     *(
-        Kind(f"quantity, {name}", round_trip.table(round_trip.quantities, name), {"label": "price"}, NO_QUANTITIES)
+        Kind(f"quantity, {name}", round_trip.table(round_trip.quantities, name), {"label": "price"})
         for name in ("t.csv", "t.parquet")
     ),
     *(
-        Kind(f"label sets as {form}, {name}", round_trip.table(partial(round_trip.label_sets, form), name), more, NO_SETS)
+        Kind(f"label sets as {form}, {name}", round_trip.table(partial(round_trip.label_sets, form), name), more)
         for form, name, more in (
             ("joined", "t.csv", {}), ("joined", "t.parquet", {}), ("lists", "t.jsonl", {}), ("columns", "t.csv", COLUMNS),
         )
     ),
-    Kind("tags, t.conll", round_trip.write_conll, {}, NO_SETS),
-    Kind("tags, t.jsonl", round_trip.write_token_lists, {}, NO_SETS),
-    Kind("regions, masks", round_trip.write_masks, {}, NO_SETS),
+    Kind("tags, t.conll", round_trip.write_conll),
+    Kind("tags, t.jsonl", round_trip.write_token_lists),
+    Kind("regions, masks", round_trip.write_masks),
     Kind("annotators, t.csv", round_trip.table(round_trip.votes, "t.csv"), {"annotators": "rater*"}, "votes are not audited in pieces"),
 ]  # fmt: skip
 
@@ -188,7 +186,7 @@ def test_every_kind_of_label_in_pieces_is_audited_as_the_whole_or_refused(
 
 
 def test_rows_are_numbered_through_the_footers(table: Path) -> None:
-    source = chunks.open_pieces(table, None, {})
+    source = chunks.open_chunks(table, None, {})
     assert [(piece.start, piece.rows) for piece in source.pieces] == [
         (0, 100),
         (100, 100),
@@ -198,12 +196,20 @@ def test_rows_are_numbered_through_the_footers(table: Path) -> None:
     ]
     read = pd.concat([pd.read_parquet(file) for file in sorted(table.iterdir())], ignore_index=True)
     rows = np.array([3, 99, 100, 229, 230, 399])
-    pd.testing.assert_frame_equal(source.rows(rows).raw, read.iloc[rows].reset_index(drop=True))
+    pd.testing.assert_frame_equal(source.subset(rows).raw, read.iloc[rows].reset_index(drop=True))
+
+
+def test_a_table_in_pieces_is_audited_as_the_whole_table(table: Path, audited: Audit, tmp_path: Path) -> None:
+    found = audit(str(table), memory="4GB")
+    assert_same(found, audited)
+    assert "in chunks" in found.notes[-1]
+    again = Audit.load(found.save(tmp_path / "saved"))
+    assert again.config["rows"] == len(audited)
 
 
 def test_a_piece_of_data_in_memory_that_is_sent_has_its_own_rows_and_its_place() -> None:
     x, y = made()
-    source = chunks.open_pieces(x, y, {})
+    source = chunks.open_chunks(x, y, {})
     assert [piece.start for piece in source.pieces] == [0, 120, 240, 360]
     for piece in source.pieces:
         sent = pickle.loads(pickle.dumps(piece))
@@ -219,10 +225,21 @@ def test_how_a_file_was_read_is_kept_as_of_the_whole(tmp_path: Path) -> None:
     assert found.reading["encoding"] == audit(path, encoding="latin-1").reading["encoding"] == "latin-1"
 
 
+def test_texts_and_arrays_in_pieces_are_audited_as_the_whole(tmp_path: Path) -> None:
+    x, y = made()
+    np.save(tmp_path / "x.npy", x)
+    assert_same(audit(str(tmp_path / "x.npy"), labels=y, memory="4GB"), audit(str(tmp_path / "x.npy"), labels=y))
+    rng = np.random.default_rng(0)
+    texts = [" ".join(rng.choice([f"w{c}{k}" for k in range(8)] + [f"v{k}" for k in range(9)], size=6)) for c in y]
+    np.testing.assert_array_equal(y, made()[1])
+    whole = audit(texts, y, encoder="none")
+    assert_same(audit(texts, y, encoder="none", memory="4GB"), whole)
+
+
 def test_learners_fitted_on_a_part_rank_the_rows_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = made(3000)
     np.save(tmp_path / "x.npy", x)
-    monkeypatch.setattr(judge, "room_for_part", lambda memory, rows: 0)
+    monkeypatch.setattr(api, "_feature_room", lambda memory, rows: 0)
     found = audit(str(tmp_path / "x.npy"), labels=y, memory="4GB")
     assert found.config["fitted_rows"] == 1000
     assert "1,000 of 3,000 rows" in found.notes[-1]
@@ -289,8 +306,7 @@ def test_what_an_interrupted_audit_finished_is_not_taken_for_another(
         ({"memory": "much"}, "expected a size such as 2GB"),
         ({"memory": "10MB"}, "takes 0.80 GB or more"),
         ({"backend": "spark"}, "expected local or ray"),
-        ({"memory": "4GB", "model": "mlp"}, "model cannot be had"),
-        ({"memory": "4GB", "label": "number 0"}, "quantities are not audited in pieces"),
+        ({"memory": "4GB", "model": "mlp"}, "model is not supported with memory"),
     ],
 )
 def test_what_cannot_be_had_in_pieces_is_refused(table: Path, options: dict[str, Any], message: str) -> None:
@@ -358,7 +374,7 @@ def test_a_cluster_finds_the_same_though_a_worker_is_killed(
     rng = np.random.default_rng(0)
     _, y = made(300)
     texts = [" ".join(rng.choice(WORDS[4 + 10 * c : 20 + 10 * c], size=5)) for c in y]
-    source = chunks.open_pieces(table, None, {})
+    source = chunks.open_chunks(table, None, {})
     mark = tmp_path / "killed"
     source = replace(source, pieces=(*source.pieces[:2], Fatal(source.pieces[2], mark), *source.pieces[3:]))
     assert_same(audit(source, backend="ray"), audited)
@@ -409,7 +425,7 @@ def sum_of(number: int, arrays: dict[str, Any]) -> float:
     return float(number + sum(one.sum() for one in arrays.values()))
 
 
-class ReadOnly(Here):
+class ReadOnly(Local):
     """Shared arrays are not changed, for workers keep them as they were."""
 
     def map(self, function: Any, items: Any, *shared: Any) -> Iterator[Any]:
@@ -447,7 +463,7 @@ FATAL_COMMAND = """
 import os, signal, sys
 import compensate.auditing.api as room
 from compensate.auditing import chunks, learners
-chunks.ROWS, learners.TREES, learners.REPEATS, whole = 120, 16, 1, room.audit  # as in the process of the tests
+chunks.CHUNK_ROWS, learners.TREES, learners.REPEATS, whole = 120, 16, 1, room.audit  # as in the process of the tests
 from test_pieces import wait_for_workers
 wait_for_workers()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,11 @@ import fsspec
 import numpy as np
 import pytest
 from test_pieces import SAME, assert_same, audited, table  # noqa: F401
+from typer.testing import CliRunner
 
 from compensate import audit
 from compensate.auditing import chunks
+from compensate.cli import app
 from compensate.data import load, parquet
 from compensate.errors import InputError
 
@@ -20,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # of fsspec'
 
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "ROWS", 120)
+    monkeypatch.setattr(chunks, "CHUNK_ROWS", 120)
 
 
 @pytest.fixture
@@ -36,7 +39,7 @@ def in_memory(table: Path) -> str:  # noqa: F811
 def test_an_address_is_audited_as_the_files(table: Path, audited: Any, in_memory: str) -> None:  # noqa: F811
     rows = np.array([3, 99, 229, 230, 399])
     for address in (in_memory, f"{in_memory}/*.parquet", f"file://{table}/*.parquet"):
-        source = chunks.open_pieces(address, None, {})
+        source = chunks.open_chunks(address, None, {})
         assert [(piece.start, piece.rows) for piece in source.pieces] == [
             (0, 100),
             (100, 100),
@@ -44,7 +47,7 @@ def test_an_address_is_audited_as_the_files(table: Path, audited: Any, in_memory
             (230, 90),
             (320, 80),
         ]
-        assert source.rows(rows).raw.equals(chunks.open_pieces(table, None, {}).rows(rows).raw)
+        assert source.subset(rows).raw.equals(chunks.open_chunks(table, None, {}).subset(rows).raw)
     found = audit(f"{in_memory}/*.parquet")
     np.testing.assert_allclose(found.log_odds, audited.log_odds, atol=SAME)
     np.testing.assert_array_equal(found.suggested, audited.suggested)
@@ -53,10 +56,24 @@ def test_an_address_is_audited_as_the_files(table: Path, audited: Any, in_memory
 
 def test_a_file_that_changes_is_another_source(in_memory: str) -> None:
     storage = fsspec.filesystem("memory")
-    before = chunks.open_pieces(in_memory, None, {}).info.digest
-    assert chunks.open_pieces(in_memory, None, {}).info.digest == before
+    before = chunks.open_chunks(in_memory, None, {}).source.digest
+    assert chunks.open_chunks(in_memory, None, {}).source.digest == before
     storage.pipe_file("/bucket/table/2.parquet", storage.cat_file("/bucket/table/1.parquet"))
-    assert chunks.open_pieces(in_memory, None, {}).info.digest != before
+    assert chunks.open_chunks(in_memory, None, {}).source.digest != before
+
+
+def test_the_command_takes_an_address(table: Path, audited: Any, tmp_path: Path) -> None:  # noqa: F811
+    out = tmp_path / "run"
+    asked = ["audit", f"file://{table}/*.parquet", "--out", str(out)]
+    said = CliRunner().invoke(app, asked, catch_exceptions=False)
+    assert said.exit_code == 0
+    kept = json.loads((out / "audit" / "audit.json").read_text())["config"]
+    assert kept["rows"] == len(audited)
+    assert kept["source"] == f"file://{table}/*.parquet"
+    refused = CliRunner().invoke(app, ["apply", str(out), "--accept", "0.9"])
+    assert "compensate apply COPY" in str(refused.exception)
+    copied = ["apply", str(table), str(out), "--accept", "0.9", "--rematch", "--out", str(tmp_path / "fixed")]
+    assert CliRunner().invoke(app, copied, catch_exceptions=False).exit_code == 0
 
 
 @pytest.mark.parametrize(
@@ -64,7 +81,7 @@ def test_a_file_that_changes_is_another_source(in_memory: str) -> None:
     [
         ("memory://bucket/none/*.parquet", "names no Parquet file; expected a file, a folder or a pattern"),
         ("memory://bucket/table/_SUCCESS", "names no Parquet file"),
-        ("nowhere://bucket/a.parquet", '"nowhere://" is no storage that is known'),
+        ("nowhere://bucket/a.parquet", '"nowhere://" is not a known storage'),
         ("adl://bucket/a.parquet", "needs a library that is not installed"),
     ],
 )

@@ -36,7 +36,8 @@ Row = Mapping[str, str]
 """A row of suspects.csv."""
 
 
-# classes and quantities
+# --- classes and quantities -------------------------------------------------------------------------------------
+
 ROWS, WRONG = 150, (3, 17, 41, 62, 80)
 NAMES = np.array(["cat", "Dögs, big", "fox"], dtype=object)
 
@@ -59,7 +60,8 @@ def quantities() -> pd.DataFrame:
     return pd.DataFrame({"size": x[:, 0].round(3), "weight": x[:, 1].round(3), "price": price.round(1)})
 
 
-# label sets
+# --- label sets ---------------------------------------------------------------------------------------------------
+
 TOPICS = {
     "food": "bread soup meal taste salt",
     "law": "court judge trial jury crime",
@@ -103,7 +105,9 @@ def memberships_in(frame: pd.DataFrame) -> Labels:
     return found
 
 
-# tags, regions and votes
+# --- tags, regions and votes ----------------------------------------------------------------------------------------
+
+
 def sentences() -> list[list[tuple[str, str]]]:
     """A person of two words and a city each; a few cities have no tag."""
     rng = np.random.default_rng(0)
@@ -188,7 +192,9 @@ def vote_rows(*, alone: bool = False) -> pd.DataFrame:
     return long.drop(columns=["size", "weight"]) if alone else long
 
 
-# formats
+# --- formats ----------------------------------------------------------------------------------------------------------
+
+
 def write_table(frame: pd.DataFrame, path: Path) -> None:
     """A table in the format that its name says; Parquet files in a folder where it says none."""
     if path.suffix == ".parquet":
@@ -266,13 +272,24 @@ def table(frame: Callable[[], pd.DataFrame], name: str) -> Callable[[Path], Path
     return write
 
 
-# the table of cases
+# --- the table of cases -------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Case:
-    """A kind of label in a format: how it is written, and which labels a suspect is about.
+    """A kind of label in a format.
 
-    ``{folder}`` in the options stands for the folder of the data; `source` is corrected where it is a file of the run;
-    `refused` is the error of `audit`, or of `apply` where it cannot write such data.
+    Attributes:
+        name: of both.
+        write: makes the data in a folder.
+        labels: of a file or folder.
+        about: whether a suspect is about the label at a place.
+        size: how many labels a suspect is about.
+        command: what audits the data.
+        options: of the command; ``{folder}`` stands for the folder of the data.
+        source: what is corrected, where it is a file of the run.
+        suffix: of what is written, if it is another than that of the data.
+        refused: what `audit` says where it cannot read such data, or `apply` where it cannot write them.
     """
 
     name: str
@@ -366,7 +383,9 @@ CASES = [
 ]  # fmt: skip
 
 
-# the tests
+# --- the tests ---------------------------------------------------------------------------------------------------------
+
+
 def run(*arguments: Any) -> str:
     """What a command says, on one line; its error if it has one."""
     done = CliRunner().invoke(app, [str(argument) for argument in arguments])

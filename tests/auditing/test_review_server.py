@@ -47,10 +47,8 @@ CLASSES = ("bird", "cat", "dog")
 def made_run(folder: Path, n: int = 40) -> Path:
     """A folder with a page of so many suspects."""
     folder.mkdir(parents=True)
-    page = replace(
-        texts_page([CLASSES[row % 3] for row in range(n)], classes=CLASSES), source_digest="sha256:" + "1" * 16
-    )
-    write_page(page, folder / "report.html")
+    page = replace(texts_page([CLASSES[row % 3] for row in range(n)], classes=CLASSES), source="sha256:" + "1" * 16)
+    write_page(page.data(), folder / "report.html")
     return folder
 
 
@@ -106,7 +104,9 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., ReviewServer]]:
         server.server_close()
 
 
-# the journal
+# --- the journal ----------------------------------------------------------------------------------------------
+
+
 def event(row: int, decision: str = "accept", time: int = 1, tab: str = "a", label: str = "dog") -> Event:
     return Event(Correction(row, "cat", decision, label if decision else "", "", ""), time, tab)
 
@@ -149,7 +149,7 @@ def test_what_could_not_be_written_is_not_found_later(tmp_path: Path, monkeypatc
 def test_a_line_that_is_no_decision_is_named(tmp_path: Path) -> None:
     for line in (b"{}", b"no json", b"[" * 2000, event(1).line()[:-1].replace(b'"accept"', b'"perhaps"')):
         (tmp_path / JOURNAL).write_bytes(event(1).line() + line + b"\n")
-        with pytest.raises(InputError, match="line 2 is no decision"):
+        with pytest.raises(InputError, match="line 2 is not a decision"):
             Journal(tmp_path)
 
 
@@ -171,7 +171,19 @@ def test_one_process_reviews_at_a_time_and_nobody_replaces_the_run(tmp_path: Pat
     check_run_folder(folder)
 
 
-# who gets in
+# --- who gets in ----------------------------------------------------------------------------------------------
+
+
+def test_the_page_is_the_file_of_the_run_byte_for_byte(serve: Callable[..., ReviewServer]) -> None:
+    server = serve()
+    client = Client(server.address)
+    status, content, headers = client.ask("GET", client.base)
+    assert status == 200
+    assert content == (server.reviews[server.newest].folder / "report.html").read_bytes()
+    assert headers["x-frame-options"] == "DENY"
+    assert headers["cache-control"] == "no-store"
+
+
 @pytest.mark.parametrize(
     "path",
     [
@@ -271,6 +283,54 @@ def test_what_is_no_decision_is_refused_as_a_whole(serve: Callable[..., ReviewSe
 
 def test_the_server_listens_on_loopback_alone(serve: Callable[..., ReviewServer]) -> None:
     assert serve().server_address[0] == "127.0.0.1"
+
+
+def test_tokens_are_random_and_long(serve: Callable[..., ReviewServer], tmp_path: Path) -> None:
+    folder = made_run(tmp_path / "twice")
+    servers = [ReviewServer(Review(folder), port=0) for _ in range(3)]
+    tokens = {server.token for server in servers}
+    for server in servers:
+        server.server_close()
+    assert len(tokens) == 3
+    assert min(map(len, tokens)) >= 32
+
+
+# --- what is saved --------------------------------------------------------------------------------------------
+
+
+def test_decisions_are_what_the_page_would_export(serve: Callable[..., ReviewServer]) -> None:
+    server = serve()
+    client = Client(server.address)
+    folder = server.reviews[server.newest].folder
+    assert [
+        client.decide(0),
+        client.decide(1, "reject"),
+        client.decide(2, "other", "cat"),
+        client.decide(3, "skip"),
+    ] == [200] * 4
+    assert client.decide(4) == client.decide(4, "", time=2) == 200, "and undone"
+    deadline = time.monotonic() + 60
+    while not (folder / CORRECTIONS).exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    server.merge()
+    found = [(c.index, c.given, c.decision, c.label, c.source) for c in read_corrections(folder / CORRECTIONS)]
+    source = "sha256:" + "1" * 16
+    assert found == [
+        (0, "bird", "accept", "cat", source), (1, "cat", "reject", "cat", source), (2, "dog", "other", "cat", source),
+        (3, "bird", "skip", "", source),
+    ]  # fmt: skip
+
+
+def test_tabs_see_what_others_decided(serve: Callable[..., ReviewServer]) -> None:
+    address = serve().address
+    one, two = Client(address, "one"), Client(address, "two")
+    one.decide(5)
+    version = json.loads(two.ask("GET", f"{two.base}decisions?after=0")[1])["version"]
+    assert two.made() == {5: "accept"}
+    two.decide(5, "reject", time=2)
+    two.decide(6, "skip", time=2)
+    assert one.made(version) == {5: "reject", 6: "skip"}
+    assert one.made(version + 2) == {}
 
 
 def review_process(folder: Path, port: int, *more: str) -> tuple[subprocess.Popen[str], str]:
@@ -377,9 +437,9 @@ def test_a_port_that_is_taken_is_named_and_the_usual_one_gives_way(
     with pytest.raises(InputError, match=f"port {server.port}"):
         ReviewServer(Review(made_run(tmp_path / "other")), port=server.port)
     folders = (made_run(tmp_path / name) for name in "abcdef")
-    folder = next(one for one in folders if _is_free(review_module.usual_port(one)))
+    folder = next(one for one in folders if _is_free(review_module.folder_port(one)))
     with ReviewServer(Review(folder)) as first, ReviewServer(Review(folder)) as second:
-        assert first.port == review_module.usual_port(folder) != second.port
+        assert first.port == review_module.folder_port(folder) != second.port
 
 
 def _is_free(port: int) -> bool:
@@ -392,7 +452,42 @@ def _is_free(port: int) -> bool:
     return True
 
 
-# the whole way
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--idle", "soon"), "30m"),
+        (("--port", "70000"), "65535"),
+        ((), "report.html"),
+    ],
+)
+def test_wrong_arguments_of_review_are_named(
+    arguments: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sys.argv = ["compensate", "review", str(tmp_path), *arguments]
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_page_that_is_none_is_refused(tmp_path: Path) -> None:
+    folder = made_run(tmp_path / "run")
+    page = (folder / "report.html").read_bytes()
+    for content in (
+        b"",
+        b"<html>",
+        page.replace(b'"key":', b'"kye":'),
+        page.replace(b'"given":[0', b'"given":[99'),
+        page[: page.index(b'"labels"')],
+    ):
+        (folder / "report.html").write_bytes(content)
+        with pytest.raises(InputError, match="not a review page"):
+            Review(folder)
+
+
+# --- the whole way --------------------------------------------------------------------------------------------
+
+
 def flipped(n: int = 300) -> tuple[pd.DataFrame, np.ndarray]:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(n, 4)).round(3)

@@ -14,10 +14,13 @@ import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
+from typer.testing import CliRunner
 
 from compensate.auditing.api import audit
-from compensate.auditing.decisions import Correction, apply_corrections
+from compensate.auditing.apply import apply_corrections
+from compensate.auditing.decisions import Correction
 from compensate.auditing.digests import digest_source
+from compensate.cli import app
 from compensate.data import load, read_frame
 from compensate.errors import InputError
 
@@ -81,7 +84,7 @@ def write_class_labels(frame: pd.DataFrame, path: Path) -> None:
         frame.assign(label=[int(c != "cat") for c in frame["label"]]), preserve_index=False
     )
     found = found.cast_column("label", datasets.ClassLabel(names=names))
-    datasets.DatasetDict({"train": found}).save_to_disk(str(path))
+    datasets.DatasetDict({"train": found, "test": found.select(range(5))}).save_to_disk(str(path))
 
 
 def read_saved(path: Path) -> pd.DataFrame:
@@ -138,6 +141,42 @@ def test_wrong_labels_are_found_and_corrected_in_every_format(form: Format, tmp_
     apply_corrections(path, decided, done.path, force=True)
     again = apply_corrections(done.path, decided, tmp_path / f"again-{form.name}", rematch=True)
     assert (again.changed, again.matched.done) == (0, 3)
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
+def test_the_describe_data_is_the_same_for_every_format(
+    form: Format, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    form.write(table(form.kind), Path(form.name))
+    said = (
+        CliRunner()
+        .invoke(app, ["audit", form.name, "--encoder", "none", "--out", "run"], catch_exceptions=False)
+        .output
+    )
+    said = " ".join(said.split())
+    assert f'{form.name}: {ROWS} rows, label column "label" (2 classes' in said
+    assert "of labels look wrong" in said
+    assert "compensate apply" in said
+
+
+@pytest.mark.parametrize("name", ["t.jsonl", "numbers.jsonl", "truth.jsonl"])
+def test_a_corrected_jsonl_differs_in_the_values_of_the_labels_alone(name: str, tmp_path: Path) -> None:
+    form = next(form for form in FORMATS if form.name == name)
+    frame, path = table(form.kind), tmp_path / name
+    form.write(frame, path)
+    names = ["True", "False"] if form.kind is bool else ["1", "0"] if form.kind is float else ["cat", "Dögs, big"]
+    given = names[0] if str(frame["label"][41]) in (names[0], "1.0") else names[1]
+    new = names[1 - names.index(given)]
+    out = apply_corrections(path, [Correction(41, given, "accept", new)]).path
+    old, fixed = (p.read_text(encoding="utf-8").splitlines(keepends=True) for p in (path, out))
+    assert path.read_bytes()[-2:] == out.read_bytes()[-2:] == b"\r\n"
+    differ = [k for k, (a, b) in enumerate(zip(old, fixed, strict=True)) if a != b]
+    assert differ == [42], "a blank line stands before"
+    a, b = json.loads(old[42]), json.loads(fixed[42])
+    assert {k: v for k, v in a.items() if k != "label"} == {k: v for k, v in b.items() if k != "label"}
+    assert type(a["label"]) is type(b["label"])
+    assert str(b["label"]).removesuffix(".0") == new
 
 
 def test_a_new_label_in_a_jsonl_of_ascii_stays_ascii(tmp_path: Path) -> None:
@@ -201,7 +240,7 @@ def test_files_with_other_columns_are_no_part_of_a_table(tmp_path: Path) -> None
 
 def test_a_class_that_the_saved_data_set_does_not_know_is_refused(tmp_path: Path) -> None:
     write_class_labels(table(), tmp_path / "saved")
-    with pytest.raises(InputError, match='"fox" is no class'):
+    with pytest.raises(InputError, match='"fox" is not a class'):
         apply_corrections(tmp_path / "saved", [Correction(0, "2", "other", "fox")])
     out = apply_corrections(tmp_path / "saved", [Correction(0, "2", "other", "1")]).path
     import datasets
@@ -209,9 +248,12 @@ def test_a_class_that_the_saved_data_set_does_not_know_is_refused(tmp_path: Path
     fixed = datasets.load_from_disk(str(out))
     assert fixed["train"].features["label"].names == ["2", "1"]
     assert fixed["train"][0]["label"] == 1
+    assert len(fixed["test"]) == 5
 
 
-# in memory
+# --- in memory ------------------------------------------------------------------------------------------------
+
+
 def of_polars(frame: pd.DataFrame) -> Any:
     return pytest.importorskip("polars").DataFrame(frame.to_dict("list"))
 
@@ -239,7 +281,14 @@ def test_tables_of_other_libraries_give_the_audit_of_the_data_frame(make: Callab
     assert (labels != frame["label"].to_numpy()).sum() == (found.p_error >= 0.9).sum()
 
 
-# image folders
+def test_a_table_that_is_not_computed_yet_says_what_to_call() -> None:
+    with pytest.raises(InputError, match=r"LazyFrame.* Call \.collect\(\) first"):
+        audit(of_polars(table()).lazy())
+
+
+# --- image folders --------------------------------------------------------------------------------------------
+
+
 def write_images(folder: Path, table_name: str) -> list[str]:
     rng = np.random.default_rng(0)
     rows = []
@@ -286,6 +335,15 @@ def test_an_image_folder_with_a_metadata_table_comes_back_as_a_corrected_table(
     assert set(before["file_name"][before["kind"] != after["kind"]]) == {"set1/04.png", "set0/09.png"}
 
 
+def test_a_metadata_table_whose_label_is_unclear_says_so(tmp_path: Path) -> None:
+    write_images(tmp_path, "metadata.csv")
+    frame = read_frame(tmp_path / "metadata.csv")
+    frame.assign(camera=["a", "b", "c", "d"] * 10).to_csv(tmp_path / "metadata.csv", index=False)
+    with pytest.raises(InputError, match="Say which holds the labels"):
+        load(tmp_path)
+    assert load(tmp_path, label="kind").train.classes == ("dark", "light")
+
+
 def test_pictures_of_a_saved_data_set_may_differ_in_size(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     rng = np.random.default_rng(0)
@@ -309,7 +367,9 @@ def test_pictures_of_a_saved_data_set_may_differ_in_size(tmp_path: Path) -> None
     assert np.array_equal(np.asarray(fixed[3]["image"]), np.asarray(pictures[3]))
 
 
-# what cannot be read
+# --- what cannot be read --------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
@@ -326,6 +386,13 @@ def test_lines_that_are_no_objects_are_named(content: str, said: str, tmp_path: 
     (tmp_path / "t.jsonl").write_text(content)
     with pytest.raises(InputError, match=said.replace("{", r"\{")):
         load(tmp_path / "t.jsonl")
+
+
+def test_lists_in_a_jsonl_are_left_out_with_a_warning(tmp_path: Path) -> None:
+    lines = [json.dumps({"tokens": ["a", "b"], "n": k, "label": "ab"[k % 2]}) for k in range(30)]
+    (tmp_path / "t.jsonl").write_text("\n".join(lines))
+    with pytest.warns(UserWarning, match="tokens hold lists"):
+        assert load(tmp_path / "t.jsonl").train.num_classes == 2
 
 
 def test_halves_of_characters_do_not_reach_the_page(tmp_path: Path) -> None:

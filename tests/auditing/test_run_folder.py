@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import signal
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,10 +21,10 @@ from torch import nn
 
 from compensate import files
 from compensate.auditing import store
-from compensate.auditing.page.model import Estimate
 from compensate.auditing.result import Audit
 from compensate.auditing.store import check_run_folder, replaced_folder, run_name, write_run
-from compensate.data.dataset import Source
+from compensate.cli import main
+from compensate.data.dataset import Estimate, Source
 from compensate.errors import InputError
 from compensate.training.checkpoint import load_weights
 from processes import start
@@ -35,8 +36,9 @@ def made(size: int = 30, seed: int = 0, **more: Any) -> Audit:
     given = rng.integers(2, size=size)
     source = Source(title="pets.csv", path="pets.csv", label="label", digest="sha256:" + "0" * 16)
     return Audit(
-        "table", source, ("cat", "dog"), np.arange(size), given, 1 - given, np.log(p / (1 - p)), p,
-        {"margin": rng.normal(size=size)}, Estimate(0.1, 0.0, 0.2), ids=tuple(f"k{i}" for i in range(size)),
+        kind="table", source=source, classes=("cat", "dog"), index=np.arange(size), given=given, suggested=1 - given,
+        log_odds=np.log(p / (1 - p)), p_error=p, evidence={"margin": rng.normal(size=size)}, noise_rate=Estimate(0.1, 0.0, 0.2),
+        ids=tuple(f"k{i}" for i in range(size)),
         probabilities=rng.random((size, 2)).astype(np.float32), curves={"loss": [0.5, 0.25]},
         unlabeled={"index": np.array([size]), "suggested": np.array([1]), "probability": np.array([0.5])},
         row_digests=rng.integers(1, 1 << 62, size=size).astype(np.uint64), **more,
@@ -118,6 +120,39 @@ def test_a_damaged_audit_is_refused(tmp_path, name):
         Audit.load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("audit.json", b""),
+        ("audit.json", b"[" * 100_000),
+        ("audit.json", b"null"),
+        ("audit.json", b"\xff\xfe"),
+        ("audit.json", None),
+        ("audit.npz", b""),
+        ("audit.npz", b"PK\3\4"),
+        ("audit.npz", None),
+    ],
+)
+def test_apply_says_that_a_run_folder_is_damaged(tmp_path, monkeypatch, capsys, file, content):
+    """An empty archive of numpy ended in the word Aborted, others in a stack trace."""
+    monkeypatch.chdir(tmp_path)
+    made().save(tmp_path / "run" / "audit")
+    path = tmp_path / "run" / "audit" / file
+    path.unlink() if content is None else path.write_bytes(content)
+    if file == "audit.npz" and content is not None:  # past the checksum
+        texts = json.loads((tmp_path / "run" / "audit" / "audit.json").read_text())
+        texts["arrays"] = hashlib.sha256(content).hexdigest()
+        (tmp_path / "run" / "audit" / "audit.json").write_text(json.dumps(texts))
+    (tmp_path / "pets.csv").write_text("text,label\n" + "a,cat\n" * 30)
+    monkeypatch.setattr(sys, "argv", ["compensate", "apply", "pets.csv", "run", "--accept", "0.5"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    said = " ".join(capsys.readouterr().err.split())
+    assert end.value.code == 2
+    assert "error:" in said
+    assert "Aborted" not in said
+
+
 def test_the_arrays_of_a_run_are_bounded(tmp_path, monkeypatch):
     made().save(tmp_path)
     packed = io.BytesIO()
@@ -125,7 +160,7 @@ def test_the_arrays_of_a_run_are_bounded(tmp_path, monkeypatch):
     (tmp_path / "audit.npz").write_bytes(packed.getvalue())
     texts = json.loads((tmp_path / "audit.json").read_text())
     (tmp_path / "audit.json").write_text(json.dumps({**texts, "arrays": hashlib.sha256(packed.getvalue()).hexdigest()}))
-    monkeypatch.setattr(files, "SMALL", 1 << 20)
+    monkeypatch.setattr(files, "SMALL_FILE", 1 << 20)
     with pytest.raises(InputError, match="which no data set does"):
         Audit.load(tmp_path)
 

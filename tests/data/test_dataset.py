@@ -23,7 +23,7 @@ from compensate.data import (
     noise,
     order,
 )
-from compensate.data.images import as_images
+from compensate.data.arrays import as_images
 from compensate.errors import InputError
 
 

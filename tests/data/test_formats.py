@@ -389,7 +389,7 @@ def test_a_parquet_file_that_unpacks_without_end_is_refused(tmp_path, monkeypatc
     dense = column.cast(pyarrow.string()) if repeated == "text" else column.dictionary_decode()
     parquet.write_table(pyarrow.table({"a": dense, "label": dense}), tmp_path / "a.parquet")
     assert (tmp_path / "a.parquet").stat().st_size < 40_000
-    monkeypatch.setattr(files, "SMALL", 1 << 23)
+    monkeypatch.setattr(files, "SMALL_FILE", 1 << 23)
     with pytest.raises(InputError, match="which no data set does"):
         load(tmp_path / "a.parquet")
 

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compensate.data import (
-    Dataset,
     Ragged,
     Tfidf,
     Vocabulary,
@@ -18,7 +17,6 @@ from compensate.data import (
     read_vectors,
     tokenize,
 )
-from compensate.data.text import text_features
 from compensate.errors import InputError
 
 GLOVE = "the 0.5 -1 2e-1\nfilm 1 2 3\nn't 0 0 1\n"
@@ -161,8 +159,6 @@ def test_tfidf_features_are_the_singular_directions():
     assert np.allclose(z * signs, expected, atol=1e-3)
     assert np.allclose(z.std(0), 1, atol=1e-4)
     assert not ours(["zzz", ""]).any()
-    data = Dataset(np.array(TEXTS, dtype=object), np.zeros(5, int), ("a",))
-    assert np.array_equal(text_features(data, ours).x, z)
     for texts, least in ((["a b", "c d"], 2), (["a"], 2), (["", ""], 1)):
         with pytest.raises(InputError, match="min_count"):
             Tfidf.fit(texts, min_count=least)

@@ -106,7 +106,7 @@ def test_a_second_run_encodes_the_changed_row_alone(bert, tmp_path, counted):
 
 def test_a_killed_process_leaves_what_it_encoded(bert, tmp_path, counted):
     def killed() -> None:
-        cache_module.SECONDS = 0
+        cache_module.COMMIT_SECONDS = 0
         encode(TEXTS, bert, cache=tmp_path, batch_size=2, progress=lambda done, _: done >= 6 and os._exit(9))
 
     process = start(killed)
@@ -160,7 +160,7 @@ def test_other_weights_do_not_find_the_embeddings_of_the_first(tmp_path):
 
 
 def test_the_cache_forgets_the_oldest_when_it_is_full(tmp_path, monkeypatch):
-    monkeypatch.setattr(cache_module, "MOST_BYTES", 100 * 16)
+    monkeypatch.setattr(cache_module, "MAX_BYTES", 100 * 16)
     keys = [bytes([i]) for i in range(150)]
     with Cache(tmp_path, "tiny") as store:
         store.put(keys, np.arange(600, dtype=np.float32).reshape(150, 4))

@@ -33,12 +33,11 @@ from PIL import Image
 
 from compensate.auditing.annotators import find_consensus, long_votes, wide_votes
 from compensate.auditing.decisions import read_corrections
-from compensate.auditing.page.model import Estimate
 from compensate.auditing.result import Audit
 from compensate.auditing.source import read as read_audited
 from compensate.data import Splits, load, read_vectors
-from compensate.data.dataset import Source
-from compensate.data.labels import read_labels
+from compensate.data.dataset import Estimate, Source
+from compensate.data.label_files import read_labels
 from compensate.data.tables import read_frame
 from compensate.errors import InputError
 from compensate.training import Config, checkpoint, read_toml
@@ -160,8 +159,9 @@ def stored_run() -> Files:
     p = RNG.random(12)
     source = Source(title="pets.csv", path="pets.csv", label="label", digest="sha256:0123456789abcdef")
     audit = Audit(
-        "table", source, ("cat", "dog", "fox"), np.arange(12), Y, (Y + 1) % 3, np.log(p / (1 - p)), p,
-        {"margin": RNG.normal(size=12)}, Estimate(0.1, 0.0, 0.2), ids=tuple(f"k{i}" for i in range(12)),
+        kind="table", source=source, classes=("cat", "dog", "fox"), index=np.arange(12), given=Y, suggested=(Y + 1) % 3,
+        log_odds=np.log(p / (1 - p)), p_error=p, evidence={"margin": RNG.normal(size=12)}, noise_rate=Estimate(0.1, 0.0, 0.2),
+        ids=tuple(f"k{i}" for i in range(12)),
         probabilities=RNG.random((12, 3)).astype(np.float32), curves={"loss": [0.5, 0.25]},
         unlabeled={"index": np.array([12]), "suggested": np.array([1]), "probability": np.array([0.5])},
         notes=("a note",),

@@ -11,14 +11,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import faults
+import numpy as np
 import pytest
 import torch
 
 from compensate import InputError, files
-from compensate.auditing.page import Estimate, Page, write_page
+from compensate.auditing.page import page_of, write_page
+from compensate.auditing.result import Audit
 from compensate.cli import main
+from compensate.data.dataset import Estimate, Source
 from compensate.data.load import digits
 from compensate.training import Config, Run, checkpoint, comparison, fit, run, workers
 from compensate.training.run import locked
@@ -32,9 +36,16 @@ def metrics(folder: Path) -> str:
     return (folder / "metrics.jsonl").read_text()
 
 
-# disks
-def page() -> Page:
-    return Page("a.csv", "text", ("x", "y"), 9, (), Estimate(0.0, 0.0, 0.1))
+# --- disks ----------------------------------------------------------------------------------------------------
+
+
+def page() -> dict[str, Any]:
+    rows, p = np.arange(9), np.full(9, 0.1)
+    return page_of(
+        Audit(
+            "text", Source(title="a.csv"), ("x", "y"), rows, rows % 2, 1 - rows % 2, p, p, {}, Estimate(0.0, 0.0, 0.1)
+        )
+    )
 
 
 WRITES = {

@@ -7,7 +7,7 @@ import os
 import pytest
 from fuzzing import FORMATS, HOSTILE, SECONDS, fuzz, withstand
 
-from compensate.files import SMALL
+from compensate.files import SMALL_FILE
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +33,7 @@ def test_undamaged_files_are_read(tmp_path):
 @pytest.mark.parametrize("name", HOSTILE)
 def test_what_was_made_to_fill_the_memory_is_refused(name):
     """More than a packed file may unpack to, and little enough to be made here."""
-    took = withstand(name, SMALL + (1 << 26))
+    took = withstand(name, SMALL_FILE + (1 << 26))
     assert took["outcome"] == "refused"
     assert took["seconds"] < SECONDS
     assert took["megabytes"] < 1024

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from replicas import STOP, Stopped, config, small
 
-from compensate.data.batches import ranges_of
+from compensate.data.epochs import ranges_of
 from compensate.errors import InputError
 from compensate.methods import METHODS
 from compensate.training import fit

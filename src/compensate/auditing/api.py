@@ -1,11 +1,15 @@
-"""An audit without training, for people who have out-of-sample probabilities already."""
+"""The audit of labels: data of any kind and size, or given out-of-sample probabilities."""
 
 from __future__ import annotations
 
+import inspect
+import re
 import shutil
+import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,37 +17,25 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit, logit, logsumexp
 
-from compensate.auditing.chunks import PiecedSource, open_pieces
+from compensate.auditing import learners
+from compensate.auditing.chunks import ChunkedDataset, FinishedStages, cut, open_chunks
+from compensate.auditing.class_names import without_spellings
 from compensate.auditing.decisions import Correction, decided_labels
-from compensate.auditing.execution import threads_for
-from compensate.auditing.features import FeatureViews, make_views, unused_encoder
-from compensate.auditing.issues.samples import without_spellings
-from compensate.auditing.judge import Scorer
-from compensate.auditing.learners import (
-    FOLDS,
-    Steps,
-    StoredLearner,
-    assign_folds,
-    judge_divisions,
-    num_divisions,
-    steps_of,
-)
-from compensate.auditing.noise_model import (
-    NOTE,
-    SMALLEST,
-    Verdict,
-    after_decisions,
-    judge,
-    judge_lone,
-    pool,
-    shares,
-)
-from compensate.auditing.result import KINDS, Audit, Provenance, build_audit
-from compensate.auditing.source import labeled, read
-from compensate.data.dataset import UNLABELED, Dataset, Floats, Ints, Source
+from compensate.auditing.digests import digest_frame
+from compensate.auditing.execution import LOCAL, Execution
+from compensate.auditing.features import FeatureViews, Progress, unused_encoder
+from compensate.auditing.findings import Findings, Provenance
+from compensate.auditing.judge import FitOptions, Judge, compute_features, judge_chunks
+from compensate.auditing.labels import labels_of
+from compensate.auditing.labels.base import Judging
+from compensate.auditing.learners import FOLDS, TREE_ROWS, assign_folds, num_divisions
+from compensate.auditing.noise_model import NOTE, SMALLEST, Verdict, after_decisions, judge, pool
+from compensate.auditing.result import FLAGGED, Audit, ListedRows, build_audit
+from compensate.auditing.source import check_options, labeled, read
+from compensate.data.dataset import UNLABELED, Dataset, Ints, Source
 from compensate.data.labels import encode_labels
 from compensate.errors import InputError
-from compensate.files import is_address
+from compensate.files import is_address, make_folder
 
 if TYPE_CHECKING:
     import torch
@@ -52,101 +44,24 @@ __all__ = [
     "audit",
 ]
 
-SMALLEST_PROBABILITY = 1e-6
+MIN_ROWS = 20
+"""The fewest labeled rows that an audit learns from."""
 
-
-def audit_probabilities(
-    probabilities: ArrayLike,
-    labels: ArrayLike,
-    *,
-    classes: list[str] | None = None,
-    title: str = "the labels",
-    data: Dataset | None = None,
-) -> Audit:
-    """Finds the labels that look wrong, given what a model says of samples it was not trained on.
-
-    The probabilities go through the same noise model as those of an audit's own learners.
-
-    Args:
-        probabilities: (N, C), rows that sum to one, each by a model that has not seen the sample.
-        labels: (N,) class numbers 0 to C - 1, or names; -1 or empty where there is none.
-        classes: names of the columns, needed if labels are names.
-        title: what to call it.
-        data: the samples, for the review page.
-
-    >>> rng = np.random.default_rng(0)
-    >>> p = rng.dirichlet([0.1, 0.1, 0.1], size=500)
-    >>> y = np.array([rng.choice(3, p=row) for row in p])
-    >>> y[:25] = (p[:25].argmax(1) + 1) % 3
-    >>> found = audit_probabilities(p, y)
-    >>> bool(np.mean(found.flagged["index"] < 25) > 0.4)
-    True
-    """
-    p = np.asarray(probabilities, dtype=np.float64)
-    if p.ndim != 2 or p.shape[1] < 2:
-        raise InputError(
-            f"the probabilities have shape {p.shape}; expected (N, C), a row a sample and a column a class."
-        )
-    if not np.isfinite(p).all() or p.min() < -1e-6 or np.abs(p.sum(1) - 1).max() > 1e-3:
-        sums = np.where(np.isfinite(p).all(1), np.abs(p.sum(1) - 1) + np.maximum(-p.min(1), 0), np.inf)
-        row = int(sums.argmax())
-        raise InputError(f"row {row} of the probabilities is {p[row][:5]}; each must be at least 0 and sum to 1.")
-    given, names = _labels(np.asarray(labels), p.shape, classes)
-    rows = np.flatnonzero(given != UNLABELED)
-    if len(rows) < 20:
-        raise InputError(f"{len(rows)} rows have a label; an audit needs 20 or more.")
-    q, y = np.log(np.maximum(p[rows], SMALLEST_PROBABILITY)), given[rows]
-    # Probabilities that are too sure are tempered as those of a single learner are.
-    log_q, _ = pool({"probabilities": q - logsumexp(q, axis=1, keepdims=True)}, y)
-    verdict = judge(without_spellings(log_q, y, names), y)
-    lost = np.flatnonzero(given == UNLABELED)
-    unlabeled: dict[str, NDArray[Any]] = {}
-    if len(lost):
-        unlabeled = {"index": lost, "suggested": p[lost].argmax(1), "probability": p[lost].max(1)}
-    return build_audit(
-        data,
-        Source(title=title) if data is None else replace(data.source, title=title),
-        kind="embedding" if data is None else "table",
-        classes=names,
-        index=rows,
-        given=y,
-        suggested=verdict.suggested,
-        log_odds=verdict.log_odds,
-        p_error=verdict.p_error,
-        evidence=verdict.evidence(y),
-        noise_rate=verdict.share,
-        probabilities=p[rows].astype(np.float32),
-        unlabeled=unlabeled,
-        provenance=Provenance(
-            views={"probabilities": 1.0}, agreement=float((q.argmax(1) == y).mean()), by_chance=verdict.by_chance
-        ),
-    )
-
-
-def _labels(labels: NDArray[Any], shape: tuple[int, ...], classes: list[str] | None) -> tuple[Ints, tuple[str, ...]]:
-    if labels.shape != (shape[0],):
-        raise InputError(f"there are {shape[0]} rows of probabilities, and the labels have shape {labels.shape}.")
-    if labels.dtype.kind in "iu":
-        if labels.size and not -1 <= labels.min() <= labels.max() < shape[1]:
-            row = int(np.flatnonzero((labels < -1) | (labels >= shape[1]))[0])
-            raise InputError(f"label {labels[row]} of row {row} has no column: there are {shape[1]}, counted from 0.")
-        names = tuple(classes) if classes else tuple(str(c) for c in range(shape[1]))
-        return labels.astype(np.int64), names
-    target, names = encode_labels(labels, classes)
-    if len(names) != shape[1]:
-        raise InputError(f"the labels name {len(names)} classes, and the probabilities have {shape[1]} columns.")
-    return target, names
-
-
-Progress = Callable[[str, int, int], None]
-"""Called with the stage ("encoding", "fitting", "training" or "judging", then perhaps the learner that is at work), the steps that are done and
-the number of all."""
-
-FEWEST = 20
-"""Rows without which there is nothing to learn from."""
-
-MOST_CELLS = 50_000_000
+MAX_CELLS = 50_000_000
 """Rows times classes up to which classes of a row or two are audited: each row is compared with each class."""
+
+MAX_KEPT = 8_000_000
+"""Rows times classes of chunked data up to which the predictions of all rows are kept, if memory is not bounded."""
+
+MAX_FEATURES, FEATURE_SHARE, FOREST_SHARE = 1_000_000_000, 0.1, 0.3
+"""Bytes of the features of chunked data that learners are fitted on; and where memory is bounded, the shares of it that features and forests
+may take. Fitting copies the features."""
+
+ROW_BYTES, FIXED_BYTES = 60, 800_000_000
+"""The least memory: bytes for each row, and for libraries, trees and a chunk."""
+
+LISTED, CERTAIN = 10_000, 150
+"""Suspects of chunked data that are listed with their samples, and certain rows of each class. All rows are in the partitions."""
 
 
 def audit(
@@ -176,37 +91,36 @@ def audit(
 ) -> Audit:
     r"""Finds the labels that look wrong.
 
-    Every label is judged by models that did not learn from it. The samples are brought to one or more views (embeddings of a
-    pretrained encoder, words, the columns of a table, pixels); on each view linear models with LogComp and with transitions
-    between classes, neighbors or naive Bayes, and for tables trees are cross-fitted; they are pooled by their log loss on
-    held-out labels; and a noise model turns what they say into probabilities. See `compensate.auditing.noise_model`.
+    Every label is judged by models that did not learn from it. The samples are turned into one or more views (embeddings of a
+    pretrained encoder, words, the columns of a table, pixels). On each view, linear models with LogComp and with transitions
+    between classes, neighbors or naive Bayes, and for tables trees are cross-fitted. They are pooled by their log loss on
+    held-out labels, and a noise model computes the probabilities of error. See `compensate.auditing.noise_model`.
 
     Args:
         data: features (N, D) or images (N, C, H, W) as an array; texts, a list; a data frame; a file, folder or name; or a
-            data set of `compensate.data`. Of parts, the training part is audited; `Audit.notes` says which rows are left out.
+            data set of `compensate.data`. Only the training part is audited; `Audit.notes` says which rows are left out.
         labels: (N,) class names or numbers, or quantities; a file of labels; by default those of the data.
         model: a torch module, a function that makes one, or a name in `compensate.models.MODELS`, trained on the samples by
-            the engine of `compensate train`. What it said of each sample before it learned from it is the evidence.
-        features: embeddings (N, D), or an .npy file, in place of the samples themselves.
-        encoder: for texts and images: "auto" (what is installed), "none", a name, or the folder of a saved model.
+            the engine of `compensate train`. Its prediction of each sample before it learned from it is the evidence.
+        features: embeddings (N, D), or an .npy file, that replace the samples.
+        encoder: for texts and images: "auto" (an installed one), "none", a name, or the folder of a saved model.
         finetune: train the encoder too, with a linear head on the labels, by the same engine, and pool it with the other
             learners.
         crossfit: train the model or the encoder once for each fold; the model is then pooled with the other learners.
         method, hyper: a row of `compensate.METHODS` and its hyper-parameters, for the training.
-        epochs, batch_size, lr, precision: of the training. Of an encoder, ``lr`` is 2e-5 for texts and 5e-5 for images, and its
+        epochs, batch_size, lr, precision: of the training. For an encoder, ``lr`` is 2e-5 (texts) or 5e-5 (images) by default, and its
             head has fifty times as much.
         device: for the encoder and the model; a graphics card if there is one.
-        decisions: what people have decided about labels of an earlier audit: ``corrections.csv``, the run's folder, or `Correction`
-            records. Those labels are taken as decided, learned from without compensation, and never flagged; what was decided also
-            calibrates the probabilities of the others.
-        run_folder, resume: where the training keeps checkpoints, or an audit in pieces its finished stages, and whether to go on from them.
-        memory: what the process may take, such as ``"2GB"``: Parquet files and .npy files are then read in pieces; see
-            `compensate.auditing.judge`.
-        backend: ``"local"``, or ``"ray"``: the pieces are encoded, fitted and judged on a Ray cluster.
+        decisions: decisions about labels of an earlier audit: ``corrections.csv``, the run's folder, or `Correction`
+            records. Decided labels are learned without compensation and never flagged; the decisions also calibrate the
+            probabilities of the others.
+        run_folder, resume: where the training keeps checkpoints, or a chunked audit its finished stages, and whether to go on from them.
+        memory: the memory that the process may take, such as ``"2GB"``: Parquet files and .npy files are then read in chunks.
+        backend: ``"local"``, or ``"ray"``: chunks are encoded, fitted and judged on a Ray cluster.
         seed: of folds and everything random.
-        progress: told about the stages.
+        progress: called with the stage ("encoding", "fitting", "training" or "judging", and the learner), the finished steps and the total.
         options: of the reader: ``label`` and ``text``, the columns of a table, ``task``, ``size`` of images, and so on; and ``merge_alike=True``,
-            which takes labels that differ only in case, spacing or Unicode form for one class.
+            which merges labels that differ only in case, spacing or Unicode form.
 
     Rows without a label are predicted: see `Audit.predicted`.
 
@@ -221,363 +135,360 @@ def audit(
     Reference: Yao and Wu, Compensation Learning, 2021, for LogComp; Northcutt, Jiang and Chuang, Confident Learning, 2021, for
     out-of-fold evidence.
     """
-    training: dict[str, Any] = {
+    check_options(options, inspect.signature(audit).parameters)
+    network = _Network(model, finetune, crossfit, {
         "method": method, "hyper": hyper, "epochs": epochs, "batch_size": batch_size, "lr": lr, "precision": precision,
-    }  # fmt: skip
-    if finetune and model is not None:
-        raise InputError(
-            "finetune trains the encoder, and a model of your own is given too; choose one. Both can be had one after the other: "
-            "two audits."
-        )
-    if model is None and not finetune:
-        given = [name for name in ("epochs", "batch_size", "lr", "hyper") if training[name] is not None]
-        given += ["precision"] if precision != "no" else []
-        if given or crossfit:
-            name = given[0] if given else "crossfit"
-            raise InputError(
-                f'{name} is for the training of a model, and none is given; add model="mlp" or another, or finetune=True for texts and '
-                "images (--model mlp or --finetune on the command line)."
-            )
-    _check_training(**training, device=device, deep=model is not None or finetune)
-    if memory is not None or backend != "local" or is_address(data) or isinstance(data, PiecedSource):
-        given = [
-            n
-            for n, v in {"model": model, "finetune": finetune, "decisions": decisions, "features": features}.items()
-            if v
-        ]
-        return _in_pieces(
-            data, labels, options, given, memory, backend,
-            encoder=encoder, device=device, seed=seed, folder=run_folder, resume=resume, progress=progress,
-        )  # fmt: skip
-    source = read(data, labels, features, options)
+        "device": device, "seed": seed, "run_folder": run_folder, "resume": resume, "progress": progress,
+    })  # fmt: skip
+    network.check()
+    how = _Settings(encoder, device, seed, progress)
+    if memory is None and backend == "local" and not is_address(data) and not isinstance(data, ChunkedDataset):
+        source = read(data, labels, features, options)
+    else:
+        refused = {"model": model, "finetune": finetune, "decisions": decisions, "features": features}
+        given = [name for name, value in refused.items() if value]
+        if given:
+            raise InputError(f"{given[0]} is not supported with memory= or backend=; leave it out, or leave them out.")
+        if backend not in ("local", "ray"):
+            raise InputError(f'backend is "{backend}"; expected local or ray.')
+        limit = None if memory is None else bytes_of(memory)
+        how = replace(how, memory=limit, folder=run_folder, chunked=True)
+        if run_folder is not None and not resume:
+            shutil.rmtree(run_folder, ignore_errors=True)
+        source = data if isinstance(data, ChunkedDataset) else open_chunks(data, labels, options)
     for note in source.source.notes:
         warnings.warn(note, stacklevel=2)
-    if source.parts is not None:
-        return _of_parts(source, encoder, device, seed, progress, model=model, finetune=finetune)
-    known = labeled(source)
-    if known.regression:
-        if decisions is not None:
-            raise InputError("decisions are about classes; quantities are audited without them. Leave decisions out.")
-        if model is not None:
+    if source.parts is None:
+        labeled(source)
+    kind = labels_of(source)
+    for name, value in {"decisions": decisions, "model": model, "finetune": finetune or None}.items():
+        if value is not None and name in kind.refused:
+            raise InputError(kind.refused[name])
+    with _execution(backend) as run:
+        how = replace(how, run=run)
+        judging = Judging(
+            lambda samples: _audit_classes(samples, how, network, decisions), how.features, encoder, seed, progress, run
+        )
+        return build_audit(source.source, kind.audit(source, judging), type(kind))
+
+
+@contextmanager
+def _execution(backend: str) -> Iterator[Execution]:
+    if backend == "local":
+        yield LOCAL
+        return
+    from compensate.auditing.ray import cluster
+
+    with cluster() as run:
+        yield run
+
+
+@dataclass(frozen=True, eq=False)
+class _Settings:
+    """Options of an audit; ``memory`` in bytes and the ``folder`` of finished stages are for data in chunks (``chunked``)."""
+
+    encoder: str | Path
+    device: str | None
+    seed: int
+    progress: Progress | None
+    memory: int | None = None
+    folder: str | Path | None = None
+    chunked: bool = False
+    run: Execution = LOCAL
+
+    def features(self, data: Dataset) -> FeatureViews:
+        """The features of data in memory, computed in chunks if the data are to be."""
+        data = cut(data) if self.chunked else data
+        return compute_features(data, self.encoder, device=self.device, progress=self.progress, run=self.run)[0]
+
+
+@dataclass(frozen=True, eq=False)
+class _Network:
+    """A model of the user or a fine-tuned encoder, and the settings of its training."""
+
+    model: Any
+    finetune: bool
+    crossfit: bool
+    settings: dict[str, Any]
+
+    def check(self) -> None:
+        """Refuses impossible settings before anything is encoded."""
+        if self.finetune and self.model is not None:
             raise InputError(
-                "quantities are judged without a model of your own; give its embeddings as features=... (--features on the command line)."
+                "finetune trains the encoder, and a model of your own is given too; choose one, or make two audits."
             )
-        if finetune:
-            raise InputError("finetune learns classes, and these labels are quantities; leave it out.")
-        return _quantities(known, encoder, device, seed, progress)
-    decided = None if decisions is None else decided_labels(known, decisions)
-    present = known.target.astype(np.int64) if decided is None else decided.labels
-    given_labels, notes = audited_labels(known.relabel(present))
-    trusted = None if decided is None else decided.rows
-    rows = np.flatnonzero(given_labels != UNLABELED)
-    if len(rows) < FEWEST:
-        alone = int(known.labeled.sum()) - len(rows)
+        trains = self.finetune or self.model is not None
+        given = [name for name in ("epochs", "batch_size", "lr", "hyper") if self.settings[name] is not None]
+        given += ["precision"] if self.settings["precision"] != "no" else []
+        given += ["crossfit"] if self.crossfit else []
+        if given and not trains:
+            raise InputError(
+                f'{given[0]} is for the training of a model, and none is given; add model="mlp" or another, or finetune=True for texts '
+                "and images (--model mlp or --finetune on the command line)."
+            )
+        for name in ("epochs", "batch_size"):
+            value = self.settings[name]
+            if value is not None and value < 1:
+                raise InputError(f"{name} is {value}; expected 1 or more.")
+        lr = self.settings["lr"]
+        if lr is not None and not 0 < lr < np.inf:
+            raise InputError(f"lr is {lr}; expected a positive number.")
+        if trains:
+            from compensate.training.hardware import Hardware, default_device
+
+            Hardware(default_device(self.settings["device"]), self.settings["precision"])
+
+
+# --- classes --------------------------------------------------------------------------------------------------
+
+
+def _audit_classes(
+    data: Dataset, how: _Settings, network: _Network, decisions: str | Path | Iterable[Correction] | None
+) -> Audit:
+    """The audit of one class a row, for data in memory and in chunks."""
+    decided = None if decisions is None else decided_labels(data, decisions)
+    present = np.asarray(data.target, np.int64) if decided is None else decided.labels
+    given, notes = audited_labels(data.relabel(present))
+    rows = np.flatnonzero(given != UNLABELED)
+    if len(rows) < MIN_ROWS:
+        alone = int(data.labeled.sum()) - len(rows)
         why = f" {alone:,} labels occur once, and nothing can contradict them." if alone else ""
         raise InputError(
-            f"{len(rows)} rows have a label that can be checked; an audit needs {FEWEST} or more.{why} Check which column holds the "
+            f"{len(rows)} rows have a label that can be checked; an audit needs {MIN_ROWS} or more.{why} Check which column holds the "
             "labels, or give more rows."
         )
-    _check_classes(given_labels[rows], known.source.label)
+    _check_classes(given[rows], data.source.label)
     tunable = None
-    if finetune:
+    if network.finetune:
         from compensate.auditing.network import find_tunable
 
-        tunable = find_tunable(known, encoder)
-    if model is None or crossfit:
-        views = make_views(known, encoder, device=device, progress=progress)
-        notes = (*notes, *views.notes)
-    else:
-        views = None
-        notes = (*notes, *unused_encoder(encoder, "the samples of a model without crossfit"))
-    keys = None if views is None else views.keys
-    divisions = [assign_folds(given_labels, keys, seed=seed, draw=k) for k in range(num_divisions(len(rows)))]
-    log_p, transition, fitted = _judged(views, given_labels, divisions, known.num_classes, trusted, seed, progress)
-    config: dict[str, Any] = {"seed": seed, "folds": FOLDS, **({} if views is None else views.about)}
-    trained = None
-    if model is not None or tunable is not None:
-        from compensate.auditing.network import judge_by_finetuning, judge_by_model
-
-        training |= {
-            "device": device, "seed": seed, "run_folder": run_folder, "resume": resume, "progress": progress,
-        }  # fmt: skip
-        parts = divisions[0] if crossfit else None
-        if tunable is not None:
-            trained = judge_by_finetuning(known, given_labels, tunable, parts, **training)
-            log_p[f"{tunable.name}, fine-tuned"] = trained.log_p
-            config["finetuned"] = tunable.name
+        tunable = find_tunable(data, how.encoder)
+    room = _feature_room(how.memory, len(data)) if isinstance(data, ChunkedDataset) else np.inf
+    with _finished_stages(data, how.folder) as stages:
+        features, part = None, np.arange(len(data))
+        if network.model is None or network.crossfit:
+            features, part = compute_features(
+                data, how.encoder, device=how.device, progress=how.progress, run=how.run, stages=stages, room=room
+            )
+            notes = (*notes, *features.notes)
         else:
-            trained = judge_by_model(known, given_labels, model, parts, **training)
-            log_p["model"] = trained.log_p
-            config["folds"] = FOLDS if crossfit else 1
-        config |= {"method": method, "hyper": dict(hyper or {}), "epochs": trained.epochs, "crossfit": crossfit}
-    if progress is not None:
-        progress("judging", 0, 1)
-    log_q, weights = pool(log_p, given_labels)
-    log_q = without_spellings(log_q, given_labels, known.classes)
-    config["views"] = shares(weights)
-    if decided is None:
-        verdict = judge(log_q[rows], given_labels[rows], transition)
-    else:
-        before = np.where(decided.rows, decided.before, given_labels)[rows]
-        verdict = judge(log_q[rows], before, transition)
-        verdict = after_decisions(verdict, given_labels[rows], before, decided.rows[rows])
-        config["decided"] = decided.described(known.index)
-    scorer = None if views is None or trained is not None else _scorer(views, fitted, weights, verdict)
-    unlabeled = _predicted(known, given_labels, log_q)
-    lone = np.flatnonzero((present != UNLABELED) & (given_labels == UNLABELED))
-    config |= {
-        "agreement": float((verdict.log_q.argmax(1) == given_labels[rows]).mean()),
-        "by_chance": verdict.by_chance,
-    }
-    if len(lone):
-        verdict = _with_lone(verdict, present, known.classes, rows, lone, log_q, trusted)
-        rows = np.sort(np.concatenate([rows, lone]))
-    return _result(known, rows, present, verdict, config, notes, views, trained, scorer, unlabeled)
+            notes = (*notes, *unused_encoder(how.encoder, "the samples of a model without crossfit"))
+        keys = None if features is None else features.keys
+        times = num_divisions(len(rows))
+        folds = np.stack([assign_folds(given, keys, seed=how.seed, draw=k).astype(np.int8) for k in range(times)])
+        del keys
+        config: dict[str, Any] = {"seed": how.seed, "folds": FOLDS, **({} if features is None else features.about)}
+        trained, networks = None, {}
+        if network.model is not None or tunable is not None:
+            from compensate.auditing.network import judge_by_finetuning, judge_by_model
 
-
-def _in_pieces(
-    data: Any,
-    labels: Any,
-    options: Mapping[str, Any],
-    given: list[str],
-    memory: int | str | None,
-    backend: str,
-    *,
-    folder: str | Path | None,
-    resume: bool,
-    **how: Any,
-) -> Audit:
-    """The audit of data that is larger than memory, or on a cluster: see `compensate.auditing.judge`."""
-    from compensate.auditing.judge import audit_pieces, bytes_of
-
-    if given:
-        raise InputError(
-            f"{given[0]} cannot be had where data are read in pieces; leave it out, or leave out memory and backend."
+            held = folds[0].astype(np.int64) if network.crossfit else None
+            if tunable is not None:
+                trained = judge_by_finetuning(data, given, tunable, held, **network.settings)
+                networks[f"{tunable.name}, fine-tuned"] = trained.log_p
+                config["finetuned"] = tunable.name
+            else:
+                trained = judge_by_model(data, given, network.model, held, **network.settings)
+                networks["model"] = trained.log_p
+                config["folds"] = FOLDS if network.crossfit else 1
+            settings = network.settings
+            config |= {"method": settings["method"], "hyper": dict(settings["hyper"] or {})}
+            config |= {"epochs": trained.epochs, "crossfit": network.crossfit}
+        former = None if decided is None else np.where(decided.rows, decided.before, given)
+        chunked = isinstance(data, ChunkedDataset)
+        fits = how.memory is None and len(part) == len(data) and len(data) * data.num_classes <= MAX_KEPT
+        fitted = Judge.fit(
+            features, given[part], folds[:, part].astype(np.int64), data.classes,
+            FitOptions(
+                seed=how.seed, trees=_forest_trees(how.memory, len(part), data.num_classes, times), rows=len(data),
+                keep=fits or not chunked, trusted=None if decided is None else decided.rows, former=former,
+                networks=networks, run=how.run, progress=how.progress,
+            ),
+        )  # fmt: skip
+        learned = np.unique(given[rows])
+        if isinstance(data, ChunkedDataset):
+            assert stages is not None
+            assert features is not None
+            features = replace(features, views=())
+            columns = judge_chunks(
+                data, fitted, folds, learned, flagged=FLAGGED, stages=stages, run=how.run, progress=how.progress
+            )
+            drawn = len(part) < len(data)
+            drawn_note = (
+                f"Learners were fitted on {len(part):,} of {len(data):,} rows, evenly spaced; every row was judged. "
+            )
+            notes = (
+                *notes, f"{drawn_note * drawn}The rows were read in chunks: duplicates and outliers were not searched."
+            )  # fmt: skip
+            config["fitted_rows"] = len(part)
+        else:
+            assert fitted.log_q is not None
+            columns = fitted.judge_rows(fitted.log_q, present, data.classes, learned)
+        often = given != UNLABELED
+        p = expit(columns["score"]) if fitted.by_chance else columns["p_error"]
+        share = fitted.noise.estimate(float(p.mean(dtype=np.float64, where=often)))
+        config |= {
+            "views": fitted.shares, "by_chance": fitted.by_chance,
+            "agreement": float((columns["margin"] > 0).mean(where=often)),
+        }  # fmt: skip
+        if decided is not None:
+            assert former is not None
+            assert fitted.log_q is not None
+            odds, suggested = fitted.noise.score(fitted.log_q[rows], former[rows])
+            p = expit(odds)
+            verdict = Verdict(
+                odds, p, suggested, fitted.noise.estimate(float(p.mean())), fitted.log_q[rows], fitted.noise
+            )
+            verdict = after_decisions(verdict, given[rows], former[rows], decided.rows[rows])
+            columns["score"][rows], columns["p_error"][rows] = verdict.log_odds, verdict.p_error
+            columns["suggested"][rows], share = verdict.suggested, verdict.share
+            single = np.flatnonzero(decided.rows & (present != UNLABELED) & (given == UNLABELED))
+            columns["score"][single], columns["p_error"][single] = logit(SMALLEST), expit(logit(SMALLEST))
+            fitted = replace(fitted, noise=verdict.model)
+            config["decided"] = decided.described(data.index)
+        labeled_rows = np.flatnonzero(present != UNLABELED)
+        missing = np.flatnonzero(present == UNLABELED)
+        here: Any = slice(None) if not len(missing) else labeled_rows  # a copy of all rows can take gigabytes
+        findings = Findings(
+            data=None if chunked else data if not len(missing) else data.subset(labeled_rows),
+            classes=data.classes,
+            index=data.index[here],
+            given=present[here],
+            suggested=columns["suggested"][here],
+            log_odds=columns["score"][here],
+            p_error=columns["p_error"][here],
+            evidence={"margin": columns["margin"][here], "loss": columns["loss"][here]},
+            noise_rate=share,
+            unlabeled={} if not len(missing) else {
+                "index": data.index[missing], **{n: columns[n][missing] for n in ("suggested", "probability")}
+            },
+            provenance=Provenance(**config),
+            notes=notes,
+            fitted=None if features is None or trained is not None else replace(fitted, views=(), log_q=None),
+        )  # fmt: skip
+        result = build_audit(data.source, findings)
+        if isinstance(data, ChunkedDataset):
+            assert stages is not None
+            return replace(result, listed=_listed(result, data, labeled_rows, folds, fitted, stages))
+        assert fitted.log_q is not None
+        return replace(
+            result,
+            ids=() if data.ids is None else tuple(map(str, data.ids[labeled_rows])),
+            probabilities=np.exp(fitted.log_q[here]).astype(np.float32),
+            vectors=None if features is None else features.shown[here],
+            curves={} if trained is None else trained.curves,
+            model=None if trained is None else trained.model,
         )
-    if backend not in ("local", "ray"):
-        raise InputError(f'backend is "{backend}"; expected local or ray.')
-    room = None if memory is None else bytes_of(memory)
-    if folder is not None and not resume:
-        shutil.rmtree(folder, ignore_errors=True)
-    source = data if isinstance(data, PiecedSource) else open_pieces(data, labels, options)
-    if backend == "ray":
-        from compensate.auditing.ray import cluster
-
-        with cluster() as run:
-            return audit_pieces(source, memory=room, run=run, folder=folder, **how)
-    return audit_pieces(source, memory=room, folder=folder, **how)
 
 
-def _scorer(
-    views: FeatureViews, fitted: list[dict[str, StoredLearner]], weights: Mapping[str, float], verdict: Verdict
-) -> Scorer:
-    """What judges new samples as these were judged."""
-    by_view = tuple(
-        {name: weights[f"{view.name}: {name}"] for name in learners}
-        for view, learners in zip(views.views, fitted, strict=True)
+@contextmanager
+def _finished_stages(data: Dataset, folder: str | Path | None) -> Iterator[FinishedStages | None]:
+    """The folder of finished stages; a temporary one if none is given, and none for data in memory."""
+    if not isinstance(data, ChunkedDataset):
+        yield None
+    elif folder is not None:
+        yield FinishedStages(make_folder(Path(folder)))
+    else:
+        with tempfile.TemporaryDirectory(prefix="compensate-") as name:
+            yield FinishedStages(Path(name), temporary=True)
+
+
+def _listed(
+    whole: Audit, data: ChunkedDataset, rows: Ints, folds: NDArray[np.int8], judge: Judge, stages: FinishedStages
+) -> ListedRows:
+    """The most suspect rows, and for each class some certain ones, with their samples."""
+    suspects = np.argpartition(-whole.log_odds, min(LISTED, len(whole) - 1))[:LISTED]
+    certain = [
+        of_class[np.argpartition(whole.p_error[of_class], min(CERTAIN, len(of_class) - 1))[:CERTAIN]]
+        for of_class in (np.flatnonzero(whole.given == c) for c in range(len(whole.classes)))
+        if len(of_class)
+    ]
+    chosen = np.unique(np.concatenate([suspects, *certain]))
+    places = rows[chosen]
+    samples = data.subset(places)
+    made = FeatureViews(judge.makers)
+    embedded = None
+    if made.encoder is not None:
+        parts = [stages.embedded(k)[here] for k, _, here in data.chunks(places) if len(here)]
+        embedded = np.concatenate(parts)
+    if judge.log_q is None:
+        log_q = judge.predict(samples, folds[:, places].astype(np.int64), embedded=embedded)
+    else:
+        log_q = judge.log_q[places]
+    digests = data.source.row_digests
+    if digests is not None:
+        digests = digests[whole.index[chosen]]
+    elif samples.table is not None:
+        digests = digest_frame(samples.table, str(data.source.label))
+    return ListedRows(
+        rows=chosen,
+        data=samples,
+        probabilities=np.exp(log_q).astype(np.float32),
+        vectors=made.of(samples, embedded)[0].x,
+        row_digests=digests,
+        ids=() if samples.ids is None else tuple(map(str, samples.ids)),
     )
-    return Scorer(views.makers, tuple(fitted), by_view, verdict.model, verdict.by_chance)
 
 
-def _check_training(
-    *,
-    epochs: int | None,
-    batch_size: int | None,
-    lr: float | None,
-    precision: str,
-    device: str | None,
-    deep: bool,
-    **_: Any,
-) -> None:
-    """Refuses what no training can have, before hours of encoding and not after."""
-    for name, value in (("epochs", epochs), ("batch_size", batch_size)):
-        if value is not None and value < 1:
-            raise InputError(f"{name} is {value}; expected 1 or more.")
-    if lr is not None and not 0 < lr < np.inf:
-        raise InputError(f"lr is {lr}; expected a positive number.")
-    if deep:
-        from compensate.training.hardware import Hardware, default_device
+def bytes_of(memory: int | str) -> int:
+    """A size in bytes.
 
-        Hardware(default_device(device), precision)
+    >>> bytes_of("2GB"), bytes_of("500 MB"), bytes_of(10)
+    (2000000000, 500000000, 10)
+    """
+    match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([kmgt]?)i?b?\s*", str(memory).lower())
+    if match is None:
+        raise InputError(f'memory is "{memory}"; expected a size such as 2GB or 500MB.')
+    return int(float(match[1]) * 1000 ** " kmgt".index(match[2] or " "))
+
+
+def _feature_room(memory: int | None, rows: int) -> float:
+    """Bytes of features to fit on, if the whole audit may take this memory."""
+    if memory is None:
+        return MAX_FEATURES
+    least = FIXED_BYTES + ROW_BYTES * rows
+    if memory < least:
+        raise InputError(
+            f"memory is {memory / 1e9:.2f} GB; an audit of {rows:,} rows takes {least / 1e9:.2f} GB or more. Give as much, or "
+            "audit a part of the rows."
+        )
+    return int(FEATURE_SHARE * memory)
+
+
+def _forest_trees(memory: int | None, rows: int, classes: int, divisions: int = 1) -> int:
+    """The number of trees of a forest: the forests of all folds stay in memory until every chunk is judged.
+
+    >>> _forest_trees(None, 10**6, 5), _forest_trees(2 * 10**9, 10**6, 5), _forest_trees(10**12, 10**6, 5)
+    (200, 34, 200)
+    """
+    most = learners.TREES
+    if memory is not None:  # leaves hold three rows; a node takes 64 bytes and 8 for each class
+        most = min(most, int(FOREST_SHARE * memory / (FOLDS * 2 / 3 * min(rows, TREE_ROWS) * (64 + 8 * classes))))
+    return max(1, most // divisions)
 
 
 def _check_classes(given: Ints, label: Any) -> None:
-    """Refuses classes that are as many as an identifier has: hours of work, from which no class could be learned."""
+    """Refuses columns with as many classes as an identifier: they would take hours, and no class could be learned."""
     counts = np.unique(given, return_counts=True)[1]
     usual = int(np.median(counts))
-    if len(given) * len(counts) > MOST_CELLS and usual < FOLDS:
+    if len(given) * len(counts) > MAX_CELLS and usual < FOLDS:
         column = f' of "{label}"' if label else ""
         raise InputError(
             f"the {len(given):,} rows have {len(counts):,} classes{column}, and most classes have {usual} rows or fewer: too few to learn a class "
-            f"from, and {len(given) * len(counts):,} comparisons of rows with classes. Expected {FOLDS} rows or more for most of so many classes. "
+            f"from, and {len(given) * len(counts):,} comparisons of rows with classes. Expected {FOLDS} rows or more for most classes. "
             "If the labels are in another column, name it (--label); otherwise merge rare classes, or audit the rows of frequent ones."
         )
 
 
-def _judged(
-    views: FeatureViews | None,
-    labels: Ints,
-    divisions: list[Ints],
-    classes: int,
-    trusted: NDArray[np.bool_] | None,
-    seed: int,
-    progress: Progress | None,
-) -> tuple[dict[str, Any], Floats | None, list[dict[str, StoredLearner]]]:
-    """What the learners of all views say, out of fold, the mean of their transitions, and for each view what judges new rows."""
-    if views is None:
-        return {}, None, []
-    log_p: dict[str, Any] = {}
-    models = []
-    transitions = []
-    steps = Steps(progress, sum(len(divisions) * steps_of(view, FOLDS) for view in views.views))
-    for view in views.views:
-        found = judge_divisions(view, labels, divisions, FOLDS, classes, trusted=trusted, seed=seed, steps=steps)
-        models.append(found.models)
-        log_p |= {f"{view.name}: {name}": values for name, values in found.log_p.items()}
-        transitions.append(found.transition)
-    return log_p, np.mean(transitions, axis=0), models
-
-
-def _result(
-    data: Dataset,
-    rows: Ints,
-    given: Ints,
-    verdict: Verdict,
-    config: dict[str, Any],
-    notes: tuple[str, ...],
-    views: FeatureViews | None,
-    trained: Any,
-    scorer: Scorer | None,
-    unlabeled: dict[str, NDArray[Any]],
-) -> Audit:
-    return build_audit(
-        **_described(data, rows, config, notes, None if views is None else views.shown),
-        classes=data.classes,
-        given=given[rows],
-        suggested=verdict.suggested,
-        log_odds=verdict.log_odds,
-        p_error=verdict.p_error,
-        evidence=verdict.evidence(given[rows]),
-        noise_rate=verdict.share,
-        probabilities=np.exp(verdict.log_q).astype(np.float32),
-        unlabeled=unlabeled,
-        curves={} if trained is None else trained.curves,
-        model=None if trained is None else trained.model,
-        fitted=scorer,
-    )
-
-
-def _with_lone(
-    verdict: Verdict,
-    labels: Ints,
-    classes: tuple[str, ...],
-    rows: Ints,
-    lone: Ints,
-    log_q: Floats,
-    trusted: NDArray[np.bool_] | None,
-) -> Verdict:
-    """The verdict with that on labels that occur once, in the order of the data; the estimated share stays that of the others."""
-    odds, suggested = judge_lone(log_q[lone], labels[lone], classes, np.unique(labels[rows]), verdict.model.sharpness)
-    if trusted is not None:
-        odds[trusted[lone]] = logit(SMALLEST)
-    more: dict[str, Any] = {"p_error": expit(odds), "log_odds": odds, "suggested": suggested, "log_q": log_q[lone]}
-    order = np.argsort(np.concatenate([rows, lone]))
-    more = {name: np.concatenate([getattr(verdict, name), values])[order] for name, values in more.items()}
-    return replace(verdict, **more)
-
-
-def _described(data: Dataset, rows: Ints, config: dict[str, Any], notes: tuple[str, ...], shown: Any) -> dict[str, Any]:
-    """What an audit says of its data, whether labels are classes or quantities."""
-    whole = len(rows) == len(data)
-    return {
-        "source": data.source,
-        "index": data.index[rows],
-        "ids": () if data.ids is None else tuple(str(i) for i in data.ids[rows]),
-        "provenance": Provenance(**config),
-        "notes": notes,
-        "data": data if whole else data.subset(rows),
-        "vectors": shown if whole or shown is None else shown[rows],
-    }
-
-
-def _of_parts(
-    data: Dataset,
-    encoder: str | Path,
-    device: str | None,
-    seed: int,
-    progress: Progress | None,
-    **training: Any,
-) -> Audit:
-    """The audit of samples that have several labels each: see `compensate.auditing.labels.base`."""
-    asked = [name for name, value in training.items() if value]
-    if asked:
-        raise InputError(f"{asked[0]} learns one class a sample, and these have several labels each; leave it out.")
-    found: Audit = data.parts.audit(data, encoder, device=device, seed=seed, progress=progress)
-    return found
-
-
-def _quantities(data: Dataset, encoder: str | Path, device: str | None, seed: int, progress: Progress | None) -> Audit:
-    """The audit of quantities: see `compensate.auditing.labels.quantity`."""
-    from compensate.auditing.labels.quantity import judge_quantities
-
-    rows = np.flatnonzero(data.labeled)
-    if len(rows) < FEWEST:
-        raise InputError(f"{len(rows)} rows have a value; an audit needs {FEWEST} or more.")
-    values = np.full(len(data), np.nan)
-    values[rows] = data.target[rows]
-    endless = rows[np.isinf(values[rows])]
-    if len(endless):
-        raise InputError(f"the value of row {data.index[endless[0]]} is infinite; correct it, or leave it empty.")
-    if np.ptp(values[rows]) == 0:
-        raise InputError(f"all values are {values[rows][0]:g}; there is nothing to compare. Check the label column.")
-    views = make_views(data, encoder, device=device, progress=progress)
-    folds = assign_folds(np.where(np.isfinite(values), 0, UNLABELED), views.keys, folds=FOLDS, seed=seed)
-    if progress is not None:
-        progress("fitting", 0, 1)
-    with threads_for(max(view.work(FOLDS, 1) for view in views.views)):
-        found = judge_quantities(views.views, values, folds, FOLDS, seed=seed)
-    if progress is not None:
-        progress("fitting", 1, 1)
-    lost = np.flatnonzero(~data.labeled)
-    unlabeled = {} if not len(lost) else {
-        "index": data.index[lost], "suggested": found.predicted[lost], "probability": np.full(len(lost), np.nan),
-    }  # fmt: skip
-    config = {
-        "seed": seed, "folds": FOLDS, **views.about, "agreement": max(found.explained, 0.0), "views": found.weights, "by_chance": found.by_chance,
-    }  # fmt: skip
-    config["shown"] = KINDS.get(data.source.kind, "embedding")
-    return build_audit(
-        **_described(data, rows, config, views.notes, views.shown),
-        kind="regression",
-        labels="values",
-        classes=(),
-        given=values[rows],
-        suggested=found.suggested[rows],
-        log_odds=found.log_odds[rows],
-        p_error=found.p_error[rows],
-        evidence={"residual": np.abs(values - found.predicted)[rows], "usual residual": found.scale[rows]},
-        noise_rate=found.share,
-        unlabeled=unlabeled,
-    )
-
-
-def _predicted(data: Dataset, given: Ints, log_q: Floats) -> dict[str, NDArray[Any]]:
-    rows = np.flatnonzero((given == UNLABELED) & ~data.labeled)
-    if not len(rows):
-        return {}
-    p = np.exp(log_q[rows])
-    return {"index": data.index[rows], "suggested": p.argmax(1), "probability": p.max(1)}
-
-
 def audited_labels(data: Dataset) -> tuple[Ints, tuple[str, ...]]:
-    """(N,) the labels to audit; those of a class with a single sample are set aside: see `compensate.auditing.noise_model`."""
+    """(N,) the labels to learn from, and notes: labels that occur once become missing labels; see `judge_lone`."""
     given = data.target.astype(np.int64).copy()
     counts = data.class_counts
     if (counts > 0).sum() < 2:
         names = [data.classes[c] for c in np.flatnonzero(counts)]
         raise InputError(
-            f"all labels say {names[0] if names else 'nothing'}: with one class there is nothing to mistake it for. Check "
-            "which column holds the labels."
+            f"all labels say {names[0] if names else 'nothing'}; an audit needs at least two classes. Check which column holds "
+            "the labels."
         )
     notes: list[str] = []
     lone = np.flatnonzero(np.isin(given, np.flatnonzero(counts == 1)))
@@ -587,7 +498,7 @@ def audited_labels(data: Dataset) -> tuple[Ints, tuple[str, ...]]:
         notes.append(NOTE.format(f"{shown}{more}"))
         given[lone] = UNLABELED
     if data.ids is not None:
-        # As objects: an array of texts gives each as much room as the longest.
+        # As objects: in an array of texts, each takes as much memory as the longest.
         ids, where, times = np.unique(
             np.array([str(i) for i in data.ids], dtype=object), return_index=True, return_counts=True
         )
@@ -601,3 +512,84 @@ def audited_labels(data: Dataset) -> tuple[Ints, tuple[str, ...]]:
     for note in notes:
         warnings.warn(note, stacklevel=3)
     return given, tuple(notes)
+
+
+# --- probabilities --------------------------------------------------------------------------------------------
+
+SMALLEST_PROBABILITY = 1e-6
+
+
+def audit_probabilities(
+    probabilities: ArrayLike,
+    labels: ArrayLike,
+    *,
+    classes: list[str] | None = None,
+    title: str = "the labels",
+    data: Dataset | None = None,
+) -> Audit:
+    """Finds the labels that look wrong, given out-of-sample probabilities.
+
+    The probabilities go through the same noise model as the learners of an audit.
+
+    Args:
+        probabilities: (N, C), rows that sum to one, each by a model that has not seen the sample.
+        labels: (N,) class numbers 0 to C - 1, or names; -1 or empty for missing labels.
+        classes: names of the columns, needed if labels are names.
+        title: the name of the data.
+        data: the samples, for the review page.
+
+    >>> rng = np.random.default_rng(0)
+    >>> p = rng.dirichlet([0.1, 0.1, 0.1], size=500)
+    >>> y = np.array([rng.choice(3, p=row) for row in p])
+    >>> y[:25] = (p[:25].argmax(1) + 1) % 3
+    >>> found = audit_probabilities(p, y)
+    >>> bool(np.mean(found.flagged["index"] < 25) > 0.4)
+    True
+    """
+    p = np.asarray(probabilities, dtype=np.float64)
+    if p.ndim != 2 or p.shape[1] < 2:
+        raise InputError(
+            f"the probabilities have shape {p.shape}; expected (N, C), a row a sample and a column a class."
+        )
+    if not np.isfinite(p).all() or p.min() < -1e-6 or np.abs(p.sum(1) - 1).max() > 1e-3:
+        sums = np.where(np.isfinite(p).all(1), np.abs(p.sum(1) - 1) + np.maximum(-p.min(1), 0), np.inf)
+        row = int(sums.argmax())
+        raise InputError(f"row {row} of the probabilities is {p[row][:5]}; each must be at least 0 and sum to 1.")
+    cells = np.asarray(labels)
+    if cells.shape != p.shape[:1]:
+        raise InputError(f"there are {len(p)} rows of probabilities, and the labels have shape {cells.shape}.")
+    if cells.dtype.kind in "iu":
+        if cells.size and not -1 <= cells.min() <= cells.max() < p.shape[1]:
+            row = int(np.flatnonzero((cells < -1) | (cells >= p.shape[1]))[0])
+            raise InputError(f"label {cells[row]} of row {row} has no column: there are {p.shape[1]}, counted from 0.")
+        given, names = cells.astype(np.int64), tuple(classes or map(str, range(p.shape[1])))
+    else:
+        given, names = encode_labels(cells, classes)
+        if len(names) != p.shape[1]:
+            raise InputError(f"the labels name {len(names)} classes, and the probabilities have {p.shape[1]} columns.")
+    rows = np.flatnonzero(given != UNLABELED)
+    if len(rows) < MIN_ROWS:
+        raise InputError(f"{len(rows)} rows have a label; an audit needs {MIN_ROWS} or more.")
+    q, y = np.log(np.maximum(p[rows], SMALLEST_PROBABILITY)), given[rows]
+    # Pooling a single learner tempers overconfident probabilities.
+    log_q, _ = pool({"probabilities": q - logsumexp(q, axis=1, keepdims=True)}, y)
+    verdict = judge(without_spellings(log_q, y, names), y)
+    lost = np.flatnonzero(given == UNLABELED)
+    findings = Findings(
+        data=data,
+        classes=names,
+        index=rows,
+        given=y,
+        suggested=verdict.suggested,
+        log_odds=verdict.log_odds,
+        p_error=verdict.p_error,
+        evidence=verdict.evidence(y),
+        noise_rate=verdict.share,
+        probabilities=p[rows].astype(np.float32),
+        unlabeled={"index": lost, "suggested": p[lost].argmax(1), "probability": p[lost].max(1)} if len(lost) else {},
+        provenance=Provenance(
+            views={"probabilities": 1.0}, agreement=float((q.argmax(1) == y).mean()), by_chance=verdict.by_chance
+        ),
+    )
+    source = Source(title=title) if data is None else replace(data.source, title=title)
+    return build_audit(source, findings, kind="embedding" if data is None else "table")

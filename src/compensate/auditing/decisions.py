@@ -1,10 +1,12 @@
-"""Decisions about labels: reading ``corrections.csv`` and applying it to the data.
+"""Decisions about labels: ``corrections.csv``, the journal of a review, and the labels that result.
 
-The file has the columns ``index,given,decision,label``: the 0-based row of the source, the label it had, what was decided (``accept`` the
-suggestion, ``reject`` it, set an ``other`` label, or ``skip``), and the label that holds now; and ``row,source``, the digests of that row and
-of the audited file, which a file written by hand may lack. Where a row has several labels, ``part`` says which one is meant (see
-`compensate.auditing.labels.base`), and ``index`` is the number of that label. A decision reaches the row it was made about: if the file is another
-one, or its label is, nothing is written.
+``corrections.csv`` has the columns ``index,given,decision,label``: the 0-based row of the source, its label, the decision (``accept`` the
+suggestion, ``reject`` it, set an ``other`` label, or ``skip``) and the new label; and ``row,source``, the digests of that row and of the audited
+file, which a file written by hand may lack. Where a row has several labels, ``part`` is the address of the label (see
+`compensate.auditing.labels.base`), and ``index`` its number. A decision applies only to the row it was made about: if the file or its label
+differs, nothing is written.
+
+The journal ``decisions.jsonl`` of a run records each decision at once; ``corrections.csv`` is made from it.
 """
 
 from __future__ import annotations
@@ -13,8 +15,7 @@ import json
 import os
 import re
 import threading
-import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -24,9 +25,11 @@ import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-from compensate.auditing.digests import digest_source, digest_text
-from compensate.auditing.write_back import check_output, csv_bytes, fixed_name, guard, open_labels, same_label, unguard
+from compensate.auditing.digests import digest_text
+from compensate.auditing.exchange import SUFFIXES, read_exported
+from compensate.auditing.write_back import csv_bytes, guard, same_label, unguard
 from compensate.data.dataset import UNLABELED, Dataset, Ints
+from compensate.data.tables import read_frame
 from compensate.errors import InputError, nearest
 from compensate.files import write_atomically, writing
 
@@ -34,15 +37,18 @@ COLUMNS = ("index", "given", "decision", "label")
 DIGESTS = ("row", "source")
 PART = "part"
 DECISIONS = ("accept", "reject", "other", "skip")
+JOURNAL, CORRECTIONS, LOCK = "decisions.jsonl", "corrections.csv", "review.lock"
+"""The journal, the file made from it, and the lock that keeps a second process out during a review."""
+
 _DIGEST = re.compile("sha256:[0-9a-f]{16}")
 
 
 @dataclass(frozen=True)
 class Correction:
-    """What was decided about a row: ``label`` holds from now on, unless the decision is to skip it.
+    """A decision about a label: ``label`` is the new one, unless the decision is to skip it.
 
-    ``row`` and ``source`` are the digests of the row and of the audited file, if they are known; ``part`` is which label of the row is
-    meant, where it has several.
+    ``row`` and ``source`` are the digests of the row and of the audited file, if known; ``part`` is the address of the label where a row has
+    several.
     """
 
     index: int
@@ -58,17 +64,35 @@ class Correction:
         """Whether the label becomes another one."""
         return self.decision in ("accept", "other") and self.label != self.given
 
+    @staticmethod
+    def of_texts(cells: Mapping[str, str], where: str) -> Correction:
+        """A correction from the cells of its row; an error begins with `where`."""
+        index, decision, label = cells["index"].strip(), cells["decision"].strip().lower(), cells["label"]
+        if not (index.isascii() and index.isdigit()):
+            raise InputError(f'{where}: the index is "{_short(index)}"; expected a row number from 0 on.')
+        if decision not in DECISIONS:
+            raise InputError(f'{where}: the decision is "{_short(decision)}"; {nearest(decision, DECISIONS)}')
+        if decision in ("accept", "other") and not label.strip():
+            raise InputError(f"{where}: {decision} needs a label; write one, or skip instead.")
+        digests = {name: cells.get(name, "").strip() for name in DIGESTS}
+        for name, digest in digests.items():
+            if digest and not _DIGEST.fullmatch(digest):
+                raise InputError(
+                    f'{where}: the digest under {name} is "{_short(digest)}"; expected sha256:... or nothing.'
+                )
+        return Correction(int(index), cells["given"], decision, label, **digests, part=cells.get(PART, ""))
+
 
 @dataclass(frozen=True)
 class Matched:
-    """Where decisions went whose rows were looked for by content.
+    """The result of a search for rows by content.
 
     Attributes:
-        found: the decisions whose rows are in the file.
-        moved: how many of them at another place than before.
-        done: how many of the others are about a row that holds the decided label already.
+        found: decisions whose rows are in the file.
+        moved: how many of them are at another place than before.
+        done: decisions about rows that hold the decided label already.
         absent: rows of the audited file that are not in this one.
-        unclear: rows whose content is there, but with other labels or more often than it was decided on.
+        unclear: rows whose content is there, but with other labels or a different number of times.
     """
 
     found: int
@@ -80,9 +104,9 @@ class Matched:
 
 @dataclass(frozen=True)
 class Applied:
-    """What became of the data: how many labels of how many rows changed, were kept, or were skipped.
+    """The result of applying corrections: the number of labels in all, changed, kept and skipped.
 
-    `checked` says whether the file is known to be the audited one; `matched` what was found by content, if that was asked for.
+    `checked` says whether the file is known to be the audited one; `matched` is the result of a search by content, if there was one.
     """
 
     path: Path
@@ -94,23 +118,22 @@ class Applied:
     matched: Matched | None = None
 
 
-def read_corrections(path: str | Path) -> tuple[Correction, ...]:
-    """The decisions of a file: ``corrections.csv``, or what Label Studio or Argilla exports; an error names the line that cannot be used."""
-    from compensate.auditing.exchange import SUFFIXES, read_exported
+# --- corrections.csv ------------------------------------------------------------------------------------------
 
-    rows = read_exported(path) if Path(path).suffix.lower() in SUFFIXES else _cells(path)
-    found = [_correction(list(row), path, n) for n, row in enumerate(rows, 1)]
+
+def read_corrections(path: str | Path) -> tuple[Correction, ...]:
+    """The decisions of ``corrections.csv``, or of an export of Label Studio or Argilla; an error names the unusable line."""
+    rows = read_exported(path) if Path(path).suffix.lower() in SUFFIXES else _rows(path)
+    corrections = [Correction.of_texts(row, f"{path}, row {n}") for n, row in enumerate(rows, 1)]
     seen: set[int] = set()
-    for correction in found:
+    for correction in corrections:
         if correction.index in seen:
             raise InputError(f"{path} decides on row {correction.index} more than once; keep one line for each.")
         seen.add(correction.index)
-    return tuple(found)
+    return tuple(corrections)
 
 
-def _cells(path: str | Path) -> Iterator[list[str]]:
-    from compensate.data.tables import read_frame
-
+def _rows(path: str | Path) -> Iterator[dict[str, str]]:
     frame = read_frame(path)
     names = {str(name).strip().lower(): name for name in frame.columns}
     missing = [name for name in COLUMNS if name not in names]
@@ -118,21 +141,14 @@ def _cells(path: str | Path) -> Iterator[list[str]]:
         raise InputError(
             f"{path} has no column {', '.join(missing)}; expected {','.join(COLUMNS)}, as the review page exports it."
         )
-    columns = [list(frame[names[name]]) for name in COLUMNS]
-    columns += [list(frame[names[name]]) if name in names else [""] * len(frame) for name in (*DIGESTS, PART)]
-    for index, given, decision, label, *digests, part in zip(*columns, strict=True):
-        yield [
-            str(index),
-            unguard(str(given)),
-            str(decision),
-            unguard(str(label)),
-            *map(str, digests),
-            unguard(str(part)),
-        ]
+    known = [name for name in (*COLUMNS, *DIGESTS, PART) if name in names]
+    for cells in zip(*(map(str, frame[names[name]]) for name in known), strict=True):
+        row = dict(zip(known, cells, strict=True))
+        yield row | {name: unguard(row[name]) for name in ("given", "label", PART) if name in row}
 
 
 def write_corrections(path: str | Path, corrections: Iterable[Correction]) -> None:
-    """Writes decisions as the review page does, so that a spreadsheet evaluates nothing in them."""
+    """Writes decisions as the review page does; text that a spreadsheet would evaluate is guarded."""
     rows = [
         (str(c.index), guard(c.given), c.decision, guard(c.label), c.row, c.source, guard(c.part)) for c in corrections
     ]
@@ -140,8 +156,11 @@ def write_corrections(path: str | Path, corrections: Iterable[Correction]) -> No
     write_atomically(path, csv_bytes(row[:width] for row in ((*COLUMNS, *DIGESTS, PART), *rows)))
 
 
+# --- decisions and the data they are about --------------------------------------------------------------------
+
+
 def changes(cells: Sequence[Any], corrections: Iterable[Correction], where: str) -> dict[int, str]:
-    """The new labels by row, once every decision is known to be about the label that the data hold.
+    """The new labels by row; refuses decisions about other labels than the data hold.
 
     >>> changes(["cat", "dog"], [Correction(1, "dog", "accept", "cat")], "pets.csv")
     {1: 'cat'}
@@ -154,19 +173,19 @@ def changes(cells: Sequence[Any], corrections: Iterable[Correction], where: str)
     beyond = [c.index for c in corrections if not 0 <= c.index < len(cells)]
     if beyond:
         raise InputError(f"a correction is about row {beyond[0]}, and {where} has the rows 0 to {len(cells) - 1}.")
-    odd = [c for c in corrections if not same_label(cells[c.index], c.given)]
-    if odd:
-        shown = "; ".join(f'row {c.index} holds "{_short(cells[c.index])}", not "{_short(c.given)}"' for c in odd[:3])
-        more = f" (and {len(odd) - 3} more)" if len(odd) > 3 else ""
+    different = [c for c in corrections if not same_label(cells[c.index], c.given)]
+    if different:
+        shown = [f'row {c.index} holds "{_short(cells[c.index])}", not "{_short(c.given)}"' for c in different[:3]]
+        more = f" (and {len(different) - 3} more)" if len(different) > 3 else ""
         raise InputError(
-            f"{where} differs from what was reviewed: {shown}{more}. Nothing is written. Apply the corrections to the "
+            f"{where} differs from what was reviewed: {'; '.join(shown)}{more}. Nothing is written. Apply the corrections to the "
             "file that was audited, or audit this one."
         )
     return {c.index: c.label for c in corrections if c.changes}
 
 
 def check_source(corrections: Iterable[Correction], digest: str, where: str) -> bool:
-    """Whether decisions are known to be about the source with this digest; those about another one are refused.
+    """Whether decisions are known to be about the source with this digest; refuses decisions about another one.
 
     >>> check_source([Correction(0, "cat", "accept", "dog", source="sha256:1")], "sha256:1", "pets.csv")
     True
@@ -176,23 +195,23 @@ def check_source(corrections: Iterable[Correction], digest: str, where: str) -> 
     corrections to the file that was audited; or, if this file holds the same rows, have each one found by its content:
     rematch=True (--rematch on the command line).
     """
-    about = {c.source for c in corrections}
-    others = sorted(about - {"", digest})
+    sources = {c.source for c in corrections}
+    others = sorted(sources - {"", digest})
     if others and digest:
         raise InputError(
             f"{where} ({digest}) is not what was reviewed ({others[0]}). Nothing is written. Apply the corrections to the "
             "file that was audited; or, if this file holds the same rows, have each one found by its content: rematch=True "
             "(--rematch on the command line)."
         )
-    return "" not in about
+    return "" not in sources
 
 
 def rematch_rows(
     corrections: Sequence[Correction], cells: Sequence[Any], digests: NDArray[np.uint64], where: str
 ) -> tuple[tuple[Correction, ...], Matched]:
-    """The decisions at the places where their rows are now, by content and label, and what became of the others.
+    """The decisions at the present places of their rows, found by content and label, and the fate of the others.
 
-    Rows with the same content and label are matched in their order, if as many are there as were decided on.
+    Rows with equal content and label are matched in their order, if there are as many of them as decisions.
     """
     if any(not c.row for c in corrections):
         raise InputError(
@@ -201,9 +220,9 @@ def rematch_rows(
         )
     wanted = {c.row for c in corrections}
     places: dict[str, list[int]] = {}
-    for place, digest in enumerate(digests.tolist()):
-        if (text := digest_text(digest)) in wanted:
-            places.setdefault(text, []).append(place)
+    for place, digest in enumerate(map(digest_text, digests.tolist())):
+        if digest in wanted:
+            places.setdefault(digest, []).append(place)
     groups: dict[tuple[str, str], list[Correction]] = {}
     for c in sorted(corrections, key=lambda c: c.index):
         groups.setdefault((c.row, c.given), []).append(c)
@@ -211,13 +230,13 @@ def rematch_rows(
     done, absent, unclear, moved = 0, [], [], 0
     for (digest, given), group in groups.items():
         here = places.get(digest, [])
-        fitting = [place for place in here if same_label(cells[place], given)]
-        if len(fitting) == len(group):
-            found += [replace(c, index=place) for c, place in zip(group, fitting, strict=True)]
-            moved += sum(c.index != place for c, place in zip(group, fitting, strict=True))
+        same = [place for place in here if same_label(cells[place], given)]
+        if len(same) == len(group):
+            found += [replace(c, index=place) for c, place in zip(group, same, strict=True)]
+            moved += sum(c.index != place for c, place in zip(group, same, strict=True))
         elif not here:
             absent += [c.index for c in group]
-        elif not fitting and all(any(same_label(cells[place], c.label) for place in here) for c in group):
+        elif not same and all(any(same_label(cells[place], c.label) for place in here) for c in group):
             done += len(group)
         else:
             unclear += [c.index for c in group]
@@ -229,91 +248,91 @@ def rematch_rows(
     return tuple(found), Matched(len(found), moved, done, tuple(absent), tuple(unclear))
 
 
-def apply_corrections(
-    data: str | Path,
-    corrections: str | Path | Iterable[Correction],
-    out: str | Path | None = None,
-    *,
-    label: str | None = None,
-    encoding: str = "utf-8",
-    delimiter: str | None = None,
-    force: bool = False,
-    rematch: bool = False,
-) -> Applied:
-    """Writes the data with the decided labels.
+@dataclass(frozen=True, eq=False)
+class Decided:
+    """The labels of data with decisions.
 
-    Args:
-        data: a CSV, TSV, JSONL, Excel or Parquet file; several Parquet files (a folder, or a pattern), a folder of images, or a
-            data set that Hugging Face's `datasets` saved.
-        corrections: the file exported by the review page, or what `read_corrections` made of it.
-        out: the file to write; by default ``name.fixed.csv`` next to ``name.csv``. A folder for several Parquet files and for a
-            saved data set.
-        label: the label's column, if it was named for the audit too.
-        encoding, delimiter: of the file, if they are not UTF-8 and the obvious sign.
-        force: overwrite a file that is there.
-        rematch: the file is not the one that was audited, byte for byte: find each row by its content.
-
-    A corrected CSV, TSV or JSONL is the same file byte for byte but for the changed labels, and so is every part of a corrected
-    Excel file but the cells of the labels. A folder of images gets a label file: its own with the changes, or a new one with the
-    columns file and label.
+    Attributes:
+        rows: (N,) whether there is a decision about each row.
+        labels: (N,) the labels with the decisions, as class numbers.
+        before: (N,) the labels before.
+        unclear: the number of decisions whose rows are absent, or hold neither the old nor the new label.
     """
-    data = Path(data)
-    out = None if out is None else Path(out)
-    decided = read_corrections(corrections) if isinstance(corrections, (str, Path)) else tuple(corrections)
-    if any(c.part for c in decided):
-        from compensate.auditing.labels.base import apply_parts
 
-        return apply_parts(
-            data, decided, out, label=label, encoding=encoding, delimiter=delimiter, force=force, rematch=rematch
-        )
-    out = fixed_name(data) if out is None else out
-    check_output(data, out, force)
-    source = open_labels(data, label, encoding, delimiter)
-    matched = None
-    checked = not rematch and check_source(decided, digest_source(data), str(data))
-    if rematch:
-        decided, matched = rematch_rows(decided, source.cells, source.digests(), str(data))
-    new = changes(source.cells, decided, str(data))
-    source.write(out, new)
-    skipped = sum(c.decision == "skip" for c in decided)
-    kept = len(decided) - len(new) - skipped
-    return Applied(out, len(source.cells), len(new), kept, skipped, checked, matched)
+    rows: NDArray[np.bool_]
+    labels: Ints
+    before: Ints
+    unclear: int
+
+    def described(self, index: Ints) -> dict[str, Any]:
+        """The decided rows of the source, and the numbers of corrected, confirmed and unclear labels."""
+        corrected = int((self.rows & (self.labels != self.before)).sum())
+        counts = {"corrected": corrected, "confirmed": int(self.rows.sum()) - corrected, "unclear": self.unclear}
+        return {"rows": index[self.rows].tolist(), **counts}
 
 
-def _correction(cells: list[str], path: str | Path, row: int) -> Correction:
-    index, given, decision, label = cells[0].strip(), cells[1], cells[2].strip().lower(), cells[3]
-    digests = [cell.strip() for cell in cells[4:6]]
-    if not (index.isascii() and index.isdigit()):
-        raise InputError(f'{path}, row {row}: the index is "{_short(index)}"; expected a row number from 0 on.')
-    if decision not in DECISIONS:
-        raise InputError(f'{path}, row {row}: the decision is "{_short(decision)}"; {nearest(decision, DECISIONS)}')
-    if decision in ("accept", "other") and not label.strip():
-        raise InputError(f"{path}, row {row}: {decision} needs a label; write one, or skip in its place.")
-    for name, digest in zip(DIGESTS, digests, strict=True):
-        if digest and not _DIGEST.fullmatch(digest):
-            raise InputError(
-                f'{path}, row {row}: the digest under {name} is "{_short(digest)}"; expected sha256:... or nothing.'
-            )
-    return Correction(int(index), given, decision, label, *digests, *cells[6:])
+def decided_labels(data: Dataset, decisions: str | Path | Iterable[Correction]) -> Decided:
+    """The labels of the data with decisions of an earlier audit.
+
+    Rows are found by their number in the audited file, and by their content in any other. The data may hold the old or the decided labels.
+
+    >>> data = Dataset(np.eye(2), np.array([0, 1]), ("cat", "dog"))
+    >>> found = decided_labels(data, [Correction(1, "dog", "accept", "cat")])
+    >>> found.labels, found.rows
+    (array([0, 0]), array([False,  True]))
+    """
+    rows, labels = np.zeros(len(data), bool), data.target.astype(np.int64).copy()
+    before, unclear = labels.copy(), 0
+    classes = {name: number for number, name in enumerate(data.classes)}
+    places = RowPlaces(data)
+    if isinstance(decisions, (str, Path)):  # the folder of a run, or a file
+        decisions = run_decisions(Path(decisions)) if Path(decisions).is_dir() else read_corrections(decisions)
+    for c in decisions:
+        if c.decision == "skip":
+            continue
+        new = c.label if c.decision != "reject" else c.given
+        if new not in classes:
+            raise InputError(f'row {c.index} was given the label "{new[:80]}"; {nearest(new, data.classes)}')
+        row = places.find(c)
+        present = None if row is None or labels[row] == UNLABELED else data.classes[labels[row]]
+        if row is None or present not in (c.given, new, None) or (present is None and c.given):
+            unclear += 1
+            continue
+        rows[row], labels[row] = True, classes[new]
+        before[row] = classes.get(c.given, classes[new])
+    return Decided(rows, labels, before, unclear)
 
 
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 40 else text[:40] + "…"
+class RowPlaces:
+    """The positions in some data of the rows of decisions."""
+
+    def __init__(self, data: Dataset) -> None:
+        self.source = data.source.digest
+        self.by_index = {int(index): row for row, index in enumerate(data.index)}
+        self.by_digest: dict[str, list[int]] = {}
+        digests = data.source.row_digests
+        for row, digest in enumerate(() if digests is None else digests[data.index].tolist()):
+            self.by_digest.setdefault(digest_text(digest), []).append(row)
+
+    def find(self, decision: Correction) -> int | None:
+        """The position of a row: by its number in the audited file, otherwise by its content."""
+        if not decision.source or not self.source or decision.source == self.source:
+            return self.by_index.get(decision.index)
+        rows = self.by_digest.get(decision.row, []) if decision.row else []
+        return rows.pop(0) if rows else None
 
 
-JOURNAL, CORRECTIONS, LOCK = "decisions.jsonl", "corrections.csv", "review.lock"
-"""The journal, what is made from it, and what keeps a second process out while labels are reviewed."""
+# --- the journal of a review ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Event:
-    """A decision, or that there is none any more.
+    """An entry of the journal.
 
     Attributes:
-        made: what was decided; its decision is empty if an earlier one was undone.
-        time: when, in milliseconds since 1970.
-        tab: where.
+        made: the decision; an empty one undoes an earlier decision.
+        time: in milliseconds since 1970.
+        tab: the browser tab.
     """
 
     made: Correction
@@ -321,24 +340,21 @@ class Event:
     tab: str
 
     def line(self) -> bytes:
-        """As it stands in the journal."""
+        """The line of the journal."""
         text = json.dumps({"time": self.time, "tab": self.tab, **asdict(self.made)}, ensure_ascii=False)
         return text.encode("utf-8", "surrogatepass") + b"\n"
 
     @staticmethod
     def of(line: bytes) -> Event:
-        """From a line of the journal."""
-        found = json.loads(line.decode("utf-8", "surrogatepass"))
-        parts = {name: found[name] for name in Correction.__dataclass_fields__}
-        texts = [value for name, value in parts.items() if name != "index"]
-        if not all(isinstance(text, str) for text in (*texts, found["tab"])) or parts["decision"] not in (
-            "",
-            *DECISIONS,
-        ):
-            raise ValueError("it is no decision")
-        if not all(isinstance(number, int) for number in (parts["index"], found["time"])):
-            raise ValueError("row and time are no numbers")
-        return Event(Correction(**parts), found["time"], found["tab"])
+        """The event of a line of the journal."""
+        values = json.loads(line.decode("utf-8", "surrogatepass"))
+        made = {name: values[name] for name in Correction.__dataclass_fields__}
+        texts = [value for name, value in (*made.items(), ("tab", values["tab"])) if name != "index"]
+        if not all(isinstance(text, str) for text in texts) or made["decision"] not in ("", *DECISIONS):
+            raise ValueError("it is not a decision")
+        if not all(isinstance(number, int) for number in (made["index"], values["time"])):
+            raise ValueError("row and time are not numbers")
+        return Event(Correction(**made), values["time"], values["tab"])
 
 
 class Journal:
@@ -356,82 +372,81 @@ class Journal:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.path = folder / JOURNAL
-        self.events = _read(self.path)
-        self.held = _latest(folder, self.events)
+        self.folder, self.path = folder, folder / JOURNAL
+        self.events, self.latest = _read_journal(folder)
         self.merged = -1
         self._lock = threading.Lock()
 
     @property
     def version(self) -> int:
-        """The number of events: `since` tells what came after."""
+        """The number of events."""
         return len(self.events)
 
     @property
     def decisions(self) -> tuple[Correction, ...]:
-        """What holds, by row."""
+        """The valid decisions, by row."""
         with self._lock:
-            return _decisions(self.held)
+            return _decisions(self.latest)
 
     def since(self, version: int) -> Sequence[Event]:
-        """What holds now of the rows that were decided on after a version."""
+        """The latest events of the rows with events after a version."""
         with self._lock:
             rows = dict.fromkeys(event.made.index for event in self.events[max(version, 0) :])
-            return [self.held[row] for row in rows]
+            return [self.latest[row] for row in rows]
 
     def record(self, events: Iterable[Event]) -> int:
-        """Writes events; once it returns, with the new version, they are on disk."""
+        """Writes events to disk and returns the new version."""
         events = list(events)
         with self._lock:
-            content = b"".join(event.line() for event in events)
             with writing(self.path):
                 handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-                whole = _whole(self.path)
+                end = self.path.read_bytes().rfind(b"\n") + 1  # an incomplete last line is overwritten
                 try:
-                    os.ftruncate(handle, whole)
-                    _write_all(handle, content)
+                    os.ftruncate(handle, end)
+                    rest: Any = memoryview(b"".join(event.line() for event in events))
+                    while len(rest):
+                        rest = rest[os.write(handle, rest) :]
                     os.fsync(handle)
                 except BaseException:
-                    os.ftruncate(handle, whole)  # what is not confirmed shall not be found later
+                    os.ftruncate(handle, end)  # an unconfirmed decision must not be found later
                     raise
                 finally:
                     os.close(handle)
             self.events += events
             for event in events:
-                _hold(self.held, event)
+                _update(self.latest, event)
             return len(self.events)
 
     def merge(self) -> None:
-        """Writes ``corrections.csv`` if anything was decided since it was written."""
+        """Writes ``corrections.csv`` if there are new events."""
         with self._lock:
-            version, decisions = len(self.events), _decisions(self.held)
+            version, decisions = len(self.events), _decisions(self.latest)
         if version != self.merged and (decisions or (self.folder / CORRECTIONS).exists()):
             write_corrections(self.folder / CORRECTIONS, decisions)
         self.merged = version
 
 
 def run_decisions(folder: Path) -> tuple[Correction, ...]:
-    """The decisions in the folder of a run: those of its journal, and over which it says nothing those of ``corrections.csv``."""
-    return _decisions(_latest(folder, _read(folder / JOURNAL)))
+    """The decisions in the folder of a run: of its journal, and of ``corrections.csv`` for other rows."""
+    return _decisions(_read_journal(folder)[1])
 
 
 def keep_decisions(before: Path, after: Path, more: Iterable[Correction] = ()) -> None:
-    """Brings the decisions of one folder to another, with others about rows on which none was made there."""
-    held = {decision.index: decision for decision in (*more, *run_decisions(before))}
+    """Copies the decisions of one folder to another, and adds others about rows without a decision there."""
+    kept = {decision.index: decision for decision in (*more, *run_decisions(before))}
     if (before / JOURNAL).is_file():
         (after / JOURNAL).write_bytes((before / JOURNAL).read_bytes())
-    if held:
-        write_corrections(after / CORRECTIONS, (held[row] for row in sorted(held)))
+    if kept:
+        write_corrections(after / CORRECTIONS, (kept[row] for row in sorted(kept)))
 
 
 @contextmanager
 def reviewing(folder: Path) -> Iterator[None]:
-    """Keeps other processes from reviewing or replacing a run; raises if one is at it."""
+    """Keeps other processes from reviewing or replacing a run; raises if one already does."""
     lock = FileLock(folder / LOCK)
     try:
         lock.acquire(blocking=False)
-    except NotImplementedError:  # a disk that knows no locks
+    except NotImplementedError:  # the file system has no locks
         yield
         return
     except Timeout:
@@ -455,146 +470,36 @@ def check_not_reviewed(folder: Path) -> None:
             pass
 
 
-def now() -> int:
-    """Milliseconds since 1970."""
-    return time.time_ns() // 1_000_000
-
-
-def _read(path: Path) -> list[Event]:
-    if not path.is_file():
-        return []
-    *lines, _cut_off = path.read_bytes().split(b"\n")
-    found = []
+def _read_journal(folder: Path) -> tuple[list[Event], dict[int, Event]]:
+    """All events of a run, and the latest event of each row."""
+    events = []
+    path = folder / JOURNAL
+    lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []  # the last line may be incomplete
     for number, line in enumerate(lines, 1):
         try:
-            found.append(Event.of(line))
+            events.append(Event.of(line))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise InputError(
-                f"{path}, line {number} is no decision ({error}). Remove the line; the others can be used."
+                f"{path}, line {number} is not a decision ({error}). Remove the line; the others can be used."
             ) from error
-    return found
-
-
-def _latest(folder: Path, events: Iterable[Event]) -> dict[int, Event]:
-    held = {}
-    if (folder / CORRECTIONS).is_file():
-        held = {c.index: Event(c, 0, CORRECTIONS) for c in read_corrections(folder / CORRECTIONS)}
+    corrections = read_corrections(folder / CORRECTIONS) if (folder / CORRECTIONS).is_file() else ()
+    latest = {c.index: Event(c, 0, CORRECTIONS) for c in corrections}
     for event in events:
-        _hold(held, event)
-    return held
+        _update(latest, event)
+    return events, latest
 
 
-def _hold(held: dict[int, Event], event: Event) -> None:
-    """The later decision holds: one that waited for the server may arrive after one that was made later."""
+def _update(latest: dict[int, Event], event: Event) -> None:
+    """Keeps the event with the later time: events of a tab without connection arrive late."""
     row = event.made.index
-    if row not in held or held[row].time <= event.time:
-        held[row] = event
+    if row not in latest or latest[row].time <= event.time:
+        latest[row] = event
 
 
-def _decisions(held: dict[int, Event]) -> tuple[Correction, ...]:
-    return tuple(held[row].made for row in sorted(held) if held[row].made.decision)
+def _decisions(latest: dict[int, Event]) -> tuple[Correction, ...]:
+    return tuple(latest[row].made for row in sorted(latest) if latest[row].made.decision)
 
 
-def _whole(path: Path) -> int:
-    """The bytes of the whole lines of a journal."""
-    with open(path, "rb") as file:
-        end = file.seek(0, os.SEEK_END)
-        while end:
-            start = max(0, end - 4096)
-            file.seek(start)
-            last = file.read(end - start).rfind(b"\n")
-            if last >= 0:
-                return start + last + 1
-            end = start
-    return 0
-
-
-def _write_all(handle: int, content: bytes) -> None:
-    rest: Any = memoryview(content)
-    while len(rest):
-        rest = rest[os.write(handle, rest) :]
-
-
-@dataclass(frozen=True, eq=False)
-class Decided:
-    """Decisions, row by row of some data.
-
-    Attributes:
-        rows: (N,) on which rows was decided.
-        labels: (N,) the labels with these decisions, as class numbers.
-        before: (N,) the labels that were decided on.
-        unclear: decisions whose rows are not in the data, or hold a label that is neither the old nor the new one.
-    """
-
-    rows: NDArray[np.bool_]
-    labels: Ints
-    before: Ints
-    unclear: int
-
-    def described(self, index: Ints) -> dict[str, Any]:
-        """Numbers for the report, and which rows of the source these are."""
-        corrected = int((self.rows & (self.labels != self.before)).sum())
-        return {
-            "rows": index[self.rows].tolist(),
-            "corrected": corrected,
-            "confirmed": int(self.rows.sum()) - corrected,
-            "unclear": self.unclear,
-        }
-
-
-def read_decisions(decisions: str | Path | Iterable[Correction]) -> tuple[Correction, ...]:
-    """Decisions from the folder of a run, a file, or as they are."""
-    if not isinstance(decisions, (str, Path)):
-        return tuple(decisions)
-    path = Path(decisions)
-    return run_decisions(path) if path.is_dir() else read_corrections(path)
-
-
-def decided_labels(data: Dataset, decisions: str | Path | Iterable[Correction]) -> Decided:
-    """The labels of the data with decisions of an earlier audit.
-
-    Rows are found by their number in the file that was audited, and by their content in any other. The data may hold the labels
-    from before the decisions, or those that were decided.
-
-    >>> data = Dataset(np.eye(2), np.array([0, 1]), ("cat", "dog"))
-    >>> found = decided_labels(data, [Correction(1, "dog", "accept", "cat")])
-    >>> found.labels, found.rows
-    (array([0, 0]), array([False,  True]))
-    """
-    rows, labels = np.zeros(len(data), bool), data.target.astype(np.int64).copy()
-    before, unclear = labels.copy(), 0
-    classes = {name: number for number, name in enumerate(data.classes)}
-    places = RowPlaces(data)
-    for decision in read_decisions(decisions):
-        if decision.decision == "skip":
-            continue
-        new = decision.label if decision.decision != "reject" else decision.given
-        if new not in classes:
-            raise InputError(f'row {decision.index} was given the label "{new[:80]}"; {nearest(new, data.classes)}')
-        row = places.find(decision)
-        holds = None if row is None or labels[row] == UNLABELED else data.classes[labels[row]]
-        if row is None or holds not in (decision.given, new, None) or (holds is None and decision.given):
-            unclear += 1
-            continue
-        rows[row], labels[row] = True, classes[new]
-        before[row] = classes.get(decision.given, classes[new])
-    return Decided(rows, labels, before, unclear)
-
-
-class RowPlaces:
-    """Where the rows of decisions are in some data."""
-
-    def __init__(self, data: Dataset) -> None:
-        self.source = data.source.digest
-        self.by_index = {int(index): row for row, index in enumerate(data.index)}
-        self.by_digest: dict[str, list[int]] = {}
-        digests = data.source.row_digests
-        if digests is not None:
-            for row, digest in enumerate(digests[data.index].tolist()):
-                self.by_digest.setdefault(digest_text(digest), []).append(row)
-
-    def find(self, decision: Correction) -> int | None:
-        if not decision.source or not self.source or decision.source == self.source:
-            return self.by_index.get(decision.index)
-        found = self.by_digest.get(decision.row, []) if decision.row else []
-        return found.pop(0) if found else None
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else text[:40] + "…"

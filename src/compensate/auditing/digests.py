@@ -1,7 +1,7 @@
-"""Digests of the audited source and of each of its rows, so that decisions reach the rows they were made about.
+"""Digests of the audited source and of its rows, by which decisions find the rows they were made about.
 
-A row is known by everything it says but its label: a label may be corrected in between, and the row is still the same.
-Digests are the first 64 bits of a SHA-256 sum. They tell files and rows apart; they are no protection against forgery.
+The digest of a row covers everything except its label, which may be corrected in between. Digests are the first 64 bits of a SHA-256 sum.
+They distinguish files and rows, but do not protect against forgery.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from compensate.data.dataset import PARTS, Dataset
+from compensate.data.folder import is_image, label_file
+from compensate.data.hub import is_saved
+from compensate.data.parquet import parquet_files
 from compensate.files import checksum
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from compensate.data.dataset import Dataset
-
 
 def digest_text(digest: int) -> str:
-    """A digest as it is written: with a prefix, so that a spreadsheet does not take it for a number.
+    """A digest as text, with a prefix that keeps a spreadsheet from reading it as a number.
 
     >>> digest_text(255)
     'sha256:00000000000000ff'
@@ -40,7 +42,7 @@ def digest_file(path: str | Path) -> str:
     >>> digest_file(empty)
     'sha256:e3b0c44298fc1c14'
     """
-    return digest_text(_first(bytes.fromhex(checksum(path))))
+    return f"sha256:{checksum(path)[:16]}"
 
 
 def digest_source(path: str | Path) -> str:
@@ -61,7 +63,7 @@ def _digest_folder(names: list[str], rows: NDArray[np.uint64], labels: Path | No
 
 
 def digest_frame(frame: pd.DataFrame, label: str) -> NDArray[np.uint64]:
-    """(N,) a digest of each row of a table, without its label.
+    """(N,) the digest of each row of a table, without its label.
 
     >>> import pandas as pd
     >>> frame = pd.DataFrame({"text": ["a", "b", "a"], "label": ["x", "x", "y"]})
@@ -76,23 +78,17 @@ def digest_frame(frame: pd.DataFrame, label: str) -> NDArray[np.uint64]:
 
 
 def digest_images(folder: Path, names: Iterable[str]) -> NDArray[np.uint64]:
-    """(N,) a digest of the bytes of each image."""
+    """(N,) the digest of the bytes of each image."""
     return np.array([short_digest((folder / name).read_bytes()) for name in names], dtype=np.uint64)
 
 
 def list_files(path: Path) -> list[Path]:
-    """The files that hold the rows of a table that is spread over several, or of a saved data set; else none."""
-    from compensate.data.hub import is_saved
-    from compensate.data.parquet import parquet_files
-
+    """The files of a table that is spread over several, or of a saved data set; otherwise none."""
     return sorted(path.rglob("*.arrow")) if is_saved(path) else parquet_files(path)
 
 
 def list_images(path: Path) -> tuple[Path, list[str], Path | None]:
-    """The folder that is audited (`path`, or its training part), its images in order, and its label file, if any."""
-    from compensate.data.folder import is_image, label_file
-    from compensate.data.tables import PARTS
-
+    """The audited folder (`path`, or its training part), its images in order, and its label file, if any."""
     labels = label_file(path)
     if labels is None:
         parts = [p for p in sorted(path.iterdir()) if p.is_dir() and PARTS.get(p.name.lower()) == "train"]
@@ -102,10 +98,7 @@ def list_images(path: Path) -> tuple[Path, list[str], Path | None]:
 
 
 def digests_of(data: Dataset, path: Path) -> tuple[str, NDArray[np.uint64]]:
-    """The digest of the source that data was read from, and (rows,) the digests of its rows.
-
-    Rows that are not in this part of the data, and data whose rows have no digests, have zeros.
-    """
+    """The digest of the source of the data, and (rows,) the digests of its rows, zero where there is none."""
     rows = np.zeros(data.rows, dtype=np.uint64)
     if path.is_dir() and not list_files(path):
         folder, names, labels = list_images(path)
@@ -120,8 +113,4 @@ def digests_of(data: Dataset, path: Path) -> tuple[str, NDArray[np.uint64]]:
 
 def short_digest(content: bytes) -> int:
     """The first 64 bits of the SHA-256 sum."""
-    return _first(hashlib.sha256(content).digest())
-
-
-def _first(digest: bytes) -> int:
-    return int.from_bytes(digest[:8], "big")
+    return int.from_bytes(hashlib.sha256(content).digest()[:8], "big")

@@ -1,7 +1,7 @@
-"""Threads by the size of the work.
+"""Where an audit computes: in this process or on a cluster, and with how many threads.
 
-Threads that compute a small product wait for each other longer than they compute, and on a busy machine they wait for a core as well: an audit of 300 texts
-took eight times the processor time with the default of one thread a core.
+Threads that compute a small product wait for each other longer than they compute: with one thread for each core, an audit of 300 texts took
+eight times the processor time.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 LARGE = 1_000_000_000
-"""Multiplications of one pass over the data from which several threads pay."""
+"""Multiplications of one pass over the data from which several threads pay off."""
 
 
 @contextmanager
 def threads_for(work: float) -> Iterator[None]:
-    """Computes work of fewer than `LARGE` multiplications a pass with one thread; larger work with as many as are set.
+    """Limits work of fewer than `LARGE` multiplications a pass to one thread.
 
     >>> import torch
     >>> with threads_for(1000):
@@ -33,29 +33,29 @@ def threads_for(work: float) -> Iterator[None]:
 
 
 class Execution(Protocol):
-    """What every place to compute offers."""
+    """A place to compute."""
 
     @property
     def workers(self) -> int:
-        """How many calls run at the same time; it may become more while an execution starts."""
+        """The number of calls that run at the same time; it may rise while a cluster starts."""
 
     def map(self, function: Callable[..., Any], items: Iterable[Any], *shared: Any) -> Iterator[Any]:
-        """``function(item, *shared)`` of each item, in their order. A call that is lost with its worker is made again.
+        """``function(item, *shared)`` of each item, in their order. A call that is lost with its worker is repeated.
 
-        Workers keep what is shared: neither an object nor an array in it may be changed after it was shared once.
+        Workers keep shared objects: neither an object nor an array in it may change after it was shared once.
         """
 
     def map_on_devices(self, function: Callable[..., Any], items: Sequence[Any], *shared: Any) -> Iterator[Any]:
-        """As `map`, one call at a time on each device; the results may come in any order."""
+        """As `map`, with one call at a time on each device; the results may come in any order."""
 
     def finish(self) -> None:
-        """Further calls are so few or so short that they are made in this process: workers are not needed any more."""
+        """Releases the workers: all further calls are made in this process."""
 
 
-class Here:
+class Local:
     """This process: one call after the other.
 
-    >>> list(HERE.map(pow, [2, 3], 2))
+    >>> list(LOCAL.map(pow, [2, 3], 2))
     [4, 9]
     """
 
@@ -65,12 +65,10 @@ class Here:
         """As `Execution.map`."""
         return (function(item, *shared) for item in items)
 
-    def map_on_devices(self, function: Callable[..., Any], items: Sequence[Any], *shared: Any) -> Iterator[Any]:
-        """As `Execution.map_on_devices`."""
-        return self.map(function, items, *shared)
+    map_on_devices = map
 
     def finish(self) -> None:
         """As `Execution.finish`."""
 
 
-HERE = Here()
+LOCAL = Local()

@@ -1,14 +1,14 @@
-"""What makes a view of samples, once it has been fitted: an encoder, words, the columns of a table, pixels, bounds of features.
+"""Features of samples: embeddings of a pretrained encoder, words, columns of a table, pixels, or given features.
 
-A maker sees new samples as it saw those that it was fitted on. It can be stored: `state` is of numbers, texts and arrays.
+A maker is fitted once and then makes the same features of new samples. Its `state` holds numbers, texts and arrays, and can be stored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
@@ -20,97 +20,97 @@ from compensate.data.dataset import Dataset, Floats, Ints, Singles
 from compensate.data.features import TableEncoder, tfidf
 from compensate.errors import InputError
 
-Told = Callable[[int, int], None]
-"""Called with the items that are done and the number of all."""
+Progress = Callable[[str, int, int], None]
+"""Called with the name of a stage, the number of finished steps and the total."""
 
-WORDS = 50_000
-"""The most frequent words and pairs of words that are counted."""
+MAX_WORDS = 50_000
+"""The most frequent words and pairs of words are counted, up to this number."""
 
-WORD = r"(?u)\b\w+\b|[!?]"
-"""What counts as a word: signs of emphasis do, for they tell sentiment."""
+WORD_OPTIONS: dict[str, Any] = {"sublinear_tf": True, "ngram_range": (1, 2), "token_pattern": r"(?u)\b\w+\b|[!?]"}
+"""How words are counted. Exclamation and question marks count as words because they indicate sentiment."""
 
-COUNTED: dict[str, Any] = {"sublinear_tf": True, "ngram_range": (1, 2), "token_pattern": WORD}
-"""How words are counted."""
+MAX_PIXELS = 1024
+"""Larger images are reduced to about this number of pixels."""
 
-PIXELS = 1024
-"""Pixels, about, that larger images are reduced to where no encoder looks at them."""
+OUTLIER_REACH, LARGE, QUANTILE_ROWS = 10, 1e3, 1_000
+"""Values are clipped beyond this multiple of the distance from the median to the nearer of the 5 % and 95 % quantiles. Columns that reach
+beyond 1e3, or nowhere beyond 1e-3, are scaled. Quantiles are computed from about this number of rows."""
 
-FAR, LARGE, LOOKED_AT = 10, 1e3, 1_000
-"""Values farther from the median than this many times the nearer of the 5 % and 95 % quantiles are cut; columns that reach
-beyond 1e3, or nowhere beyond 1e-3, are scaled; and the rows in which quantiles are looked up."""
+MAX_TREE_COLUMNS = 200
+"""Trees use given features only up to this number of columns: more columns are rarely a table."""
 
-FEW_COLUMNS = 200
-"""The number of columns up to which features go to the trees too: they may be a table."""
+
+class _Stored:
+    """A maker whose fields are its state."""
+
+    def state(self) -> dict[str, Any]:
+        """The stored form."""
+        return dict(vars(self))
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> Self:
+        """Rebuilds the maker from its stored form."""
+        return cls(**state)
 
 
 @dataclass(frozen=True, eq=False)
-class Embeddings:
+class Embeddings(_Stored):
     """The embeddings of a pretrained encoder.
 
     Attributes:
-        encoder: as the user named it, or its name.
-        name: of the encoder that was found.
-        width: of an embedding.
+        encoder: the encoder as the user named it, or its name.
+        name: the name of the encoder.
+        width: the length of an embedding.
     """
 
     encoder: str
     name: str
     width: int
 
-    def view(self, data: Dataset, device: Any = None, told: Told | None = None) -> View:
-        """The view of some samples."""
+    def view(self, data: Dataset, device: Any = None, progress: Progress | None = None) -> View:
+        """The features of some samples."""
         from compensate.encoders import encode_data
 
-        found = encode_data(data, self.encoder, device=device, progress=told)
-        if found is None or found.values.shape[1] != self.width:
+        encoded = encode_data(data, self.encoder, device=device, progress=_encoding(progress))
+        if encoded is None or encoded.values.shape[1] != self.width:
             raise InputError(
                 f'the audit was made with the encoder "{self.name}" ({self.width} numbers for each sample), which is not what '
                 f'"{self.encoder}" is here. Install it (pip install "compensate[encoders]"), or audit again.'
             )
-        return View(self.name, found.values)
-
-    def state(self) -> dict[str, Any]:
-        """What is stored."""
-        return {"encoder": self.encoder, "name": self.name, "width": self.width}
-
-    @staticmethod
-    def of(state: Mapping[str, Any]) -> Embeddings:
-        """From what was stored."""
-        return Embeddings(str(state["encoder"]), str(state["name"]), int(state["width"]))
+        return View(self.name, encoded.values)
 
 
 @dataclass(frozen=True, eq=False)
 class Words:
     """TF-IDF of words and pairs of words."""
 
-    counted: Any
+    vectorizer: Any
 
     @staticmethod
     def fit(texts: list[str]) -> tuple[Words, View] | None:
-        """The maker and the view of these texts, or nothing if they have no word in common."""
+        """The maker and the features of these texts; None if no word can be counted."""
         from sklearn.feature_extraction.text import TfidfVectorizer
 
-        rare = 1 if len(texts) < 200 else 2
-        counted = TfidfVectorizer(min_df=rare, max_features=WORDS, **COUNTED)
+        vectorizer = TfidfVectorizer(min_df=1 if len(texts) < 200 else 2, max_features=MAX_WORDS, **WORD_OPTIONS)
         try:
-            found = counted.fit_transform(texts)
+            counts = vectorizer.fit_transform(texts)
         except ValueError:  # an empty vocabulary
             return None
-        return Words(counted), View("words", sp.csr_matrix(found).astype(np.float32))
+        return Words(vectorizer), View("words", sp.csr_matrix(counts).astype(np.float32))
 
-    def view(self, data: Dataset, device: Any = None, told: Told | None = None) -> View:
-        """The view of some texts."""
-        found = self.counted.transform([str(text) for text in data.x])
-        return View("words", sp.csr_matrix(found).astype(np.float32))
+    def view(self, data: Dataset, device: Any = None, progress: Progress | None = None) -> View:
+        """The features of some texts."""
+        counts = self.vectorizer.transform([str(text) for text in data.x])
+        return View("words", sp.csr_matrix(counts).astype(np.float32))
 
     def state(self) -> dict[str, Any]:
-        """What is stored."""
-        return {"words": self.counted.get_feature_names_out().tolist(), "idf": self.counted.idf_}
+        """The stored form."""
+        return {"words": self.vectorizer.get_feature_names_out().tolist(), "idf": self.vectorizer.idf_}
 
     @staticmethod
     def of(state: Mapping[str, Any]) -> Words:
-        """From what was stored."""
-        return Words(tfidf(state["words"], state["idf"], **COUNTED))
+        """Rebuilds the maker from its stored form."""
+        return Words(tfidf(state["words"], state["idf"], **WORD_OPTIONS))
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,55 +119,46 @@ class Columns:
 
     encoder: TableEncoder
 
-    def view(self, data: Dataset, device: Any = None, told: Told | None = None) -> View:
-        """The view of some rows."""
+    def view(self, data: Dataset, device: Any = None, progress: Progress | None = None) -> View:
+        """The features of some rows."""
         if not isinstance(data.raw, pd.DataFrame):
             raise InputError("the audit was made of a table; expected a table with the same columns.")
         return View("columns", self.encoder(data.raw), self.encoder.trees(data.raw))
 
     def state(self) -> dict[str, Any]:
-        """What is stored."""
+        """The stored form."""
         return self.encoder.state()
 
     @staticmethod
     def of(state: Mapping[str, Any]) -> Columns:
-        """From what was stored."""
+        """Rebuilds the maker from its stored form."""
         return Columns(TableEncoder.of(state))
 
 
 @dataclass(frozen=True, eq=False)
-class Pixels:
-    """The pixels themselves, averaged over squares in large images.
+class Pixels(_Stored):
+    """The pixels of images; large images are averaged over squares.
 
     Attributes:
         shape: (C, H, W) of the images.
-        few: whether trees look at them too.
+        few: whether trees use the pixels too.
     """
 
     shape: tuple[int, ...]
     few: bool
 
-    def view(self, data: Dataset, device: Any = None, told: Told | None = None) -> View:
-        """The view of some images."""
-        if tuple(np.shape(data.x)[1:]) != self.shape:
-            raise InputError(f"images of the shape {np.shape(data.x)[1:]}; the audit was made of {self.shape}.")
-        found = pixel_rows(data.x)
-        return View("pixels", found, found if self.few else None)
-
-    def state(self) -> dict[str, Any]:
-        """What is stored."""
-        return {"shape": list(self.shape), "few": self.few}
-
-    @staticmethod
-    def of(state: Mapping[str, Any]) -> Pixels:
-        """From what was stored."""
-        return Pixels(tuple(state["shape"]), bool(state["few"]))
+    def view(self, data: Dataset, device: Any = None, progress: Progress | None = None) -> View:
+        """The features of some images."""
+        if tuple(np.shape(data.x)[1:]) != tuple(self.shape):
+            raise InputError(f"images of the shape {np.shape(data.x)[1:]}; the audit was made of {tuple(self.shape)}.")
+        values = pixel_rows(data.x)
+        return View("pixels", values, values if self.few else None)
 
 
 def pixel_rows(images: NDArray[Any]) -> Singles:
     """(N, D) values between 0 and 1; large images are averaged over squares."""
     x = np.asarray(images)
-    side = max(1, int(np.ceil(np.sqrt(x.shape[2] * x.shape[3] / PIXELS))))
+    side = max(1, int(np.ceil(np.sqrt(x.shape[2] * x.shape[3] / MAX_PIXELS))))
     h, w = x.shape[2] // side * side, x.shape[3] // side * side
     small = np.empty((len(x), x.shape[1] * (h // side) * (w // side)), np.float32)
     for start in range(0, len(x), 1000):
@@ -180,14 +171,12 @@ def pixel_rows(images: NDArray[Any]) -> Singles:
 
 
 @dataclass(frozen=True, eq=False)
-class Features:
-    """Features as they are, without values far beyond the others, which would rule the scale of their column.
-
-    Columns whose values are all very large or very small are brought to numbers of usual size.
+class Features(_Stored):
+    """Given features, with outliers clipped and columns of extreme size scaled.
 
     Attributes:
-        least, most: (D,) where values are cut.
-        shift, scale: (D,) what is taken off columns of unusual size, and by what they are divided; 0 and 1 for the others.
+        least, most: (D,) the bounds of each column.
+        shift, scale: (D,) subtracted from a column of extreme size, and its divisor; 0 and 1 for other columns.
     """
 
     least: Floats
@@ -197,49 +186,40 @@ class Features:
 
     @staticmethod
     def fit(values: Singles) -> Features:
-        """Bounds by the quantiles of some rows.
+        """Bounds from the quantiles of some rows.
 
         >>> values = np.array([[0.0], [1.0], [2.0], [1e30]], np.float32)
         >>> Features.fit(values).bounded(values).max() < 100
         np.True_
         """
-        some = values[:: max(1, len(values) // LOOKED_AT)].astype(np.float64)
+        some = values[:: max(1, len(values) // QUANTILE_ROWS)].astype(np.float64)
         tail = 0.05 if len(some) > 40 else 0.25
         low, middle, high = np.quantile(some, [tail, 0.5, 1 - tail], axis=0)
-        reach = FAR * np.minimum(high - middle, middle - low)
+        reach = OUTLIER_REACH * np.minimum(high - middle, middle - low)
         reach = np.where(reach > 0, reach, np.inf)
         least, most = values.min(0).astype(np.float64), values.max(0).astype(np.float64)
         extent = np.minimum(np.maximum(most - middle, middle - least), reach)
-        odd = (extent > LARGE) | ((extent < 1 / LARGE) & (extent > 0))
-        return Features(middle - reach, middle + reach, np.where(odd, middle, 0.0), np.where(odd, extent, 1.0))
+        extreme = (extent > LARGE) | ((extent < 1 / LARGE) & (extent > 0))
+        return Features(middle - reach, middle + reach, np.where(extreme, middle, 0.0), np.where(extreme, extent, 1.0))
 
     def bounded(self, values: Singles) -> Singles:
-        """The values within bounds; where nothing has to change, the array itself: it may be a mapped file."""
-        usual = not self.shift.any() and (self.scale == 1).all()
-        if usual and (values.max(0) <= self.most).all() and (values.min(0) >= self.least).all():
+        """The clipped and scaled values; the array itself (it may be a mapped file) if nothing changes."""
+        plain = not self.shift.any() and (self.scale == 1).all()
+        if plain and (values.max(0) <= self.most).all() and (values.min(0) >= self.least).all():
             return values
-        found = np.empty_like(values)
-        for start in range(0, len(values), LOOKED_AT):
-            part = np.clip(values[start : start + LOOKED_AT], self.least, self.most)
-            found[start : start + LOOKED_AT] = (part - self.shift) / self.scale
-        return found
+        bounded = np.empty_like(values)
+        for start in range(0, len(values), QUANTILE_ROWS):
+            part = np.clip(values[start : start + QUANTILE_ROWS], self.least, self.most)
+            bounded[start : start + QUANTILE_ROWS] = (part - self.shift) / self.scale
+        return bounded
 
-    def view(self, data: Dataset, device: Any = None, told: Told | None = None) -> View:
-        """The view of some rows."""
+    def view(self, data: Dataset, device: Any = None, progress: Progress | None = None) -> View:
+        """The features of some rows."""
         values = flat_rows(data.x)
         if values.shape[1] != len(self.least):
             raise InputError(f"the samples have {values.shape[1]} features; the audit was made of {len(self.least)}.")
         values = self.bounded(values)
-        return View("features", values, values if values.shape[1] <= FEW_COLUMNS else None)
-
-    def state(self) -> dict[str, Any]:
-        """What is stored."""
-        return {"least": self.least, "most": self.most, "shift": self.shift, "scale": self.scale}
-
-    @staticmethod
-    def of(state: Mapping[str, Any]) -> Features:
-        """From what was stored."""
-        return Features(*(np.asarray(state[name]) for name in ("least", "most", "shift", "scale")))
+        return View("features", values, values if values.shape[1] <= MAX_TREE_COLUMNS else None)
 
 
 def flat_rows(x: Any) -> Singles:
@@ -249,128 +229,129 @@ def flat_rows(x: Any) -> Singles:
 
 
 Maker = Embeddings | Words | Columns | Pixels | Features
-MAKERS: dict[str, Callable[[Mapping[str, Any]], Maker]] = {
-    "Embeddings": Embeddings.of,
-    "Words": Words.of,
-    "Columns": Columns.of,
-    "Pixels": Pixels.of,
-    "Features": Features.of,
+MAKERS: dict[str, type[Maker]] = {
+    "Embeddings": Embeddings,
+    "Words": Words,
+    "Columns": Columns,
+    "Pixels": Pixels,
+    "Features": Features,
 }
-
-
-Progress = Callable[[str, int, int], None]
-"""Called with the name of a stage, the steps that are done and the number of all."""
 
 
 @dataclass(frozen=True, eq=False)
 class FeatureViews:
-    """The views of a data set.
+    """The features of a data set.
 
     Attributes:
-        views: one or more.
-        makers: what made each of them, and makes the same of new samples.
+        makers: one or more, with which features of further samples are made.
+        views: the features, one entry for each maker; empty if the makers were only fitted.
         keys: (N,) equal for rows with equal content, or None.
-        shown: (N, D) features by which samples are compared on the review page.
-        about: name, license and source of the encoder, or a hint at what an encoder would bring; for the report.
-        notes: what a user should know about them.
-    """
-
-    views: tuple[View, ...]
-    makers: tuple[Maker, ...]
-    keys: Ints | None
-    shown: Any
-    about: dict[str, str]
-    notes: tuple[str, ...] = ()
-
-
-def make_views(
-    data: Dataset, encoder: str | Path = "auto", *, device: Any = None, progress: Progress | None = None
-) -> FeatureViews:
-    """All views that suit the data.
-
-    Args:
-        data: of any kind.
-        encoder: as for `compensate.encoders.encode`.
-        device: for the encoder.
-        progress: called while items are encoded.
-    """
-    kind = data.source.kind or kind_of(data.x)
-    if not _own_features(data):
-        if kind == "text":
-            return _of_texts(data, encoder, device, progress)
-        if kind == "images":
-            return _of_images(data, encoder, device, progress)
-        if kind == "table" and isinstance(data.raw, pd.DataFrame) and data.source.columns:
-            return replace(_of_table(data), notes=unused_encoder(encoder, "the columns of a table"))
-    return replace(_of_features(data.x), notes=unused_encoder(encoder, "embeddings and other features"))
-
-
-@dataclass(frozen=True, eq=False)
-class Makers:
-    """What makes the views of samples that are read piece by piece.
-
-    Attributes:
-        makers: one for each view.
-        about, notes: as for `FeatureViews`.
+        about: name, license and source of the encoder, or a hint about which encoder to install.
+        notes: remarks for the user.
     """
 
     makers: tuple[Maker, ...]
-    about: dict[str, str]
+    views: tuple[View, ...] = ()
+    keys: Ints | None = None
+    about: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    @property
+    def shown(self) -> Any:
+        """(N, D) the features by which the review page compares samples."""
+        return self.views[0].x
 
     @property
     def encoder(self) -> Embeddings | None:
         """The maker that runs a pretrained encoder, if there is one."""
         return next((maker for maker in self.makers if isinstance(maker, Embeddings)), None)
 
-    def views(self, data: Dataset, embedded: Singles | None = None) -> tuple[View, ...]:
-        """The views of some samples, and with them their embeddings, if there is an encoder."""
+    def of(self, data: Dataset, embedded: Singles | None = None) -> tuple[View, ...]:
+        """The features of some samples, given their embeddings if there is an encoder."""
         return tuple(
             View(maker.name, embedded) if isinstance(maker, Embeddings) and embedded is not None else maker.view(data)
             for maker in self.makers
         )
 
 
-def fit_makers(data: Dataset, encoder: str | Path = "auto", *, device: Any = None) -> Makers:
-    """What `make_views` would learn from these samples; nothing but the first of them is encoded.
+def make_views(
+    data: Dataset,
+    encoder: str | Path = "auto",
+    *,
+    device: Any = None,
+    progress: Progress | None = None,
+    fit_only: bool = False,
+) -> FeatureViews:
+    """Fits all makers that suit the data, and makes the features of the data.
 
     Args:
-        data: some of the samples.
-        encoder, device: as for `make_views`.
+        data: samples of any kind.
+        encoder: as for `compensate.encoders.encode`.
+        device: for the encoder.
+        progress: called while items are encoded.
+        fit_only: fit the makers on these samples, and encode only the first of them; `keys` and `views` stay empty.
     """
-    kind = data.source.kind or kind_of(data.x)
-    if not _own_features(data) and kind == "table" and isinstance(data.raw, pd.DataFrame) and data.source.columns:
-        return Makers((_columns_maker(data),), {}, unused_encoder(encoder, "the columns of a table"))
-    if _own_features(data) or kind not in ("text", "images"):
-        maker = Features.fit(_rows_of_features(data.x))
-        return Makers((maker,), {}, unused_encoder(encoder, "embeddings and other features"))
-    encoded, about = _encoded(data.subset([0]), encoder, "text" if kind == "text" else "image", device, None)
-    makers: list[Maker] = [] if encoded is None else [encoded[0]]
+    kind = feature_kind(data)
+    fitted: list[tuple[Maker, View | None]] = []
+    about: dict[str, str] = {}
+    notes: tuple[str, ...] = ()
+    if kind == "table":
+        notes = unused_encoder(encoder, "the columns of a table")
+        fitted.append((Columns(TableEncoder.fit(data.raw, data.source.columns)), None))
+    elif kind == "features":
+        notes = unused_encoder(encoder, "embeddings and other features")
+        values = flat_rows(data.x)
+        if not values.shape[1]:
+            raise InputError("the samples have no features; an audit needs at least one column and the labels.")
+        fitted.append((Features.fit(values), None))
+    elif encoder != "none":
+        from compensate.encoders import encode_data, hint
+
+        some = data.subset([0]) if fit_only else data
+        encoded = encode_data(some, encoder, device=device, progress=None if fit_only else _encoding(progress))
+        if encoded is None:
+            about = {"hint": hint("text" if kind == "text" else "image")}
+        else:
+            about = {"encoder": encoded.name, "license": encoded.license, "encoder_source": encoded.source}
+            named = encoded.name if encoder == "auto" else str(encoder)
+            view = View(encoded.name, encoded.values)
+            fitted.append((Embeddings(named, encoded.name, encoded.values.shape[1]), view))
     if kind == "text":
         words = Words.fit([str(text) for text in data.x])
-        makers += [] if words is None else [words[0]]
-    elif encoded is None or _is_gray(data.x):
-        makers.append(_pixels_maker(data.x, encoded is not None))
-    if not makers:
-        raise InputError("the texts have no word in common; an audit compares samples. Check which column is the text.")
-    return Makers(tuple(makers), about)
+        fitted += [] if words is None else [words]
+        if not fitted:
+            raise InputError(
+                "the texts have no word in common; an audit compares samples. Check which column is the text."
+            )
+    elif kind == "images" and (not fitted or data.x.shape[1] == 1):  # pixels of gray drawings and digits say much
+        few = bool(fitted) or pixel_rows(data.x[:1]).shape[1] <= MAX_PIXELS
+        fitted.append((Pixels(tuple(np.shape(data.x)[1:]), few), None))
+    makers = tuple(maker for maker, _ in fitted)
+    if fit_only:
+        return FeatureViews(makers, about=about, notes=notes)
+    views = tuple(maker.view(data) if view is None else view for maker, view in fitted)
+    return FeatureViews(makers, views, row_keys(data, views), about, notes)
 
 
-def keys_of(data: Dataset, views: tuple[View, ...]) -> Ints | None:
-    """(N,) equal for rows with equal content, as `make_views` has them."""
+def row_keys(data: Dataset, views: tuple[View, ...]) -> Ints | None:
+    """(N,) equal for rows with equal content; ``views`` are the features of these rows."""
+    kind = feature_kind(data)
+    if kind == "text":
+        return content_keys([str(text) for text in data.x])
+    if kind == "images":
+        return content_keys(np.asarray(data.x))
+    return content_keys(np.asarray(views[0].trees) if kind == "table" else flat_rows(data.x))
+
+
+def feature_kind(data: Dataset) -> str:
+    """The kind of samples that features are made of: "text", "images", "table" or "features"."""
     kind = data.source.kind or kind_of(data.x)
-    if not _own_features(data):
-        if kind == "text":
-            return content_keys([str(text) for text in data.x])
-        if kind == "images":
-            return content_keys(np.asarray(data.x))
-        if kind == "table" and views[0].trees is not None:
-            return content_keys(views[0].trees)
-    return content_keys(flat_rows(data.x))
+    table = kind == "table" and isinstance(data.raw, pd.DataFrame) and bool(data.source.columns)
+    return kind if (table or kind in ("text", "images")) and not data.source.features_given else "features"
 
 
 def unused_encoder(encoder: str | Path, what: str) -> tuple[str, ...]:
-    """A note if an encoder was asked for and is not used; an unknown one is refused all the same.
+    """A note if the user chose an encoder that is not used; an unknown encoder is an error.
 
     >>> unused_encoder("auto", "embeddings")
     ()
@@ -384,7 +365,7 @@ def unused_encoder(encoder: str | Path, what: str) -> tuple[str, ...]:
 
 
 def kind_of(x: Any) -> str:
-    """What samples are, where nobody has said it.
+    """The kind of samples, by their form.
 
     >>> kind_of(np.zeros((2, 3, 8, 8))), kind_of(np.array(["a text"], dtype=object)), kind_of(np.zeros((2, 3)))
     ('images', 'text', 'features')
@@ -394,84 +375,5 @@ def kind_of(x: Any) -> str:
     return "images" if np.ndim(x) == 4 else "features"
 
 
-def _own_features(data: Dataset) -> bool:
-    """Whether the user has given embeddings in place of the samples themselves."""
-    return data.source.features_given
-
-
-def _rows_of_features(x: Any) -> Singles:
-    values = flat_rows(x)
-    if not values.shape[1]:
-        raise InputError("the samples have no features; an audit needs at least one column beside the labels.")
-    return values
-
-
-def _of_features(x: Any) -> FeatureViews:
-    values = _rows_of_features(x)
-    keys = content_keys(values)
-    maker = Features.fit(values)
-    values = maker.bounded(values)
-    few = values.shape[1] <= FEW_COLUMNS
-    return FeatureViews((View("features", values, values if few else None),), (maker,), keys, values, {})
-
-
-def _columns_maker(data: Dataset) -> Columns:
-    return Columns(TableEncoder.fit(data.raw, data.source.columns))
-
-
-def _of_table(data: Dataset) -> FeatureViews:
-    maker = _columns_maker(data)
-    view = maker.view(data)
-    return FeatureViews((view,), (maker,), content_keys(np.asarray(view.trees)), view.x, {})
-
-
-def _of_texts(data: Dataset, encoder: str | Path, device: Any, progress: Progress | None) -> FeatureViews:
-    texts = [str(text) for text in data.x]
-    encoded, about = _encoded(data, encoder, "text", device, progress)
-    found: list[tuple[Maker, View]] = [] if encoded is None else [encoded]
-    words = Words.fit(texts)
-    if words is not None:
-        found.append(words)
-    if not found:
-        raise InputError("the texts have no word in common; an audit compares samples. Check which column is the text.")
-    makers, views = zip(*found, strict=True)
-    return FeatureViews(views, makers, content_keys(texts), views[0].x, about)
-
-
-def _of_images(data: Dataset, encoder: str | Path, device: Any, progress: Progress | None) -> FeatureViews:
-    keys = content_keys(np.asarray(data.x))
-    encoded, about = _encoded(data, encoder, "image", device, progress)
-    found: list[tuple[Maker, View]] = [] if encoded is None else [encoded]
-    if encoded is None or _is_gray(data.x):  # of drawings and digits the pixels themselves say much
-        maker = _pixels_maker(data.x, encoded is not None)
-        found.append((maker, maker.view(data)))
-    makers, views = zip(*found, strict=True)
-    return FeatureViews(views, makers, keys, views[0].x, about)
-
-
-def _pixels_maker(images: NDArray[Any], encoded: bool) -> Pixels:
-    few = encoded or pixel_rows(images[:1]).shape[1] <= PIXELS
-    return Pixels(tuple(np.shape(images)[1:]), few)
-
-
-def _is_gray(images: NDArray[Any]) -> bool:
-    return images.shape[1] == 1
-
-
-def _encoded(
-    data: Dataset, encoder: str | Path, kind: str, device: Any, progress: Progress | None
-) -> tuple[tuple[Embeddings, View] | None, dict[str, str]]:
-    if encoder == "none":
-        return None, {}
-    from compensate.encoders import encode_data, hint
-
-    def told(done: int, total: int) -> None:
-        if progress is not None:
-            progress("encoding", done, total)
-
-    found = encode_data(data, encoder, device=device, progress=told)
-    if found is None:
-        return None, {"hint": hint(kind)}
-    about = {"encoder": found.name, "license": found.license, "encoder_source": found.source}
-    maker = Embeddings(found.name if encoder == "auto" else str(encoder), found.name, found.values.shape[1])
-    return (maker, View(found.name, found.values)), about
+def _encoding(progress: Progress | None) -> Callable[[int, int], None] | None:
+    return None if progress is None else lambda done, total: progress("encoding", done, total)

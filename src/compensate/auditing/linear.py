@@ -1,22 +1,22 @@
-r"""Linear models of the labels, cross-fitted: all folds are fitted at once, each judges the rows it did not learn from.
+r"""Linear models of the labels, cross-fitted: all folds are fitted at once, and each predicts the rows it did not learn from.
 
 **LogComp in closed form.** With a compensation :math:`v_i` of the logits of each sample and an L1 penalty,
 
 .. math:: \min_{W, v} \frac1N \sum_i \Bigl( l(S(W^\top x_i + v_i), y_i) + \lambda \|v_i\|_1 \Bigr) + \frac{\mu}2 \|W\|^2,
 
 the optimal :math:`v_i` is known: it is zero where :math:`1 - p_{i y_i} \le \lambda`, and elsewhere raises the logit of the given
-class until :math:`1 - p_{i y_i} = \lambda`. What is left for :math:`W` is a convex loss whose gradient in the logits is
+class until :math:`1 - p_{i y_i} = \lambda`. The remaining loss of :math:`W` is convex, with the gradient in the logits
 
 .. math:: (p_i - y_i) \min\Bigl(1, \frac{\lambda}{1 - p_{i y_i}}\Bigr):
 
-a wrong label pulls with a force of :math:`\lambda` at most. No table of compensations has to be kept.
+the pull of a wrong label is at most :math:`\lambda`. No table of compensations is needed.
 
 **Transitions.** With the prediction compensated at the level of categories, :math:`p(j | x) = \sum_t p(t | x) A_{tj}`, where
 :math:`A_{tj}` is how often class :math:`t` is written as :math:`j`, the gradient is :math:`p_i - r_i` with the posterior
 :math:`r_{it} \propto p_{it} A_{t y_i}`.
 
-The data stays as it is: centering, scaling and the rotation to principal axes are applied to the weights. In those axes the
-Hessian is close to a multiple of the identity, so that L-BFGS needs ten steps where it would need hundreds.
+Centering, scaling and the rotation to principal axes are applied to the weights and not to the data. In these axes the
+Hessian is close to a multiple of the identity, and L-BFGS needs ten steps instead of hundreds.
 
 Reference: Yao and Wu, Compensation Learning, 2021, Eqs. (20) to (22); Patrini et al., Making Deep Neural Networks Robust to
 Label Noise: A Loss Correction Approach, 2017, for transitions.
@@ -33,36 +33,36 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
-from compensate.auditing.execution import HERE, Execution
+from compensate.auditing.execution import LOCAL, Execution
 from compensate.data.dataset import Floats, Ints, Singles
 
 Slope = Callable[[Singles, Singles, Ints | slice], tuple[NDArray[np.floating], Singles]]
 """From probabilities (B, K, C), their logarithms and the rows: the losses (B, K) and their slopes in the logits (B, K, C)."""
 
 BLOCK = 4_000_000
-"""Entries of logits, and of dense features, that are in memory at once."""
+"""Entries of logits, and of dense features, in memory at once."""
 
 CACHED = 4_096
-"""Dense rows that are computed with at once: what is made of them stays in the processor's cache. Sparse rows are taken by the `BLOCK`, for
-the slope of each portion has an entry for every word."""
+"""Dense rows in a portion, which fits the processor's cache. Sparse rows are taken by the `BLOCK`, because the gradient of each
+portion has an entry for every word."""
 
 WORK = 20_000_000_000
-"""Multiplications in one pass over the rows that are fitted on: of more rows a part is drawn, evenly, and the others are judged only."""
+"""The most multiplications in one pass over the fitted rows: of more rows, evenly spaced ones are fitted and the others only predicted."""
 
 MOST_AXES = 4_096
-"""Principal axes. Of more columns and rows, axes are those of so many rows: all axes would take the cube of the number of columns."""
+"""The most principal axes. With more columns and rows, the axes of this number of rows are used: the cost grows with the cube."""
 
 BIAS_DECAY = 1e-6
-"""The intercept is hardly regularized."""
+"""Weight decay of the intercept."""
 
 PRECISION, STEPS = 1e-5, 100
-"""Relative decrease of the loss at which a fit ends, and its longest duration in steps."""
+"""The relative decrease of the loss at which a fit ends, and its most steps."""
 
 Terms = tuple[Any, ...]
-"""Numbers and arrays that are added up over portions of the rows."""
+"""Numbers and arrays that are summed over portions of the rows."""
 
 SPARSE_FLOOR = 0.1
-"""Curvature along a word, as a part of its mean square, for the scaling of steps."""
+"""The curvature along a word relative to its mean square, for the scaling of steps."""
 
 
 @final
@@ -84,7 +84,7 @@ class LinearFolds:
         num_folds: int,
         num_classes: int,
         learn: NDArray[np.bool_] | None = None,
-        run: Execution = HERE,
+        run: Execution = LOCAL,
     ) -> None:
         self.run = run
         self.x: Any = x.tocsr().astype(np.float32) if is_sparse(x) else np.asarray(x)
@@ -102,13 +102,13 @@ class LinearFolds:
         self.shape = (len(self.spread) + 1, num_folds * num_classes)
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy elsewhere adds up its portion there."""
-        return {**self.__dict__, "run": HERE}
+        """A copy in another process computes there."""
+        return {**self.__dict__, "run": LOCAL}
 
     def add_up(self, term: Callable[..., Terms], *args: Any) -> Terms:
-        """The sum of ``term(self, part, *args)`` over all portions of the rows that are fitted on, in 64 bits.
+        """The sum of ``term(self, part, *args)`` over all portions of the fitted rows, in 64 bits.
 
-        Portions are the same however many workers there are, so that their number changes no more than the last digits.
+        The portions do not depend on the number of workers, which therefore changes only the last digits.
         """
         parts = list(self.blocks(len(self.fitted)))
         cuts = np.linspace(0, len(parts), min(self.run.workers, len(parts)) + 1).astype(int)
@@ -116,7 +116,7 @@ class LinearFolds:
         return _total(self.run.map(_added, shares, self, term, *args))
 
     def blocks(self, number: int) -> Iterator[slice]:
-        """So many rows in portions that bound memory."""
+        """Portions of rows that bound memory."""
         width = 0 if self.axes is None else self.x.shape[1]  # a portion of dense rows is a copy of them
         size = max(1, BLOCK // max(self.num_folds * self.num_classes, width))
         size = size if self.axes is None else min(size, CACHED)
@@ -124,7 +124,7 @@ class LinearFolds:
             yield slice(start, min(start + size, number))
 
     def rows(self, part: slice) -> Ints | slice:
-        """The rows of a portion of those that are fitted on; as a slice where these are all rows, so that nothing is copied."""
+        """The rows of a portion of the fitted rows; a slice, which needs no copy, if all rows are fitted."""
         return part if len(self.fitted) == self.x.shape[0] else self.fitted[part]
 
     def weights(self, w: Singles) -> tuple[Singles, Singles]:
@@ -133,13 +133,13 @@ class LinearFolds:
         return inner / self.scale[:, None], w[-1]
 
     def centered(self, rows: Any) -> Any:
-        """Some rows less the mean of all; sparse ones as they are. Where a mean is large, sums over rows would lose their last digits."""
+        """Some rows minus the mean of all (sparse ones unchanged), which keeps sums precise where a mean is large."""
         return self.x[rows] if self.axes is None else self.x[rows] - self.center
 
     def logits(self, x: Any, weights: Singles, intercept: Singles) -> Singles:
         """(B, K, C) of some `centered` rows under the weights of all folds.
 
-        In memory rows are next to each other, in place of classes: sums over few classes are then sums of long arrays.
+        Rows are contiguous in memory: sums over few classes are then sums of long arrays.
         """
         u = np.ascontiguousarray((x @ weights).T) if is_sparse(x) else weights.T @ x.T
         u += intercept[:, None]
@@ -172,21 +172,12 @@ class LinearFolds:
         )  # fmt: skip
         return found.x.reshape(self.shape).astype(np.float32) * step
 
-    def held_out(self, w: Singles) -> Singles:
-        """(N, C) log probabilities by the model that did not learn from the row."""
-        found = np.empty((self.x.shape[0], self.num_classes), np.float32)
-        weights = self.weights(w)
-        for part in self.blocks(len(found)):
-            u = self.logits(self.centered(part), *weights)
-            found[part] = softmax(u[np.arange(len(u)), self.folds[part]])[1]
-        return found
-
     def held_out_loss(self, w: Singles, labels: Ints) -> float:
-        """The mean of -log p of the given labels, each by the model that did not learn from it."""
+        """The mean of -log p of the given labels, by models that did not learn from them."""
         return float(self.add_up(_held_out_loss, labels, *self.weights(w))[0]) / len(self.fitted)
 
     def each(self, w: Singles) -> list[tuple[Singles, Singles]]:
-        """Weights (D, C) and intercepts (C,) of the model of each fold, for rows as they are."""
+        """Weights (D, C) and intercepts (C,) of the model of each fold, for rows that are not centered."""
         weights, intercept = self.weights(w)
         intercept = intercept - self.center @ weights
         shape = (-1, self.num_folds, self.num_classes)
@@ -194,13 +185,12 @@ class LinearFolds:
         return [(np.ascontiguousarray(weights[:, k]), intercept[k]) for k in range(self.num_folds)]
 
     def mean(self, w: Singles) -> tuple[Singles, Singles]:
-        """Weights (D, C) and intercepts (C,) of the mean of the models of all folds, for rows that are in none."""
+        """Weights (D, C) and intercepts (C,) of the mean model of all folds, for new rows."""
         weights, intercepts = zip(*self.each(w), strict=True)
         return np.mean(weights, axis=0), np.mean(intercepts, axis=0)
 
 
 def _added(parts: list[slice], fitted: LinearFolds, term: Callable[..., Terms], *args: Any) -> Terms:
-    """What `LinearFolds.add_up` asks of one worker."""
     return _total(term(fitted, part, *args) for part in parts)
 
 
@@ -242,7 +232,7 @@ def softmax(u: Singles) -> tuple[Singles, Singles]:
 
 
 def compensated(labels: Ints, lam: float, trusted: NDArray[np.bool_] | None = None) -> Slope:
-    """LogComp with its compensation at the optimum; ``lam`` of 1 is plain cross entropy, and so is the loss of trusted labels."""
+    """LogComp with its optimal compensation; plain cross entropy for ``lam`` of 1 and for trusted labels."""
     edge = np.log((1 - lam) / lam) if lam < 1 else -np.inf
 
     def slope(p: Singles, log_p: Singles, rows: Ints | slice) -> tuple[NDArray[np.floating], Singles]:
@@ -261,7 +251,7 @@ def compensated(labels: Ints, lam: float, trusted: NDArray[np.bool_] | None = No
 
 
 def transferred(labels: Ints, transition: Singles, trusted: NDArray[np.bool_] | None = None) -> Slope:
-    """Cross entropy of the given labels under transitions (K, C, C) from true to given classes; trusted labels are the true ones."""
+    """Cross entropy of the given labels under transitions (K, C, C) from true to given classes; trusted labels are true."""
     own = np.eye(transition.shape[1], dtype=np.float32)[:, None]
 
     def slope(p: Singles, log_p: Singles, rows: Ints | slice) -> tuple[NDArray[np.floating], Singles]:
@@ -296,8 +286,8 @@ def _coordinates(x: Any) -> tuple[Singles, Singles, Singles | None, Singles]:
         spread, axes = np.linalg.eigh(gram / np.outer(scale, scale))
     else:
         scale = _scale(sum(((x[part] - center) ** 2).sum(0, dtype=np.float64) for part in portions) / n)
-        least = 1e-6  # of the products of rows in single precision, less than that is rounding
-        # The axes of a few rows of many columns lie in the span of these rows: products of rows give them, not products of columns.
+        least = 1e-6  # smaller products of rows in single precision are rounding errors
+        # The axes of a few rows of many columns lie in the span of these rows: products of rows suffice.
         some = np.linspace(0, n - 1, min(n, MOST_AXES)).astype(np.int64)
         z = ((x[some] - center) / scale).astype(np.float32)
         spread, mixed = np.linalg.eigh((z @ z.T).astype(np.float64) / len(z))
@@ -312,7 +302,7 @@ def _coordinates(x: Any) -> tuple[Singles, Singles, Singles | None, Singles]:
 
 
 def _scale(variance: Floats) -> Floats:
-    """(D,) by what columns are divided, given their variances; one that hardly varies is not blown up to the size of the others."""
+    """(D,) the divisor of each column, given its variance; columns that hardly vary stay small."""
     d = len(variance)
     deviation = np.sqrt(np.maximum(variance, 0))
     least = max(1e-6 * deviation.max(initial=0), 0.05 * np.sqrt((deviation**2).mean()) if d > 64 else 0, 1e-12)

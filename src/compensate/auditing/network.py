@@ -1,4 +1,4 @@
-"""A pretrained encoder with a linear head, to be trained on the given labels."""
+"""Networks that are trained for an audit: a model of the user, or a pretrained encoder with a linear head."""
 
 from __future__ import annotations
 
@@ -28,24 +28,29 @@ from compensate.training.record import TrainingRecord, train_and_record
 ENCODER_RECIPE: dict[str, Any] = {
     "epochs": 3, "weight_decay": 0.01, "schedule": "linear", "warmup": 0.1, "factors": {"head": 50.0},
 }  # fmt: skip
-"""The usual way to fine-tune a transformer; the head, which starts at zero, has fifty times the learning rate of the encoder."""
+"""Default settings for a transformer; the head, which starts at zero, has fifty times the learning rate of the encoder."""
 
 RECIPES: dict[str, dict[str, Any]] = {
     "text": {**ENCODER_RECIPE, "lr": 2e-5, "batch_size": 16},
     "image": {**ENCODER_RECIPE, "lr": 5e-5, "batch_size": 32},
 }
 
-CHUNKS = 4
-"""Of a long text that are read: gradients of all eight that the encoder reads would take gigabytes."""
+MODEL_RECIPE = {"epochs": 20, "batch_size": 64, "lr": 1e-3}
+"""Default settings for a model of the user, which is trained by AdamW with a cosine schedule."""
 
-LOOKED_AT = 16
-"""Images by which the size is chosen at which all are seen."""
+SMALLEST = 1e-6
+
+TEXT_SECTIONS = 4
+"""Sections of a long text that are read: gradients of all eight that the encoder reads would take gigabytes."""
+
+SIZED_IMAGES = 16
+"""Images from which the input size of all images is chosen."""
 
 
 class FineTuned(nn.Module):
-    """An encoder and a linear classifier, which starts at zero: the first prediction knows nothing.
+    """An encoder and a linear classifier, which starts at zero: the first prediction is uniform.
 
-    Embeddings are brought to mean 0 and variance 1 first, for their scale differs between encoders.
+    Embeddings are normalized to mean 0 and variance 1, because their scale differs between encoders.
 
     >>> FineTuned(nn.Linear(5, 8), 8, 3)(torch.ones(2, 5)).shape
     torch.Size([2, 3])
@@ -69,12 +74,12 @@ class FineTuned(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class FineTuning:
-    """What the training engine needs to fine-tune an encoder.
+    """An encoder that is ready for training.
 
     Attributes:
         model: the encoder and its head.
-        samples: the inputs, with labels that are still to be given.
-        recipe: settings of the training, where nothing else is asked for.
+        samples: the inputs, still without labels.
+        recipe: default settings of the training.
     """
 
     model: FineTuned
@@ -83,7 +88,7 @@ class FineTuning:
 
 
 def find_tunable(data: Dataset, encoder: str | Path) -> Encoder:
-    """The encoder of these samples; an error that names the way out if there is none."""
+    """The encoder of these samples; an error if there is none."""
     kind = sample_kind(data)
     if kind is None:
         what = "embeddings" if data.source.features_given else "a table or features"
@@ -102,11 +107,11 @@ def find_tunable(data: Dataset, encoder: str | Path) -> Encoder:
 
 
 def prepare_finetuning(data: Dataset, encoder: Encoder, outputs: int) -> FineTuning:
-    """Loads the encoder, and brings the samples to the form that it takes; texts are cut into word pieces once.
+    """Loads the encoder and prepares its inputs; texts are cut into word pieces once.
 
     Args:
         data: texts or images.
-        encoder: as `find_tunable` gives it.
+        encoder: from `find_tunable`.
         outputs: of the head.
     """
     run = encoder.load(torch.device("cpu"))
@@ -127,7 +132,7 @@ def prepare_finetuning(data: Dataset, encoder: Encoder, outputs: int) -> FineTun
 
 
 def _with_head(network: nn.Module, samples: Samples, outputs: int) -> FineTuned:
-    """The network with its head; weights that no prediction depends on, such as those of an old classifier, are frozen."""
+    """The network with its head; weights without influence on the prediction, such as an old classifier, are frozen."""
     x = samples.batch(np.arange(2), None)
     network.eval().requires_grad_(True)
     with torch.no_grad():
@@ -142,7 +147,7 @@ def _with_head(network: nn.Module, samples: Samples, outputs: int) -> FineTuned:
 
 @dataclass(frozen=True, eq=False)
 class _Texts:
-    """Word pieces by row: ``chunks`` end to end, of which text i has those from ``first[i]`` to ``first[i + 1]``."""
+    """Word pieces by row: text i has the sections ``first[i]`` to ``first[i + 1]`` of ``chunks``."""
 
     chunks: Ragged
     first: Ints
@@ -152,7 +157,7 @@ class _Texts:
         chunks: list[NDArray[np.int32]] = []
         counts = []
         for start in range(0, len(texts), SECTION):
-            for text in encoder.pieces(texts[start : start + SECTION], CHUNKS):
+            for text in encoder.pieces(texts[start : start + SECTION], TEXT_SECTIONS):
                 chunks += [np.array(chunk, np.int32) for chunk in text]
                 counts.append(len(text))
         return cls(Ragged.of(chunks, np.int32), np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
@@ -168,7 +173,7 @@ class _Texts:
 
 @dataclass(frozen=True, eq=False)
 class _Images:
-    """Pixels by row, of arrays or of files that are read when their turn comes."""
+    """Pixels by row, of arrays or of files that are read when they are used."""
 
     items: Any
     side: int
@@ -181,21 +186,17 @@ class _Images:
 
 
 def _side(items: Any, network: ImageNetwork) -> int:
-    return max(network.side(image_array(items[row], network.fixed).shape) for row in range(min(LOOKED_AT, len(items))))
-
-
-MODEL_RECIPE = {"epochs": 20, "batch_size": 64, "lr": 1e-3}
-"""Of the training of a user's model, where nothing else is asked for: AdamW with a cosine schedule."""
-
-SMALLEST = 1e-6
+    return max(
+        network.side(image_array(items[row], network.fixed).shape) for row in range(min(SIZED_IMAGES, len(items)))
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """What the model says.
+    """Predictions of a network.
 
     Attributes:
-        log_p: (N, C) log probabilities: of the folds that held a row out, or means over the visits before each step.
+        log_p: (N, C) log probabilities: by models of other folds, or means over the visits before each step.
         curves: accuracy and loss after each epoch.
         model: the trained model, the last one of several folds.
         epochs: of one training.
@@ -207,28 +208,38 @@ class Trained:
     epochs: int
 
 
-def judge_by_model(
-    data: Dataset,
-    labels: Ints,
-    model: nn.Module | Callable[[], nn.Module] | str | None,
-    folds: Ints | None,
-    **training: Any,
-) -> Trained:
-    """Trains the model on the samples, once or once for each fold.
+def judge_by_model(data: Dataset, labels: Ints, model: Any, folds: Ints | None, **training: Any) -> Trained:
+    """Trains a model of the user on the samples, once or once for each fold.
 
     Args:
         data: samples that the model takes: images, features or token ids.
-        labels: (N,) class numbers, -1 where there is none.
+        labels: (N,) class numbers, -1 for missing labels.
         model: as for `compensate.audit`.
         folds: (N,) the fold in which each row is held out; None for one training on all rows.
-        training: settings, see `_train`.
+        training: settings of the training.
     """
     if isinstance(data.x, np.ndarray) and data.x.dtype.kind == "O":
         raise InputError(
             "a model of your own takes numbers, and these samples are texts. Make token ids with compensate.data.encode_texts, "
-            "or leave model out: an encoder and words are then looked at, and finetune=True (--finetune) trains the encoder."
+            "or leave model out: an encoder and words are then used, and finetune=True (--finetune) trains the encoder."
         )
-    return _train(data, labels, data.num_classes, _maker(data, model), folds, MODEL_RECIPE, **training)
+    if isinstance(model, str):
+        if model not in MODELS and model != "auto":
+            build(model, data)  # raises an error that names the models
+
+        def make() -> nn.Module:
+            return build(model, data)
+    elif isinstance(model, nn.Module):
+
+        def make() -> nn.Module:
+            return copy.deepcopy(model)
+    elif callable(model):
+        make = model
+    else:
+        raise InputError(
+            f"model is a {type(model).__name__}; expected a torch module, a function that makes one, or a name."
+        )
+    return _train(data, labels, data.num_classes, make, folds, MODEL_RECIPE, training)
 
 
 def judge_by_finetuning(data: Dataset, labels: Ints, encoder: Encoder, folds: Ints | None, **training: Any) -> Trained:
@@ -236,13 +247,11 @@ def judge_by_finetuning(data: Dataset, labels: Ints, encoder: Encoder, folds: In
 
     Args:
         data: texts or images.
-        encoder: as `compensate.auditing.network.find_tunable` gives it.
+        encoder: from `find_tunable`.
         labels, folds, training: as for `judge_by_model`.
     """
-
-    outputs = data.num_classes + find(training["method"]).extra_outputs
-    made = prepare_finetuning(data, encoder, outputs)
-    return _train(made.samples, labels, data.num_classes, made.model, folds, made.recipe, **training)
+    made = prepare_finetuning(data, encoder, data.num_classes + find(training["method"]).extra_outputs)
+    return _train(made.samples, labels, data.num_classes, made.model, folds, made.recipe, training)
 
 
 def _train(
@@ -252,59 +261,34 @@ def _train(
     model: nn.Module | Callable[[], nn.Module],
     folds: Ints | None,
     recipe: Mapping[str, Any],
-    *,
-    method: str,
-    hyper: Mapping[str, Any] | None,
-    epochs: int | None,
-    batch_size: int | None,
-    lr: float | None,
-    precision: str,
-    device: str | None,
-    seed: int,
-    run_folder: str | Path | None,
-    resume: bool,
-    progress: Callable[[str, int, int], None] | None,
+    training: Mapping[str, Any],
 ) -> Trained:
-    """One training, or one for each fold. What is None is as the recipe says."""
-    chosen = {"epochs": epochs, "batch_size": batch_size, "lr": lr}
-    settings = {**recipe, **{name: value for name, value in chosen.items() if value is not None}}
+    """One training, or one for each fold. The recipe replaces settings that are None."""
+    chosen = {name: training[name] for name in ("epochs", "batch_size", "lr") if training[name] is not None}
+    settings = {**recipe, **chosen}
+    settings |= {name: training[name] for name in ("method", "hyper", "precision", "device", "seed", "resume")}
+    folder, progress = training["run_folder"], training["progress"]
     parts = [None] if folds is None else sorted(set(folds.tolist()))
-    found = np.full((len(labels), classes), np.log(1 / classes), np.float32)
+    log_p = np.full((len(labels), classes), np.log(1 / classes), np.float32)
     runs: list[TrainingRecord] = []
     for k, part in enumerate(parts):
         rows = np.flatnonzero((labels >= 0) & ((folds != part) if folds is not None else True))
 
-        def told(done: int, steps: int, k: int = k) -> None:
+        def report(done: int, steps: int, k: int = k) -> None:
             if progress is not None:
                 progress("training", k * steps + done, len(parts) * steps)
 
         run = train_and_record(
-            inputs, labels, classes, model=model, method=method, hyper=hyper, device=device, precision=precision, seed=seed,
-            run_folder=None if run_folder is None else Path(run_folder) / (f"fold-{part}" if part is not None else "model"),
-            resume=resume, progress=told, rows=rows, **settings,
+            inputs, labels, classes, model=model, progress=report, rows=rows, **settings,
+            run_folder=None if folder is None else Path(folder) / (f"fold-{part}" if part is not None else "model"),
         )  # fmt: skip
         held = run.held_out if folds is None else np.flatnonzero(folds == part)
         place = np.searchsorted(run.held_out, held)
-        found[held] = np.log(np.maximum(run.predictions[place], SMALLEST))
+        log_p[held] = np.log(np.maximum(run.predictions[place], SMALLEST))
         if folds is None:
-            found[rows] = np.log(np.maximum(run.probabilities[rows], SMALLEST))
+            log_p[rows] = np.log(np.maximum(run.probabilities[rows], SMALLEST))
         runs.append(run)
-    names = {"accuracy": "train_accuracy", "loss": "train_loss"}
-    curves = {name: [float(row[key]) for row in runs[-1].history if key in row] for name, key in names.items()}
-    return Trained(
-        found, {name: values for name, values in curves.items() if values}, runs[-1].model, settings["epochs"]
-    )
-
-
-def _maker(data: Dataset, model: Any) -> Callable[[], nn.Module]:
-    if isinstance(model, nn.Module):
-        return lambda: copy.deepcopy(model)
-    if callable(model):
-        return model
-    if not isinstance(model, str):
-        raise InputError(
-            f"model is a {type(model).__name__}; expected a torch module, a function that makes one, or a name."
-        )
-    if model not in MODELS and model != "auto":
-        build(model, data)  # says which names there are
-    return lambda: build(model, data)
+    keys = {"accuracy": "train_accuracy", "loss": "train_loss"}
+    curves = {name: [float(row[key]) for row in runs[-1].history if key in row] for name, key in keys.items()}
+    curves = {name: values for name, values in curves.items() if values}
+    return Trained(log_p, curves, runs[-1].model, settings["epochs"])

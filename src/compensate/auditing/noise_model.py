@@ -7,27 +7,26 @@ r"""From out-of-fold predictions to the probability that a label is wrong.
    .. math:: p(j | x) = \Bigl(1 - \varepsilon \sum_{k \ne j} D_{jk}\Bigr) \tilde q_j(x) + \varepsilon \sum_{t \ne j} \tilde q_t(x) D_{tj}, \qquad
              \tilde q \propto q^T, \quad \varepsilon \sum_j D_{tj} \le \tfrac12:
 
-   however sure the model is, a share of labels contradicts it. Share :math:`\varepsilon`, sharpness :math:`T` and direction :math:`D` are found by maximum
-   likelihood. Each row then has the posterior probability of such an error.
-3. **Errors that the model has learned.** People err on hard samples, and in ways that a model learns along with the classes. No likelihood shows their
-   number: a data set without errors and hard samples looks the same. What is known is where they would be, namely where another class
-   is likely by
+   a share of labels contradicts even a confident model. Share :math:`\varepsilon`, sharpness :math:`T` and direction :math:`D` are
+   maximum-likelihood estimates. Each row then has the posterior probability of such an error.
+3. **Errors that the model has learned.** Models learn systematic human errors along with the classes. The likelihood does not identify their
+   number: hard samples without errors look the same. It does identify where they would be, namely where another class is likely by
 
    .. math:: s_i = \ln \sum_{t \ne y_i} \tilde q_t R_{t y_i} - \ln \tilde q_{y_i}, \qquad R_{tj} = \frac{A_{tj} + a}{A_{jt} + a},
 
-   with :math:`A` the transitions of the linear models, of which only the direction counts: where two classes are mistaken for each other both ways,
-   :math:`q` says so already. A fixed part of the doubt that is left, `LEARNED`, is taken for errors; the interval of the
-   share reaches from none of it to all of it.
+   with the transitions :math:`A` of the linear models. Only their direction counts: :math:`q` already expresses confusion in both
+   directions. We attribute a fixed share of the residual uncertainty, `LEARNED`, to label errors; the interval of the share of wrong labels
+   reaches from none to all of it.
 
 Reference: Northcutt, Jiang and Chuang, Confident Learning, 2021, for errors by pairs of classes; Patrini et al., 2017, for transitions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -35,86 +34,86 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq, minimize
 from scipy.special import expit, logit
 
-from compensate.auditing.execution import HERE, Execution
-from compensate.auditing.issues.samples import near_names, same_name
-from compensate.data.dataset import Floats, Ints
-
-if TYPE_CHECKING:
-    from compensate.auditing.page.model import Estimate
+from compensate.auditing.class_names import near_names, same_name
+from compensate.auditing.execution import LOCAL, Execution
+from compensate.data.dataset import Estimate, Floats, Ints
 
 RIDGE = 0.01
-"""How strongly weights of learners are drawn to equal ones."""
+"""Strength of the regularization of learner weights toward equal weights."""
 
-EVEN = 0.002
-"""Added to both ways of a pair of classes before their ratio is taken: rarer confusions show no direction."""
+DIRECTION_FLOOR = 0.002
+"""Added to both transitions of a pair of classes before their ratio is taken: rare confusions show no direction."""
 
 LEARNED = 0.2
-"""The part of the doubt that is taken for errors which the model has learned."""
+"""The share of the residual uncertainty that is attributed to label errors."""
 
-MOST_DOUBT = 0.25
-"""Doubt beyond this is the model's own, which knows too little of the classes, and not of errors."""
+MAX_DOUBT = 0.25
+"""Uncertainty beyond this comes from a model that knows too little of the classes, and not from errors."""
 
-MOST_LEARNED = 1.1
-"""The interval reaches so far: in NoisyAG-News, where people err in one direction, errors are 1.04 times the doubt."""
+MAX_LEARNED = 1.1
+"""The upper end of the interval, in multiples of the residual uncertainty. In NoisyAG-News, with human errors in one direction, errors are
+1.04 times the uncertainty."""
 
-LEAST_SEEN, MARGIN = 0.75, 0.02
-"""The lower end of the interval: a part of the errors that contradict the model, less what hard samples may imitate."""
+MIN_SEEN, MARGIN = 0.75, 0.02
+"""The lower end of the interval: a part of the errors that contradict the model, minus a margin for hard samples."""
 
 SHARES = np.array([1e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.13, 0.16, 0.2, 0.25, 0.3, 0.4])
 SHARPNESS = np.exp(np.linspace(-0.2, 1.8, 21))
-"""The values of the share and the sharpness that are compared."""
+"""The grids of the share and the sharpness."""
 
 ASSUMED = (0.15, 2.0)
-"""Share and sharpness under which directions are looked for first: with none, errors by pairs would never be found."""
+"""Share and sharpness under which directions are estimated first: a share of zero would never find errors by pairs."""
 
 ROUNDS = 3
-"""Of estimating directions anew under the present share."""
+"""Rounds in which directions are estimated again under the present share."""
 
-ROOM = 4_000_000
+MAX_ENTRIES = 4_000_000
 """Entries of predictions from which share and sharpness are estimated; of more rows a part is drawn."""
 
-ALIKE = 1.0
-"""Log likelihood within which shares fit alike, and the largest of them is taken. Models of a few hundred rows are nowhere surer than one minus
-the share of errors: to the likelihood, hard samples everywhere and errors everywhere are the same."""
+MAX_LOG_LIKELIHOOD_GAP = 1.0
+"""Shares within this log likelihood fit equally well, and the largest of them is used. Models of a few hundred rows are nowhere more confident
+than one minus the share of errors: the likelihood does not tell uniform errors from uniformly hard samples."""
 
-SIMPLER = 0.25
-"""Log likelihood, for each direction from class to class, by which errors in some directions have to fit better than errors in all of them alike:
+DIRECTION_COST = 0.25
+"""The gain in log likelihood, for each direction from class to class, that errors in some directions need over errors in all directions:
 with many classes and few rows there are more directions than errors, and some always fit."""
 
-MOST_WRONG = 0.5
-"""The part of a class that may be written wrongly: with more, its name would stand for something else."""
+MAX_WRONG = 0.5
+"""The largest share of a class that may be written wrongly: with more, its name would mean another class."""
 
 CHANCE = 0.02
-"""A log loss that is less than this part below that of the frequencies of classes says nothing about the samples."""
+"""Labels count as unpredictable if the log loss is less than this part below that of the class frequencies."""
 
 SHIFT_SPREAD = 0.7
-"""A priori the shift of log odds that decisions ask for is normal with this standard deviation. Chosen on digits, breast cancer, wine and draws of
-`make_classification` (seeds 0 and 1): with .7, four decisions on the surest suspects move 8 % of the flags and with 1, 13 %; thirty decisions reach the same
-log loss with either. Verified on iris and on draws of blobs, moons and Gaussian quantiles (seeds 5 and 6)."""
+"""The prior standard deviation of the shift of log odds that decisions suggest. Chosen on digits, breast cancer, wine and draws of
+`make_classification` (seeds 0 and 1): with .7, four decisions on the top suspects move 8 % of the flags and with 1, 13 %; thirty decisions
+reach the same log loss with either. Verified on iris and on draws of blobs, moons and Gaussian quantiles (seeds 5 and 6)."""
 
-ODD = 0.02
-"""The part of decisions that says nothing about other labels: slips, and samples that are odd in a way of their own. A few decisions against
-labels that the model was very sure of therefore hardly move the shift. Chosen with `SHIFT_SPREAD`."""
+SLIPS = 0.02
+"""The share of decisions that say nothing about other labels, such as slips and unusual samples. It limits the effect of a few decisions
+against labels that the model was very sure of. Chosen with `SHIFT_SPREAD`."""
 
 SHIFTS = np.linspace(-25, 25, 1001)
-"""The shifts that are compared; log odds lie between these ends."""
+"""The grid of shifts; log odds lie between its ends."""
 
 PORTION = 16_384
-"""Rows whose likelihoods are computed at once: what is made of them stays in the processor's cache."""
+"""Rows whose likelihoods are computed at once: intermediate arrays fit the processor's cache."""
 
 SMALLEST = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
 class NoiseModel:
-    """What turns predictions into probabilities of error, once it is fitted; see the header for the symbols.
+    """Turns predictions into probabilities of error; see the header for the symbols.
 
     Attributes:
         share, sharpness: of the errors that contradict the model.
         directions: (C, C) how class t is written where it is written wrongly, D.
         ratios: (C, C) the logarithms of R.
-        offset: of the log odds of errors that the model has learned; minus infinity where there are none.
-        shift: of all log odds, as decisions about labels ask for; see `recalibration`.
+        offset: of the log odds of errors that the model has learned; minus infinity without such errors.
+        shift: of all log odds, as decisions suggest; see `recalibration`.
+        low, high: the interval of the share of wrong labels, before it includes the mean probability; not stored.
+        gain: the relative reduction of the log loss below that of the class frequencies; not stored.
     """
 
     share: float
@@ -123,6 +122,19 @@ class NoiseModel:
     ratios: Floats
     offset: float
     shift: float = 0.0
+    low: float = 0.0
+    high: float = 1.0
+    gain: float = 1.0
+
+    @property
+    def by_chance(self) -> bool:
+        """Whether labels are predicted no better than by chance."""
+        return self.gain < CHANCE
+
+    def estimate(self, mean: float) -> Estimate:
+        """The share of wrong labels with its interval, given the mean of their probabilities."""
+
+        return Estimate(mean, min(self.low, mean), min(max(self.high, mean), 1.0))
 
     def score(self, log_q: Floats, labels: Ints) -> tuple[Floats, Ints]:
         """(N,) the log odds that each label is wrong, and the likeliest other class.
@@ -148,7 +160,7 @@ class NoiseModel:
 
 @dataclass(frozen=True, eq=False)
 class Verdict:
-    """What is known of each label.
+    """The judgement of each label.
 
     Attributes:
         log_odds, p_error: (N,) that the given label is wrong.
@@ -156,7 +168,6 @@ class Verdict:
         share: the estimated share of wrong labels, with its interval.
         log_q: (N, C) the pooled log probabilities.
         model: the fitted noise model.
-        gain: how far the log loss is below that of the frequencies of classes, as a part of it.
     """
 
     log_odds: Floats
@@ -165,7 +176,6 @@ class Verdict:
     share: Estimate
     log_q: Floats
     model: NoiseModel
-    gain: float
 
     def evidence(self, labels: Ints) -> dict[str, Floats]:
         """As `evidence`, of these labels."""
@@ -174,11 +184,11 @@ class Verdict:
     @property
     def by_chance(self) -> bool:
         """Whether labels are predicted no better than by chance."""
-        return self.gain < CHANCE
+        return self.model.by_chance
 
 
 def evidence(log_q: Floats, labels: Ints) -> dict[str, Floats]:
-    """(N,) each: by how much the given class is ahead of the next likeliest, and the log loss."""
+    """(N,) each: the margin of the given class over the likeliest other class, and the log loss."""
     rows = np.arange(len(labels))
     own, others = log_q[rows, labels], log_q.copy()
     others[rows, labels] = -np.inf
@@ -188,7 +198,7 @@ def evidence(log_q: Floats, labels: Ints) -> dict[str, Floats]:
 def pool(log_p: Mapping[str, NDArray[np.floating]], labels: Ints) -> tuple[Floats, dict[str, float]]:
     """(N, C) the pooled log probabilities, and the weights of the learners.
 
-    The sum of the weights is how sharp the pooled prediction is beside those of the learners.
+    The sum of the weights is the sharpness of the pooled prediction relative to the learners.
 
     >>> good, bad = np.log([[0.9, 0.1], [0.1, 0.9]]), np.log([[0.5, 0.5], [0.5, 0.5]])
     >>> pool({"good": good, "bad": bad}, np.array([0, 1]))[1]["good"] > 0.5
@@ -201,12 +211,12 @@ def pool(log_p: Mapping[str, NDArray[np.floating]], labels: Ints) -> tuple[Float
 
 
 def some_rows(rows: Ints, classes: int) -> Ints:
-    """As many of these rows as there is room for, evenly: weights and the noise model are estimated from them.
+    """Evenly spaced rows, from which weights and the noise model are estimated: at most `MAX_ENTRIES` predictions.
 
-    >>> some_rows(np.arange(ROOM), 2)[:3]
+    >>> some_rows(np.arange(MAX_ENTRIES), 2)[:3]
     array([0, 2, 4])
     """
-    return rows[:: max(1, int(np.ceil(len(rows) * classes / ROOM)))]
+    return rows[:: max(1, int(np.ceil(len(rows) * classes / MAX_ENTRIES)))]
 
 
 def pool_weights(log_p: Sequence[NDArray[np.floating]], given: Ints) -> Floats:
@@ -245,7 +255,7 @@ def pooled(weights: Floats, log_p: Iterable[NDArray[np.floating]]) -> Floats:
 
 
 def shares(weights: Mapping[str, float]) -> dict[str, float]:
-    """Weights as parts of one, for people.
+    """Weights scaled to sum to one.
 
     >>> shares({"a": 3.0, "b": 1.0})
     {'a': 0.75, 'b': 0.25}
@@ -255,41 +265,19 @@ def shares(weights: Mapping[str, float]) -> dict[str, float]:
 
 
 def judge(log_q: Floats, labels: Ints, transition: Floats | None = None, *, simpler: float | None = None) -> Verdict:
-    """The verdict on each label.
+    """Fits the noise model and judges each label.
 
     Args:
         log_q: (N, C) pooled out-of-fold log probabilities.
         labels: (N,) class numbers, none missing.
         transition: (C, C) true to given classes; None if no direction is known.
-        simpler: in place of `SIMPLER`.
+        simpler: the cost of a direction, by default `DIRECTION_COST`.
     """
     part = some_rows(np.arange(len(labels)), log_q.shape[1])
-    fitted = fit_noise(log_q[part], labels[part], transition, simpler=simpler)
-    odds, suggested = fitted.model.score(log_q, labels)
+    model = fit_noise(log_q[part], labels[part], transition, simpler=simpler)
+    odds, suggested = model.score(log_q, labels)
     p = expit(odds)
-    return Verdict(odds, p, suggested, fitted.share(float(p.mean())), log_q, fitted.model, fitted.gain)
-
-
-@dataclass(frozen=True, eq=False)
-class FittedNoise:
-    """A noise model as it was estimated.
-
-    Attributes:
-        model: what gives each label its probability.
-        low, high: what the likelihood, and the doubt that is left, say of the share of errors.
-        gain: how far the log loss is below that of the frequencies of classes, as a part of it.
-    """
-
-    model: NoiseModel
-    low: float
-    high: float
-    gain: float
-
-    def share(self, mean: float) -> Estimate:
-        """The share of wrong labels with its interval, given the mean of their probabilities."""
-        from compensate.auditing.page.model import Estimate  # workers import this module, and not the page
-
-        return Estimate(mean, min(self.low, mean), min(max(self.high, mean), 1.0))
+    return Verdict(odds, p, suggested, model.estimate(float(p.mean())), log_q, model)
 
 
 def fit_noise(
@@ -298,44 +286,46 @@ def fit_noise(
     transition: Floats | None = None,
     *,
     simpler: float | None = None,
-    run: Execution = HERE,
+    run: Execution = LOCAL,
     last: bool = False,
-) -> FittedNoise:
-    """The noise model of some rows; arguments as for `judge`, where to compute, and whether nothing else will be computed there."""
+) -> NoiseModel:
+    """Fits the noise model; arguments as for `judge`, where to compute, and whether this is the last computation there."""
     classes, log_q = log_q.shape[1], _by_class(log_q)
     a = np.eye(classes) if transition is None else np.asarray(transition, np.float64)
-    ratios = np.log((a + EVEN) / (a.T + EVEN))
-    least = (SIMPLER if simpler is None else simpler) * max(classes * (classes - 1) - 1, 1)
-    found, low, high = _contradictions(log_q, labels, a, ratios, least, run)
+    ratios = np.log((a + DIRECTION_FLOOR) / (a.T + DIRECTION_FLOOR))
+    least = (DIRECTION_COST if simpler is None else simpler) * max(classes * (classes - 1) - 1, 1)
+    model, low, high = _contradictions(log_q, labels, a, ratios, least, run)
     if last:
         run.finish()
-    seen = found.contradicting(log_q, labels)
-    score, _ = _scores(found.sharpness * log_q, labels, ratios)
+    seen = model.contradicting(log_q, labels)
+    score, _ = _scores(model.sharpness * log_q, labels, ratios)
     doubt = max(float(expit(score).mean()) - float(seen.mean()), 0.0)
-    found = replace(found, offset=offset_of_mean(score, LEARNED * min(doubt, MOST_DOUBT)))
     frequency = np.bincount(labels, minlength=classes) / len(labels)
     by_chance = -float(np.log(np.maximum(frequency[labels], SMALLEST)).mean())
     gain = 1 + float(log_q[np.arange(len(labels)), labels].mean()) / max(by_chance, SMALLEST)
-    return FittedNoise(found, max(LEAST_SEEN * low - MARGIN, 0.0), high + MOST_LEARNED * doubt, gain)
+    return replace(
+        model, offset=offset_of_mean(score, LEARNED * min(doubt, MAX_DOUBT)), gain=gain,
+        low=max(MIN_SEEN * low - MARGIN, 0.0), high=high + MAX_LEARNED * doubt,
+    )  # fmt: skip
 
 
 def after_decisions(verdict: Verdict, labels: Ints, given: Ints, decided: NDArray[np.bool_]) -> Verdict:
-    """The verdict once people have decided on some labels: those are right now, and the others are judged by what was found.
+    """The verdict after people decided on some labels: decided labels are right, and the decisions recalibrate the others.
 
-    The total number of errors stays what it was estimated to be; those that were corrected are no longer among the data.
+    The estimated total number of errors stays; corrected errors are no longer in the data.
 
     Args:
         verdict: on the labels as they were given.
-        labels: (N,) the labels as they are now.
-        given: (N,) as they were.
-        decided: (N,) on which labels was decided.
+        labels: (N,) the present labels.
+        given: (N,) the labels before the decisions.
+        decided: (N,) which labels were decided.
     """
     corrected = decided & (labels != given)
     shift = recalibration(verdict.log_odds[decided], corrected[decided])
     odds = np.where(decided, logit(SMALLEST), verdict.log_odds + shift)
     p = np.where(decided, 0.0, expit(odds))
-    mean, found = float(p.mean()), float(corrected.mean())
-    low, high = min(max(verdict.share.low - found, 0.0), mean), max(verdict.share.high - found, mean)
+    mean, removed = float(p.mean()), float(corrected.mean())
+    low, high = min(max(verdict.share.low - removed, 0.0), mean), max(verdict.share.high - removed, mean)
     share = replace(verdict.share, value=mean, low=low, high=high)
     model = replace(verdict.model, shift=shift)
     suggested = np.where(decided & (verdict.suggested == labels), given, verdict.suggested)
@@ -347,16 +337,16 @@ def recalibration(log_odds: Floats, wrong: NDArray[np.bool_]) -> float:
 
     .. math:: P(\text{wrong}) = \tfrac{o}{2} + (1 - o) S(s_i + a), \qquad a \sim N(0, b^2),
 
-    with :math:`o` `ODD` and :math:`b` `SHIFT_SPREAD`. Which labels were looked at may depend on their log odds; that does not bias it.
+    with :math:`o` `SLIPS` and :math:`b` `SHIFT_SPREAD`. The choice of reviewed labels by their log odds causes no bias.
 
-    >>> recalibration(np.full(50, 2.0), np.arange(50) < 25) < -1.5   # half of them were right after all
+    >>> recalibration(np.full(50, 2.0), np.arange(50) < 25) < -1.5   # half of them were right
     True
     >>> recalibration(np.array([]), np.array([], bool))
     0.0
     """
     log_posterior = -0.5 * (SHIFTS / SHIFT_SPREAD) ** 2
     for odds, is_wrong in zip(log_odds.tolist(), wrong.tolist(), strict=True):
-        log_posterior += np.log(ODD / 2 + (1 - ODD) * expit((odds + SHIFTS) * (1 if is_wrong else -1)))
+        log_posterior += np.log(SLIPS / 2 + (1 - SLIPS) * expit((odds + SHIFTS) * (1 if is_wrong else -1)))
     weight = np.exp(log_posterior - log_posterior.max())
     return round(float(weight @ SHIFTS / weight.sum()), 6)
 
@@ -386,48 +376,51 @@ def _contradictions(
     others = 1 - np.eye(classes)
     learned = transition * others + SMALLEST * others
     best = -np.inf
-    alike = assumed = _all_alike(labels, classes)
-    for _ in range(ROUNDS):  # which errors there would be if there were some
+    uniform = assumed = _uniform_directions(labels, classes)
+    for _ in range(ROUNDS):
         assumed = _directions(log_q, labels, assumed, *ASSUMED, run)
-    for start in (alike, learned * classes / learned.sum(), assumed):
+    for start in (uniform, learned * classes / learned.sum(), assumed):
         d = start
         for _ in range(ROUNDS + 1):
             likelihood, sharpness = _profile(log_q, labels, d, run)
             k = int(likelihood.argmax())
-            if np.isinf(best) or likelihood[k] > best + least:  # of two that fit alike, the simpler one
-                best, profile, sharp, way = float(likelihood[k]), likelihood, sharpness, d
+            if np.isinf(best) or likelihood[k] > best + least:  # prefer the simpler of two equal fits
+                best, profile, sharp, chosen = float(likelihood[k]), likelihood, sharpness, d
             if SHARES[k] < 0.005:
                 break
             d = _directions(log_q, labels, d, SHARES[k], sharpness[k], run)
-    k = int(np.flatnonzero(profile >= best - ALIKE).max())
+    k = int(np.flatnonzero(profile >= best - MAX_LOG_LIKELIHOOD_GAP).max())
     frequency = np.exp(log_q).mean(0)
-    shares = np.array([float(frequency @ _rates(way, share).sum(1)) for share in SHARES])
+    shares = np.array([float(frequency @ _rates(chosen, share).sum(1)) for share in SHARES])
     likely = shares[profile > best - 1.92]
-    noise = NoiseModel(float(SHARES[k]), float(sharp[k]), _rates(way, SHARES[k]) / SHARES[k], ratios, -np.inf)
+    noise = NoiseModel(float(SHARES[k]), float(sharp[k]), _rates(chosen, SHARES[k]) / SHARES[k], ratios, -np.inf)
     return noise, float(likely.min()), float(likely.max())
 
 
-def _all_alike(labels: Ints, classes: int) -> Floats:
-    """(C, C) directions in which each class is written as any other alike, if that class is given at all."""
+def _uniform_directions(labels: Ints, classes: int) -> Floats:
+    """(C, C) directions in which each class is written as any other given class with equal probability."""
     given = np.maximum(np.bincount(labels, minlength=classes) > 0, 1e-3)
     others = (1 - np.eye(classes)) * given
     return others / np.maximum(others.sum(1, keepdims=True), SMALLEST)
 
 
 def _rates(directions: Floats, share: float) -> Floats:
-    """(C, C) how often class t is written as j, if this share of all labels is wrong; of no class more than `MOST_WRONG`."""
+    """(C, C) how often class t is written as j, if this share of all labels is wrong; at most `MAX_WRONG` of a class."""
     rates = share * directions
-    return rates * np.minimum(1, MOST_WRONG / np.maximum(rates.sum(1, keepdims=True), SMALLEST))
+    return rates * np.minimum(1, MAX_WRONG / np.maximum(rates.sum(1, keepdims=True), SMALLEST))
 
 
 def _profile(log_q: Floats, labels: Ints, directions: Floats, run: Execution) -> tuple[Floats, Floats]:
     """The log likelihood of each share with its best sharpness, and that sharpness."""
-    table: Floats = sum(run.map(_likelihoods, _by_worker(len(labels), run), log_q, labels, directions))
+    table = _summed(run, _likelihoods, log_q, labels, directions)
     return table.max(0), SHARPNESS[table.argmax(0)]
 
 
-def _by_worker(rows: int, run: Execution) -> list[slice]:
-    return [slice(a, b) for a, b in pairwise(np.linspace(0, rows, run.workers + 1).astype(int).tolist())]
+def _summed(run: Execution, term: Callable[..., Floats], log_q: Floats, *args: Any) -> Floats:
+    """The sum of ``term(rows, log_q, *args)`` over equal parts of the rows, one for each worker."""
+    ends = np.linspace(0, len(log_q), run.workers + 1).astype(int).tolist()
+    total: Floats = sum(run.map(term, [slice(a, b) for a, b in pairwise(ends)], log_q, *args))
+    return total
 
 
 def _portions(rows: slice) -> Iterator[slice]:
@@ -438,10 +431,10 @@ def _portions(rows: slice) -> Iterator[slice]:
 def _likelihoods(rows: slice, log_q: Floats, labels: Ints, directions: Floats) -> Floats:
     """The log likelihood of these rows by sharpness and share.
 
-    There are hundreds of passes over the rows: 32 bits for each of them, and 64 for their sum.
+    Hundreds of passes over the rows use 32 bits; their sum has 64.
     """
     out = directions.sum(1).astype(np.float32)
-    free = SHARES[SHARES * out.max() <= MOST_WRONG].astype(np.float32)
+    free = SHARES[SHARES * out.max() <= MAX_WRONG].astype(np.float32)
     bounded = [_rates(directions, e).astype(np.float32) for e in SHARES[len(free) :]]
     table = np.zeros((len(SHARPNESS), len(SHARES)))
     for part in _portions(rows):
@@ -464,17 +457,19 @@ def _likelihoods(rows: slice, log_q: Floats, labels: Ints, directions: Floats) -
 def _directions(
     log_q: Floats, labels: Ints, directions: Floats, share: float, sharpness: float, run: Execution
 ) -> Floats:
-    """Directions anew, from the expected number of errors by true and given class; their mean row sums to one."""
+    """Directions from the expected number of errors by true and given class; their mean row sums to one."""
     classes = log_q.shape[1]
     rates = _rates(directions, share)
-    counts: Floats = sum(run.map(_expected, _by_worker(len(labels), run), log_q, labels, rates, sharpness))
+    counts = _summed(run, _expected, log_q, labels, rates, sharpness)
     rows = np.maximum(counts[:, classes:], SMALLEST)
-    d = (counts[:, :classes] * (1 - np.eye(classes)) + 2 * _all_alike(labels, classes) * rows / rows.mean()) / rows
+    d = (
+        counts[:, :classes] * (1 - np.eye(classes)) + 2 * _uniform_directions(labels, classes) * rows / rows.mean()
+    ) / rows
     return d * rows.sum() / (d.sum(1) * rows[:, 0]).sum()
 
 
 def _expected(rows: slice, log_q: Floats, labels: Ints, rates: Floats, sharpness: float) -> Floats:
-    """(C, C + 1) the expected number of errors by true and given class, and in the last column that of rows of the true class."""
+    """(C, C + 1) the expected number of errors by true and given class; the last column counts rows of the true class."""
     classes = log_q.shape[1]
     found = np.zeros((classes, classes + 1))
     for part in _portions(rows):
@@ -499,30 +494,29 @@ def _log_sum(u: Floats) -> Floats:
 
 
 def _by_class(values: NDArray[np.floating]) -> Floats:
-    """(N, C) in 64 bits, the rows of a class next to each other: sums over few classes are then sums of long arrays."""
+    """(N, C) in 64 bits and Fortran order, in which sums over few classes are sums of long arrays."""
     return np.asarray(values, np.float64, order="F")
 
 
-HALF = 0.5
-"""The odds that a class is there although one row has it: even, for nothing speaks for either."""
+EXISTS = 0.5
+"""The prior probability that a class with a single row exists."""
 
 NOTE = (
     "A label that occurs once cannot be contradicted by others. Such rows are listed with the likeliest other class, and flagged only if "
     "that has nearly the same name: {}."
 )
-"""On such rows."""
 
 
 def judge_lone(
     log_q: Floats, labels: Ints, classes: Sequence[str], learned: Ints, sharpness: float
 ) -> tuple[Floats, Ints]:
-    """(N,) the log odds that each label is wrong, and the likeliest class.
+    """(N,) the log odds that labels of single-row classes are wrong, and the likeliest other class.
 
     Args:
         log_q: (N, C) pooled log probabilities.
-        labels: (N,) the class that only this row has.
+        labels: (N,) the class of the row.
         classes: (C,) their names.
-        learned: the classes that occur more often.
+        learned: the classes with more rows.
         sharpness: of the noise model.
 
     >>> log_q, names = np.log([[0.9, 0.1, 1e-9, 1e-9]] * 2), ["billing", "shipping", "biling", "thanks"]
@@ -537,5 +531,5 @@ def judge_lone(
     sure = (q * other).max(1) / q.sum(1)
     suggested = learned[np.where(other, q, -1.0).argmax(1)]
     near = [near_names(classes[own], classes[other]) for own, other in zip(labels, suggested, strict=True)]
-    p = np.where(near, 1 - HALF * (1 - sure), HALF * sure)
+    p = np.where(near, 1 - EXISTS * (1 - sure), EXISTS * sure)
     return logit(np.clip(p, SMALLEST, 1 - 1e-9)), suggested

@@ -1,10 +1,7 @@
-"""An audit on a Ray cluster: pieces are encoded, sums over rows, trees and judgements computed by its workers.
+"""An execution on a Ray cluster: see `compensate.auditing.execution.Execution`.
 
-Ray keeps what tasks share in its object store, runs a task again whose worker is lost, and makes lost objects anew. Nothing here knows of
-stages: see `compensate.auditing.judge`.
-
-Ray takes seconds to start, its workers take seconds to import libraries, and a cluster of one's own takes a second to end. All of it happens in a thread:
-until the first worker is ready, and after the last call that pays, this process computes by itself.
+Ray keeps shared objects in its object store, repeats tasks of lost workers, and restores lost objects. Ray and its workers take seconds to
+start, and a local cluster takes a second to stop. Both happen in a thread: the driver computes locally while Ray starts and stops.
 """
 
 from __future__ import annotations
@@ -26,25 +23,25 @@ from numpy.typing import NDArray
 from compensate.extras import connect_ray, installed, require
 
 WHAT = 'backend="ray"'
-"""The task that needs Ray."""
+"""The option that needs Ray."""
 
 SMALL = 100_000
-"""Bytes of an array that travels with a task; larger ones are put into the object store, once."""
+"""Larger arrays, in bytes, are put into the object store once; smaller ones are sent with each task."""
 
 SHARED = 16
-"""Objects that are kept there for the next calls."""
+"""Objects that stay in the store for later calls."""
 
 AHEAD = 2
-"""Tasks for each worker that are submitted before one is done: with more, their results would fill the object store."""
+"""Submitted tasks for each worker: the results of more would fill the object store."""
 
 IMPORTED = ("compensate.auditing.learners",)
-"""What every worker needs first. The library of the trees is imported by the first task that grows some."""
+"""Modules that every worker imports at its start."""
 
 REUSED = 30_000_000
-"""Bytes that a worker keeps for itself when it frees them; 32 MiB are the most that the C library of Linux takes for this."""
+"""Freed memory that a worker keeps, in bytes; the C library of Linux allows 32 MiB."""
 
 POLLED = 0.05
-"""Seconds between two looks at whether the first worker is ready, or nobody waits for it any more."""
+"""Seconds between two checks whether the first worker is ready."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ class _Connected:
 
 @final
 class Cluster:
-    """The workers of the Ray cluster that RAY_ADDRESS names, or of one that is started on this machine."""
+    """The workers of the Ray cluster at RAY_ADDRESS, or of a cluster that is started on this machine."""
 
     def __init__(self) -> None:
         if not installed("ray"):
@@ -66,7 +63,7 @@ class Cluster:
         self._kept: OrderedDict[int, _Kept] = OrderedDict()
         self._finished = threading.Event()
         self._ended: Future[None] | None = None
-        # Linux ends the processes of Ray with the thread that has started them: this one lives as long as the cluster.
+        # Linux ends the processes of Ray with the thread that started them: this thread lives as long as the cluster.
         self._thread = ThreadPoolExecutor(1, "ray")
         self._ours = self._takes_part = False
         self._connected = self._thread.submit(self._connect)
@@ -74,7 +71,7 @@ class Cluster:
     def _connect(self) -> _Connected:
         ray = require("ray", WHAT, "cluster")
         self._ours = not ray.is_initialized()
-        # The workers of a cluster that is started here are as many as the cores of this machine, and one of them is free while this process computes.
+        # A cluster that is started here has a worker for each core, one of which is idle while this process computes.
         self._takes_part = self._ours and not os.environ.get("RAY_ADDRESS")
         with _without_advice():
             connect_ray(WHAT)
@@ -87,17 +84,17 @@ class Cluster:
 
     @property
     def _ready(self) -> _Connected | None:
-        """The cluster, if calls are to be made there. Where it could not be reached, its error is raised."""
+        """The cluster, if it takes calls. An unreachable cluster raises its error."""
         return self._connected.result() if self._connected.done() and not self._finished.is_set() else None
 
     @property
     def workers(self) -> int:
-        """How many calls run at the same time."""
+        """The number of calls that run at the same time."""
         ready = self._ready
         return 1 if ready is None else ready.workers
 
     def map(self, function: Callable[..., Any], items: Iterable[Any], *shared: Any) -> Iterator[Any]:
-        """As `Execution.map`. Of equal shares, one for each core of this machine, this process takes the last: it would only wait for it."""
+        """As `Execution.map`. If there is one task for each core of this machine, this process takes the last."""
         waiting = deque(items)
         while waiting and (ready := self._ready) is None:
             yield function(waiting.popleft(), *shared)
@@ -117,7 +114,7 @@ class Cluster:
         yield from mine
 
     def finish(self) -> None:
-        """As `Execution.finish`: a cluster that was started for this ends, while this process goes on."""
+        """As `Execution.finish`: a cluster that was started here stops in the background."""
         self._finished.set()
         self._kept.clear()
         self._ended = self._ended or self._thread.submit(self._end)
@@ -127,7 +124,7 @@ class Cluster:
             require("ray", WHAT, "cluster").shutdown()
 
     def close(self) -> None:
-        """Waits for the end of what was started; the error of a cluster that could not be reached is raised."""
+        """Waits until the cluster has stopped; an unreachable cluster raises its error."""
         self.finish()
         self._thread.shutdown()
         self._connected.result()
@@ -154,7 +151,7 @@ class Cluster:
             yield row["done"]
 
     def _shared(self, value: Any, ray: Any) -> Any:
-        """What a task is given: small values as they are, others by reference; the same object is put there once."""
+        """The argument of a task: small values, or a reference to the stored object, which is stored once."""
         if value is None or isinstance(value, (int, float, str)) or getattr(value, "nbytes", SMALL) < SMALL:
             return value
         if callable(value) and getattr(value, "__closure__", None) is None and hasattr(value, "__qualname__"):
@@ -167,7 +164,7 @@ class Cluster:
         return self._kept[id(value)].stored
 
     def _put(self, value: Any, ray: Any) -> _Kept:
-        """Puts an object into the store, and apart from it its large arrays, which another object may have too."""
+        """Stores an object, and separately its large arrays, which other objects may share."""
         order: list[tuple[int, int]] = []
         arrays: dict[tuple[int, int], NDArray[np.uint8]] = {}
 
@@ -181,19 +178,19 @@ class Cluster:
         pickled = ray.cloudpickle.dumps(value, protocol=5, buffer_callback=within)
         known = {place: one for kept in self._kept.values() for place, one in kept.places.items()}
         places = {place: known.get(place) or ray.put(content) for place, content in arrays.items()}
-        # Each reference costs a task a millisecond; those to arrays are read once by each worker.
+        # Each reference costs a task a millisecond; references to arrays are resolved once by each worker.
         stored = _Stored(ray.put((pickled, [places[place] for place in order])))
         return _Kept((value, arrays), stored, places)
 
 
 @dataclass(frozen=True)
 class _Kept:
-    """What was put into the object store.
+    """An object in the object store.
 
     Attributes:
-        alive: the object and its arrays, so that nothing else gets their place in memory.
-        stored: what tasks are given.
-        places: of large arrays, by their place and length in memory.
+        alive: the object and its arrays; as long as they live, their addresses identify them.
+        stored: the argument of tasks.
+        places: references to large arrays, by their address and length.
     """
 
     alive: Any
@@ -203,17 +200,13 @@ class _Kept:
 
 @dataclass(frozen=True)
 class _Stored:
-    """What lies in the object store. Inside of this, Ray leaves it to the task to fetch it.
-
-    Attributes:
-        reference: to the object without its large arrays, with references to these.
-    """
+    """A reference to a stored object without its large arrays, which the task itself resolves."""
 
     reference: Any
 
 
 _FETCHED: OrderedDict[Any, Any] = OrderedDict()
-"""What the tasks of this worker have fetched: hundreds of trees are unpacked once, and not by each task."""
+"""Objects that this worker has fetched: hundreds of trees are unpacked once and not by each task."""
 
 
 def _fetched(value: Any) -> Any:
@@ -223,7 +216,7 @@ def _fetched(value: Any) -> Any:
         import ray
 
         pickled, arrays = ray.get(value.reference)
-        # By this audit's own driver, as the arguments of every task are, which Ray reads in the same way.
+        # The driver of this audit pickled it, as Ray pickles the arguments of every task.
         _FETCHED[value.reference] = ray.cloudpickle.loads(pickled, buffers=ray.get(arrays))
         if len(_FETCHED) > SHARED:
             _FETCHED.popitem(last=False)
@@ -234,8 +227,7 @@ def _fetched(value: Any) -> Any:
 def _imported(names: tuple[str, ...]) -> None:
     for name in names:
         import_module(name)
-    # Once a block of this size was freed, the C library keeps freed memory for the next portion of rows. Before, it gives it back to the system at
-    # once and asks for it again, which takes a third of the time of sums over rows.
+    # Freeing a block of this size makes the C library keep freed memory, which saves a third of the time of sums over rows.
     np.empty(REUSED, np.uint8)
 
 
@@ -258,7 +250,7 @@ class _OnDevice:
 
 @contextmanager
 def _without_advice() -> Iterator[None]:
-    """Leaves out what Ray says of a start in a thread: processes that it starts end with this one all the same."""
+    """Hides the warning of Ray about a start in a thread: its processes still end with this one."""
     log = logging.getLogger("ray._private.worker")
 
     def wanted(record: logging.LogRecord) -> bool:
@@ -273,7 +265,7 @@ def _without_advice() -> Iterator[None]:
 
 @contextmanager
 def cluster() -> Iterator[Cluster]:
-    """A cluster to compute on; one that was started for it ends with it."""
+    """A cluster to compute on; a cluster that was started here stops at the end."""
     run = Cluster()
     try:
         yield run

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from compensate.auditing.api import audit_probabilities
-from compensate.auditing.chunks import open_pieces
+from compensate.auditing.chunks import open_chunks
 from compensate.auditing.decisions import Correction, RowPlaces, run_decisions
 from compensate.auditing.digests import digest_file
 from compensate.auditing.features import unused_encoder
@@ -206,9 +206,9 @@ def run_audit(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         data = _read(request, ask_label, ask_merge)
-        if reviewed is not None and isinstance(data, Dataset) and data.parts is None:
+        if reviewed is not None and data is not None and data.parts is None:
             reviewed.check(data)
-        source = Source() if data is None else data.source if isinstance(data, Dataset) else data.info
+        source = Source() if data is None else data.source
         name = _run_name(source if data is not None else None, request, decisions)
         folder = out or runs / name
         check_run_folder(folder, source.digest)
@@ -221,7 +221,7 @@ def run_audit(
         else:
             audit = judge(data, run_folder=stages if keeps_stages else None, **request.settings, **decisions)
             # Issues concern whole samples, and all samples have to be in memory.
-            if request.only is None and is_main_process() and not audit.parts and audit.listed is None:
+            if request.only is None and is_main_process() and not audit.addresses and audit.listed is None:
                 test = None if request.test is None else read(request.test, None, None, request.options)
                 audit = replace(audit, found_issues=find_issues(audit, test))
     if not is_main_process():
@@ -237,7 +237,7 @@ def run_audit(
         def move_partitions(new: Path) -> None:
             shutil.move(stages / "suspects", new / "suspects")
 
-        write_run(audit, folder, more=move_partitions if request.in_chunks else None)
+        write_run(audit, folder, more=move_partitions if audit.listed is not None else None)
     else:
         audit = reviewed.compare(audit)
         write_run(audit, folder, [d for d in reviewed.decisions if d.source == audit.source_digest])
@@ -267,7 +267,7 @@ def reopen(folder: str | Path) -> Audit:
     data = read(path, request.get("labels"), request.get("features"), options)
     if data.source.digest != audit.source_digest:
         raise InputError(f"{path} has changed since it was audited ({folder}); audit it again.")
-    if audit.parts:  # the index counts labels, not rows
+    if audit.addresses:  # the index counts labels, not rows
         return replace(audit, data=data)
     place = {int(row): k for k, row in enumerate(data.index)}
     return replace(audit, data=data.subset(np.array([place[int(row)] for row in audit.index])))
@@ -288,7 +288,7 @@ def _read(
         odd = [f"--{name}" for name in ("test", "features") if getattr(request, name) is not None]
         if odd:
             raise InputError(f"{odd[0]} is not supported with --memory and --backend; leave it out.")
-        return open_pieces(path, labels, options)
+        return open_chunks(path, labels, options)
     if request.data_dir is not None and not Path(str(path)).exists():
         others: dict[str, Any] = {n: options.pop(n) for n in ("labels_key", "merge_alike") if n in options}
         data = load(path, request.data_dir, **options).train

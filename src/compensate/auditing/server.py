@@ -1,8 +1,7 @@
-"""The review page served on this machine: decisions are saved as they are made, by several tabs, without loss.
+"""The server of the review page: it saves decisions at once, from several tabs, without loss.
 
-The page is the file ``report.html`` of the run, byte for byte; it finds out by itself that it is served. Whoever wants to read or decide needs
-the address with its random token. The server listens on the loopback interface alone, and refuses what other sites send through a browser
-(by the headers Host and Origin), large bodies, and every path but its own few: no file is ever looked up by a path.
+It serves the file ``report.html`` of the run as it is. The address contains a random token. The server listens on the loopback interface only,
+and refuses requests of other sites (by the headers Host and Origin), large bodies and unknown paths; it never looks up a file by a path.
 """
 
 from __future__ import annotations
@@ -19,35 +18,27 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from compensate.auditing.decisions import DECISIONS, Correction, Event, Journal, now
-from compensate.auditing.page.payload import read_payload
+from compensate.auditing.decisions import DECISIONS, Correction, Event, Journal
+from compensate.auditing.page import read_payload
 from compensate.auditing.write_back import is_number
-from compensate.data.labels import LONGEST
+from compensate.data.labels import MAX_LABEL_LENGTH
 from compensate.errors import InputError
 from compensate.files import read_bytes
 
 HOST = "127.0.0.1"
-LARGEST_BODY = 1 << 20
-"""Bytes of a request; the page sends far less at once."""
-
-WAIT = 30.0
-"""Seconds after which a connection that says nothing is closed."""
-
-MERGED_EVERY = 1.0
-"""Seconds between two versions of corrections.csv; the journal is written at once."""
-
-PORTS = (49152, 16384)
-"""The first of the ports that are free for anybody, and their number."""
-
+LARGEST_BODY = 1 << 20  # bytes of a request; the page sends much less
+WAIT = 30.0  # seconds after which a silent connection is closed
+MERGED_EVERY = 1.0  # seconds between two versions of corrections.csv; the journal is written at once
+PORTS = (49152, 16384)  # the first dynamic port, and their number
 _PATH = re.compile(r"/([\w-]+)/(?:([0-9a-f]{20})/(decisions|again)?)?", re.ASCII)
 _TAB = re.compile(r"[\w-]{1,40}", re.ASCII)
 
 Again = Callable[[Path, Callable[[str], None]], Path]
-"""Audits a run again with its decisions; is given the run's folder and whom to tell how far it is, and returns the new run's folder."""
+"""Audits a run again with its decisions: takes the folder of the run and a callback for progress, returns the folder of the new run."""
 
 
 class Refused(Exception):
-    """A request that is not answered."""
+    """A refused request."""
 
     def __init__(self, status: HTTPStatus, why: str) -> None:
         super().__init__(why)
@@ -78,20 +69,20 @@ class Review:
         try:
             tab, made = body["tab"], body["made"]
             if not (isinstance(made, list) and isinstance(tab, str) and _TAB.fullmatch(tab)):
-                raise TypeError("tab and made are no name and list")
-            latest = now()
-            return [Event(self._correction(*one[:3]), min(_whole(one[3]), latest), tab) for one in made]
+                raise TypeError("tab and made must be a name and a list")
+            now = time.time_ns() // 1_000_000
+            return [Event(self._correction(*one[:3]), min(_whole(one[3]), now), tab) for one in made]
         except (KeyError, TypeError, IndexError, ValueError) as error:
-            raise Refused(HTTPStatus.BAD_REQUEST, f"no list of decisions: {error}") from error
+            raise Refused(HTTPStatus.BAD_REQUEST, f"not a list of decisions: {error}") from error
 
     def _correction(self, row: Any, decision: Any, label: Any) -> Correction:
-        """What the page would export for such a decision."""
+        """The correction that the page would export."""
         place = self.rows[_whole(row)]
         given, suggested = self.labels[self.given[place]], self.labels[self.suggested[place]]
         if decision == "other":
-            fits = isinstance(label, str) and len(label) <= LONGEST
+            fits = isinstance(label, str) and len(label) <= MAX_LABEL_LENGTH
             if not fits or not (label in self.classes if self.classes else is_number(label)):
-                raise ValueError("the label is none of the classes")
+                raise ValueError("the label is not one of the classes")
         elif decision not in ("", *DECISIONS):
             raise ValueError("unknown decision")
         else:
@@ -99,26 +90,24 @@ class Review:
         return Correction(_whole(row), given, decision, label, self.digests[place], self.source, self.parts[place])
 
     def since(self, version: int) -> dict[str, Any]:
-        """What the page has to know of decisions after a version."""
-        reached = self.journal.version  # before the events are looked up: one too many is told twice, none is missed
+        """The decisions after a version, for the page."""
+        reached = self.journal.version  # read first: an event may be sent twice, but none is missed
         made = [[e.made.index, e.made.decision, e.made.label, e.tab] for e in self.journal.since(version)]
-        if version <= 0:  # the first question: also those that were there before the journal
-            told = {row for row, *_ in made}
-            held = [c for c in self.journal.decisions if c.index not in told]
-            made += [[c.index, c.decision, c.label, ""] for c in held]
+        if version <= 0:  # the first request: also decisions from before the journal
+            sent = {row for row, *_ in made}
+            made += [[c.index, c.decision, c.label, ""] for c in self.journal.decisions if c.index not in sent]
         return {"version": reached, "made": made, "run": str(self.folder)}
 
 
 class ReviewServer(ThreadingHTTPServer):
-    """Serves the page of a run, and of runs that are made from it.
+    """Serves the page of a run, and of runs made from it.
 
     Args:
         review: the first run.
-        port: on which to listen; by default one that belongs to the folder if it is free, so that a page that was open finds the
-            server again, or else any.
-        idle: seconds without a decision or a page after which the server ends; none for never.
-        again: what audits a run again with its decisions; none if that cannot be done.
-        token: of the address; by default a random one.
+        port: the port; by default one that is derived from the folder, by which an open page finds a restarted server, or any free one.
+        idle: seconds without a request for a page or a decision after which the server ends; None for never.
+        again: audits a run again with its decisions; None if that is not possible.
+        token: of the address; random by default.
     """
 
     daemon_threads = True
@@ -133,7 +122,16 @@ class ReviewServer(ThreadingHTTPServer):
         again: Again | None = None,
         token: str | None = None,
     ) -> None:
-        self._bind(review.folder, port)
+        ports = [port] if port is not None else [folder_port(review.folder), 0]
+        for last, one in enumerate(ports, 1 - len(ports)):
+            try:
+                super().__init__((HOST, one), _Handler)
+                break
+            except OSError as error:
+                if not last:
+                    raise InputError(
+                        f"port {one} cannot be listened on ({error.strerror or error}). Choose another with --port, or leave it out."
+                    ) from error
         self.reviews = {review.key: review}
         self.newest = review.key
         self.token = token or secrets.token_urlsafe(24)
@@ -142,41 +140,24 @@ class ReviewServer(ThreadingHTTPServer):
         self.used = self.merged = time.monotonic()
         self._starting = threading.Lock()
 
-    def _bind(self, folder: Path, port: int | None) -> None:
-        tried = [port] if port is not None else [usual_port(folder), 0]
-        for place, one in enumerate(tried):
-            try:
-                super().__init__((HOST, one), _Handler)
-                return
-            except OSError as error:
-                if place + 1 == len(tried):
-                    raise InputError(
-                        f"port {one} cannot be listened on ({error.strerror or error}). Choose another with --port, or leave it out."
-                    ) from error
-
     @property
     def port(self) -> int:
         return int(self.server_address[1])
 
     @property
     def address(self) -> str:
-        """Where the page is; who has it may read and decide."""
+        """The address of the page; it grants access."""
         return f"http://{HOST}:{self.port}/{self.token}/"
 
-    @property
-    def hosts(self) -> tuple[str, str]:
-        """What browsers call this server."""
-        return f"{HOST}:{self.port}", f"localhost:{self.port}"
-
     def service_actions(self) -> None:
-        """Called twice a second: corrections.csv follows the journal, and the server ends after idleness."""
+        """Updates corrections.csv and ends an idle server; called twice a second."""
         if time.monotonic() - self.merged > MERGED_EVERY:
             self.merge()
         if self.idle is not None and self.audit["state"] != "running" and time.monotonic() - self.used > self.idle:
             threading.Thread(target=self.shutdown, daemon=True).start()
 
     def merge(self) -> None:
-        """Brings every corrections.csv up to date."""
+        """Updates every corrections.csv."""
         for review in tuple(self.reviews.values()):
             review.journal.merge()
         self.merged = time.monotonic()
@@ -192,27 +173,27 @@ class ReviewServer(ThreadingHTTPServer):
         threading.Thread(target=self._audit, args=(review, self.again), daemon=True).start()
 
     def _audit(self, review: Review, again: Again) -> None:
-        def told(said: str) -> None:
-            self.audit = {**self.audit, "said": said}
+        def report(text: str) -> None:
+            self.audit = {**self.audit, "said": text}
 
         try:
             review.journal.merge()
-            found = Review(again(review.folder, told))
+            found = Review(again(review.folder, report))
             self.reviews[found.key] = found
             self.newest = found.key
             self.audit = {"state": "done", "of": review.key, "key": found.key}
-        except Exception as error:  # said on the page, whatever it was
+        except Exception as error:  # shown on the page
             self.audit = {"state": "failed", "said": str(error)[:1000], "of": review.key}
         self.used = time.monotonic()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that goes away is no error."""
+        """Ignores browsers that disconnect."""
 
 
-def usual_port(folder: Path) -> int:
-    """A port that belongs to a folder.
+def folder_port(folder: Path) -> int:
+    """A port that is derived from the path of a folder.
 
-    >>> usual_port(Path("a")) == usual_port(Path("a")) >= 49152
+    >>> folder_port(Path("a")) == folder_port(Path("a")) >= 49152
     True
     """
     digest = hashlib.sha256(str(folder.absolute()).encode("utf-8", "surrogatepass")).digest()
@@ -232,10 +213,10 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(self._post)
 
     def log_message(self, *_: Any) -> None:
-        """Nothing: addresses hold the token."""
+        """Logs nothing, as addresses hold the token."""
 
     def _answer(self, act: Callable[[Review | None, str], tuple[HTTPStatus, str, bytes]]) -> None:
-        self.close_connection = True  # a request each: no thread waits for a tab that is gone
+        self.close_connection = True  # no thread waits for a closed tab
         location = ""
         try:
             path = _PATH.fullmatch(self.path.partition("?")[0])
@@ -262,9 +243,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def _check(self) -> None:
-        """Refuses what another site sends through a browser, and what reaches this server under another name."""
+        """Refuses requests of other sites, and requests under another host name."""
         hosts = self.headers.get_all("Host") or []
-        if len(hosts) != 1 or hosts[0] not in self.server.hosts:
+        if len(hosts) != 1 or hosts[0] not in (f"{HOST}:{self.server.port}", f"localhost:{self.server.port}"):
             raise Refused(HTTPStatus.FORBIDDEN, "this is not the host that was asked for")
         origins = self.headers.get_all("Origin") or []
         if any(origin != f"http://{hosts[0]}" for origin in origins) or (self.command == "POST" and not origins):
@@ -292,13 +273,13 @@ class _Handler(BaseHTTPRequestHandler):
         events = review.events(body)
         try:
             return _json({"version": review.journal.record(events) if events else review.journal.version})
-        except InputError as error:  # a disk that is full, or gone
+        except InputError as error:  # for example a full disk
             raise Refused(HTTPStatus.INSUFFICIENT_STORAGE, str(error)) from error
 
     def _body(self) -> Any:
         length = self.headers.get("Content-Length", "")
         if "Transfer-Encoding" in self.headers or not re.fullmatch("[0-9]{1,12}", length, re.ASCII):
-            raise Refused(HTTPStatus.LENGTH_REQUIRED, "the length of the body is not said")
+            raise Refused(HTTPStatus.LENGTH_REQUIRED, "the length of the body is missing")
         if int(length) > LARGEST_BODY:
             raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body has at most {LARGEST_BODY:,} bytes")
         if self.headers.get_content_type() != "application/json":
@@ -307,15 +288,15 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             return json.loads(content)
         except (ValueError, RecursionError) as error:
-            raise Refused(HTTPStatus.BAD_REQUEST, "the body is no JSON") from error
+            raise Refused(HTTPStatus.BAD_REQUEST, "the body is not JSON") from error
 
 
 def _json(value: Any) -> tuple[HTTPStatus, str, bytes]:
-    # Half of a surrogate pair has no UTF-8; as an escape it is what it was in the page.
+    # A lone surrogate has no UTF-8; as an escape it survives.
     return HTTPStatus.OK, "application/json", json.dumps(value, ensure_ascii=True).encode()
 
 
 def _whole(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError("a row or a time is no whole number")
+        raise ValueError("a row or a time must be a whole number")
     return value

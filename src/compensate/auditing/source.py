@@ -1,9 +1,9 @@
-"""What is audited: data of any kind, brought to one form."""
+"""Reads the data of an audit: files, arrays, texts, frames and data sets of any kind of label."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,32 +11,48 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from compensate.auditing.class_names import merge_spellings
 from compensate.auditing.digests import digests_of
 from compensate.auditing.features import kind_of
-from compensate.auditing.issues.samples import merge_spellings
-from compensate.auditing.labels.regions import mask_folders, read_masks
-from compensate.auditing.labels.sets import COLUMNS, find_columns, label_sets, read_label_sets
-from compensate.auditing.labels.tags import is_tokens, of_lists, read_tokens
+from compensate.auditing.labels import KINDS, read_labels
 from compensate.data.arrays import from_arrays, not_finite, read_npz
-from compensate.data.dataset import Dataset, Source, Splits
+from compensate.data.dataset import OTHERS, Dataset, Source, Splits
 from compensate.data.folder import read_folder
 from compensate.data.hub import from_hub
-from compensate.data.label_column import SeveralLabels, UnclearLabel
-from compensate.data.labels import encode_labels, override_labels
+from compensate.data.label_files import override_labels
+from compensate.data.labels import encode_labels
 from compensate.data.load import LAYOUTS, NAMED, load
 from compensate.data.parquet import is_pattern
-from compensate.data.tables import OTHERS, is_table, read_frame, read_table
+from compensate.data.tables import read_table
 from compensate.errors import InputError, nearest
+
+READERS = (load, from_hub, read_folder, read_npz, read_table)
+
+
+def check_options(options: Mapping[str, Any], arguments: Iterable[str] = ()) -> None:
+    """Refuses a name that is neither one of the arguments of a function nor an option of any reader."""
+    all_readers: list[Callable[..., Any]] = [*READERS, *NAMED.values(), *(reader for _, reader in LAYOUTS)]
+    readers = {name for reader in all_readers for name in inspect.signature(reader).parameters}
+    readers |= {name for kind in KINDS for name in kind.options}
+    odd = [name for name in options if name not in readers and name != "merge_alike"]
+    if odd:
+        known = [*arguments, *sorted(readers)]
+        raise InputError(f'audit has no argument "{odd[0]}"; {nearest(odd[0], [n for n in known if n != "options"])}')
 
 
 def read(data: Any, labels: Any, features: ArrayLike | str | Path | None, options: Mapping[str, Any]) -> Dataset:
-    """The data set to audit: the training part, with the given labels and features in place of its own."""
+    """Reads the data set to audit: the training part, with the given labels and features if there are any."""
+    check_options(options)
     options = dict(options)
     merge_alike = options.pop("merge_alike", False)
-    _check_options(options)
-    found = _read(data, labels, options)
+    found = read_labels(data, labels, options, _read)
     if merge_alike:
-        found = _merged(found)
+        if found.regression or found.parts is not None:
+            raise InputError(
+                "merge_alike is for one class a row; these labels are quantities, or several a row. Leave it out."
+            )
+        target, classes, merged = merge_spellings(found.target, found.classes)
+        found = replace(found, target=target, classes=classes, source=replace(found.source, merged=merged))
     source = found.source
     if isinstance(data, (str, Path)) and not source.digest:
         path = Path(str(data)).expanduser()
@@ -50,72 +66,32 @@ def read(data: Any, labels: Any, features: ArrayLike | str | Path | None, option
         named, how = left_out(source)
         given["notes"] = (f"{lost:,} of {len(found) + lost:,} rows are left out ({named}); {how}.",)
     found = replace(found, source=replace(source, kind=source.kind or kind_of(found.x), **given))
-    if features is not None:
-        found = with_features(found, features)
-    return found
+    return found if features is None else with_features(found, features)
 
 
 def labeled(data: Dataset) -> Dataset:
-    """The data, after a look at whether any row has a label."""
+    """The data; an error if no row has a label."""
     if not data.labeled.any():
         raise InputError(
-            "no row has a label; an audit compares labels with what the samples say. Give a label for each sample: labels=... "
+            "no row has a label; an audit compares labels with the samples. Give a label for each sample: labels=... "
             "(--labels y.npy on the command line)."
         )
     return data
 
 
-READERS = (
-    load,
-    from_hub,
-    read_folder,
-    read_npz,
-    read_table,
-    read_label_sets,
-    read_tokens,
-)
-
-
-def _check_options(options: Mapping[str, Any]) -> None:
-    """Refuses a name that is neither an argument of the audit nor an option of any reader.
-
-    Which options a kind of data takes is its reader's to say.
-    """
-    known_readers: list[Callable[..., Any]] = [*READERS, *NAMED.values(), *(reader for _, reader in LAYOUTS)]
-    readers = {name for reader in known_readers for name in inspect.signature(reader).parameters}
-    odd = [name for name in options if name not in readers]
-    if odd:
-        from compensate.auditing.api import audit
-
-        known = [*inspect.signature(audit).parameters, *sorted(readers)]
-        raise InputError(f'audit has no argument "{odd[0]}"; {nearest(odd[0], [n for n in known if n != "options"])}')
-
-
 def _read(data: Any, labels: Any, options: Mapping[str, Any]) -> Dataset:
-    folders = mask_folders(data, labels)
-    if folders is not None:
-        return read_masks(*folders)
-    if labels is None and isinstance(data, (str, Path)) and is_tokens(Path(data)):
-        return _of_tokens(data, options)
-    if isinstance(data, (list, tuple)) and len(data) and all(isinstance(item, (list, tuple)) for item in data):
-        if labels is None:
-            raise InputError("sentences have no tags of their own; pass them too: audit(words, tags).")
-        return of_lists(data, labels)
-    sets = label_sets(labels)
-    if sets is not None:
-        found = _read(data, sets.patterns, options)
-        return replace(found, parts=sets)
+    """Reads data with one label for each row."""
     key = options.get("labels_key")
-    if isinstance(data, (list, tuple, Dataset, Splits)) or _array(data) is not None:
+    array = _array(data)
+    if isinstance(data, (list, tuple, Dataset, Splits)) or array is not None:
         given = [name for name, value in options.items() if value is not None and name != "labels_key"]
         if given:
             raise InputError(f"{given[0]} is an option for files and data frames; the data is a {type(data).__name__}.")
     if isinstance(data, (Dataset, Splits)):
         part = _training(data) if isinstance(data, Splits) else data
         return part if labels is None else override_labels(part, labels, key)
-    if isinstance(data, (list, tuple, np.ndarray)) and _texts(data):
+    if isinstance(data, (list, tuple, np.ndarray)) and _is_texts(data):
         return _of_texts(data, labels)
-    array = _array(data)
     if array is not None:
         if labels is None:
             raise InputError("an array has no labels of its own; pass them too: audit(x, y).")
@@ -124,30 +100,7 @@ def _read(data: Any, labels: Any, options: Mapping[str, Any]) -> Dataset:
         return from_arrays(array, _array(labels) if _array(labels) is not None else np.asarray(labels))
     if labels is not None and not isinstance(labels, (str, Path)):
         labels = np.asarray(labels)
-    if options.get("labels_columns") is not None:
-        return read_label_sets(data, **options)
-    try:
-        return _training(load(data, labels=labels, **options))
-    except SeveralLabels as error:
-        if not _is_table(data):
-            raise
-        return read_label_sets(data, **{**options, "label": error.column})
-    except UnclearLabel as error:
-        is_file = isinstance(data, (str, Path)) and _is_table(data)
-        columns = find_columns(read_frame(data, **_of_file(options))) if is_file else ()
-        if len(columns) < COLUMNS or not set(error.candidates) <= set(columns):
-            raise
-        return read_label_sets(data, **{**options, "labels_columns": columns})
-
-
-def _merged(data: Dataset) -> Dataset:
-    """The data with one class for all spellings of a name."""
-    if data.regression or data.parts is not None:
-        raise InputError(
-            "merge_alike is for one class a row; these labels are quantities, or several a row. Leave it out."
-        )
-    target, classes, merged = merge_spellings(data.target, data.classes)
-    return replace(data, target=target, classes=classes, source=replace(data.source, merged=merged))
+    return _training(load(data, labels=labels, **options))
 
 
 def _training(splits: Splits) -> Dataset:
@@ -172,22 +125,6 @@ def left_out(source: Source) -> tuple[str, str]:
     return named, "to audit such a part, give it alone: audit(compensate.data.load(...).test)"
 
 
-def _of_tokens(data: str | Path, options: Mapping[str, Any]) -> Dataset:
-    odd = [name for name, value in options.items() if value is not None and name != "encoding"]
-    if odd:
-        raise InputError(f"{odd[0]} is no option for tagged tokens; {data} is read as tokens and tags.")
-    return read_tokens(data, **options)
-
-
-def _is_table(data: Any) -> bool:
-    """Whether it is a file with a table, or a data frame."""
-    return is_table(Path(data)) if isinstance(data, (str, Path)) else hasattr(data, "iloc")
-
-
-def _of_file(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if name in ("encoding", "delimiter")}
-
-
 def _array(data: Any) -> NDArray[Any] | None:
     if isinstance(data, np.ndarray):
         return data
@@ -197,7 +134,7 @@ def _array(data: Any) -> NDArray[Any] | None:
     return None
 
 
-def _texts(data: Any) -> bool:
+def _is_texts(data: Any) -> bool:
     if isinstance(data, np.ndarray) and data.dtype.kind not in "OUS":
         return False
     return len(data) > 0 and all(isinstance(item, str) for item in list(data)[:50])
@@ -219,7 +156,7 @@ def _of_texts(texts: Any, labels: Any) -> Dataset:
 
 
 def with_features(data: Dataset, features: ArrayLike | str | Path) -> Dataset:
-    """The same rows with embeddings as their samples; what people look at stays the source's own."""
+    """The same rows with embeddings as their samples; people still see the samples of the source."""
     if isinstance(features, (str, Path)):
         values = load(str(features)).train.x
         where = str(features)

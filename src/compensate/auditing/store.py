@@ -1,8 +1,7 @@
-"""The folder of an audit: what it is called, how it is written as a whole, and how it is read again.
+"""The folder of an audit: its name, and writing and reading it.
 
-A folder holds one audit. It is written beside its place under a hidden name and gets its own name once it is complete, so
-that a process that is killed leaves the former audit or the new one, and never parts of both. What is read may have been
-damaged or made by anybody, so every part is checked before it is used.
+A folder holds one audit. It is written next to its place under a hidden name and renamed once it is complete: a process that is killed leaves the
+former audit or the new one. Files may be damaged or forged, so every field is checked before it is used.
 """
 
 from __future__ import annotations
@@ -20,9 +19,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from compensate.auditing.content import KINDS
 from compensate.auditing.decisions import CORRECTIONS, JOURNAL, check_not_reviewed, keep_decisions
-from compensate.auditing.page.model import KINDS, Estimate
-from compensate.data.dataset import STORED, Source
+from compensate.auditing.findings import Provenance
+from compensate.auditing.labels import kind_of
+from compensate.data.dataset import STORED, Estimate, Source
 from compensate.errors import InputError
 from compensate.files import check_writable, make_folder, read_numpy, replaced_folder, write_atomically
 
@@ -33,31 +34,15 @@ if TYPE_CHECKING:
 FORMAT = 2
 """Of the files that `save_audit` writes."""
 
-FILES = frozenset(
-    {
-        "annotators.csv",
-        "audit",
-        "config.json",
-        "consensus.csv",
-        "corrections.csv",
-        "decisions.jsonl",
-        "issues.csv",
-        "label_again.csv",
-        "labels.csv",
-        "metrics.jsonl",
-        "model.safetensors",
-        "predictions.csv",
-        "report.html",
-        "review.lock",
-        "suspects",
-        "suspects.csv",
-    }
-)
-"""What an audit or a consensus writes. A folder that holds anything else is not replaced."""
+FILES = frozenset((
+    "annotators.csv", "audit", "config.json", "consensus.csv", "corrections.csv", "decisions.jsonl", "issues.csv", "label_again.csv",
+    "labels.csv", "metrics.jsonl", "model.safetensors", "predictions.csv", "report.html", "review.lock", "suspects", "suspects.csv",
+))  # fmt: skip
+"""The files of an audit or a consensus. A folder that holds anything else is not replaced."""
 
 
 def run_name(title: str, asked: Mapping[str, Any]) -> str:
-    """The name of a run's folder: the data's, and a digest of everything that the audit depends on.
+    """The name of a run's folder: the name of the data, and a digest of everything that the audit depends on.
 
     >>> run_name("my reviews.csv", {"seed": 0}) == run_name("my reviews.csv", {"seed": 1})
     False
@@ -68,14 +53,15 @@ def run_name(title: str, asked: Mapping[str, Any]) -> str:
 
 
 def check_run_folder(folder: Path, source_digest: str | None = None) -> None:
-    """Refuses a place for a run that cannot be written to, or that holds anything but an earlier audit.
+    """Refuses a folder for a run that cannot be written to, or that holds anything but an earlier audit.
 
-    An earlier audit is not replaced while it is being reviewed, nor if it holds decisions about other data than the new one, if
-    that is known; decisions about the same data are kept.
+    An earlier audit is not replaced while it is being reviewed, nor if it holds decisions about other data; decisions about the same
+    data are kept.
     """
     check_writable(folder)
     check_not_reviewed(folder)
-    if source_digest is not None and _has_decisions(folder) and _source_digest(folder) != source_digest:
+    decided = any((folder / name).exists() for name in (JOURNAL, CORRECTIONS))
+    if source_digest is not None and decided and _source_digest(folder) != source_digest:
         raise InputError(
             f"{folder} holds decisions about other data, which would be lost. Name another folder with --out, or move them: "
             f"{folder / CORRECTIONS}."
@@ -95,9 +81,9 @@ def write_run(
 
     Args:
         found: the audit.
-        folder: where to write it; decisions about the same data that are there are kept.
-        decisions: made before, about the labels of the same data.
-        more: writes what else belongs into the folder.
+        folder: where to write it; its decisions about the same data are kept.
+        decisions: earlier ones about the labels of the same data.
+        more: writes further files into the folder.
     """
     check_run_folder(folder, found.source_digest)
     with replaced_folder(folder) as new:
@@ -127,12 +113,8 @@ def write_run(
     return folder
 
 
-def _has_decisions(folder: Path) -> bool:
-    return any((folder / name).exists() for name in (JOURNAL, CORRECTIONS))
-
-
 def _source_digest(folder: Path) -> str | None:
-    """Of the data that a run is about, as far as it can be read."""
+    """The digest of the data of a run, if it can be read."""
     try:
         return str(json.loads((folder / "config.json").read_bytes())["source_digest"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -143,22 +125,18 @@ def _source_digest(folder: Path) -> str | None:
 
 
 def save_audit(found: Audit, folder: Path) -> None:
-    """Writes ``audit.json`` and ``audit.npz``; the first holds the checksum of the second, so that they belong together."""
+    """Writes ``audit.json`` and ``audit.npz``; the first holds the checksum of the second."""
     make_folder(folder)
     arrays: dict[str, Any] = {
         "index": found.index, "given": found.given, "suggested": found.suggested,
         "score": found.log_odds, "p_error": found.p_error,
         **{f"evidence.{k}": v for k, v in found.evidence.items()},
         **{f"unlabeled.{k}": v for k, v in found.unlabeled.items()},
+        "probabilities": found.probabilities, "row_digests": found.row_digests,
+        "sample": found.rows if found.addresses else None,
     }  # fmt: skip
-    if found.probabilities is not None:
-        arrays["probabilities"] = found.probabilities
-    if found.sample is not None:
-        arrays["sample"] = found.sample
-    if found.row_digests is not None:
-        arrays["row_digests"] = found.row_digests
     packed = io.BytesIO()
-    np.savez_compressed(packed, **arrays)
+    np.savez_compressed(packed, **{name: values for name, values in arrays.items() if values is not None})
     r = found.noise_rate
     texts = {
         "format": FORMAT,
@@ -167,14 +145,17 @@ def save_audit(found: Audit, folder: Path) -> None:
         "title": found.title,
         "classes": found.classes,
         "ids": found.ids,
-        "parts": found.parts,
+        "parts": [found.part(i) for i in range(len(found.addresses))],
         "noise_rate": [r.value, r.low, r.high],
         "curves": dict(found.curves),
         "config": found.config,
         "notes": found.notes,
         "source_digest": found.source_digest,
-        **({} if found.found_issues is None else {"issues": _issue_rows(found.found_issues)}),
     }
+    if found.found_issues is not None:
+        from compensate.auditing.issues import records
+
+        texts["issues"] = [list(row.values()) for row in records(found.found_issues)]
     write_atomically(folder / "audit.npz", packed.getvalue())
     text = json.dumps(texts, ensure_ascii=False, indent=1, default=str)
     write_atomically(folder / "audit.json", text.encode("utf-8", "surrogatepass"))
@@ -183,7 +164,7 @@ def save_audit(found: Audit, folder: Path) -> None:
 
 
 def load_audit(folder: Path) -> dict[str, Any]:
-    """The fields of the audit in a folder, once everything in it is known to fit."""
+    """The checked fields of the audit in a folder."""
     if not (folder / "audit.json").exists():
         raise InputError(
             f"{folder} holds no audit that can be read: there is no audit.json. Expected the folder of a run that `compensate "
@@ -191,7 +172,7 @@ def load_audit(folder: Path) -> dict[str, Any]:
         )
     try:
         texts = json.loads((folder / "audit.json").read_bytes().decode("utf-8", "surrogatepass"))
-        _expect(isinstance(texts, dict), "audit.json is no table of fields")
+        _expect(isinstance(texts, dict), "audit.json is not a table of fields")
         if texts.get("format") != FORMAT:
             raise InputError(
                 f"{folder} was written by another version (format {texts.get('format')!r:.40}); audit the data again."
@@ -201,8 +182,25 @@ def load_audit(folder: Path) -> dict[str, Any]:
         arrays = read_numpy(folder / "audit.npz")
         _expect(isinstance(arrays, dict), "audit.npz is a single array")
         assert isinstance(arrays, dict)
-        _check_texts(texts)
-        _check_arrays(arrays, texts)
+        for name, check in TEXTS.items():
+            _expect(name in texts or name in OPTIONAL, f"audit.json lacks {name}")
+            _expect(name not in texts or check(texts[name]), f"{name} in audit.json is not valid")
+        shape, classes = np.shape(arrays.get("index", 0)), len(texts["classes"])
+        _expect(len(shape) == 1, "index is not one number for each row")
+        for name in ("ids", "parts"):
+            _expect(len(texts.get(name, ())) in (0, *shape), f"{name} are not one for each row")
+        for name, (check_array, needed) in ARRAYS.items():
+            _expect(name in arrays or not needed, f"audit.npz lacks {name}")
+            _expect(
+                name not in arrays or check_array(arrays[name], shape, classes), f"{name} in audit.npz is not valid"
+            )
+        evidence, unlabeled = _under(arrays, "evidence."), _under(arrays, "unlabeled.")
+        _expect(all(_numbers(v, shape, classes) for v in evidence.values()), "evidence is not one number for each row")
+        _expect(not unlabeled or _unlabeled(unlabeled, classes), "unlabeled in audit.npz is not valid")
+        parts = texts.get("parts", [])
+        label_kind = kind_of(parts[0] if parts else "")
+        rows = arrays.get("sample", np.full(len(parts), -1)).tolist()
+        addresses = tuple(label_kind.parse(part, row) for part, row in zip(parts, rows, strict=False))
     except (OSError, ValueError, RecursionError) as error:
         if isinstance(error, InputError) and str(folder) in str(error):
             raise
@@ -210,118 +208,128 @@ def load_audit(folder: Path) -> dict[str, Any]:
             f"{folder} holds no audit that can be read ({error or type(error).__name__}); expected the audit.json and "
             "audit.npz of one audit. Audit the data again."
         ) from error
+    config = texts["config"]
+    issues = None
+    if "issues" in texts:
+        from compensate.auditing.issues import COLUMNS
+
+        issues = pd.DataFrame(texts["issues"], columns=list(COLUMNS))
+        issues = issues.astype({"index": "Int64", "other": "Int64", "score": "float64"})
     return {
-        "fitted": folder,
-        **{name: texts[name] for name in ("kind", "curves", "config")},
+        "kind": texts["kind"],
         "source": Source(
             title=texts["title"],
             digest=texts["source_digest"],
-            path=texts["config"].get("source") or "",
-            **{name: texts["config"][name] for name in STORED if name in texts["config"]},
+            path=config.get("source") or "",
+            **{name: config[name] for name in STORED if name in config},
         ),
+        "label_kind": label_kind,
+        "provenance": Provenance.of_stored(config),
+        "curves": texts["curves"],
         **{name: tuple(texts[name]) for name in ("classes", "ids", "notes")},
-        "parts": tuple(texts.get("parts", ())),
         **{name: arrays[name] for name in ("index", "given", "suggested", "p_error")},
         "log_odds": arrays["score"],
-        **{name: arrays.get(name) for name in ("probabilities", "row_digests", "sample")},
+        **{name: arrays.get(name) for name in ("probabilities", "row_digests")},
+        "addresses": addresses,
         "noise_rate": Estimate(*texts["noise_rate"]),
-        "found_issues": _issue_table(texts["issues"]) if "issues" in texts else None,
-        "evidence": _under(arrays, "evidence."),
-        "unlabeled": _under(arrays, "unlabeled."),
+        "found_issues": issues,
+        "evidence": evidence,
+        "unlabeled": unlabeled,
+        "fitted": folder,
     }
 
 
-def _check_texts(texts: Mapping[str, Any]) -> None:
-    needed = ("kind", "title", "source_digest", "classes", "ids", "notes", "noise_rate", "curves", "config")
-    missing = [name for name in needed if name not in texts]
-    _expect(not missing, f"audit.json lacks {', '.join(missing)}")
-    for name in ("kind", "title", "source_digest"):
-        _expect(isinstance(texts[name], str), f"{name} is no text")
-    _expect(texts["kind"] in KINDS, f"kind is {texts['kind']!r:.40}")
-    for name in ("classes", "ids", "notes", "parts"):
-        found = texts.get(name, [])
-        _expect(isinstance(found, list) and all(isinstance(t, str) for t in found), f"{name} is no list of texts")
-    _expect(len(set(texts["classes"])) == len(texts["classes"]), "a class is named twice")
-    rate = texts["noise_rate"]
-    _expect(_numbers(rate) and len(rate) == 3 and all(map(math.isfinite, rate)), "noise_rate is not three numbers")
-    curves, config = texts["curves"], texts["config"]
-    _expect(isinstance(curves, dict) and all(map(_numbers, curves.values())), "curves are no lists of numbers")
-    _expect(isinstance(config, dict), "config is no table of options")
-    for name in ("source", "label", "text"):
-        _expect(isinstance(config.get(name), (str, type(None))), f"{name} of config is no text")
+# --- checks of stored fields ----------------------------------------------------------------------------------
 
 
-def _issue_rows(issues: pd.DataFrame) -> list[list[Any]]:
-    from compensate.auditing.issues import records
-
-    return [list(row.values()) for row in records(issues)]
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
 
 
-def _issue_table(rows: Any) -> pd.DataFrame:
+def _are_texts(values: Any) -> bool:
+    return isinstance(values, list) and all(map(_is_text, values))
+
+
+def _are_numbers(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(v, (int, float)) and type(v) is not bool for v in values)
+
+
+def _are_finite(values: Any) -> bool:
+    return _are_numbers(values) and all(map(math.isfinite, values))
+
+
+def _is_issue(row: Any) -> bool:
     from compensate.auditing.issues import COLUMNS, KINDS
 
-    _expect(
-        isinstance(rows, list) and all(isinstance(row, list) and len(row) == len(COLUMNS) for row in rows),
-        "issues are no table",
-    )
-    for issue, index, other, column, score, given, detail in rows:
-        _expect(issue in KINDS if isinstance(issue, str) else False, "issues hold an unknown kind")
-        for number in (index, other):
-            _expect(number is None or (type(number) is int and 0 <= number < 1 << 62), "issues hold what is no row")
-        _expect(isinstance(score, (int, float)) and math.isfinite(score), "issues hold what is no score")
-        _expect(all(isinstance(text, str) for text in (column, given, detail)), "issues hold what is no text")
-    return pd.DataFrame(rows, columns=list(COLUMNS)).astype({"index": "Int64", "other": "Int64", "score": "float64"})
+    if not isinstance(row, list) or len(row) != len(COLUMNS):
+        return False
+    issue, index, other, column, score, given, detail = row
+    rows = all(number is None or (type(number) is int and 0 <= number < 1 << 62) for number in (index, other))
+    return rows and _is_text(issue) and issue in KINDS and _are_finite([score]) and _are_texts([column, given, detail])
 
 
-def _check_arrays(arrays: Mapping[str, NDArray[Any]], texts: Mapping[str, Any]) -> None:
-    classes = len(texts["classes"])
-    _expect("index" in arrays and arrays["index"].ndim == 1, "index is not one number for each row")
-    rows = arrays["index"].shape
-    evidence = [name for name in arrays if name.startswith("evidence.")]
-    for name in ("index", "given", "suggested", "score", "p_error", *evidence):
-        _expect(name in arrays and arrays[name].shape == rows, f"{name} is not one number for each row")
-        _expect(arrays[name].dtype.kind in "iuf", f"{name} holds {arrays[name].dtype}")
-    for name in ("ids", "parts"):
-        _expect(len(texts.get(name, ())) in (0, *rows), f"{name} are not one for each row")
-    if "sample" in arrays:
-        fits = arrays["sample"].shape == rows and arrays["sample"].dtype.kind in "iu"
-        _expect(fits and (arrays["sample"] >= 0).all(), "sample is not one position for each row")
-    _check_index(arrays["index"], "index")
-    _check_labels(arrays["given"], classes, "given")
-    _check_labels(arrays["suggested"], classes, "suggested")
-    _expect(not np.isnan(arrays["score"]).any(), "score is not a number")
-    p = arrays["p_error"]
-    _expect(bool(((p >= 0) & (p <= 1)).all()), "p_error is no probability")
-    if "probabilities" in arrays:
-        p = arrays["probabilities"]
-        _expect(p.shape == (*rows, classes) and p.dtype.kind == "f", "probabilities do not fit rows and classes")
-    if "row_digests" in arrays:
-        found = arrays["row_digests"]
-        _expect(found.shape == rows and found.dtype == np.uint64, "row_digests are not one for each row")
-    lost = _under(arrays, "unlabeled.")
-    if lost:
-        _expect(set(lost) == {"index", "suggested", "probability"}, "unlabeled lacks one of its parts")
-        _expect(len({v.shape for v in lost.values()}) == 1 and lost["index"].ndim == 1, "unlabeled differs in length")
-        _check_index(lost["index"], "unlabeled.index")
-        _check_labels(lost["suggested"], classes, "unlabeled.suggested")
-        _expect(lost["probability"].dtype.kind == "f", "unlabeled.probability holds no numbers")
+TEXTS: Mapping[str, Callable[[Any], bool]] = {
+    "kind": lambda v: v in KINDS,
+    "title": _is_text,
+    "source_digest": _is_text,
+    "classes": lambda v: _are_texts(v) and len(set(v)) == len(v),
+    "ids": _are_texts,
+    "notes": _are_texts,
+    "parts": _are_texts,
+    "noise_rate": lambda v: _are_finite(v) and len(v) == 3,
+    "curves": lambda v: isinstance(v, dict) and all(map(_are_numbers, v.values())),
+    "config": lambda v: (
+        isinstance(v, dict) and _are_texts([v[n] for n in ("source", "label", "text") if v.get(n) is not None])
+    ),
+    "issues": lambda v: isinstance(v, list) and all(map(_is_issue, v)),
+}
+"""Fields of ``audit.json``, each with its check."""
+
+OPTIONAL = ("parts", "issues")
+"""Fields that an audit may lack."""
+
+ArrayCheck = Callable[[NDArray[Any], tuple[int, ...], int], bool]
+"""A check of an array, given the shape of `index` and the number of classes."""
 
 
-def _check_index(index: NDArray[Any], name: str) -> None:
-    _expect(index.dtype.kind in "iu" and (index >= 0).all() and (index < 1 << 62).all(), f"{name} holds no row numbers")
-    _expect(len(np.unique(index)) == len(index), f"{name} names a row twice")
+def _numbers(values: NDArray[Any], shape: tuple[int, ...], _classes: int) -> bool:
+    return values.shape == shape and values.dtype.kind in "iuf"
 
 
-def _check_labels(labels: NDArray[Any], classes: int, name: str) -> None:
+def _row_numbers(values: NDArray[Any], shape: tuple[int, ...], _classes: int) -> bool:
+    whole = values.shape == shape and values.dtype.kind in "iu"
+    return whole and bool((values >= 0).all() and (values < 1 << 62).all())
+
+
+def _distinct_rows(values: NDArray[Any], shape: tuple[int, ...], classes: int) -> bool:
+    return _row_numbers(values, shape, classes) and len(np.unique(values)) == len(values)
+
+
+def _labels(values: NDArray[Any], shape: tuple[int, ...], classes: int) -> bool:
     if classes:
-        fits = labels.dtype.kind in "iu" and bool(((labels >= 0) & (labels < classes)).all())
-        _expect(fits, f"{name} holds what is no class")
-    else:
-        _expect(labels.dtype.kind == "f" and bool(np.isfinite(labels).all()), f"{name} holds what is no quantity")
+        return _row_numbers(values, shape, classes) and bool((values < classes).all())
+    return values.shape == shape and values.dtype.kind == "f" and bool(np.isfinite(values).all())
 
 
-def _numbers(values: Any) -> bool:
-    return isinstance(values, list) and all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values)
+def _unlabeled(fields: Mapping[str, NDArray[Any]], classes: int) -> bool:
+    if set(fields) != {"index", "suggested", "probability"} or fields["index"].ndim != 1:
+        return False
+    shape, probability = fields["index"].shape, fields["probability"]
+    rows = _distinct_rows(fields["index"], shape, classes) and _labels(fields["suggested"], shape, classes)
+    return rows and probability.shape == shape and probability.dtype.kind == "f"
+
+
+ARRAYS: Mapping[str, tuple[ArrayCheck, bool]] = {
+    "index": (_distinct_rows, True),
+    "given": (_labels, True),
+    "suggested": (_labels, True),
+    "score": (lambda v, *fits: _numbers(v, *fits) and not np.isnan(v).any(), True),
+    "p_error": (lambda v, *fits: _numbers(v, *fits) and bool(((v >= 0) & (v <= 1)).all()), True),
+    "probabilities": (lambda v, shape, classes: v.shape == (*shape, classes) and v.dtype.kind == "f", False),
+    "sample": (_row_numbers, False),
+    "row_digests": (lambda v, shape, _: v.shape == shape and v.dtype == np.uint64, False),
+}
+"""Fields of ``audit.npz``, each with its check and whether it is needed."""
 
 
 def _expect(fits: Any, why: str) -> None:

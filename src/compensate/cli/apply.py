@@ -55,7 +55,7 @@ def apply(
     o.check_path(data, corrections)
     if corrections is None:
         data, corrections = _source_of(data), data
-    from compensate.auditing.decisions import apply_corrections
+    from compensate.auditing.apply import apply_corrections
 
     decided: Path | tuple[Correction, ...] = corrections
     if corrections.is_dir() or accept is not None:

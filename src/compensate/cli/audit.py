@@ -30,19 +30,11 @@ OPEN = 10
 
 def describe_data(source: Dataset) -> str:
     """One line about the data: rows, columns and labels."""
+    from compensate.auditing.labels import labels_of
+
     info = source.source
     parts = [f"{info.title}: {_rows(source)}"]
-    if source.parts is not None:
-        said = source.parts.described()
-    elif source.regression:
-        y = source.target[source.labeled]
-        said = f"a quantity from {y.min():g} to {y.max():g}" if len(y) else "empty"
-    else:
-        counts = source.class_counts
-        order = counts.argsort()[::-1][:4]
-        named = " · ".join(f"{short(source.classes[c])} {counts[c]:,}" for c in order)
-        said = f"{source.num_classes} classes: {named}{' · …' if source.num_classes > 4 else ''}"
-    parts += describe_columns(info, said)
+    parts += describe_columns(info, labels_of(source).describe(source, short))
     lost = int((~source.labeled).sum())
     if lost and source.parts is None:
         parts.append(f"{lost:,} without a label{_missing(info, lost)}, which {'is' if lost == 1 else 'are'} predicted")
@@ -75,7 +67,7 @@ def similar_class_names(source: Dataset) -> str:
     >>> similar_class_names(Dataset(np.eye(3), np.array([0, 1, 1]), ("Cat", "cat", "dog")))
     '"cat" 2, "Cat" 1'
     """
-    from compensate.auditing.issues.samples import spellings
+    from compensate.auditing.class_names import spellings
 
     if source.regression or source.parts is not None:
         return ""
@@ -148,7 +140,7 @@ def print_summary(found: Audit, folder: Path) -> None:
     if found.provenance.since is not None:
         console.print(_since(found.provenance.since), markup=False)
     from compensate.auditing.issues import summary
-    from compensate.auditing.page.contents import command
+    from compensate.auditing.page import command
 
     said = {
         "review them": f"compensate review {quoted(folder)}      or open {folder / 'report.html'}; list: {folder / 'suspects.csv'}",
@@ -175,7 +167,7 @@ def _since(since: Mapping[str, Any]) -> str:
 
 
 def _pairs(found: Audit) -> Table:
-    shown = found if found.listed is None else found.listed
+    shown = found.shown
     flagged, order = shown.flagged, (-shown.log_odds).argsort(kind="stable")
     # For label sets, the pairs count per label.
     sets = "label" in flagged.columns
@@ -213,11 +205,11 @@ def _worst(found: Audit) -> Table:
 
 
 def _sample(found: Audit, row: int) -> str:
-    from compensate.auditing.page.contents import content
+    from compensate.auditing.content import sample_content
 
     if found.ids and found.kind == "image":
         return short(found.ids[row], 50)
-    shown = content(found.data, int(found.position(row)))
+    shown = sample_content(found.data, int(found.position(row)))
     if shown.text is not None:
         return f'"{short(" ".join(shown.text[:500].split()), 50)}"'
     if shown.fields:
@@ -396,14 +388,14 @@ def audit_again(run: Path, progress: Callable[[str, int, int], None]) -> Path:
     return run_audit(request, judged, reviewed=reviewed)[1]
 
 
-def _judge(data: Any, started: float, **settings: Any) -> Audit:
+def _judge(data: Dataset, started: float, **settings: Any) -> Audit:
     """Audits the data and prints a line for each stage."""
     from compensate.auditing.api import audit as run
     from compensate.auditing.source import labeled
 
-    if isinstance(data, Dataset) and data.parts is None:
+    if data.parts is None:
         labeled(data)
-    console.print(describe_data(data if isinstance(data, Dataset) else data.outline), markup=False)
+    console.print(describe_data(data), markup=False)
     with stage_progress(started) as progress:
         found = run(data, progress=progress, resume=True, **settings)
     how = found.provenance

@@ -57,7 +57,7 @@ def check(
     o.check_path(*data, against, features)
     if against is None:
         raise InputError("--against is missing; give the run of an audit, for example --against runs/reviews-3f2a.")
-    from compensate.auditing import check_report
+    from compensate.auditing.check import FORMATS as WRITERS
     from compensate.auditing.check import check as run
     from compensate.auditing.decisions import run_decisions
     from compensate.auditing.result import Audit
@@ -69,7 +69,7 @@ def check(
         name: value for name, value in (("encoding", encoding), ("delimiter", delimiter)) if value is not None
     }
     results = [run(audit, path, at_least=fail_above, decisions=decisions, features=features, **chosen) for path in data]
-    typer.echo(check_report.FORMATS[format](results))
+    typer.echo(WRITERS[format](results))
     if _fails(results, number, share):
         raise typer.Exit(1)
 

@@ -1,4 +1,4 @@
-"""Data that training code can index by rows, each sample with a stable index; and label noise for experiments.
+"""Data sets whose samples have a stable index, and label noise for experiments.
 
 `load` reads tables, image folders, arrays and data sets by name. `batches` gives an epoch of it.
 """
@@ -8,24 +8,32 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from compensate.data import noise
-from compensate.data.arrays import from_arrays, read_npz
-from compensate.data.batches import batches, draws, gather, order, order_in_ranges, ranges_of
+from compensate.data.arrays import channel_statistics, from_arrays, read_npz
 from compensate.data.columns import Column, analyze
 from compensate.data.dataset import UNLABELED, Dataset, Ragged, Splits
-from compensate.data.features import TableEncoder, TableViews, table_views
+from compensate.data.features import TableEncoder
 from compensate.data.folder import read_folder
 from compensate.data.hub import from_hub
-from compensate.data.images import CropFlip, channel_statistics
-from compensate.data.label_column import UnclearLabel, choose_label
-from compensate.data.labels import encode_labels, override_labels, read_labels
+from compensate.data.label_column import LabelChoice, UnclearLabel, choose_label, decide_label
+from compensate.data.label_files import override_labels, read_labels
+from compensate.data.labels import encode_labels
 from compensate.data.load import data_folder, digits, digits_splits, load
 from compensate.data.noise import class_sizes, long_tailed
 from compensate.data.tables import choose_text, from_frame, read_frame, read_table
-from compensate.data.text import Tfidf, Vocabulary, encode_texts, text_features, tokenize
+from compensate.data.text import Tfidf, Vocabulary, encode_texts, tokenize
 from compensate.data.vectors import embedding_matrix, find_vectors, read_vectors
 
 if TYPE_CHECKING:
-    from compensate.data.indexed import Indexed
+    from compensate.data.epochs import (
+        CropFlip,
+        Indexed,
+        batches,
+        draws,
+        gather,
+        order,
+        order_in_ranges,
+        ranges_of,
+    )
 
 __all__ = [
     "UNLABELED",
@@ -33,10 +41,10 @@ __all__ = [
     "CropFlip",
     "Dataset",
     "Indexed",
+    "LabelChoice",
     "Ragged",
     "Splits",
     "TableEncoder",
-    "TableViews",
     "Tfidf",
     "UnclearLabel",
     "Vocabulary",
@@ -47,6 +55,7 @@ __all__ = [
     "choose_text",
     "class_sizes",
     "data_folder",
+    "decide_label",
     "digits",
     "digits_splits",
     "draws",
@@ -71,15 +80,13 @@ __all__ = [
     "read_npz",
     "read_table",
     "read_vectors",
-    "table_views",
-    "text_features",
     "tokenize",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Indexed":  # a data set of PyTorch, which reading files does not need
-        from compensate.data.indexed import Indexed
+    if name in __all__:  # batches are tensors of PyTorch, which reading files does not need
+        import importlib
 
-        return Indexed
+        return getattr(importlib.import_module("compensate.data.epochs"), name)
     raise AttributeError(f"module 'compensate.data' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""One integer seed, many independent streams of random numbers."""
+"""`Dataset`: samples with labels and a stable index, and the description of their source."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def generator(seed: int, purpose: str, *more: int) -> np.random.Generator:
-    """A generator that depends on the seed, on what it is for, and on further numbers such as the epoch.
+    """A random generator that depends on the seed, the purpose, and further numbers such as the epoch.
 
-    Two purposes never share a stream: the split of a run must not decide which of its labels are flipped.
+    Two purposes never share a stream: the split of a run must not determine which labels are flipped.
 
     >>> generator(0, "split").random() == generator(0, "split").random()
     True
@@ -32,9 +32,9 @@ def generator(seed: int, purpose: str, *more: int) -> np.random.Generator:
 
 
 class Ragged:
-    """N sequences of whole numbers, kept end to end in one array.
+    """N sequences of whole numbers, concatenated in one array.
 
-    ``x[3]`` is one sequence, ``x[rows]`` a `Ragged` of these rows, `pad` the rectangle a model takes.
+    ``x[3]`` is one sequence, ``x[rows]`` a `Ragged` of these rows, `pad` a rectangular array.
 
     >>> x = Ragged.of([[5, 6, 7], [8], [9, 4]])
     >>> x.lengths
@@ -52,7 +52,7 @@ class Ragged:
 
     @classmethod
     def of(cls, sequences: Iterable[ArrayLike], dtype: Any = np.int64) -> Ragged:
-        """From one array or list a sequence."""
+        """From one array or list per sequence."""
         rows = [np.asarray(row, dtype=dtype) for row in sequences]
         offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows], dtype=np.int64)]).astype(np.int64)
         return cls(np.concatenate(rows) if rows else np.empty(0, dtype), offsets)
@@ -75,7 +75,7 @@ class Ragged:
         rows = np.asarray(rows, dtype=np.int64)
         lengths = self.lengths[rows]
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        # Position k of the result comes from its row's start plus its place within the row.
+        # Position k of the result is the start of its row plus its offset within the row.
         source = np.arange(offsets[-1]) + np.repeat(self.offsets[rows] - offsets[:-1], lengths)
         return Ragged(self.values[source], offsets)
 
@@ -91,14 +91,33 @@ Ints = NDArray[np.int64]
 """Class numbers, rows, folds."""
 
 Floats = NDArray[np.float64]
-"""Log probabilities and what is computed from them."""
+"""Log probabilities and numbers computed from them."""
 
 Singles = NDArray[np.float32]
-"""Features, and what learners say of rows: there are many of them."""
+"""Features and predictions, of which there are many."""
 
 
 UNLABELED = -1
 """The target of a row whose label is missing."""
+
+PARTS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("test", "testing"), "test"),
+    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
+}
+"""Names of folders, splits and cells that stand for a part of a data set."""
+
+OTHERS = ("test", "validation")
+"""Parts that are not used for training."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """An estimated value with its interval."""
+
+    value: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -155,8 +174,8 @@ class Source:
 
     def stored(self) -> dict[str, Any]:
         """The fields that an audit stores."""
-        found = {"source": self.path} | {name: getattr(self, name) for name in STORED}
-        return {name: value for name, value in found.items() if value}
+        fields = {"source": self.path} | {name: getattr(self, name) for name in STORED}
+        return {name: value for name, value in fields.items() if value}
 
 
 STORED = ("label", "text", "label_given", "missing_given", "merged", "encoding", "delimiter")
@@ -168,16 +187,16 @@ class Dataset:
     """Samples in memory.
 
     Attributes:
-        x: the samples, anything with a length that can be indexed by an array of rows: (N, C, H, W) images, uint8 or
-            float in [0, 1]; (N, F) features; `Ragged` token ids.
-        target: (N,) whole numbers, the class; `UNLABELED` where there is none. Floats for regression.
-        classes: the names of the classes, in the order of their numbers; empty for regression.
-        index: (N,) the 0-based row of the source before any split or filter. By default 0..N-1.
+        x: the samples, indexed by an array of rows: (N, C, H, W) images, uint8 or float in [0, 1]; (N, F) features; texts;
+            `Ragged` token ids.
+        target: (N,) class numbers, `UNLABELED` for a missing label; floats for regression.
+        classes: the class names, in the order of their numbers; empty for regression.
+        index: (N,) the 0-based row of the source before any split or filter; by default 0..N-1.
         ids: (N,) names of the samples in the source (a file name, an id column), if it has any.
-        raw: the source's own rows (texts, table rows, paths) for showing to people, if they differ from ``x``.
-        rows: the number of rows of the source, so that ``index < rows``: the size of a table with a row per sample.
+        raw: the rows of the source (texts, table rows, paths) to show to people, if they differ from ``x``.
+        rows: the number of rows of the source; ``index < rows``.
         source: where the samples came from and how they were read.
-        parts: the labels of samples that have several: label sets, token tags or masks. ``target`` then only groups the samples.
+        parts: the labels of samples with several: label sets, token tags or masks. ``target`` then only groups the samples.
 
     >>> data = Dataset(np.eye(4), np.array([0, 1, 0, 1]), ("cat", "dog"))
     >>> data.subset(data.target == 1).index
@@ -201,11 +220,8 @@ class Dataset:
             object.__setattr__(self, "index", np.arange(len(self.target)))
         if self.rows < 0:
             object.__setattr__(self, "rows", int(self.index.max(initial=-1)) + 1)
-        sizes = {
-            name: len(part)
-            for name in ("x", "target", "index", "ids", "raw")
-            if (part := getattr(self, name)) is not None
-        }
+        parts = {name: getattr(self, name) for name in ("x", "target", "index", "ids", "raw")}
+        sizes = {name: len(part) for name, part in parts.items() if part is not None}
         if len(set(sizes.values())) > 1:
             raise InputError(f"the parts of a data set differ in length: {sizes}. Each needs one entry a sample.")
         if not self.regression and len(self) and not -1 <= self.target.min() <= self.target.max() < self.num_classes:
@@ -219,7 +235,7 @@ class Dataset:
         return len(self.target)
 
     def __getitem__(self, row: int) -> tuple[Any, Any, int]:
-        """A sample ``(x, target, index)``, as a torch data set gives it; bytes of images become floats in [0, 1]."""
+        """A sample ``(x, target, index)``, as in a PyTorch data set; bytes of images become floats in [0, 1]."""
         x = self.x[row]
         if getattr(x, "dtype", None) == np.uint8 and x.ndim == 3:
             x = x.astype(np.float32) / 255
@@ -241,11 +257,11 @@ class Dataset:
 
     @property
     def class_counts(self) -> NDArray[np.int64]:
-        """(C,) the number of samples of each class; rows without a label are not counted."""
+        """(C,) the number of labeled samples of each class."""
         return np.bincount(self.target[self.labeled], minlength=self.num_classes)
 
     def subset(self, rows: ArrayLike) -> Dataset:
-        """Only these rows: positions in this data set, or a mask over it. ``index`` still names the source's rows."""
+        """The rows at these positions, or under this mask; ``index`` still refers to the rows of the source."""
         rows = np.asarray(rows)
         if rows.dtype == bool:
             if rows.shape != (len(self),):
@@ -265,7 +281,7 @@ class Dataset:
 
     @property
     def table(self) -> pd.DataFrame | None:
-        """The rows as they were read, if they are those of a table."""
+        """The rows as they were read from a table; None for other data."""
         if self.raw is None:
             return None
         import pandas as pd
@@ -277,9 +293,7 @@ class Dataset:
         return replace(self, target=np.asarray(target).astype(self.target.dtype))
 
     def split(self, fractions: Sequence[float], *, seed: int = 0) -> tuple[Dataset, ...]:
-        """Random parts of the given shares, which must sum to one; each class is shared out alike.
-
-        Within a part the samples keep the order of the source.
+        """Random parts of the given shares, which must sum to one, stratified by class; samples keep the order of the source.
 
         >>> from compensate.data import digits
         >>> [len(part) for part in digits().split((0.7, 0.3))]
@@ -292,19 +306,19 @@ class Dataset:
         order = generator(seed, "split").permutation(len(self))
         if not self.regression:
             order = order[np.argsort(self.target[order], kind="stable")]
-        parts, left = [], 1.0
+        parts, rest = [], 1.0
         for share in fractions[:-1]:
-            # Every 1/share-th of the samples ordered by class: the parts' sizes and their class shares come out even.
-            steps = np.floor(np.arange(len(order) + 1) * (share / left) + 0.5)
+            # Taking every (1 / share)-th sample, ordered by class, stratifies the parts.
+            steps = np.floor(np.arange(len(order) + 1) * (share / rest) + 0.5)
             taken = np.diff(steps) > 0
             parts.append(order[taken])
-            order, left = order[~taken], left - share
+            order, rest = order[~taken], rest - share
         return tuple(self.subset(np.sort(rows)) for rows in (*parts, order))
 
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """A data set as it comes: its training part, and its test and validation parts if it has them.
+    """The training part of a data set, and its test and validation parts if it has them.
 
     >>> data = Dataset(np.eye(4), np.array([0, 1, 0, 1]), ("cat", "dog"))
     >>> Splits(*data.split((0.5, 0.5))).test.target.tolist()

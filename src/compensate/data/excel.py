@@ -1,4 +1,4 @@
-"""Excel workbooks (.xlsx): the first sheet is the table, its first row that is not empty the names of the columns."""
+"""Excel workbooks (.xlsx): the first sheet is the table, and its first non-empty row holds the column names."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import pandas as pd
 
 from compensate.errors import InputError
 from compensate.extras import require
-from compensate.files import check_size, check_width, limit, too_large
+from compensate.files import check_file, check_size, check_unpacked, check_width
 
 SUFFIXES = (".xlsx", ".xlsm")
-ROWS = 1 << 20
+MAX_ROWS = 1 << 20
 """Rows of a sheet."""
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """The cells of a sheet: names of the columns with the place of each, rows that are not empty, and their numbers in the sheet."""
+    """The cells of a sheet: column names and their positions, the non-empty rows, and their row numbers in the sheet."""
 
     names: list[str]
     places: list[int]
@@ -31,30 +31,28 @@ class Sheet:
 
 
 def read_excel(path: str | Path) -> pd.DataFrame:
-    """The table of the first sheet, with the values that formulas had when the file was saved."""
+    """The table of the first sheet, with the saved values of formulas."""
     path = Path(path)
-    if not path.is_file():
-        raise InputError(f"there is no file {path}; check the path.")
+    check_file(path)
     sheet = read_sheet(path.read_bytes(), path, tell=True)
-    columns = {
-        name: pd.Series([row[place] for row in sheet.rows], dtype=object)
-        for name, place in zip(sheet.names, sheet.places, strict=True)
-    }
-    if len(columns) < len(sheet.names):
-        twice = next(name for name in sheet.names if sheet.names.count(name) > 1)
+    twice = next((name for name in sheet.names if sheet.names.count(name) > 1), None)
+    if twice is not None:
         raise InputError(f'{path} has more than one column named "{twice}"; rename all but one.')
-    return pd.DataFrame({name: _typed(column) for name, column in columns.items()})
+    columns = {}
+    for name, place in zip(sheet.names, sheet.places, strict=True):
+        column = pd.Series([row[place] for row in sheet.rows], dtype=object)
+        columns[name] = column.infer_objects() if len({type(cell) for cell in column}) == 1 else column
+    return pd.DataFrame(columns)
 
 
 def read_sheet(content: bytes, path: Path, *, tell: bool = False) -> Sheet:
-    """The first sheet of a workbook; with `tell`, a warning names the sheets that are not read."""
+    """The first sheet of a workbook; with ``tell``, a warning names the other sheets."""
     openpyxl = require("openpyxl", "reading Excel", "excel")
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as packed:
-            if sum(info.file_size for info in packed.infolist()) > limit(path):
-                raise InputError(too_large(path))
+            check_unpacked(sum(info.file_size for info in packed.infolist()), path)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of styles and extensions, which are not read
+            warnings.simplefilter("ignore")  # about styles and extensions
             book = openpyxl.load_workbook(io.BytesIO(content), read_only=True, data_only=True)
             try:
                 sheets = [sheet for sheet in book.worksheets if sheet.sheet_state == "visible"] or book.worksheets
@@ -63,7 +61,7 @@ def read_sheet(content: bytes, path: Path, *, tell: bool = False) -> Sheet:
                 book.close()
     except InputError:
         raise
-    except Exception as error:  # of the archive, of the XML in it, or of what is made of it
+    except Exception as error:  # from zipfile, the XML parser or openpyxl
         raise InputError(
             f"{path} is damaged or not an Excel workbook ({error or type(error).__name__}). Save it again as .xlsx."
         ) from error
@@ -76,14 +74,16 @@ def read_sheet(content: bytes, path: Path, *, tell: bool = False) -> Sheet:
 
 
 def _cells(sheet: Any, path: Path) -> Sheet:
-    sheet.reset_dimensions()  # some programs write none, or that of an empty sheet
+    sheet.reset_dimensions()  # some programs write wrong ones
     header: tuple[Any, ...] | None = None
     rows: list[tuple[Any, ...]] = []
     numbers: list[int] = []
     width = 0
     for number, cells in enumerate(sheet.iter_rows(values_only=True), 1):
-        if number > ROWS:  # a row may claim any number, and those before it are counted as empty
-            raise InputError(f"{path} has a row beyond {ROWS:,}, the last that Excel knows. Save it again as .xlsx.")
+        if number > MAX_ROWS:  # a row may claim any number
+            raise InputError(
+                f"{path} has a row beyond {MAX_ROWS:,}, the last that Excel knows. Save it again as .xlsx."
+            )
         if all(cell is None for cell in cells):
             continue
         width = max(width, len(cells))
@@ -101,8 +101,3 @@ def _cells(sheet: Any, path: Path) -> Sheet:
     places = [k for k, name in enumerate(header) if name is not None or any(row[k] is not None for row in rows)]
     names = ["" if header[k] is None else str(header[k]) for k in places]
     return Sheet(names, places, rows, numbers)
-
-
-def _typed(column: pd.Series[Any]) -> pd.Series[Any]:
-    kinds = {type(cell) for cell in column}
-    return column.infer_objects() if len(kinds) == 1 else column

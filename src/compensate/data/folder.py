@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,21 +12,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compensate.data.dataset import Dataset, Source, Splits
-from compensate.data.labels import encode_labels, read_labels
+from compensate.data.dataset import PARTS, Dataset, Source, Splits
+from compensate.data.label_files import read_labels
+from compensate.data.labels import encode_labels
 from compensate.errors import InputError
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
-LARGEST = 64
-"""Images that are larger, or that differ in size, are resized to squares of this many pixels, unless a size is given."""
+MAX_SIDE = 64
+"""Larger images, and images that differ in size, are resized to squares with this side, unless a size is given."""
+
+GRAY = ("1", "L", "I;16")
+"""Modes of images without color."""
+
+LABEL_FILES = ("labels.csv", "metadata.csv", "metadata.jsonl", "metadata.parquet")
+"""Label tables of an image folder; the last three follow Hugging Face."""
 
 
 def is_image(path: Path) -> bool:
+    """Whether a path is an image file, by its suffix."""
     return path.is_file() and path.suffix.lower() in IMAGES and not path.name.startswith(".")
 
 
 def name_in(file: Path, folder: Path) -> str:
-    """The name of a file in a folder, as tables of labels hold it; an error if it cannot be written as UTF-8."""
+    """The name of a file in a folder, as in label tables; raises if it is not valid UTF-8."""
     name = file.relative_to(folder).as_posix()
     try:
         name.encode()
@@ -37,12 +46,8 @@ def name_in(file: Path, folder: Path) -> str:
     return name
 
 
-LABEL_FILES = ("labels.csv", "metadata.csv", "metadata.jsonl", "metadata.parquet")
-"""Tables of file and label that are looked for in a folder; the last three as Hugging Face's image folders have them."""
-
-
 def label_file(folder: Path) -> Path | None:
-    """The table of labels in a folder of images, if there is one."""
+    """The label table in a folder of images, if there is one."""
     return next((folder / name for name in LABEL_FILES if (folder / name).is_file()), None)
 
 
@@ -52,15 +57,15 @@ def read_folder(
     """Images from a folder.
 
     Args:
-        path: ``path/cat/1.png`` is an image of class cat. With folders ``train`` and ``test`` (and ``validation``) in
-            it, each is a part. With a label file the images may lie anywhere below ``path``.
-        labels: a table with the columns file (or file_name, relative to the table's folder) and label; by default ``labels.csv``,
-            ``metadata.csv``, ``metadata.jsonl`` or ``metadata.parquet`` in ``path`` (or in each part), if there is one.
-        label: the label's column in that table, if it has several that could be.
-        size: bring every image to a square of this size; by default only where they differ or are large.
+        path: ``path/cat/1.png`` is an image of class cat. Folders ``train``, ``test`` and ``validation`` in it are parts. With a
+            label table the images may be anywhere below ``path``.
+        labels: a table with the columns file (or file_name, relative to the folder of the table) and label; by default one of
+            `LABEL_FILES` in ``path`` or in each part.
+        label: the label column of that table.
+        size: resize every image to a square of this side; by default only images that differ in size or are large.
 
-    ``index`` is the place in the list of files sorted by name, ``ids`` the file. An image that cannot be read is left
-    out with a warning that names it.
+    ``index`` is the position in the list of files sorted by name, ``ids`` holds the files. Unreadable images are left out with a
+    warning.
 
     >>> import tempfile
     >>> from PIL import Image
@@ -74,10 +79,7 @@ def read_folder(
     path = Path(path)
     if not path.is_dir():
         raise InputError(f"there is no folder {path}; check the path.")
-    if labels is None:
-        labels = label_file(path)
-    from compensate.data.tables import PARTS
-
+    labels = label_file(path) if labels is None else labels
     parts = {PARTS[p.name.lower()]: p for p in sorted(path.iterdir()) if p.is_dir() and p.name.lower() in PARTS}
     if labels is not None or "train" not in parts:
         return Splits(_part(path, labels, label, size, None))
@@ -108,7 +110,6 @@ def _part(
     column = None
     if labels is not None:
         cells, column = _labels(names, labels, label)
-        empty: list[str] = []
     else:
         loose = [n for n in names if "/" not in n]
         if loose:
@@ -118,27 +119,21 @@ def _part(
             )
         cells = [n.partition("/")[0] for n in names]
         empty = sorted({p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".")} - set(cells))
-    if empty:
-        raise InputError(f"{folder}: the class folders {', '.join(empty)} hold no images. Remove or fill them.")
+        if empty:
+            raise InputError(f"{folder}: the class folders {', '.join(empty)} hold no images. Remove or fill them.")
     target, found = encode_labels(cells, classes)
     if len(found) < 2:
         raise InputError(f"{folder} has the one class {', '.join(found) or '(none)'}; expected two or more.")
     images, kept = _read(files, size, channels)
     rows = np.flatnonzero(kept)
+    source = Source(kind="images", folder=str(folder), label=column)
     return Dataset(
-        images,
-        target[rows],
-        found,
-        rows,
-        ids=names[rows],
-        raw=names[rows],
-        rows=len(files),
-        source=Source(kind="images", folder=str(folder), label=column),
-    )
+        images, target[rows], found, rows, ids=names[rows], raw=names[rows], rows=len(files), source=source
+    )  # fmt: skip
 
 
 def _labels(names: NDArray[Any], path: str | Path, label: str | None) -> tuple[list[Any], str | None]:
-    """The label of each image, and the column it stands in."""
+    """The label of each image, and its column in the table."""
     found = read_labels(path, label)
     if found.by in ("", "index"):
         if len(found.cells) == len(names) and found.keys is None:
@@ -155,7 +150,7 @@ def _labels(names: NDArray[Any], path: str | Path, label: str | None) -> tuple[l
 
 
 def relative(file: Any) -> str:
-    """The name of a file as it is written in a table of labels, in the form that is used here.
+    """The name of a file in a label table, with forward slashes.
 
     >>> relative("./cats\\\\1.png")
     'cats/1.png'
@@ -166,26 +161,24 @@ def relative(file: Any) -> str:
 def _read(files: list[Path], size: int | None, channels: int | None) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
     from PIL import Image
 
+    errors = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
     sizes: set[tuple[int, int]] = set()
     gray = True
     readable = np.zeros(len(files), dtype=bool)
     for i, file in enumerate(files):
-        try:
-            with Image.open(file) as image:
-                sizes.add(image.size)
-                gray = gray and image.mode in ("1", "L", "I;16")
-                readable[i] = True
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-            continue
-    if size is None and (len(sizes) > 1 or (sizes and max(next(iter(sizes))) > LARGEST)):
-        size = LARGEST
+        with suppress(*errors), Image.open(file) as image:
+            sizes.add(image.size)
+            gray = gray and image.mode in GRAY
+            readable[i] = True
+    if size is None and (len(sizes) > 1 or (sizes and max(next(iter(sizes))) > MAX_SIDE)):
+        size = MAX_SIDE
     mode = "L" if (gray if channels is None else channels == 1) else "RGB"
     images: list[NDArray[np.uint8]] = []
     for i in np.flatnonzero(readable).tolist():
         try:
             with Image.open(files[i]) as image:
                 images.append(pixels(image, mode, size))
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        except errors:
             readable[i] = False
     if not images:
         raise InputError(f"none of the {len(files)} images in {files[0].parent} can be read.")
@@ -197,7 +190,7 @@ def _read(files: list[Path], size: int | None, channels: int | None) -> tuple[ND
 
 
 def pixels(image: Any, mode: str, size: int | None) -> NDArray[np.uint8]:
-    """(C, H, W) of a picture; resized so that the shorter side fits, then cut from the middle."""
+    """(C, H, W) of a picture; with ``size``, its shorter side is resized to it, and the center is cropped."""
     image = image.convert(mode)
     if size is not None:
         w, h = image.size

@@ -1,4 +1,4 @@
-r"""JSON Lines: an object a line, its keys the columns."""
+"""JSON Lines: one object per line; its keys are the columns."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from typing import Any
 import pandas as pd
 
 from compensate.errors import InputError
-from compensate.files import check_size, check_width, decode, read_bytes
+from compensate.files import check_size, check_width, read_text
 
 _BLANK = re.compile(r"[ \t\r\n]*")
-_LONE = re.compile("[\ud800-\udfff]")  # halves of a character, which JSON can write and no file can hold
+_LONE = re.compile("[\ud800-\udfff]")  # half a character, which JSON can write and UTF-8 cannot
 _DECODER = json.JSONDecoder()
 
-CHECKED = 1000
-"""Rows after which it is checked how many cells there are."""
+CHECK_INTERVAL = 1000
+"""Rows between two checks of the number of cells."""
 
 ByteRange = tuple[int, int]
 
 
 def read_jsonl(path: str | Path, encoding: str = "utf-8") -> pd.DataFrame:
-    r"""The table of a file with a JSON object on each line; a key that a line lacks is a missing cell.
+    r"""The table of a file with a JSON object on each line; an absent key is a missing cell.
 
-    Blank lines are no rows. Of a key that stands twice in an object the last value counts.
+    Blank lines are skipped. The last value of a repeated key counts.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "t.jsonl"
@@ -36,37 +36,43 @@ def read_jsonl(path: str | Path, encoding: str = "utf-8") -> pd.DataFrame:
     [1, None]
     """
     path = Path(path)
-    text = decode(read_bytes(path, lines=True), path, encoding)
+    text = read_text(path, encoding)
     columns: dict[str, list[Any]] = {}
     rows = 0
     for line, number, _ in _lines(text):
         with _reading(path, number):
-            found = json.loads(line)
-            if not isinstance(found, dict):
+            content = json.loads(line)
+            if not isinstance(content, dict):
                 raise ValueError(f'expected "{{" and found "{line.strip()[:10]}"')
-        for key, value in found.items():
+        for key, value in content.items():
             name = _whole(key)
             if name not in columns:
                 check_width(len(columns) + 1, path)
                 columns[name] = []
             cells = columns[name]
-            if len(cells) > rows:  # the key stands twice in this object
+            if len(cells) > rows:  # a repeated key
                 cells.pop()
             cells += [None] * (rows - len(cells))
             cells.append(_whole(value))
         rows += 1
-        if rows % CHECKED == 0:
+        if rows % CHECK_INTERVAL == 0:
             check_size(rows, len(columns), path)
     if not columns:
         raise InputError(
             f'{path} is empty; expected a JSON object on each line, such as {{"text": "...", "label": "..."}}.'
         )
     check_size(rows, len(columns), path)
-    return pd.DataFrame({name: _column(cells + [None] * (rows - len(cells))) for name, cells in columns.items()})
+    found = {}
+    for name, cells in columns.items():
+        column = pd.Series(cells + [None] * (rows - len(cells)), dtype=object)
+        # Only columns of one type are converted: integers with gaps would become floats.
+        uniform = {type(cell) for cell in column} in ({str}, {int}, {float}, {bool})
+        found[name] = column.infer_objects() if uniform else column
+    return pd.DataFrame(found)
 
 
 def objects(text: str, where: str | Path) -> Iterator[list[tuple[str, Any, ByteRange]]]:
-    r"""The objects of a text, one a line: key, value and the place of the value, in the order they are written.
+    r"""The objects of a text, one per line: key, value and the span of the value, in the order of the text.
 
     >>> [[(key, value) for key, value, _ in found] for found in objects('{"a": 1}\n\n{"a": [2]}', "t.jsonl")]
     [[('a', 1)], [('a', [2])]]
@@ -77,7 +83,7 @@ def objects(text: str, where: str | Path) -> Iterator[list[tuple[str, Any, ByteR
 
 
 def _lines(text: str) -> Iterator[tuple[str, int, int]]:
-    """Each line that is not blank, its number, and the place where it begins."""
+    """Each non-blank line, its number, and its start."""
     at = number = 0
     while at <= len(text):
         end = text.find("\n", at)
@@ -124,12 +130,11 @@ def _members(text: str, at: int, end: int) -> Iterator[tuple[str, Any, ByteRange
 
 
 def _skip(text: str, at: int) -> int:
-    found = _BLANK.match(text, at)
-    return found.end() if found else at
+    return _BLANK.match(text, at).end()  # type: ignore[union-attr]
 
 
 def _expect(text: str, at: int, sign: str) -> int:
-    """The place after this sign and the blanks that follow it."""
+    """The position after this sign and the blanks that follow it."""
     if text[at : at + 1] != sign:
         raise ValueError(f'expected "{sign}" and found "{text[at : at + 10]}"')
     return _skip(text, at + 1)
@@ -137,10 +142,3 @@ def _expect(text: str, at: int, sign: str) -> int:
 
 def _whole(value: Any) -> Any:
     return _LONE.sub("\ufffd", value) if isinstance(value, str) else value
-
-
-def _column(cells: list[Any]) -> pd.Series[Any]:
-    """Typed if all cells are of one type; else as they are, or numbers with gaps would become fractions."""
-    column = pd.Series(cells, dtype=object)
-    kinds = {type(cell) for cell in cells}
-    return column.infer_objects() if kinds in ({str}, {int}, {float}, {bool}) else column

@@ -1,4 +1,4 @@
-"""One function for every kind of data."""
+"""`load`: read data of any kind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from compensate.data.arrays import read_npz
 from compensate.data.dataset import Dataset, Splits
 from compensate.data.folder import is_image, read_folder
 from compensate.data.hub import from_disk, from_hub, is_hub, is_saved
-from compensate.data.labels import override_labels
+from compensate.data.label_files import override_labels
 from compensate.data.parquet import is_pattern, parquet_files
 from compensate.data.tables import from_frame, is_table, read_table
 from compensate.errors import InputError, nearest
@@ -115,7 +115,7 @@ def load(
         )
     elif isinstance(data, (str, Path)):
         path = Path(data).expanduser()
-        if path.is_dir() and _looks_like_images(path):
+        if path.is_dir() and _holds_images(path):
             return _options(data, read_folder, {"labels": labels, "label": labels_key, **options}, path)
         if path.suffix.lower() == ".npy":
             if labels is not None and not isinstance(labels, (str, Path)):
@@ -132,9 +132,11 @@ def load(
     elif is_arrow(data):
         splits = _options("the data frame", from_frame, options, frame_of(data), "the data frame")
     else:
+        later = next((name for name in ("collect", "compute", "to_pandas") if hasattr(data, name)), None)
+        hint = "" if later is None else f" Call .{later}() first."
         raise InputError(
             f"load was given a {type(data).__name__}; expected a name, a path, a data frame (or any table with the Arrow "
-            f"interface), a Hugging Face data set, or arrays through compensate.data.from_arrays(x, y).{_hint(data)}"
+            f"interface), a Hugging Face data set, or arrays through compensate.data.from_arrays(x, y).{hint}"
         )
     if labels is None:
         return splits
@@ -142,7 +144,7 @@ def load(
 
 
 def is_arrow(data: Any) -> bool:
-    """Whether this is a table (polars, duckdb, pyarrow, ...) that hands out its rows as Arrow does (``__arrow_c_stream__``).
+    """Whether this is a table (pandas, polars, duckdb, pyarrow, ...) with the Arrow interface (``__arrow_c_stream__``).
 
     >>> is_arrow(pd.DataFrame({"a": [1]})), is_arrow([1])
     (True, False)
@@ -151,7 +153,7 @@ def is_arrow(data: Any) -> bool:
 
 
 def frame_of(data: Any) -> pd.DataFrame:
-    """The data frame of such a table.
+    """The data frame of a table with the Arrow interface.
 
     >>> import pytest
     >>> pyarrow = pytest.importorskip("pyarrow")      # or: import pyarrow
@@ -168,7 +170,7 @@ def frame_of(data: Any) -> pd.DataFrame:
         return table.to_pandas()
     except InputError:
         raise
-    except Exception as error:  # of Arrow, or of the library that is asked for its rows
+    except Exception as error:  # from Arrow or the library of the table
         raise InputError(f"{where} cannot be read ({error}). Give its columns as a pandas data frame.") from error
 
 
@@ -206,21 +208,20 @@ def _path(path: Path, options: Mapping[str, Any]) -> Splits:
     )
 
 
-def _looks_like_images(path: Path) -> bool:
-    if any(is_image(p) for p in path.iterdir()):
+def _holds_images(path: Path) -> bool:
+    """Whether a folder holds images in its first three levels; deeper levels are sampled."""
+    if any(map(is_image, path.iterdir())):
         return True
-    return any(is_image(p) for folder in path.iterdir() if folder.is_dir() for p in _two_levels(folder))
-
-
-def _two_levels(folder: Path) -> Any:
-    for entry in sorted(folder.iterdir()):
-        yield entry
-        if entry.is_dir():
-            yield from sorted(entry.iterdir())[:5]
+    return any(
+        is_image(entry) or (entry.is_dir() and any(map(is_image, sorted(entry.iterdir())[:5])))
+        for folder in path.iterdir()
+        if folder.is_dir()
+        for entry in sorted(folder.iterdir())
+    )
 
 
 def _options(what: Any, read: Any, options: Mapping[str, Any], *args: Any) -> Splits:
-    """Call a reader; an option it does not know is the user's slip, not a bug."""
+    """Call a reader; an option it does not know is an `InputError`."""
     given = {k: v for k, v in options.items() if v is not None}
     try:
         return read(*args, **given)

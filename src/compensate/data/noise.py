@@ -1,12 +1,10 @@
-"""Wrong labels made on purpose, for experiments whose truth is known.
+"""Label noise for experiments, and long-tailed subsets.
 
-Every function takes whole-number labels (N,) and returns `Flipped`: the new labels and which of them differ from the
-old. The same seed gives the same errors, and a lower rate gives a subset of the errors of a higher one, so that curves
-over the rate compare like with like.
+Every scheme takes class numbers (N,) and returns `Flipped`: the new labels and which of them changed. The same seed gives the same
+errors, and the errors at a lower rate are a subset of the errors at a higher one.
 
-By default each sample is hit on its own with the given probability, so the number of hits varies (Bernoulli). With
-``exact=True`` exactly ``round(rate * N)`` samples are hit. The two schemes of the paper for text, `first` and
-`first_positive`, draw nothing: they always hit exactly ``round(rate * n)`` samples.
+By default each sample is hit with the given probability (Bernoulli). With ``exact=True`` exactly ``round(rate * N)`` samples are hit.
+The two schemes of the paper for text, `first` and `first_positive`, are not random: they always hit ``round(rate * n)`` samples.
 
 Reference: Yao and Wu, Compensation Learning, 2021, Sec. VI.
 """
@@ -28,11 +26,11 @@ ClassNumbers = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Flipped:
-    """The labels after noise, and what the noise did.
+    """Labels after noise.
 
     Attributes:
         labels: (N,) the labels to train on.
-        changed: (N,) true where ``labels`` differs from what was given.
+        changed: (N,) whether the label changed.
     """
 
     labels: ClassNumbers
@@ -40,12 +38,12 @@ class Flipped:
 
     @property
     def rate(self) -> float:
-        """The share of labels that are wrong now."""
+        """The share of changed labels."""
         return float(self.changed.mean())
 
 
 def clean(labels: ArrayLike, num_classes: int, *, seed: int = 0) -> Flipped:
-    """No noise: the labels as they are. The seed is not used.
+    """No noise. The seed is not used.
 
     >>> clean([0, 1], 2).labels
     array([0, 1])
@@ -59,21 +57,19 @@ def random(labels: ArrayLike, num_classes: int, rate: float, *, seed: int = 0, e
 
     .. math:: P(\tilde y = j \mid y) = (1 - p)\,[j = y] + p / C
 
-    where :math:`p` is the rate and :math:`C` the number of classes. So a share :math:`p (C - 1) / C` becomes wrong.
+    where :math:`p` is the rate and :math:`C` the number of classes: a share :math:`p (C - 1) / C` becomes wrong.
 
     >>> random(np.zeros(1000, int), 2, 0.4, seed=1, exact=True).rate
     0.193
 
     Reference: Yao and Wu, Compensation Learning, 2021, Sec. VI-A.
     """
-    y = _labels(labels, num_classes)
-    rng = generator(seed, "noise")
-    hit = _hit(len(y), rate, exact, rng)
+    y, hit, rng = _draw(labels, num_classes, rate, seed, exact)
     return _flipped(y, np.where(hit, rng.integers(num_classes, size=len(y)), y))
 
 
 def symmetric(labels: ArrayLike, num_classes: int, rate: float, *, seed: int = 0, exact: bool = False) -> Flipped:
-    r"""A hit sample gets one of the other classes, never its own.
+    r"""A hit sample gets one of the other classes.
 
     .. math:: P(\tilde y = j \mid y) = (1 - p)\,[j = y] + \frac{p}{C - 1}\,[j \ne y]
 
@@ -82,15 +78,12 @@ def symmetric(labels: ArrayLike, num_classes: int, rate: float, *, seed: int = 0
     >>> symmetric(np.zeros(1000, int), 2, 0.4, seed=1, exact=True).rate
     0.4
     """
-    y = _labels(labels, num_classes)
-    rng = generator(seed, "noise")
-    hit = _hit(len(y), rate, exact, rng)
-    step = rng.integers(1, num_classes, size=len(y))
-    return _flipped(y, np.where(hit, (y + step) % num_classes, y))
+    y, hit, rng = _draw(labels, num_classes, rate, seed, exact)
+    return _flipped(y, np.where(hit, (y + rng.integers(1, num_classes, size=len(y))) % num_classes, y))
 
 
 def pair(labels: ArrayLike, num_classes: int, rate: float, *, seed: int = 0, exact: bool = False) -> Flipped:
-    r"""A hit sample gets the next class of the list; after the last comes the first.
+    r"""A hit sample gets the next class; after the last comes the first.
 
     .. math:: P(\tilde y = (y + 1) \bmod C \mid y) = p
 
@@ -101,17 +94,16 @@ def pair(labels: ArrayLike, num_classes: int, rate: float, *, seed: int = 0, exa
 
     Reference: Yao and Wu, Compensation Learning, 2021, Sec. VI-A.
     """
-    y = _labels(labels, num_classes)
-    hit = _hit(len(y), rate, exact, generator(seed, "noise"))
+    y, hit, _ = _draw(labels, num_classes, rate, seed, exact)
     return _flipped(y, np.where(hit, (y + 1) % num_classes, y))
 
 
 def transition(labels: ArrayLike, matrix: ArrayLike, *, seed: int = 0) -> Flipped:
-    r"""Any noise that depends on the class alone.
+    r"""Noise that depends on the class.
 
     .. math:: P(\tilde y = j \mid y = i) = T_{ij}
 
-    where :math:`T`, (C, C), has rows that sum to one. Each sample is drawn on its own (Bernoulli).
+    where the rows of :math:`T`, (C, C), sum to one.
 
     >>> transition([0, 0, 1, 1], [[1, 0], [1, 0]]).labels
     array([0, 0, 0, 0])
@@ -134,8 +126,7 @@ def transition(labels: ArrayLike, matrix: ArrayLike, *, seed: int = 0) -> Flippe
 def first(labels: ArrayLike, num_classes: int, rate: float, *, seed: int = 0) -> Flipped:
     """The paper's symmetric noise for text: the first ``round(rate * N)`` samples are flipped.
 
-    With two classes a flip is the other class; with more it is the next one. Nothing is drawn: the seed is not used.
-    Data sorted by class must be permuted first, or one class takes all the errors.
+    A flipped sample gets the next class. The seed is not used. Data sorted by class must be permuted first.
 
     >>> first([0, 1, 1, 0], 2, 0.5).labels
     array([1, 0, 1, 0])
@@ -152,7 +143,7 @@ def first_positive(
 ) -> Flipped:
     """The paper's asymmetric noise for text: the first ``round(rate * n)`` of the n positives become negative.
 
-    Nothing is drawn: the seed is not used.
+    The seed is not used.
 
     >>> first_positive([0, 1, 1, 0], 2, 0.5).labels
     array([0, 0, 1, 0])
@@ -170,18 +161,18 @@ def first_positive(
 
 
 def instance(labels: ArrayLike, num_classes: int, rate: float, *, features: ArrayLike, seed: int = 0) -> Flipped:
-    r"""Errors that depend on the sample: like samples of a class are taken for the same other class.
+    r"""Noise that depends on the sample: similar samples of a class get the same wrong class.
 
     .. math:: P(\tilde y = j \mid x, y) = q\,\mathrm{softmax}_{j \ne y}(x^\top W_y)_j, \quad q \sim N(p, 0.1^2) \text{ cut to } [0, 1]
 
-    with one Gaussian matrix :math:`W_y` a class, and features that are standardized first.
+    with one Gaussian matrix :math:`W_y` per class and standardized features.
 
     Args:
         labels: (N,) the true classes.
         num_classes: their number.
         rate: the mean share of wrong labels.
         features: (N, ...) numbers that describe the samples, such as pixels or embeddings.
-        seed: of the draws.
+        seed: of the random numbers.
 
     >>> instance([0, 1, 0, 1], 2, 1.0, features=[[-1.0], [-1.0], [1.0], [1.0]]).labels
     array([1, 0, 1, 0])
@@ -225,7 +216,7 @@ SCHEMES: dict[str, Callable[..., Flipped]] = {
 
 @dataclass(frozen=True)
 class Noise:
-    """A kind of noise and its rate, ready to be applied; it prints as the text it was parsed from.
+    """A noise scheme and its rate; `str` gives the text that `parse` reads.
 
     >>> noise = Noise("pair", 1.0)
     >>> noise([0, 1], num_classes=2, seed=3).labels
@@ -245,7 +236,7 @@ class Noise:
     def __call__(
         self, labels: ArrayLike, num_classes: int, *, seed: int = 0, features: ArrayLike | None = None, **options: Any
     ) -> Flipped:
-        """Applies it; `features` are read by the one scheme whose errors depend on the sample."""
+        """Apply the noise; only the scheme ``instance`` uses ``features``."""
         rate = () if self.name == "none" else (self.rate,)
         if self.name == "instance":
             options["features"] = [] if features is None else features
@@ -256,7 +247,7 @@ class Noise:
 
 
 def parse(text: str) -> Noise:
-    """The noise named on a command line: ``none``, or a scheme, a colon and a rate.
+    """The noise of a text: ``none``, or a scheme, a colon and a rate.
 
     >>> parse("first-positive:0.1")
     Noise(name='first-positive', rate=0.1)
@@ -301,15 +292,19 @@ def _count(n: int, rate: float) -> int:
     return round(rate * n)
 
 
-def _hit(n: int, rate: float, exact: bool, rng: np.random.Generator) -> NDArray[np.bool_]:
-    # The draws do not depend on the rate: what is hit at 10 % is hit at 20 % too.
-    draws = rng.random(n)
-    if not exact:
-        _check_rate(rate)
-        return draws < rate
-    hit = np.zeros(n, dtype=bool)
-    hit[np.argsort(draws, kind="stable")[: _count(n, rate)]] = True
-    return hit
+def _draw(
+    labels: ArrayLike, num_classes: int, rate: float, seed: int, exact: bool
+) -> tuple[ClassNumbers, NDArray[np.bool_], np.random.Generator]:
+    """The labels, which of them are hit, and the generator for their new classes."""
+    y = _labels(labels, num_classes)
+    count = _count(len(y), rate)
+    rng = generator(seed, "noise")
+    draws = rng.random(len(y))  # they do not depend on the rate: a sample hit at 10 % is hit at 20 % too
+    hit = draws < rate
+    if exact:
+        hit = np.zeros(len(y), dtype=bool)
+        hit[np.argsort(draws, kind="stable")[:count]] = True
+    return y, hit, rng
 
 
 def _flipped(given: ClassNumbers, noisy: NDArray[np.integer]) -> Flipped:
@@ -318,13 +313,13 @@ def _flipped(given: ClassNumbers, noisy: NDArray[np.integer]) -> Flipped:
 
 
 def class_sizes(num_classes: int, largest: int, ratio: float, kind: str = "exponential") -> NDArray[np.int64]:
-    r"""How many samples each class keeps.
+    r"""The number of samples of each class in a long-tailed data set.
 
     .. math:: n_c = n_0\, r^{-c / (C - 1)} \quad\text{(exponential)}, \qquad
               n_c = n_0 \text{ for } c < C / 2, \text{ else } n_0 / r \quad\text{(step)}
 
     where :math:`n_0` is the size of the first and largest class, :math:`r \ge 1` the ratio of the largest to the
-    smallest, and :math:`C` the number of classes; rounded down, and never below one.
+    smallest, and :math:`C` the number of classes; rounded down, but at least one.
 
     >>> class_sizes(3, 100, 100)
     array([100,  10,   1])
@@ -342,14 +337,12 @@ def class_sizes(num_classes: int, largest: int, ratio: float, kind: str = "expon
         sizes = largest * ratio ** (-c / max(num_classes - 1, 1))
     else:
         sizes = np.where(c < num_classes / 2, largest, largest / ratio)
-    # A hair is added before rounding down: 100 * 100 ** -0.5 must be 10, not 9.
+    # The offset corrects rounding errors: 100 * 100 ** -0.5 must be 10, not 9.
     return np.maximum(np.floor(sizes + 1e-9), 1).astype(np.int64)
 
 
 def long_tailed(data: Dataset, ratio: float, kind: str = "exponential", *, seed: int = 0) -> Dataset:
-    """A random part of the data whose classes shrink in their order by `class_sizes`; rows keep the source's order.
-
-    The largest class is as large as the data's smallest class allows: every class then has enough samples to give.
+    """A random subset with the class sizes of `class_sizes`; the largest class has as many samples as the smallest class of the data.
 
     >>> from compensate.data import digits
     >>> long_tailed(digits(), 10, "step").class_counts

