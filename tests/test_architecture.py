@@ -31,22 +31,17 @@ LAYERS = [
 """A package imports itself and packages of earlier layers."""
 APART = [({"core", "terms", "methods"}, {"data", "encoders", "models"}), ({"data"}, {"core", "terms", "methods"})]
 """Packages of the first set import none of the second, whatever their layers."""
-EXCEPTIONS = {
-    ("core.taxonomy", "terms.gates"): "the measured direction of a gated term reads its gate",
-    ("methods.pages", "data.named.image_sets"): "the page of a method trains on an example data set",
-    ("methods.pages", "models.networks"): "the page of a method trains an example network",
-}
+EXCEPTIONS = {("methods.pages", "models.networks"): "the page of a method trains an example network"}
 """Imports against the order, with the reason."""
 
 LONGEST = 1_000
-FILES_AT_MOST, LINES_AT_MOST = 175, 47_500
+FILES_AT_MOST, LINES_AT_MOST = 158, 41_900
 """The budget of the package; lower it with the code."""
 BRITISH = re.compile(
     r"(?i)colour|behaviour|neighbour|centre|labelled|catalogue|"
     r"(general|initial|maxim|minim|normal|optim|parameter|penal|random|regular|standard|summar|token)is(e|ing|ation)"
 )
 """Spellings that torch and scikit-learn do not use either."""
-under_way = pytest.mark.xfail(strict=False, reason="restructuring under way")
 
 
 def module_of(path: Path) -> str:
@@ -93,7 +88,6 @@ def calls(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
             yield ast.unparse(node.func), node
 
 
-@under_way
 def test_no_import_cycle():
     """With imports inside functions."""
     try:
@@ -124,13 +118,11 @@ def test_no_file_is_too_long():
     assert sum(lengths.values()) <= LINES_AT_MOST
 
 
-@under_way
 def test_audits_are_built_in_one_module():
     places = {name for name, tree in MODULES.items() for function, _ in calls(tree) if function == "Audit"}
     assert len(places) == 1, places
 
 
-@under_way
 def test_info_and_config_are_types():
     """Fields are attributes, not strings that index a dictionary."""
     for name, tree in MODULES.items():

@@ -277,7 +277,7 @@ def _audit_classes(
         times = num_divisions(len(rows))
         folds = np.stack([assign_folds(given, keys, seed=how.seed, draw=k).astype(np.int8) for k in range(times)])
         del keys
-        config: dict[str, Any] = {"seed": how.seed, "folds": FOLDS, **({} if features is None else features.about)}
+        made = Provenance(seed=how.seed, folds=FOLDS, **({} if features is None else features.about))
         trained, networks = None, {}
         if network.model is not None or tunable is not None:
             from compensate.auditing.network import judge_by_finetuning, judge_by_model
@@ -286,14 +286,16 @@ def _audit_classes(
             if tunable is not None:
                 trained = judge_by_finetuning(data, given, tunable, held, **network.settings)
                 networks[f"{tunable.name}, fine-tuned"] = trained.log_p
-                config["finetuned"] = tunable.name
+                made = replace(made, finetuned=tunable.name)
             else:
                 trained = judge_by_model(data, given, network.model, held, **network.settings)
                 networks["model"] = trained.log_p
-                config["folds"] = FOLDS if network.crossfit else 1
+                made = replace(made, folds=FOLDS if network.crossfit else 1)
             settings = network.settings
-            config |= {"method": settings["method"], "hyper": dict(settings["hyper"] or {})}
-            config |= {"epochs": trained.epochs, "crossfit": network.crossfit}
+            made = replace(
+                made, method=settings["method"], hyper=dict(settings["hyper"] or {}), epochs=trained.epochs,
+                crossfit=network.crossfit,
+            )  # fmt: skip
         former = None if decided is None else np.where(decided.rows, decided.before, given)
         chunked = isinstance(data, ChunkedDataset)
         fits = how.memory is None and len(part) == len(data) and len(data) * data.num_classes <= MAX_KEPT
@@ -320,17 +322,15 @@ def _audit_classes(
             notes = (
                 *notes, f"{drawn_note * drawn}The rows were read in chunks: duplicates and outliers were not searched."
             )  # fmt: skip
-            config["fitted_rows"] = len(part)
+            made = replace(made, fitted_rows=len(part))
         else:
             assert fitted.log_q is not None
             columns = fitted.judge_rows(fitted.log_q, present, data.classes, learned)
         often = given != UNLABELED
         p = expit(columns["score"]) if fitted.by_chance else columns["p_error"]
         share = fitted.noise.estimate(float(p.mean(dtype=np.float64, where=often)))
-        config |= {
-            "views": fitted.shares, "by_chance": fitted.by_chance,
-            "agreement": float((columns["margin"] > 0).mean(where=often)),
-        }  # fmt: skip
+        agreement = float((columns["margin"] > 0).mean(where=often))
+        made = replace(made, views=fitted.shares, by_chance=fitted.by_chance, agreement=agreement)
         if decided is not None:
             assert former is not None
             assert fitted.log_q is not None
@@ -345,7 +345,7 @@ def _audit_classes(
             single = np.flatnonzero(decided.rows & (present != UNLABELED) & (given == UNLABELED))
             columns["score"][single], columns["p_error"][single] = logit(SMALLEST), expit(logit(SMALLEST))
             fitted = replace(fitted, noise=verdict.model)
-            config["decided"] = decided.described(data.index)
+            made = replace(made, decided=decided.described(data.index))
         labeled_rows = np.flatnonzero(present != UNLABELED)
         missing = np.flatnonzero(present == UNLABELED)
         here: Any = slice(None) if not len(missing) else labeled_rows  # a copy of all rows can take gigabytes
@@ -362,7 +362,7 @@ def _audit_classes(
             unlabeled={} if not len(missing) else {
                 "index": data.index[missing], **{n: columns[n][missing] for n in ("suggested", "probability")}
             },
-            provenance=Provenance(**config),
+            provenance=made,
             notes=notes,
             fitted=None if features is None or trained is not None else replace(fitted, views=(), log_q=None),
         )  # fmt: skip

@@ -178,11 +178,11 @@ def timm_image(folder: Path, device: torch.device) -> RunEncoder:
     import timm
     from safetensors.torch import load_file
 
-    config = _json(folder / "config.json")
-    model = timm.create_model(config["architecture"], pretrained=False, num_classes=0, **config.get("model_args", {}))
+    saved = _json(folder / "config.json")
+    model = timm.create_model(saved["architecture"], pretrained=False, num_classes=0, **saved.get("model_args", {}))
     missing, _ = model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)  # without the classifier
     _complete(missing, folder)
-    settings = config.get("pretrained_cfg", {})
+    settings = saved.get("pretrained_cfg", {})
     side = (settings.get("input_size") or (SIDE,))[-1]
     return _image_encoder(model.eval().to(device), device, settings.get("mean"), settings.get("std"), side)
 
