@@ -18,6 +18,7 @@ from compensate.cli.terminal import console, progress_bar
 from compensate.cli.train import training_command
 from compensate.errors import InputError
 from compensate.extras import installed
+from compensate.files import make_folder, write_atomically
 
 if TYPE_CHECKING:
     from compensate.methods.registry import Preset
@@ -43,7 +44,6 @@ def compare(
 
     The same command resumes: finished runs are read, unfinished ones continue from their checkpoints.
     """
-    from compensate.files import make_folder
     from compensate.methods import find
     from compensate.training import Run, comparison
     from compensate.training.workers import side_by_side
@@ -157,7 +157,6 @@ def tune(
     config = shared.build(merged)
     if config.method == "base":
         raise InputError("base has nothing to tune; name a method: --method logcomp.")
-    from compensate.files import write_atomically
     from compensate.training.tuning import search_space
 
     folder = out if out is not None else Path("runs") / f"tune-{config.name}"

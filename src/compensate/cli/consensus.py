@@ -13,6 +13,7 @@ from rich.text import Text
 from compensate.cli import options as o
 from compensate.cli.terminal import console
 from compensate.errors import InputError
+from compensate.files import write_atomically
 
 SHOWN = 12
 """Annotators that are printed."""
@@ -65,7 +66,6 @@ def consensus(
     from compensate.auditing.result import write_csv
     from compensate.auditing.store import check_run_folder, write_run
     from compensate.data.tables import read_frame
-    from compensate.files import write_atomically
 
     frame = read_frame(data, encoding=encoding or "utf-8", delimiter=delimiter)
     if annotators is not None:

@@ -13,6 +13,7 @@ from rich.table import Table
 from compensate._version import __version__
 from compensate.cli.terminal import console, progress_bar
 from compensate.extras import installed
+from compensate.files import make_folder, write_atomically
 
 if TYPE_CHECKING:
     from compensate.demo import Job, Outcome, Setting
@@ -28,7 +29,6 @@ def demo(
     **Example:** `compensate demo`
     """
     from compensate.demo import DEMO_METHODS, Job, Setting, audit_digits, figures_by_method, picture
-    from compensate.files import make_folder, write_atomically
 
     setting = Setting(epochs=epochs)
     console.print(

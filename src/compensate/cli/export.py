@@ -11,6 +11,7 @@ import typer
 from compensate.cli import options as o
 from compensate.cli.terminal import console
 from compensate.errors import InputError
+from compensate.files import check_regular, write_atomically
 
 
 def export(
@@ -39,7 +40,6 @@ def export(
     from compensate.auditing import exchange
     from compensate.auditing.request import reopen
     from compensate.auditing.result import write_csv
-    from compensate.files import check_regular, write_atomically
 
     exchange.check_tool(to)
     check_regular(out)
