@@ -183,7 +183,7 @@ def _shown(audit: Audit, i: int, images: str | None) -> str:
     if audit.data is None:
         raise InputError(
             f"the data of this audit ({audit.title}) is not loaded; run `audit` again, or load the audit with its data: "
-            "compensate.cli.export.reopen(folder)."
+            "compensate.auditing.request.reopen(folder)."
         )
     return f"row {int(audit.index[i])}"
 
