@@ -190,7 +190,7 @@ def test_train_stores_a_run_and_resumes_it(tmp_path):
     assert "chosen on validation" in said
     assert len((out / "metrics.jsonl").read_text().splitlines()) == 2
     assert json.loads((out / "config.json").read_text())["config"]["noise"] == "pair:0.2"
-    assert "holds this commands_train_run already" in commands_train_run(*command, fails=True)
+    assert "holds this run already" in commands_train_run(*command, fails=True)
     assert "2 epochs" in commands_train_run(*command, "--resume")
 
 
@@ -310,9 +310,7 @@ def test_a_file_that_was_changed_is_trained_on_anew(tmp_path, monkeypatch):
     train = ["train", "table.csv", "--epochs", "1", "--model", "mlp", "--out", "run"]
     commands_train_run(*train)
     write(False)
-    assert "holds another commands_train_run: it differs in content" in commands_train_run(
-        *train, "--resume", fails=True
-    )
+    assert "holds another run: it differs in content" in commands_train_run(*train, "--resume", fails=True)
 
 
 def test_a_training_lists_the_labels_that_look_wrong_by_their_row_of_the_file(tmp_path):

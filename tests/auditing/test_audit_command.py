@@ -279,7 +279,7 @@ def test_corrected_data_without_a_browser(table, tmp_path):
         run("apply", "people.csv", folder)
     with pytest.raises(InputError, match="not the folder of one"):
         run("apply", "people.csv", "fixed.csv", "--accept", 0.9)
-    with pytest.raises(InputError, match="no probability"):
+    with pytest.raises(InputError, match="not a probability"):
         run("apply", "people.csv", folder, "--accept", 90, "-o", "other.csv")
 
 

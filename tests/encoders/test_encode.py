@@ -298,7 +298,7 @@ def test_without_a_network_an_unknown_name_says_which_encoders_there_are(monkeyp
         (lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"), "no .safetensors"),
         (lambda f: _config(f, auto_map={"AutoModel": "evil.Model"}), "code of its own"),
         (lambda f: (f / "config.json").write_text("{"), "damaged"),
-        (lambda f: (f / "config.json").write_text("{}"), "no saved model"),
+        (lambda f: (f / "config.json").write_text("{}"), "not a known saved model"),
         (lambda f: (f / "model.safetensors").write_bytes(b"short"), "cannot load"),
         (lambda f: _config(f, num_hidden_layers=2), "they are of another model"),
         (lambda f: _config(f, model_type="martian"), "cannot load"),

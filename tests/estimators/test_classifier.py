@@ -318,7 +318,7 @@ def test_a_stream_of_indicator_matrices(data):
         model.partial_fit(X, y, index=np.arange(200))
     assert (model.predict(X) == y).mean() > 0.75
     assert len(model.suspects_) == y.size
-    with pytest.raises(ValueError, match="several labels a sample in some calls"):
+    with pytest.raises(ValueError, match="several labels per sample in some calls"):
         model.partial_fit(X, y[:, 0])
     with pytest.raises(ValueError, match="expected one column for each of 4 classes"):
         model.partial_fit(X, y[:, :3])

@@ -81,7 +81,7 @@ def test_without_data_nothing_is_started(tmp_path, monkeypatch):
         raise InputError(f"{url} could not be fetched")
 
     monkeypatch.setattr("experiments.grid.side_by_side", started)
-    monkeypatch.setattr("compensate.data.named.catalog.fetch", not_found)
+    monkeypatch.setattr("experiments.data.sources.fetch", not_found)
     done = reproduce(tmp_path / "empty", tmp_path, "table-9-sst2")
     assert isinstance(done.exception, InputError)
     assert "sst2 is not in" in str(done.exception)
@@ -153,7 +153,7 @@ def test_a_cell_is_a_method_that_can_be_trained():
     row = find("label.positive.prior.sample")
     assert row.taxonomy == ("label", "positive", "prior", "sample")
     assert row.make(num_samples=9, num_classes=3, strength=0.3).taxonomy == row.taxonomy
-    result = fit(CONFIG.but(method="logit.positive.regularized.sample", hyper={"lam": 0.1}))
+    result = fit(CONFIG.replace(method="logit.positive.regularized.sample", hyper={"lam": 0.1}))
     assert result.criterion.taxonomy.inference == "regularized"
     assert "clean" in find("logit.mixed.meta.category").needs
     assert "model" in find("view.negative.adversarial.sample").needs
@@ -218,7 +218,7 @@ def test_parts_and_searches_that_make_no_sense_are_refused(tmp_path):
     with pytest.raises(InputError, match="graph"):
         Part(targets=("structure",))
     with pytest.raises(InputError, match="validation"):
-        explore(CONFIG.but(validation=0.0), tmp_path)
+        explore(CONFIG.replace(validation=0.0), tmp_path)
 
 
 # Figures

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compensate.data import digits, labels, load, override_labels
+from compensate.data import digits, load, override_labels
 from compensate.data.load import LAYOUTS, NAMED
 from compensate.errors import InputError
 from experiments.data import load_arrays, read_cifar, read_imdb, read_mnist, read_sst2
@@ -376,7 +376,7 @@ def test_pickled_label_sets_are_read(tmp_path):
 
 
 def test_the_package_alone_says_where_public_sets_and_pickles_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(labels, "PICKLE_READERS", [])
+    monkeypatch.setattr("compensate.data.label_files.PICKLE_READERS", [])
     monkeypatch.setattr(LOADING, "NAMED", {"digits": NAMED["digits"]})
     monkeypatch.setattr(LOADING, "LAYOUTS", [])
     with pytest.raises(InputError, match=r"no data set has the name .*python -m experiments train cifar10"):

@@ -384,5 +384,5 @@ def test_the_picture_shows_the_largest_class_first():
     plt.close(ax.figure)
     with pytest.raises(InputError, match="class_counts"):
         plot_change_by_class(torch.zeros(3), class_counts=[1, 2])
-    with pytest.raises(InputError, match="no state"):
+    with pytest.raises(InputError, match="no batch"):
         relative_change_by_class([])

@@ -43,7 +43,16 @@ def page() -> dict[str, Any]:
     rows, p = np.arange(9), np.full(9, 0.1)
     return page_of(
         Audit(
-            "text", Source(title="a.csv"), ("x", "y"), rows, rows % 2, 1 - rows % 2, p, p, {}, Estimate(0.0, 0.0, 0.1)
+            kind="text",
+            source=Source(title="a.csv"),
+            classes=("x", "y"),
+            index=rows,
+            given=rows % 2,
+            suggested=1 - rows % 2,
+            log_odds=p,
+            p_error=p,
+            evidence={},
+            noise_rate=Estimate(0.0, 0.0, 0.1),
         )
     )
 

@@ -23,8 +23,8 @@ def test_the_id_is_the_hash_of_canonical_json_and_protocol():
     plain = {name: value for name, value in config.json.items() if value is not None}
     text = json.dumps([PROTOCOL, plain], sort_keys=True, separators=(",", ":"))
     assert config.id == hashlib.sha256(text.encode()).hexdigest()
-    assert config.id != config.but(limit_test=10).id
-    assert config.id == config.but(hyper={"lam": 0.1, "lr": 1.0}).id  # the order of names says nothing
+    assert config.id != config.replace(limit_test=10).id
+    assert config.id == config.replace(hyper={"lam": 0.1, "lr": 1.0}).id  # the order of names says nothing
     assert config.id == Config.of(json.loads(json.dumps(config.json))).id  # as stored, so read
 
 
@@ -142,7 +142,7 @@ def test_a_search_goes_on_and_takes_up_what_was_abandoned(tmp_path):
 
 def test_a_search_without_validation_is_refused(tmp_path):
     with pytest.raises(InputError, match="validation"):
-        search_space(CONFIG.but(validation=0.0), tmp_path, trials=1)
+        search_space(CONFIG.replace(validation=0.0), tmp_path, trials=1)
 
 
 # Comparison

@@ -120,10 +120,15 @@ def _start(work: Callable[..., Any]) -> tuple[Any, Connection]:
     pipe, theirs = context.Pipe()
     before = dict(os.environ)
     os.environ.update(_ONE_THREAD)
+    # The fork server imports torch for seconds; Ctrl-C would end it with a stack trace. The workers follow this process.
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if in_main_thread else None
     try:
         process = context.Process(target=_serve, args=(theirs, work, dict(os.environ), dict(NAMED)), daemon=True)
         process.start()
     finally:
+        if in_main_thread:
+            signal.signal(signal.SIGINT, handler)
         os.environ.clear()
         os.environ.update(before)
     theirs.close()  # the pipe then ends with the process
