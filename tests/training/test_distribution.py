@@ -262,7 +262,7 @@ def test_ray_train_equals_one_process_though_a_worker_is_killed(
     assert mark.exists()
     torch.manual_seed(0)
     alone = fit(
-        asked.but(order="ranges"), data=small(), model=FatalModel(mark, after=8), folder=tmp_path / "one", every=3
+        asked.replace(order="ranges"), data=small(), model=FatalModel(mark, after=8), folder=tmp_path / "one", every=3
     )
     assert_same(tmp_path / "ray", tmp_path / "one")
     assert ray_run.criterion.suspects(5).index.tolist() == alone.criterion.suspects(5).index.tolist()

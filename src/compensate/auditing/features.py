@@ -26,7 +26,7 @@ Progress = Callable[[str, int, int], None]
 MAX_WORDS = 50_000
 """The most frequent words and pairs of words are counted, up to this number."""
 
-WORD_OPTIONS: dict[str, Any] = {"sublinear_tf": True, "ngram_range": (1, 2), "token_pattern": r"(?u)\b\w+\b|[!?]"}
+WORD_OPTIONS: dict[str, Any] = {"sublinear_tf": True, "ngram_range": (1, 2), "token_pattern": r"(?u)\b\w+\b|[!?]"}  # nosec B105
 """How words are counted. Exclamation and question marks count as words because they indicate sentiment."""
 
 MAX_PIXELS = 1024

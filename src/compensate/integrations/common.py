@@ -236,7 +236,7 @@ def repeated(loader: Any) -> int:
     return sampler.total_size - len(sampler.dataset)  # type: ignore[arg-type]
 
 
-PASS_CLEAN = "Pass clean=DataLoader(trusted, ...), batches (x, target) of samples with correct labels."
+GIVE_CLEAN = "Pass clean=DataLoader(trusted, ...), batches (x, target) of samples with correct labels."
 CALL_META_STEP = "Call compensate.meta_step(criterion, model, batch, clean_batch, lr=...) before each training step, and pass own_meta=True."
 
 
@@ -305,7 +305,7 @@ class CriterionHooks:
         epochs: int = 0,
         optimizers: Iterable[torch.optim.Optimizer] = (),
         own_meta: bool = False,
-        remedy: str = PASS_CLEAN,
+        remedy: str = GIVE_CLEAN,
     ) -> None:
         """Call it before the first batch of a new or resumed training.
 
@@ -394,7 +394,7 @@ class CriterionHooks:
 
 
 def check_optimizers(
-    criterion: Compensated, optimizers: list[torch.optim.Optimizer], *, meta: bool, remedy: str = PASS_CLEAN
+    criterion: Compensated, optimizers: list[torch.optim.Optimizer], *, meta: bool, remedy: str = GIVE_CLEAN
 ) -> None:
     """Raises if no optimizer, or the wrong one, updates parameters of the criterion.
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any, Literal, TypeVar, cast
 
@@ -120,15 +122,17 @@ def _start(work: Callable[..., Any]) -> tuple[Any, Connection]:
     pipe, theirs = context.Pipe()
     before = dict(os.environ)
     os.environ.update(_ONE_THREAD)
-    # The fork server imports torch for seconds; Ctrl-C would end it with a stack trace. The workers follow this process.
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if in_main_thread else None
+    # The fork server imports torch for seconds, and Ctrl-C would end it with a stack trace: it inherits the blocked signal.
+    blocks = sys.platform != "win32"
+    if blocks:
+        resource_tracker.ensure_running()  # first, because its start unblocks the signal
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         process = context.Process(target=_serve, args=(theirs, work, dict(os.environ), dict(NAMED)), daemon=True)
         process.start()
     finally:
-        if in_main_thread:
-            signal.signal(signal.SIGINT, handler)
+        if blocks:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         os.environ.clear()
         os.environ.update(before)
     theirs.close()  # the pipe then ends with the process
@@ -141,6 +145,8 @@ class RemoteError(Exception):
 
 def _serve(pipe: Connection, work: Callable[..., Any], environment: dict[str, str], named: dict[str, Any]) -> None:
     """In the worker: answers jobs until the pipe ends."""
+    if sys.platform != "win32":
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the fork server blocks it
     os.environ.update(environment)  # the process it was forked off may be older than these variables
     NAMED.update(named)
     torch.set_num_threads(1)
