@@ -76,7 +76,7 @@ def write_saved(frame: pd.DataFrame, path: Path) -> None:
     datasets.Dataset.from_pandas(frame, preserve_index=False).save_to_disk(str(path))
 
 
-def write_class_labels(frame: pd.DataFrame, path: Path) -> None:
+def write_class_labels(frame: pd.DataFrame, path: Path, *, test: bool = False) -> None:
     """Class numbers whose names are numbers too, and other ones."""
     datasets = pytest.importorskip("datasets")
     names = ["2", "1"]
@@ -84,7 +84,8 @@ def write_class_labels(frame: pd.DataFrame, path: Path) -> None:
         frame.assign(label=[int(c != "cat") for c in frame["label"]]), preserve_index=False
     )
     found = found.cast_column("label", datasets.ClassLabel(names=names))
-    datasets.DatasetDict({"train": found}).save_to_disk(str(path))
+    parts = {"train": found, "test": found.select(range(5))} if test else {"train": found}
+    datasets.DatasetDict(parts).save_to_disk(str(path))
 
 
 def read_saved(path: Path) -> pd.DataFrame:
@@ -239,7 +240,7 @@ def test_files_with_other_columns_are_no_part_of_a_table(tmp_path: Path) -> None
 
 
 def test_a_class_that_the_saved_data_set_does_not_know_is_refused(tmp_path: Path) -> None:
-    write_class_labels(table(), tmp_path / "saved")
+    write_class_labels(table(), tmp_path / "saved", test=True)
     with pytest.raises(InputError, match='"fox" is not a class'):
         apply_corrections(tmp_path / "saved", [Correction(0, "2", "other", "fox")])
     out = apply_corrections(tmp_path / "saved", [Correction(0, "2", "other", "1")]).path
