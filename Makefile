@@ -1,6 +1,6 @@
 # make demo   find wrong labels in a real data set, in three minutes with installing
 # make test   the whole test suite
-# make quick  the tests that are not marked slow, in about three minutes
+# make quick  the tests that are not marked slow, in about two minutes
 # make site   the documentation, into site/
 # make fuzz   ten thousand damaged files of each format
 # make faults full disks, limits of the system, and kills of audits, corrections, the review server and workers; takes minutes
