@@ -29,7 +29,7 @@ from experiments.figures.pages import figures_page
 from experiments.grid import adversarial_accuracy
 from experiments.protocols import cells as table_cells
 from experiments.tables import every, find_table
-from experiments.taxonomy import cells, why_not, write_grid_page
+from experiments.taxonomy import cells, grid_cells, why_not, write_grid_page
 
 # Reproduce
 pytest.importorskip("optuna")
@@ -318,3 +318,8 @@ def test_a_trial_measures_edges_and_nodes_and_the_page_shows_their_means(tmp_pat
     assert f"{sum(run['ap_compensation'] for run in runs) / 2:.3f}" in table
     assert title.startswith("## ")
     assert graph.section(tmp_path / "nothing.json") == []
+
+
+def test_no_cell_with_a_published_method_is_refused():
+    refused = [row.name for cell in grid_cells() for row in cell.methods if row.taxonomy.direction not in cell.runs]
+    assert not refused
